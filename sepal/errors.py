@@ -1,0 +1,60 @@
+"""Every error that Sepal raises on bad input: one line that says key, expected and got.
+
+A hostile message, a mistyped key and a missing file end in the same shape, so that a person reads it at a glance and
+a test can match it. Programming errors keep Python's own exceptions.
+"""
+
+from __future__ import annotations
+
+
+class SepalError(Exception):
+    """Base of Sepal's errors.
+
+    Args:
+        key: What was looked at: a config key, a field of a message, a path.
+        expected: What would have been right, in words.
+        got: What was there, in words; long values are cut at 120 characters.
+    """
+
+    def __init__(self, key: str, expected: str, got: object) -> None:
+        shown = got if isinstance(got, str) else repr(got)
+        self.key = key
+        self.expected = expected
+        self.got = shown if len(shown) <= 120 else shown[:117] + "..."
+        super().__init__(" ".join(f"{key}: expected {expected}, got {self.got}".split()))
+
+    def __reduce__(self) -> tuple[type[SepalError], tuple[str, str, str]]:
+        """Pickle by the three parts: exceptions travel from worker processes."""
+        return type(self), (self.key, self.expected, self.got)
+
+
+class ConfigError(SepalError):
+    """A run-config key is unknown, of the wrong type, out of range, or contradicts another."""
+
+
+class DataError(SepalError):
+    """A data set, a partition or a client's part of it is missing or unusable."""
+
+
+class ModelError(SepalError):
+    """A model cannot be built, or does not fit the data."""
+
+
+class WireError(SepalError):
+    """Bytes that are not a valid payload (see ``sepal/wire/FORMAT.md``)."""
+
+
+class ContractError(SepalError):
+    """A message whose content does not follow the method's contract."""
+
+
+class StateError(SepalError):
+    """A stored state, checkpoint or journal is missing, damaged, locked, or belongs to another run."""
+
+
+class RosterError(SepalError):
+    """The registered clients are not those the run needs: too few, a duplicate name, another protocol version."""
+
+
+class RoundError(SepalError):
+    """A round cannot be completed: too few replies before the deadline."""

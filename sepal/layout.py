@@ -1,0 +1,38 @@
+"""The layout of a model: its tensors by name, in order, with shape and role. NumPy-free and torch-free.
+
+Both halves of a method and the wire's schemas speak of tensors by these names, so the order here is the order of
+concatenation wherever a method looks at the whole flat model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+
+class Role(str, Enum):
+    """What a tensor is to the model; methods mask, average or keep tensors by role, never by name."""
+
+    WEIGHT = "weight"  # of a linear, convolution or embedding layer
+    BIAS = "bias"
+    NORM = "norm"  # scale or shift of a normalisation layer
+    STATISTIC = "statistic"  # running mean or variance; not trained by gradient descent
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One tensor of a model: name as in ``state_dict``, shape, role."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return math.prod(self.shape)
+
+
+Layout: TypeAlias = tuple[Parameter, ...]
