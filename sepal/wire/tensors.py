@@ -80,7 +80,7 @@ class SparseTensor:
         return out.reshape(self.shape)
 
     def mask(self) -> npt.NDArray[np.bool_]:
-        """bool ``shape``: True where an entry is present."""
+        """Bool ``shape``: True where an entry is present."""
         out = np.zeros(self.size, np.bool_)
         out[self.positions()] = True
         return out.reshape(self.shape)
@@ -91,13 +91,13 @@ Tensors: TypeAlias = Mapping[str, SparseTensor]
 
 def whole(array: Array, coding: ValueCoding = ValueCoding.FP32) -> SparseTensor:
     """All entries of ``array`` present, as float32."""
-    values = np.ascontiguousarray(array, np.float32)
+    values = np.asarray(array, np.float32, order="C")
     return SparseTensor(values.shape, None, values.reshape(-1), coding=coding)
 
 
 def at(array: Array, index: Index, coding: ValueCoding = ValueCoding.FP32) -> SparseTensor:
     """The entries of ``array`` at the flat positions ``index`` (int64, strictly increasing) present."""
-    values = np.ascontiguousarray(array, np.float32)
+    values = np.asarray(array, np.float32, order="C")
     return SparseTensor(values.shape, index, values.reshape(-1)[index], coding=coding)
 
 

@@ -1,0 +1,41 @@
+"""The sparse wire format: FORMAT.md is its specification; ``records`` puts a payload into a Flower message."""
+
+from sepal.wire.codec import Spec, Specs, decode, encode
+from sepal.wire.header import Contents, Entry, IndexCoding, inspect
+from sepal.wire.tensors import (
+    Array,
+    Index,
+    SparseTensor,
+    Support,
+    Tensors,
+    TensorSpec,
+    ValueCoding,
+    Values,
+    at,
+    members,
+    whole,
+)
+from sepal.wire.values import rounded
+
+__all__ = [
+    "Array",
+    "Contents",
+    "Entry",
+    "Index",
+    "IndexCoding",
+    "SparseTensor",
+    "Spec",
+    "Specs",
+    "Support",
+    "TensorSpec",
+    "Tensors",
+    "ValueCoding",
+    "Values",
+    "at",
+    "decode",
+    "encode",
+    "inspect",
+    "members",
+    "rounded",
+    "whole",
+]

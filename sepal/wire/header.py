@@ -1,0 +1,261 @@
+"""The header of a payload: written, read, and checked against itself and the total length (FORMAT.md, 1 to 15)."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from dataclasses import dataclass
+from enum import Enum
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from sepal.errors import WireError
+from sepal.wire import sparse_pb2 as pb
+from sepal.wire.gaps import MAX_LOW_BITS
+from sepal.wire.tensors import ValueCoding
+from sepal.wire.values import value_length
+
+MAGIC = b"SEPAL"
+VERSION = 1
+MAX_HEADER_BYTES = 262_144
+MAX_TENSORS = 4_096
+MAX_DIMENSIONS = 8
+MAX_SIZE = 2**31 - 1
+
+_PREAMBLE = struct.Struct("<5sBI")  # magic, version, length of the header
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./:-]{0,254}")
+
+
+class IndexCoding(Enum):
+    """How the positions of the present entries travel; numbered in ``sparse.proto``."""
+
+    DENSE = "dense"
+    BITMAP = "bitmap"
+    ROWS = "rows"
+    GAPS = "gaps"
+    DERIVED = "derived"
+    SAME = "same"
+
+
+_INDEX_CODING = {int(pb.IndexCoding.Value(f"INDEX_{coding.name}")): coding for coding in IndexCoding}
+_VALUE_CODING = {int(pb.ValueCoding.Value(f"VALUE_{coding.name}")): coding for coding in ValueCoding}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the header says about one tensor.
+
+    Attributes:
+        name: The tensor's name.
+        shape: Shape of the whole tensor.
+        index: How positions travel.
+        values: How values travel.
+        count: Number of entries present.
+        index_bytes: Bytes that the positions take.
+        value_bytes: Bytes that the values take.
+        axis: The axis of ROWS; otherwise 0.
+        low_bits: Low bits of each gap of GAPS; otherwise 0.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    index: IndexCoding
+    values: ValueCoding
+    count: int
+    index_bytes: int
+    value_bytes: int
+    axis: int = 0
+    low_bits: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of entries of the whole tensor, present or not."""
+        return math.prod(self.shape)
+
+    @property
+    def coded(self) -> int:
+        """Number of positions that GAPS codes: of the rarer kind, present or absent."""
+        return min(self.count, self.size - self.count)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a payload consists of, without its tensors.
+
+    Attributes:
+        header_bytes: Everything before the first tensor's bytes: magic, version, length, header.
+        tensors: The header's entries, in order.
+    """
+
+    header_bytes: int
+    tensors: tuple[Entry, ...]
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes that say which entries are present."""
+        return sum(entry.index_bytes for entry in self.tensors)
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes that say what their values are."""
+        return sum(entry.value_bytes for entry in self.tensors)
+
+    @property
+    def total_bytes(self) -> int:
+        """Length of the payload."""
+        return self.header_bytes + self.index_bytes + self.value_bytes
+
+
+def write_header(entries: list[Entry]) -> bytes:
+    """Everything before the first tensor's bytes.
+
+    Raises:
+        WireError: A limit of the format is exceeded.
+    """
+    _check_entries(entries)
+    header: bytes = _message(entries).SerializeToString(deterministic=True)
+    if len(header) > MAX_HEADER_BYTES:
+        raise WireError("header length", f"at most {MAX_HEADER_BYTES}", str(len(header)))
+    return _PREAMBLE.pack(MAGIC, VERSION, len(header)) + header
+
+
+def inspect(data: bytes) -> Contents:
+    """What ``data`` holds; all is checked that can be without a schema and without looking at the tensors' bytes.
+
+    Raises:
+        WireError: See FORMAT.md, checks 1 to 15.
+    """
+    if len(data) < _PREAMBLE.size:
+        raise WireError("payload", f"at least {_PREAMBLE.size} bytes", str(len(data)))
+    magic, version, length = _PREAMBLE.unpack_from(data)
+    if magic != MAGIC:
+        raise WireError("magic", repr(MAGIC), repr(magic))
+    if version != VERSION:
+        raise WireError("version", str(VERSION), str(version))
+    if length > min(MAX_HEADER_BYTES, len(data) - _PREAMBLE.size):
+        limit = f"at most {MAX_HEADER_BYTES} and within {len(data)} bytes"
+        raise WireError("header length", limit, str(length))
+    start = _PREAMBLE.size + length
+    entries = _read_entries(bytes(data[_PREAMBLE.size : start]))
+    _check_entries(entries)
+    contents = Contents(start, tuple(entries))
+    if len(data) != contents.total_bytes:
+        raise WireError("payload length", str(contents.total_bytes), str(len(data)))
+    return contents
+
+
+def check_name_and_shape(name: str, shape: tuple[int, ...]) -> None:
+    """Refuse a name or a shape that the format cannot hold.
+
+    Raises:
+        WireError: Which of the two, and why.
+    """
+    if not _NAME.fullmatch(name):
+        raise WireError("name", "1 to 255 of A-Z a-z 0-9 _ . / : - not led by punctuation", name)
+    if len(shape) > MAX_DIMENSIONS:
+        raise WireError(f"{name} shape", f"at most {MAX_DIMENSIONS} dimensions", str(len(shape)))
+    if max(shape, default=0) > MAX_SIZE or min(shape, default=0) < 0 or math.prod(shape) > MAX_SIZE:
+        raise WireError(f"{name} shape", f"at most {MAX_SIZE} entries", str(shape))
+
+
+def _message(entries: list[Entry]) -> pb.Header:
+    return pb.Header(
+        tensors=[
+            pb.Tensor(
+                name=entry.name,
+                shape=entry.shape,
+                index=f"INDEX_{entry.index.name}",
+                values=f"VALUE_{entry.values.name}",
+                count=entry.count,
+                index_bytes=entry.index_bytes,
+                value_bytes=entry.value_bytes,
+                axis=entry.axis,
+                low_bits=entry.low_bits,
+            )
+            for entry in entries
+        ]
+    )
+
+
+def _read_entries(header: bytes) -> list[Entry]:
+    try:
+        message = pb.Header.FromString(header)
+    except (DecodeError, ValueError) as error:
+        raise WireError("header", "a protobuf Header", str(error)) from None
+    if len(message.tensors) > MAX_TENSORS:
+        raise WireError("header", f"at most {MAX_TENSORS} tensors", str(len(message.tensors)))
+    message.DiscardUnknownFields()
+    if message.SerializeToString(deterministic=True) != header:
+        raise WireError("header", "canonical protobuf without unknown fields", "another form")
+    return [_read_entry(tensor) for tensor in message.tensors]
+
+
+def _read_entry(tensor: pb.Tensor) -> Entry:
+    check_name_and_shape(tensor.name, tuple(tensor.shape))
+    if tensor.index not in _INDEX_CODING:
+        raise WireError(f"{tensor.name} index", "a known index coding", str(tensor.index))
+    if tensor.values not in _VALUE_CODING:
+        raise WireError(f"{tensor.name} values", "a known value coding", str(tensor.values))
+    return Entry(
+        tensor.name,
+        tuple(tensor.shape),
+        _INDEX_CODING[tensor.index],
+        _VALUE_CODING[tensor.values],
+        tensor.count,
+        tensor.index_bytes,
+        tensor.value_bytes,
+        tensor.axis,
+        tensor.low_bits,
+    )
+
+
+def _check_entries(entries: list[Entry]) -> None:
+    if len(entries) > MAX_TENSORS:
+        raise WireError("header", f"at most {MAX_TENSORS} tensors", str(len(entries)))
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.name in seen:
+            raise WireError("name", "each name once", entry.name)
+        seen.add(entry.name)
+        _check_count(entry)
+        _check_lengths(entry)
+
+
+def _check_count(entry: Entry) -> None:
+    coding, size = entry.index, entry.size
+    fewest, most = 0, size
+    if coding is IndexCoding.DENSE:
+        fewest = size
+    elif coding in (IndexCoding.BITMAP, IndexCoding.ROWS):
+        fewest, most = 1, size - 1
+    elif coding is IndexCoding.GAPS:
+        most = size - 1
+    if not fewest <= entry.count <= most:
+        raise WireError(f"{entry.name} count", f"{fewest} to {most} for {coding.value}", str(entry.count))
+    if coding is IndexCoding.ROWS:
+        if len(entry.shape) < 2 or entry.axis >= len(entry.shape):
+            raise WireError(f"{entry.name} axis", "one of at least 2 axes", f"{entry.axis} of {len(entry.shape)}")
+        if entry.count % (size // entry.shape[entry.axis]):
+            raise WireError(f"{entry.name} count", "whole rows", str(entry.count))
+    elif entry.axis:
+        raise WireError(f"{entry.name} axis", f"0 for {coding.value}", str(entry.axis))
+    most_low_bits = MAX_LOW_BITS if coding is IndexCoding.GAPS and entry.coded else 0
+    if entry.low_bits > most_low_bits:
+        raise WireError(f"{entry.name} low_bits", f"at most {most_low_bits}", str(entry.low_bits))
+
+
+def _check_lengths(entry: Entry) -> None:
+    fewest = most = 0
+    if entry.index is IndexCoding.BITMAP:
+        fewest = most = (entry.size + 7) // 8
+    elif entry.index is IndexCoding.ROWS:
+        fewest = most = (entry.shape[entry.axis] + 7) // 8
+    elif entry.index is IndexCoding.GAPS and entry.coded:
+        bits = entry.coded * (entry.low_bits + 1)
+        fewest, most = (bits + 7) // 8, (bits + (entry.size >> entry.low_bits) + 7) // 8
+    if not fewest <= entry.index_bytes <= most:
+        raise WireError(f"{entry.name} index_bytes", f"{fewest} to {most}", str(entry.index_bytes))
+    length = value_length(entry.values, entry.count)
+    if entry.value_bytes != length:
+        raise WireError(f"{entry.name} value_bytes", str(length), str(entry.value_bytes))

@@ -1,0 +1,138 @@
+"""How positions travel: the choice among the codings of an explicit support, and their two directions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sepal.errors import WireError
+from sepal.wire.bits import Bytes, ones, packed
+from sepal.wire.gaps import best_low_bits, decode_gaps, encode_gaps, gaps_between
+from sepal.wire.header import Entry, IndexCoding
+from sepal.wire.tensors import Index
+
+
+@dataclass(frozen=True)
+class CodedIndex:
+    """Positions in a coding: their bytes, and the header fields that go with them."""
+
+    coding: IndexCoding
+    data: bytes = b""
+    axis: int = 0
+    low_bits: int = 0
+
+
+def encode_index(index: Index | None, shape: tuple[int, ...]) -> CodedIndex:
+    """The shortest coding of ``index``: None or int64 (nnz,), strictly increasing, below the size of ``shape``."""
+    size = math.prod(shape)
+    if index is None or index.size == size:
+        return CodedIndex(IndexCoding.DENSE)
+    if index.size == 0:
+        return CodedIndex(IndexCoding.GAPS)
+    choices = [_bitmap(index, size), _rows(index, shape), _gaps(index, size)]
+    _, encode = min((choice for choice in choices if choice is not None), key=lambda choice: choice[0])
+    return encode()
+
+
+def decode_index(entry: Entry, data: Bytes) -> Index:
+    """int64 (nnz,): the positions of BITMAP, ROWS or GAPS in ``data``, which has the length that ``entry`` says.
+
+    Raises:
+        WireError: See FORMAT.md, checks 24 to 28.
+    """
+    key = f"{entry.name} index"
+    if entry.count == 0:
+        return np.empty(0, np.int64)
+    if entry.index is IndexCoding.BITMAP:
+        return _ones_below(data, entry.count, entry.size, key)
+    if entry.index is IndexCoding.ROWS:
+        per_row = entry.size // entry.shape[entry.axis]
+        return _spread(_ones_below(data, entry.count // per_row, entry.shape[entry.axis], key), entry.shape, entry.axis)
+    coded = decode_gaps(data, entry.coded, entry.low_bits, entry.size, key)
+    return coded if entry.coded == entry.count else _complement(coded, entry.size)
+
+
+# Each of the three: how many bytes, and a function that makes them if they are the fewest.
+_Choice = tuple[int, Callable[[], CodedIndex]]
+
+
+def _bitmap(index: Index, size: int) -> _Choice:
+    def encode() -> CodedIndex:
+        present = np.zeros(size, np.bool_)
+        present[index] = True
+        return CodedIndex(IndexCoding.BITMAP, packed(present).tobytes())
+
+    return (size + 7) // 8, encode
+
+
+def _gaps(index: Index, size: int) -> _Choice:
+    coded = index if 2 * index.size <= size else _complement(index, size)
+    gaps = gaps_between(coded)
+    low_bits, length = best_low_bits(gaps, int(coded[-1]))
+
+    def encode() -> CodedIndex:
+        return CodedIndex(IndexCoding.GAPS, encode_gaps(gaps, low_bits, length).tobytes(), low_bits=low_bits)
+
+    return (length + 7) // 8, encode
+
+
+def _rows(index: Index, shape: tuple[int, ...]) -> _Choice | None:
+    for axis, extent in enumerate(shape):
+        rows = _rows_along(index, shape, axis)
+        if rows is not None:
+            return _rows_on(rows, extent, axis)  # a proper cross on one axis is none on another
+    return None
+
+
+def _rows_on(rows: Index, extent: int, axis: int) -> _Choice:
+    def encode() -> CodedIndex:
+        taken = np.zeros(extent, np.bool_)
+        taken[rows] = True
+        return CodedIndex(IndexCoding.ROWS, packed(taken).tobytes(), axis=axis)
+
+    return (extent + 7) // 8, encode
+
+
+def _rows_along(index: Index, shape: tuple[int, ...], axis: int) -> Index | None:
+    """int64 (r,): the coordinates on ``axis`` of which ``index`` is the full cross, or None."""
+    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    if len(shape) < 2 or index.size % (outer * inner):
+        return None
+    block = inner * shape[axis]
+    runs = index.reshape(outer, -1, inner)
+    first, last = runs[:, :, 0], runs[:, :, -1]
+    # A strictly increasing run is consecutive if its ends are as far apart as it is long: no need to look inside.
+    if first[0, 0] % inner or last[-1, -1] - first[0, -1] != (outer - 1) * block + inner - 1:
+        return None
+    shifted = first[0] + np.arange(outer)[:, None] * block
+    if (last - first != inner - 1).any() or (first != shifted).any() or (first[0] % inner).any():
+        return None
+    rows: Index = first[0] // inner
+    return rows
+
+
+def _spread(rows: Index, shape: tuple[int, ...], axis: int) -> Index:
+    """int64 (nnz,): the full cross of ``rows``, int64 (r,), on ``axis``."""
+    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    index = np.empty((outer, rows.size, inner), np.int64)
+    index[:] = np.arange(inner)
+    index += rows[:, None] * inner
+    index += np.arange(outer)[:, None, None] * (inner * shape[axis])
+    return index.reshape(-1)
+
+
+def _ones_below(data: Bytes, count: int, size: int, key: str) -> Index:
+    found = ones(data, 0, count, key)
+    if found[-1] >= size:
+        raise WireError(key, "padding of 0", f"bit {found[-1]} of {size} set")
+    return found
+
+
+def _complement(index: Index, size: int) -> Index:
+    """int64 (size - n,): the positions below ``size`` that are not in ``index``."""
+    absent = np.ones(size, np.bool_)
+    absent[index] = False
+    return np.flatnonzero(absent)

@@ -1,0 +1,77 @@
+"""Bytes and memory: near the entropy of the support, and bounded by what is decoded."""
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from sepal.wire import SparseTensor, Support, TensorSpec, ValueCoding, at, decode, encode, inspect, members
+
+SIZE = 10_000_000
+
+
+def entropy_bytes(size: int, count: int) -> float:
+    """Bytes that tell which of the C(size, count) supports it is."""
+    return (math.lgamma(size + 1) - math.lgamma(count + 1) - math.lgamma(size - count + 1)) / math.log(2) / 8
+
+
+@pytest.mark.parametrize("density", [0.9, 0.7, 0.5, 0.3, 0.1, 0.01, 0.001])
+def test_index_is_within_3_percent_of_the_entropy(density):
+    mask = np.random.default_rng(1).random(SIZE) < density
+    used = inspect(encode({"m": members(mask)})).index_bytes
+    assert used <= 1.03 * entropy_bytes(SIZE, int(mask.sum()))
+
+
+def random_tensor(density: float, coding: ValueCoding, support: Support = Support.EXPLICIT) -> SparseTensor:
+    rng = np.random.default_rng(2)
+    index = np.flatnonzero(rng.random(SIZE) < density)
+    values = None if coding is ValueCoding.NONE else np.ones(index.size, np.float32)
+    return SparseTensor((SIZE,), index, values, support, coding)
+
+
+@pytest.mark.parametrize("density", [0.9, 0.5, 0.3, 0.1, 0.001])
+@pytest.mark.parametrize("coding", [ValueCoding.FP32, ValueCoding.SIGN, ValueCoding.NONE])
+def test_decoding_peaks_below_twice_the_arrays_plus_16_mb(density, coding):
+    tensor = random_tensor(density, coding)
+    arrays = 8 * tensor.nnz + (4 * tensor.nnz if tensor.values is not None else 0)
+    assert peak_of_decoding(encode({"w": tensor}), tensor) <= 2 * arrays + 16e6
+
+
+@pytest.mark.parametrize("coding", [ValueCoding.FP32, ValueCoding.BF16, ValueCoding.SIGN])
+def test_decoding_a_dense_tensor_peaks_below_twice_its_values_plus_16_mb(coding):
+    tensor = SparseTensor((SIZE,), None, np.ones(SIZE, np.float32), coding=coding)
+    assert peak_of_decoding(encode({"w": tensor}), tensor) <= 2 * 4 * SIZE + 16e6
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_decoding_rows_peaks_below_twice_the_arrays_plus_16_mb(axis):
+    mask = np.zeros((2_000, 5_000), bool)
+    mask[(slice(None),) * axis + (slice(0, None, 2),)] = True
+    tensor = members(mask)
+    assert peak_of_decoding(encode({"w": tensor}), tensor) <= 2 * 8 * tensor.nnz + 16e6
+
+
+def peak_of_decoding(data: bytes, tensor: SparseTensor) -> int:
+    specs = {"w": TensorSpec(tensor.shape, values=tensor.values is not None)}
+    tracemalloc.start()
+    try:
+        decoded = decode(data, specs)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert decoded["w"].nnz == tensor.nnz
+    return peak
+
+
+def test_refusing_a_huge_claim_takes_no_memory():
+    tensor = at(np.ones(1_000), np.arange(0, 1_000, 2))
+    data = encode({"w": tensor})
+    claim = data.replace(bytes.fromhex("28f403"), bytes.fromhex("28e707"))  # count 500 becomes 999
+    assert claim != data
+    tracemalloc.start()
+    with pytest.raises(Exception, match="w value_bytes"):
+        decode(claim, {"w": TensorSpec((1_000,))})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000
