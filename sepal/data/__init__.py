@@ -1,0 +1,30 @@
+"""Data: sources, partitions over clients, splits, and a cache that makes the second look cheap.
+
+``client_data(spec, client)`` is what a client reads, ``pooled_test`` what everybody is tested on, ``info`` what models
+and configuration need to know. Importing this imports neither torch nor flwr-datasets.
+"""
+
+from __future__ import annotations
+
+from sepal.data.examples import ClientData, DatasetInfo, Examples, Source
+from sepal.data.federation import client_data, pooled_test, prepare
+from sepal.data.own import own_data
+from sepal.data.settings import DataSpec, PartitionSettings, SplitSettings
+from sepal.data.sources import info, load, source_names
+
+__all__ = [
+    "ClientData",
+    "DataSpec",
+    "DatasetInfo",
+    "Examples",
+    "PartitionSettings",
+    "Source",
+    "SplitSettings",
+    "client_data",
+    "info",
+    "load",
+    "own_data",
+    "pooled_test",
+    "prepare",
+    "source_names",
+]

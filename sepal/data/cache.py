@@ -1,0 +1,84 @@
+"""Prepared arrays on disk: read as memory maps by every process, written once, atomically.
+
+An entry is a directory named by the SHA-256 of what it was made from. It is written under a temporary name and renamed
+when complete, so a reader sees a whole entry or none. A lock keeps processes that start together from doing the
+same work; where locks, or writing, are not possible, each process goes on in memory. No pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def key_of(kind: str, *parts: object) -> str:
+    """Return the name of an entry: SHA-256 over the kind and the JSON of its parts (64 hex digits)."""
+    return hashlib.sha256(json.dumps([kind, *parts], sort_keys=True, default=str).encode()).hexdigest()
+
+
+def read(entry: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
+    """Return an entry's arrays (memory maps, read-only) and its notes, or None where it is missing or damaged."""
+    try:
+        notes = json.loads((entry / "notes.json").read_text())
+        arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in notes["arrays"]}
+    except (OSError, ValueError, KeyError, EOFError, TypeError):
+        return None
+    return arrays, notes["notes"]
+
+
+def write(entry: Path, arrays: Arrays, notes: Mapping[str, Any]) -> bool:
+    """Write an entry; whoever comes second leaves the first one's. Return False where the place is not writable."""
+    temporary: Path | None = None
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{entry.name[:16]}-", dir=entry.parent))
+        for name, array in arrays.items():
+            with (temporary / f"{name}.npy").open("wb") as file:
+                np.save(file, array, allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+        (temporary / "notes.json").write_text(json.dumps({"arrays": sorted(arrays), "notes": dict(notes)}))
+        temporary.chmod(0o755)
+        _put_in_place(temporary, entry)
+    except OSError:
+        return False
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return True
+
+
+def _put_in_place(temporary: Path, entry: Path) -> None:
+    """Rename; a damaged entry in the way is set aside, a whole one stays."""
+    try:
+        temporary.rename(entry)
+    except OSError:
+        if read(entry) is not None:
+            return
+        shutil.rmtree(entry, ignore_errors=True)
+        temporary.rename(entry)
+
+
+@contextlib.contextmanager
+def exclusive(entry: Path) -> Iterator[None]:
+    """Hold the lock of one entry while it is prepared; without effect where locking is not possible."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, ImportError):
+            import fcntl
+
+            entry.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((entry.parent / f".{entry.name}.lock").open("a"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

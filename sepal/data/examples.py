@@ -1,0 +1,134 @@
+"""What the data package hands out: examples, a client's three parts, the facts about a data set, and a source.
+
+A :class:`Source` keeps its rows as they were published (``uint8`` images stay ``uint8``) and converts only the rows
+that are asked for, so that a client of CIFAR-10 holds its own part in memory and never the whole set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sepal.errors import DataError
+
+Kind = Literal["image", "signal", "text"]
+Labels = NDArray[np.int64]
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Inputs and labels, ready for a model.
+
+    Attributes:
+        x: ``(n, *input_shape)``: float32, normalised (images as ``(C, H, W)``), or int32 tokens for text. Read-only by
+            convention; may be a memory map.
+        y: int64 ``(n,)``, class numbers from 0.
+    """
+
+    x: NDArray[Any]
+    y: Labels
+
+    def __post_init__(self) -> None:
+        if self.y.ndim != 1 or len(self.x) != len(self.y):
+            raise DataError("examples", f"as many labels as inputs ({len(self.x)})", f"labels of shape {self.y.shape}")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """One client's own data. The three parts are disjoint; validation comes out of the client's training part."""
+
+    train: Examples
+    validation: Examples
+    test: Examples
+
+    @property
+    def unseen_test_labels(self) -> int:
+        """Number of distinct labels of the test part that the train part does not hold."""
+        return len(np.setdiff1d(self.test.y, self.train.y))
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """The facts about a data set that models, configuration and reports need.
+
+    Attributes:
+        name: The value of the run-config key ``dataset``.
+        classes: Number of classes.
+        input_shape: Shape of one input, without the batch axis.
+        kind: ``image`` (C, H, W), ``signal`` (channels, time) or (features,), ``text`` (length,) of tokens.
+        natural: Whether examples carry the id of the person they come from (``partition.name = "natural"``).
+        defaults: Run-config values that suit the data set: model, lr, batch-size, optimizer, local-epochs, rounds.
+        vocabulary: Number of token ids, 0 unless ``kind`` is text. Id 0 is padding, 1 an unknown word.
+        mean: Subtracted after ``uint8`` was divided by 255: one value, or one per channel.
+        std: Divided by afterwards: one value, or one per channel.
+    """
+
+    name: str
+    classes: int
+    input_shape: tuple[int, ...]
+    kind: Kind
+    natural: bool
+    defaults: Mapping[str, str | int | float] = field(hash=False)
+    vocabulary: int = 0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """All rows of a data set as stored: the training rows first, then the source's own test rows, if it has any.
+
+    Attributes:
+        info: The facts, with the constants of normalisation.
+        x: Stored inputs ``(n, ...)``: uint8 images ``(H, W)`` or ``(H, W, C)``, float32 of ``input_shape``, or
+            int16/int32 tokens. May be a memory map.
+        y: int64 ``(n,)``.
+        train_count: The first so many rows are training rows.
+        natural: Id of the person behind each row, ``(n,)`` of ints or strings, or None.
+    """
+
+    info: DatasetInfo
+    x: NDArray[Any]
+    y: Labels
+    train_count: int
+    natural: NDArray[Any] | None = None
+
+    @property
+    def train(self) -> Examples:
+        """The training rows, converted: the whole set in memory. Clients take their part by :meth:`take` instead."""
+        return self.take(np.arange(self.train_count))
+
+    @property
+    def test(self) -> Examples | None:
+        """The source's own test rows, converted; None where the source has none."""
+        return self.take(np.arange(self.train_count, len(self.y))) if self.train_count < len(self.y) else None
+
+    def take(self, rows: Index) -> Examples:
+        """Return the given rows, normalised and in the model's layout (see :class:`Examples`)."""
+        return Examples(_prepared(np.asarray(self.x[rows]), self.info), np.asarray(self.y[rows], dtype=np.int64))
+
+
+def _prepared(stored: NDArray[Any], info: DatasetInfo) -> NDArray[Any]:
+    """Stored rows → what a model reads: int32 tokens, or float32 ``(x − mean) / std`` in ``(C, …)`` layout."""
+    if info.kind == "text":
+        return stored.astype(np.int32)
+    per_channel = (len(info.mean), *[1] * (len(info.input_shape) - 1))
+    scale = np.asarray(info.std, dtype=np.float32).reshape(per_channel)
+    shift = np.asarray(info.mean, dtype=np.float32).reshape(per_channel)
+    if stored.dtype == np.uint8:
+        stored = stored[:, None] if stored.ndim == 3 else stored.transpose(0, 3, 1, 2)
+        scale, shift = scale * np.float32(255), shift * np.float32(255)
+    values = np.ascontiguousarray(stored, dtype=np.float32)
+    if values is stored or not values.flags.writeable:
+        values = values.copy()
+    values -= shift
+    values /= scale
+    return values.reshape(len(values), *info.input_shape)

@@ -1,0 +1,183 @@
+"""Deals examples to clients: who holds which rows of a source, before the split into train, validation and test.
+
+flwr-datasets' partitioners do the dealing wherever they have the rule. They see labels only, in a seeded order, so that
+no rule depends on the order of the published files; what they return is checked, and sorted by row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sepal.data.examples import Index, Labels
+from sepal.data.settings import PartitionSettings
+from sepal.errors import DataError
+from sepal.rng import derive, derive_seed
+
+_DIRICHLET_DRAWS = 200  # draws before giving up on min-examples
+_TWO_CLASS_TOLERANCE = 0.05  # how far the large clients' share may be from one half
+
+
+class Rule(NamedTuple):
+    """A rule for so many clients.
+
+    Attributes:
+        settings: ``partition.*``.
+        clients: Number of clients.
+        seed: Everything random is derived from it.
+        part: What is dealt, for example ``test``: other parts of one source get independent draws.
+    """
+
+    settings: PartitionSettings
+    clients: int
+    seed: int
+    part: str = "all"
+
+
+def deal(rule: Rule, labels: Labels, natural: NDArray[Any] | None = None) -> list[Index]:
+    """Return each client's rows, sorted: positions in ``labels``, each at most once, no client without any.
+
+    Args:
+        rule: The rule; the result depends on it and on the labels (or people), on nothing else.
+        labels: int64 (n,).
+        natural: The person behind each row (n,), for ``natural``.
+
+    Raises:
+        DataError: The rule cannot give every client data.
+    """
+    if rule.clients > len(labels):
+        raise DataError("clients", f"at most as many as examples ({len(labels)})", rule.clients)
+    if rule.settings.name == "natural":
+        return deal_by_person(people(rule, natural), natural)
+    if rule.settings.name == "dirichlet":
+        return _dirichlet(rule, labels)
+    parts = _dealt(rule, labels)
+    if rule.settings.name == "two-class":
+        _check_two_class(parts, labels)
+    return _checked(parts, len(labels))
+
+
+def people(rule: Rule, natural: NDArray[Any] | None) -> NDArray[Any]:
+    """Return the ids of the people who are the clients, sorted; a seeded choice where there are more than clients.
+
+    Raises:
+        DataError: The source names no people, or fewer have ``partition.min-examples`` than there are clients.
+    """
+    if natural is None:
+        raise DataError("partition.name", "a rule other than natural, for a data set that names no people", "natural")
+    ids, counts = np.unique(natural, return_counts=True)
+    enough: NDArray[Any] = ids[counts >= rule.settings.min_examples]
+    if len(enough) < rule.clients:
+        held = f"{len(enough)} people with at least {rule.settings.min_examples} examples"
+        raise DataError("clients", f"at most as many as {held} (partition.name = natural)", rule.clients)
+    return np.sort(derive(rule.seed, "partition-people").permutation(enough)[: rule.clients])
+
+
+def deal_by_person(ids: NDArray[Any], natural: NDArray[Any] | None) -> list[Index]:
+    """Return the rows of each person in ``ids``, by flwr-datasets' NaturalIdPartitioner; none where there are none."""
+    from datasets import Dataset
+    from flwr_datasets.partitioner import NaturalIdPartitioner
+
+    natural = np.asarray(natural)
+    rows = np.flatnonzero(np.isin(natural, ids))
+    partitioner = NaturalIdPartitioner(partition_by="person")
+    partitioner.dataset = Dataset.from_dict({"row": rows, "person": natural[rows].astype(str)})
+    with contextlib.redirect_stderr(io.StringIO()):  # it draws a progress bar
+        numbers = {person: i for i in range(partitioner.num_partitions) for person in [_person(partitioner, i)]}
+        return [
+            np.sort(_rows(partitioner, numbers[str(person)])) if str(person) in numbers else np.empty(0, dtype=np.int64)
+            for person in ids
+        ]
+
+
+def _person(partitioner: Any, number: int) -> str:
+    return str(partitioner.partition_id_to_natural_id[number])
+
+
+def _rows(partitioner: Any, number: int) -> Index:
+    return np.asarray(partitioner.load_partition(number).with_format("numpy")["row"][:], dtype=np.int64)
+
+
+def _dirichlet(rule: Rule, labels: Labels) -> list[Index]:
+    """Draw until every client has ``min-examples``; flwr-datasets' own loop gives up after ten draws."""
+    for draw in range(_DIRICHLET_DRAWS):
+        parts = _dealt(rule, labels, draw)
+        if min(map(len, parts)) >= rule.settings.min_examples:
+            return _checked(parts, len(labels))
+    raise DataError(
+        "partition.min-examples",
+        f"what Dir({rule.settings.alpha}) gives {rule.clients} clients of {len(labels)} examples within "
+        f"{_DIRICHLET_DRAWS} draws (raise partition.alpha, or lower this or clients)",
+        rule.settings.min_examples,
+    )
+
+
+def _dealt(rule: Rule, labels: Labels, draw: int = 0) -> list[Index]:
+    """One draw of the rule, by a partitioner."""
+    from datasets import Dataset
+
+    order = derive(rule.seed, "partition-order", rule.part, draw).permutation(len(labels))
+    if rule.settings.name == "shards":  # its sort would order rows by label; a stable one keeps the seeded order within
+        order = order[np.argsort(labels[order], kind="stable")]
+    partitioner = _partitioner(rule, derive_seed(rule.seed, "partition", rule.part, draw))
+    partitioner.dataset = Dataset.from_dict({"row": order, "label": labels[order]})
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a class stays unused; a client without data is an error below
+            return [np.sort(_rows(partitioner, client)) for client in range(rule.clients)]
+    except ValueError as error:
+        expected = f"a rule that suits {rule.clients} clients of {len(labels)} examples"
+        raise DataError("partition.name", expected, f"{rule.settings.name}: {error}") from error
+
+
+def _partitioner(rule: Rule, seed: int) -> Any:
+    from flwr_datasets import partitioner as flower
+
+    from sepal.data.partitioners import LambdaMixPartitioner, TwoClassPartitioner
+
+    settings, clients = rule.settings, rule.clients
+    match settings.name:
+        case "iid":
+            return flower.IidPartitioner(clients)
+        case "dirichlet":  # min_partition_size 0: one draw, judged by _dirichlet
+            return flower.DirichletPartitioner(
+                clients, "label", settings.alpha, min_partition_size=0, self_balancing=False, shuffle=False, seed=seed
+            )
+        case "pathological":  # the first class by turns, so that every class is used if clients are enough
+            return flower.PathologicalPartitioner(
+                clients, "label", settings.classes, "first-deterministic", shuffle=False, seed=seed
+            )
+        case "shards":
+            return flower.ShardPartitioner(
+                clients, "label", settings.shards, settings.shard_size or None, shuffle=False, seed=seed
+            )
+        case "two-class":
+            return TwoClassPartitioner(clients, "label", seed)
+        case _:
+            return LambdaMixPartitioner(clients, "label", settings.lambda_, seed)
+
+
+def _checked(parts: list[Index], count: int) -> list[Index]:
+    together = np.concatenate(parts)
+    if len(np.unique(together)) != len(together) or together.min(initial=0) < 0 or together.max(initial=0) >= count:
+        raise DataError("partition", "each example with at most one client", "an example dealt twice")
+    empty = [client for client, part in enumerate(parts) if len(part) == 0]
+    if empty:
+        raise DataError("partition", "data for every client (fewer clients, or another rule)", f"none for {empty}")
+    return parts
+
+
+def _check_two_class(parts: list[Index], labels: Labels) -> None:
+    """Refuse a federation too small for the paper's quantities: the large clients' classes must add up to half."""
+    sizes = np.sort([len(part) for part in parts])
+    large = max(1, round(0.1 * len(parts)))
+    share = sizes[-large:].sum() / len(labels)
+    if abs(share - 0.5) > _TWO_CLASS_TOLERANCE:
+        classes = len(np.unique(labels))
+        expected = f"enough for two-class (about {5 * classes} for {classes} classes: a tenth of them holds half)"
+        raise DataError("clients", expected, f"{len(parts)}, of whom the largest tenth would hold {share:.0%}")

@@ -1,0 +1,139 @@
+"""Two rules that flwr-datasets does not have, as ``Partitioner`` subclasses. Importing this costs flwr-datasets.
+
+- :class:`LambdaMixPartitioner`: FedPSE, appendix C.1.
+- :class:`TwoClassPartitioner`: DM-PFL, appendix A.1.3 ("pathological distribution").
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from datasets import Dataset
+from flwr_datasets.partitioner import Partitioner
+from numpy.typing import NDArray
+
+from sepal.data.examples import Index, Labels
+
+
+class _IndexPartitioner(Partitioner):  # type: ignore[misc]  # flwr_datasets ships no types
+    """A partitioner that works out the index of every partition at the first request."""
+
+    def __init__(self, num_partitions: int, partition_by: str, seed: int) -> None:
+        super().__init__()
+        self._partitions = num_partitions
+        self._partition_by = partition_by
+        self._rng = np.random.default_rng(seed)
+        self._index: list[Index] | None = None
+
+    @property
+    def num_partitions(self) -> int:
+        return self._partitions
+
+    def load_partition(self, partition_id: int) -> Dataset:
+        if self._index is None:
+            self._index = self._deal(np.asarray(self.dataset[self._partition_by], dtype=np.int64))
+        return self.dataset.select(self._index[partition_id])
+
+    def _deal(self, labels: Labels) -> list[Index]:
+        """Return the rows of each partition; ``labels`` is int64 (n,)."""
+        raise NotImplementedError
+
+
+class LambdaMixPartitioner(_IndexPartitioner):
+    """FedPSE C.1: a fraction λ is sorted by label and cut into ordered chunks, the rest is spread evenly at random.
+
+    Args:
+        num_partitions: Number of clients N.
+        partition_by: Name of the label column.
+        fraction: λ in [0, 1]. 0 is IID; 1 with N = 5 on ten balanced classes gives each client exactly two.
+        seed: Which rows are sorted, and who gets which of the others.
+    """
+
+    def __init__(self, num_partitions: int, partition_by: str, fraction: float, seed: int) -> None:
+        super().__init__(num_partitions, partition_by, seed)
+        self._fraction = fraction
+
+    def _deal(self, labels: Labels) -> list[Index]:
+        order = self._rng.permutation(len(labels))
+        cut = round(self._fraction * len(labels))
+        chosen = np.sort(order[:cut])
+        ordered = np.array_split(chosen[np.argsort(labels[chosen], kind="stable")], self._partitions)
+        # The larger parts of the two divisions go to opposite ends, so that sizes differ by at most one.
+        spread = np.array_split(order[cut:], self._partitions)[::-1]
+        return [np.concatenate(pair) for pair in zip(ordered, spread, strict=True)]
+
+
+class TwoClassPartitioner(_IndexPartitioner):
+    """DM-PFL A.1.3: two classes per client; 90 % of the clients hold half of the examples, the other 10 % the rest.
+
+    Quantities are uniform within each of the two groups (between .1 and 1 before scaling: our choice, the paper gives
+    no range). Classes are dealt from shuffled decks, so that each is used about equally often in each group. Then
+    quantities and class sizes are reconciled by iterative proportional fitting, class sizes exactly; of ten such
+    draws the one whose large clients are nearest to one half is taken (``partition.deal`` refuses what is too far off).
+
+    Args:
+        num_partitions: Number of clients.
+        partition_by: Name of the label column.
+        seed: Which clients are large, their quantities, classes and rows.
+    """
+
+    large = 0.1
+    draws = 10
+
+    def _deal(self, labels: Labels) -> list[Index]:
+        names, codes = np.unique(labels, return_inverse=True)
+        counts = min((self._counts(np.bincount(codes)) for _ in range(self.draws)), key=lambda drawn: drawn[0])[1]
+        parts: list[list[Index]] = [[] for _ in range(self._partitions)]
+        for c in range(len(names)):
+            rows = self._rng.permutation(np.flatnonzero(codes == c))
+            for client, piece in enumerate(np.split(rows, np.cumsum(counts[:, c]))[: self._partitions]):
+                parts[client].append(piece)
+        return [np.concatenate(pieces) for pieces in parts]
+
+    def _counts(self, sizes: Labels) -> tuple[float, Labels]:
+        """Draw once: how far the large clients are from one half, and the counts (clients, classes)."""
+        quantities, is_large = self._quantities()
+        owned = np.zeros((self._partitions, len(sizes)), dtype=bool)
+        for group in (np.flatnonzero(is_large), np.flatnonzero(~is_large)):
+            owned[np.repeat(group, min(2, len(sizes))), self._classes(len(group), len(sizes)).ravel()] = True
+        counts = _fit(owned, quantities * sizes.sum(), sizes)
+        return abs(float(counts[is_large].sum() / sizes.sum()) - 0.5), counts
+
+    def _quantities(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return each client's share of all examples (sums to 1), and which clients are large."""
+        is_large = np.zeros(self._partitions, dtype=bool)
+        is_large[self._rng.permutation(self._partitions)[: max(1, round(self.large * self._partitions))]] = True
+        quantities = self._rng.uniform(0.1, 1.0, self._partitions)
+        for group in (is_large, ~is_large):
+            if group.any():
+                quantities[group] *= 0.5 / quantities[group].sum()
+        return quantities / quantities.sum(), is_large
+
+    def _classes(self, clients: int, classes: int) -> NDArray[np.int64]:
+        """Deal two different classes to each client (one, where there is only one), all about equally often."""
+        each = min(2, classes)
+        used = np.zeros(classes, dtype=np.int64)
+        dealt = np.empty((clients, each), dtype=np.int64)
+        for client in range(clients):
+            # The least used first, ties in random order.
+            dealt[client] = np.lexsort((self._rng.random(classes), used))[:each]
+            used[dealt[client]] += 1
+        return dealt
+
+
+def _fit(owned: NDArray[np.bool_], quantities: NDArray[np.float64], sizes: Labels) -> NDArray[np.int64]:
+    """Counts (clients, classes), zero outside ``owned``: columns sum to ``sizes`` (0 where nobody owns the class)."""
+    table = owned * quantities[:, None]
+    for _ in range(200):
+        table *= (quantities / np.maximum(table.sum(axis=1), 1e-12))[:, None]
+        table *= sizes / np.maximum(table.sum(axis=0), 1e-12)
+    counts = np.zeros(table.shape, dtype=np.int64)
+    for c, size in enumerate(sizes):
+        owners = np.flatnonzero(owned[:, c])
+        if len(owners) and size >= len(owners):
+            shares = np.cumsum(table[owners, c]) / table[owners, c].sum()
+            column = np.diff(np.round(shares * size).astype(np.int64), prepend=0)
+            for empty in np.flatnonzero(column == 0):  # each owner really has its two classes
+                column[np.argmax(column)] -= 1
+                column[empty] = 1
+            counts[owners, c] = column
+    return counts

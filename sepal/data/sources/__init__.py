@@ -1,0 +1,139 @@
+"""The data sources: one module per published format, and the cache in front of them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from sepal.data import cache
+from sepal.data.catalogue import CATALOGUE
+from sepal.data.examples import DatasetInfo, Source
+from sepal.data.locations import cache_directory, data_directory
+from sepal.errors import DataError
+
+LAYOUT = 1  # raised when what an entry of the cache means changes
+
+
+class Reader(Protocol):
+    """What a module (or object) that reads one format offers."""
+
+    files: Callable[[Path], list[Path] | None]
+    """The files whose size and time identify the data in a directory; None where they are missing."""
+    read: Callable[[Path], Source]
+    """Read them, downloading first where that is possible and needed; a DataError says what to put where."""
+
+
+_READERS = {
+    "cifar-10": "cifar:CIFAR10",
+    "cifar-100": "cifar:CIFAR100",
+    "digits": "digits",
+    "emnist": "idx:EMNIST",
+    "fashion-mnist": "idx:FASHION_MNIST",
+    "femnist": "femnist",
+    "folder": "folder",
+    "har": "har",
+    "imdb": "imdb",
+    "mnist": "idx:MNIST",
+}
+
+
+def source_names() -> tuple[str, ...]:
+    """Return the values of the run-config key ``dataset``, sorted."""
+    return tuple(sorted(_READERS))
+
+
+def info(dataset: str, data_dir: str | Path = "") -> DatasetInfo:
+    """Return the facts about a data set. Only ``folder`` needs its files for this.
+
+    Raises:
+        DataError: The name is unknown; for ``folder``, whatever is wrong with it.
+    """
+    _reader(dataset)
+    return CATALOGUE[dataset] if dataset in CATALOGUE else load(dataset, data_dir).info
+
+
+def load(name: str, data_dir: str | Path = "") -> Source:
+    """Return a source, from the cache where it is there (neither torch nor scikit-learn is imported then).
+
+    Args:
+        name: One of :func:`source_names`.
+        data_dir: Where the files are; see :class:`sepal.data.DataSpec`.
+
+    Raises:
+        DataError: The name is unknown, or files are missing or damaged; says which file to put where.
+    """
+    reader = _reader(name)
+    if name == "folder" and not str(data_dir):
+        raise DataError("data-dir", "the directory of your own data for dataset = folder", "nothing")
+    directory = data_directory(data_dir)
+    found = reader.files(directory)
+    if found is None:
+        source = reader.read(directory)  # downloads, or says what is missing; what was fetched is cached below
+        found = reader.files(directory)
+        if found is None:
+            return _checked(name, source)
+    return _remembered(name, directory, _state(found, directory))
+
+
+def version(name: str, data_dir: str | Path) -> str:
+    """Return what identifies the data: a digest over name, size and modification time of its files."""
+    directory = data_directory(data_dir)
+    return _state(_reader(name).files(directory) or [], directory)
+
+
+def _reader(name: str) -> Reader:
+    if name not in _READERS:
+        raise DataError("dataset", f"one of {', '.join(source_names())}", name)
+    module, _, member = _READERS[name].partition(":")
+    found: Any = importlib.import_module(f"sepal.data.sources.{module}")
+    reader: Reader = getattr(found, member) if member else found
+    return reader
+
+
+def _state(files: list[Path], directory: Path) -> str:
+    stats = [(path, path.stat()) for path in files]
+    return cache.key_of("state", [[str(p.relative_to(directory)), s.st_size, s.st_mtime_ns] for p, s in stats])
+
+
+@functools.lru_cache(maxsize=2)
+def _remembered(name: str, directory: Path, state: str) -> Source:
+    """Return the source out of the cache, or read it and put it there."""
+    reader = _reader(name)
+    entry = cache_directory(directory) / cache.key_of("source", LAYOUT, name, str(directory), state)
+    cached = _from_cache(entry)
+    if cached is not None:
+        return cached
+    with cache.exclusive(entry):
+        cached = _from_cache(entry)
+        if cached is not None:
+            return cached
+        source = _checked(name, reader.read(directory))
+        arrays = {"x": source.x, "y": source.y}
+        if source.natural is not None:
+            arrays["natural"] = source.natural
+        written = cache.write(entry, arrays, {"info": asdict(source.info), "train_count": source.train_count})
+    return (_from_cache(entry) if written else None) or source
+
+
+def _checked(name: str, source: Source) -> Source:
+    if source.train_count < 1:
+        raise DataError("dataset", f"training examples in {name}", "none")
+    return source
+
+
+def _from_cache(entry: Path) -> Source | None:
+    found = cache.read(entry)
+    if found is None:
+        return None
+    arrays, notes = found
+    try:
+        facts = notes["info"]
+        for key in ("input_shape", "mean", "std"):
+            facts[key] = tuple(facts[key])
+        return Source(DatasetInfo(**facts), arrays["x"], arrays["y"], int(notes["train_count"]), arrays.get("natural"))
+    except (KeyError, TypeError):
+        return None

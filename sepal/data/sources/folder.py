@@ -1,0 +1,218 @@
+"""Your own data in a directory: ``dataset = "folder"``, and ``data-dir`` is the directory.
+
+The first of these forms that is found is read:
+
+1. one ``.npz``: ``x``, ``y`` [, ``x_test``, ``y_test``] [, ``person`` of each row of x];
+2. one ``.csv`` with a header: a column ``label``, every other column a number [, a column ``person``];
+3. ``train/`` and ``test/``, each as in 4, with the same classes;
+4. a sub-directory per class, in alphabetical order, with ``.png`` images or ``.npy`` arrays, all of one shape.
+
+Bytes (``uint8``: ``(H, W)`` or ``(H, W, C)``, as in PNG files) are brought to -1 … 1; floats are taken as ready for the
+model, images as ``(C, H, W)``; whole numbers ``(n, length)`` of another type are tokens. ``person`` makes
+``partition.name = "natural"`` possible.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sepal.data.examples import DatasetInfo, Kind, Labels, Source
+from sepal.data.own import checked_examples
+from sepal.errors import DataError
+
+_FORMS = "one .npz, one .csv with a column `label`, or a sub-directory per class with .png or .npy files"
+
+
+def files(directory: Path) -> list[Path] | None:
+    """Return the files that are read, or None where the directory is missing or holds none of the forms."""
+    if not directory.is_dir():
+        return None
+    tables = sorted(directory.glob("*.npz")) or sorted(directory.glob("*.csv"))
+    if tables:
+        return tables
+    homes = [directory / "train", directory / "test"] if _has_parts(directory) else [directory]
+    members = [path for home in homes for folder in _class_folders(home) for path in _members(folder)]
+    return members or None
+
+
+def read(directory: Path) -> Source:
+    """Read whichever form is there.
+
+    Raises:
+        DataError: No form is there, or what is there cannot be data: says what and where.
+    """
+    found = files(directory)
+    if found is None:
+        raise DataError("data-dir", f"a directory with {_FORMS}", str(directory))
+    if found[0].suffix in (".npz", ".csv"):
+        if len(found) > 1:
+            raise DataError(str(directory), f"one {found[0].suffix} file", f"{len(found)} of them")
+        return _npz(found[0]) if found[0].suffix == ".npz" else _csv(found[0])
+    return _classes(directory)
+
+
+def _npz(path: Path) -> Source:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            given = {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(str(path), "an npz file without pickled objects", str(error)) from error
+    if not {"x", "y"} <= set(given) or ("x_test" in given) != ("y_test" in given):
+        raise DataError(str(path), "x and y, and x_test with y_test or neither", ", ".join(sorted(given)) or "nothing")
+    test = (given["x_test"], given["y_test"]) if "x_test" in given else None
+    if "person" in given and test is not None:
+        raise DataError(str(path), "person without x_test: each client keeps its own test part back", "both")
+    return _source(str(path), (given["x"], given["y"]), test, given.get("person"))
+
+
+def _csv(path: Path) -> Source:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file, strict=True))
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(str(path), "a CSV file with a header", str(error)) from error
+    if not rows or "label" not in rows[0]:
+        raise DataError(str(path), "rows under a header with a column `label`", "no row" if not rows else "no label")
+    features = [name for name in rows[0] if name not in ("label", "person")]
+    try:
+        x = np.array([[float(row[name]) for name in features] for row in rows], dtype=np.float32)
+        y = np.array([int(row["label"]) for row in rows], dtype=np.int64)
+    except (ValueError, TypeError) as error:
+        raise DataError(str(path), "numbers, with whole numbers from 0 as labels", str(error)) from error
+    people = np.array([row["person"] or "" for row in rows]) if "person" in rows[0] else None
+    return _source(str(path), (x, y), None, people)
+
+
+def _classes(directory: Path) -> Source:
+    if not _has_parts(directory):
+        return _source(str(directory), _read_part(directory, _names(directory)), None)
+    names = _names(directory / "train")
+    if not set(_names(directory / "test")) <= set(names):
+        raise DataError(str(directory / "test"), f"classes among {names}", _names(directory / "test"))
+    return _source(
+        str(directory), _read_part(directory / "train", names), _read_part(directory / "test", names), count=len(names)
+    )
+
+
+def _has_parts(directory: Path) -> bool:
+    return {folder.name for folder in _class_folders(directory)} == {"train", "test"}
+
+
+def _class_folders(home: Path) -> list[Path]:
+    return (
+        sorted(path for path in home.iterdir() if path.is_dir() and not path.name.startswith("."))
+        if home.is_dir()
+        else []
+    )
+
+
+def _names(home: Path) -> list[str]:
+    return [folder.name for folder in _class_folders(home)]
+
+
+def _members(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in (".png", ".npy") and path.is_file())
+
+
+def _read_part(home: Path, names: list[str]) -> tuple[NDArray[Any], Labels]:
+    arrays, labels, first = [], [], None
+    for folder in _class_folders(home):
+        for path in _members(folder):
+            array = _png(path) if path.suffix.lower() == ".png" else _npy(path)
+            first = first or (array.shape, array.dtype)
+            if (array.shape, array.dtype) != first:
+                raise DataError(
+                    str(path), f"{first[1]} {first[0]} as in the files before", f"{array.dtype} {array.shape}"
+                )
+            arrays.append(array)
+            labels.append(names.index(folder.name))
+    if not arrays:
+        raise DataError(str(home), ".png or .npy files in its sub-directories", "none")
+    return np.stack(arrays), np.asarray(labels, dtype=np.int64)
+
+
+def _png(path: Path) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image.convert("L" if image.mode in ("1", "L", "I", "I;16", "F") else "RGB"))
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(str(path), "a PNG image", str(error)) from error
+
+
+def _npy(path: Path) -> NDArray[Any]:
+    try:
+        return np.asarray(np.load(path, allow_pickle=False))
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(str(path), "a .npy array without pickled objects", str(error)) from error
+
+
+def _source(
+    key: str,
+    train: tuple[NDArray[Any], Any],
+    test: tuple[NDArray[Any], Any] | None,
+    people: NDArray[Any] | None = None,
+    *,
+    count: int = 0,
+) -> Source:
+    """Check the parts, put them one after the other, and work out the facts."""
+    parts = [_checked(f"{key} {name}", *part) for name, part in (("train", train), ("test", test)) if part is not None]
+    shapes = {(x.shape[1:], str(x.dtype)) for x, _ in parts}
+    if len(shapes) > 1:
+        raise DataError(key, "test inputs of the shape and type of the train inputs", sorted(shapes))
+    x, y = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    if people is not None and (people.shape != (len(y),) or people.dtype.kind not in "iuUS"):
+        raise DataError(key, "person: a number or text for each example", f"{people.dtype} {people.shape}")
+    classes = max(count, int(y.max()) + 1)
+    if classes < 2:
+        raise DataError(key, "at least two classes", classes)
+    return Source(_info(x, classes, people is not None), x, y, len(parts[0][1]), people)
+
+
+def _checked(key: str, x: NDArray[Any], y: Any) -> tuple[NDArray[Any], Labels]:
+    """Return uint8 images as they are, everything else as :func:`checked_examples` does; never empty."""
+    if len(np.shape(x)) == 0 or len(x) == 0 or math.prod(x.shape) == 0:
+        raise DataError(f"{key} x", "at least one example", np.shape(x))
+    if x.dtype != np.uint8:
+        examples = checked_examples(key, x, y)
+        return examples.x, examples.y
+    if x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] > 4):
+        raise DataError(f"{key} x", "bytes as images (n, H, W) or (n, H, W, C)", x.shape)
+    return x, checked_examples(key, np.zeros((len(x), 1), dtype=np.float32), y).y
+
+
+def _info(x: NDArray[Any], classes: int, natural: bool) -> DatasetInfo:
+    """Work out kind, shape and defaults; ours, for no paper can know: SGD at .05, batch 32, one epoch, 50 rounds."""
+    shape: tuple[int, ...] = x.shape[1:]
+    mean, std, vocabulary, kind = (0.0,), (1.0,), 0, _kind(x)
+    if x.dtype == np.uint8:
+        shape = (1, *shape) if len(shape) == 2 else (shape[2], *shape[:2])
+        mean, std = (0.5,), (0.5,)
+    if kind == "text":
+        vocabulary = int(x.max()) + 1
+    defaults: dict[str, str | int | float] = {"model": _model(kind, shape), "lr": 0.05, "batch-size": 32}
+    defaults |= {"optimizer": "sgd", "local-epochs": 1, "rounds": 50}
+    return DatasetInfo("folder", classes, shape, kind, natural, defaults, vocabulary, mean, std)
+
+
+def _kind(x: NDArray[Any]) -> Kind:
+    if x.dtype == np.uint8 or x.ndim == 4:
+        return "image"
+    return "text" if x.dtype == np.int32 else "signal"
+
+
+def _model(kind: Kind, shape: tuple[int, ...]) -> str:
+    """The smallest of our models that takes inputs of this shape (see ``sepal models``)."""
+    if kind == "text":
+        return "embedding-linear"
+    if kind == "image":
+        return "cnn2-small" if min(shape[1:]) >= 12 else "digits-cnn"
+    return "har-cnn" if len(shape) == 2 and shape[1] >= 36 else "har-mlp"

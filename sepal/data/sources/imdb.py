@@ -1,0 +1,82 @@
+"""IMDB: 50,000 film reviews, positive or negative (Maas et al. 2011), as tokens of a plain tokenizer of our own.
+
+A word is a run of letters, digits and apostrophes, in lower case. Token 0 pads, 1 is any other word, 2 and up are the
+most frequent words of the training part, ties in alphabetical order. A review keeps its first 256 tokens; shorter ones
+are padded at the end. Labels: 0 negative, 1 positive.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sepal.data.catalogue import CATALOGUE, IMDB_LENGTH, IMDB_VOCABULARY, PAD, SPECIALS, UNKNOWN
+from sepal.data.examples import Source
+from sepal.errors import DataError
+
+_WORD = re.compile(r"[a-z0-9']+")
+_BREAK = re.compile(r"<br\s*/?>")
+_CLASSES = ("neg", "pos")
+
+
+def files(directory: Path) -> list[Path] | None:
+    """Return the four directories, whose time stands for their files', or None where one is missing."""
+    folders = [directory / "aclImdb" / part / sign for part in ("train", "test") for sign in _CLASSES]
+    return folders if all(folder.is_dir() for folder in folders) else None
+
+
+def read(directory: Path) -> Source:
+    """Read and tokenize the reviews: int16 (n, 256), training rows first. Half a minute; cached by the caller.
+
+    Raises:
+        DataError: A directory is missing or has no reviews.
+    """
+    folders = files(directory)
+    if folders is None:
+        where = f"aclImdb/{{train,test}}/{{pos,neg}}/*.txt in {directory}"
+        raise DataError("data-dir", where, "not all of them (unpack ai.stanford.edu/~amaas/data/sentiment there)")
+    texts = [[_words(path) for path in _reviews(folder)] for folder in folders]
+    numbers = vocabulary([words for part in texts[:2] for words in part], IMDB_VOCABULARY)
+    x = np.stack([encode(words, numbers, IMDB_LENGTH) for part in texts for words in part])
+    y = np.repeat(np.array([0, 1, 0, 1], dtype=np.int64), [len(part) for part in texts])
+    return Source(CATALOGUE["imdb"], x, y, len(texts[0]) + len(texts[1]))
+
+
+def tokenize(text: str) -> list[str]:
+    """Return the words of a text, in lower case, line breaks of HTML left out."""
+    return _WORD.findall(_BREAK.sub(" ", text.lower()))
+
+
+def vocabulary(texts: list[list[str]], size: int) -> dict[str, int]:
+    """Return the number of each of the most frequent words, from 2; ``size`` counts the two specials."""
+    counts: Counter[str] = Counter()
+    for words in texts:
+        counts.update(words)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return {word: number for number, (word, _) in enumerate(ordered[: size - SPECIALS], start=SPECIALS)}
+
+
+def encode(words: list[str], numbers: dict[str, int], length: int) -> NDArray[np.int16]:
+    """Return the first ``length`` words as tokens, int16 (length,), padded at the end."""
+    tokens = np.full(length, PAD, dtype=np.int16)
+    known = [numbers.get(word, UNKNOWN) for word in words[:length]]
+    tokens[: len(known)] = known
+    return tokens
+
+
+def _reviews(folder: Path) -> list[Path]:
+    paths = sorted(folder.glob("*.txt"), key=lambda path: path.name)
+    if not paths:
+        raise DataError(str(folder), "reviews as .txt files", "none")
+    return paths
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return tokenize(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise DataError(str(path), "a readable review", str(error)) from error

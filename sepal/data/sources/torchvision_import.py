@@ -1,0 +1,85 @@
+"""The one place that imports torchvision, and what it is used for here: downloads, and CIFAR's files.
+
+torchvision's wheel cannot load its compiled operators beside a CPU-only torch; ``import torchvision`` then fails at the
+first fake kernel it registers. Only on that error the missing schemas are declared; data sets, transforms and
+models work without the operators behind them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import socket
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sepal.data import cache
+from sepal.data.locations import downloads_allowed
+from sepal.errors import DataError
+
+_SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+_declared: list[Any] = []  # a torch.library.Library takes its schemas with it when it is collected
+_TIMEOUT = 30.0  # seconds a server may stay silent
+
+
+def torchvision(submodule: str = "datasets") -> ModuleType:
+    """Import ``torchvision.<submodule>``.
+
+    Raises:
+        DataError: torchvision is not installed.
+    """
+    try:
+        return importlib.import_module(f"torchvision.{submodule}")
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error):
+            raise
+    except ImportError as error:
+        raise DataError("torchvision", "to be installed for this data set", str(error)) from error
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    _declare_schemas()
+    return importlib.import_module(f"torchvision.{submodule}")
+
+
+def _declare_schemas() -> None:
+    import torch
+
+    make: Any = torch.library.Library  # torch ships no types for it
+    library = make("torchvision", "FRAGMENT")
+    _declared.append(library)
+    for schema in _SCHEMAS:
+        with contextlib.suppress(RuntimeError):  # declared already, by an earlier attempt or by torchvision
+            library.define(schema)
+
+
+def download(cls: str, directory: Path, where: str, **options: Any) -> None:
+    """Have torchvision fetch the files of ``torchvision.datasets.<cls>`` into ``directory``.
+
+    Args:
+        cls: For example ``FashionMNIST``.
+        directory: torchvision's ``root``.
+        where: Which files to put where by hand, in words: what the error says.
+        options: Passed on, for example ``split``.
+
+    Raises:
+        DataError: There is no network, it failed, or ``$SEPAL_DOWNLOAD`` is 0.
+    """
+    if not downloads_allowed():
+        raise DataError("data-dir", where, "nothing there, and SEPAL_DOWNLOAD=0 forbids downloading")
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_TIMEOUT)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with cache.exclusive(directory / f"{cls}.download"), contextlib.redirect_stdout(io.StringIO()):
+            getattr(torchvision(), cls)(str(directory), download=True, **options)
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        raise DataError("data-dir", where, f"nothing there, and the download failed: {reason}") from error
+    finally:
+        socket.setdefaulttimeout(before)

@@ -1,0 +1,153 @@
+"""From dealt rows to each client's train, validation and test rows.
+
+Rows are numbered over the whole source: training rows first, then the source's own test rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sepal.data.examples import Index, Source
+from sepal.data.partition import Rule, deal, deal_by_person, people
+from sepal.data.settings import DataSpec
+from sepal.errors import DataError
+from sepal.rng import derive
+
+# Where a source has no test part of its own and split.test-fraction is 0: DM-PFL A.1.3.
+FALLBACK_TEST_FRACTION = 0.25
+
+
+class Parts(NamedTuple):
+    """One client's rows, each array sorted int64; the three are disjoint."""
+
+    train: Index
+    validation: Index
+    test: Index
+
+
+def split(spec: DataSpec, source: Source) -> list[Parts]:
+    """Return every client's rows.
+
+    Raises:
+        DataError: A client would have no training or no test data, or the settings do not suit the source.
+    """
+    own_test = spec.split.test_fraction == 0 and source.train_count < len(source.y)
+    if spec.split.test_of_labels and not own_test:
+        raise DataError("split.test-of-labels", "a source with a test part of its own", spec.dataset)
+    rows, test_rows = _drawn(spec, source, own_test)
+    natural = None if source.natural is None else source.natural[rows]
+    dealt = [rows[part] for part in deal(_rule(spec), source.y[rows], natural)]
+    if own_test:
+        tests = _following(spec, source, rows, test_rows, dealt)
+    else:
+        pairs = [_cut(spec, part, client) for client, part in enumerate(dealt)]
+        dealt, tests = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    return [
+        Parts(*_validation(spec, train, client), test)
+        for client, (train, test) in enumerate(zip(dealt, tests, strict=True))
+    ]
+
+
+def _rule(spec: DataSpec, part: str = "all") -> Rule:
+    return Rule(spec.partition, spec.clients, spec.data_seed, part)
+
+
+def _drawn(spec: DataSpec, source: Source, own_test: bool) -> tuple[Index, Index]:
+    """Return the rows to be dealt and the test rows that follow them, after ``partition.subsample``. Sorted."""
+    rows = np.arange(source.train_count if own_test else len(source.y))
+    tests = np.arange(source.train_count, len(source.y)) if own_test else np.empty(0, dtype=np.int64)
+    wanted = spec.partition.subsample
+    if wanted == 0:
+        return rows, tests
+    if wanted > len(rows):
+        raise DataError("partition.subsample", f"at most {len(rows)} for {spec.dataset}", wanted)
+    kept_tests = max(1, round(len(tests) * wanted / len(rows))) if own_test else 0
+    draw = derive(spec.data_seed, "subsample")
+    return np.sort(draw.permutation(rows)[:wanted]), np.sort(draw.permutation(tests)[:kept_tests])
+
+
+def _following(spec: DataSpec, source: Source, rows: Index, test_rows: Index, dealt: list[Index]) -> list[Index]:
+    """Return test parts, out of the source's own test rows, that match the train parts.
+
+    IID and λ-mix: the same rule again (FedPSE C.1). Natural: the same people. Otherwise: each class is dealt in the
+    proportions in which the clients hold it in training. With ``split.test-of-labels``: all rows of their labels.
+    """
+    labels = source.y[test_rows]
+    if spec.split.test_of_labels:  # Sub-FedAvg 4.1
+        tests = [test_rows[np.isin(labels, source.y[part])] for part in dealt]
+    elif spec.partition.name in ("iid", "lambda-mix"):
+        tests = [test_rows[part] for part in deal(_rule(spec, "test"), labels)]
+    elif spec.partition.name == "natural" and source.natural is not None:
+        ids = people(_rule(spec), source.natural[rows])
+        tests = [test_rows[part] for part in deal_by_person(ids, source.natural[test_rows])]
+    else:
+        tests = _in_proportion(spec, source, rows, test_rows, dealt)
+    empty = [client for client, test in enumerate(tests) if len(test) == 0]
+    if empty:
+        raise DataError("split.test-fraction", "above 0: the source's own test part leaves clients without", empty)
+    return tests
+
+
+def _in_proportion(spec: DataSpec, source: Source, rows: Index, test_rows: Index, dealt: list[Index]) -> list[Index]:
+    """Deal each class of the test rows in the clients' shares of that class; a client left with nothing gets one row.
+
+    Shares are of all training rows of the class, so what no client holds in training is tested by nobody.
+    """
+    classes = source.info.classes
+    held = np.stack([np.bincount(source.y[part], minlength=classes) for part in dealt])
+    total = np.maximum(np.bincount(source.y[rows], minlength=classes), 1)
+    per_class = [
+        derive(spec.data_seed, "test-rows", c).permutation(test_rows[source.y[test_rows] == c]) for c in range(classes)
+    ]
+    counts = np.stack([_rounded(held[:, c] / total[c] * len(per_class[c])) for c in range(classes)], axis=1)
+    for client in np.flatnonzero(counts.sum(axis=1) == 0):
+        _give_one(counts, held, int(client), np.array([len(pool) for pool in per_class]))
+    ends = np.cumsum(counts, axis=0)
+    return [
+        np.sort(np.concatenate([per_class[c][ends[i, c] - counts[i, c] : ends[i, c]] for c in range(classes)]))
+        for i in range(len(dealt))
+    ]
+
+
+def _rounded(quotas: NDArray[np.float64]) -> Index:
+    """Round quotas to whole numbers of the same (floored) sum: the largest remainders go up, ties in client order."""
+    floors = np.floor(quotas + 1e-9).astype(np.int64)
+    up = int(np.floor(quotas.sum() + 1e-9)) - int(floors.sum())
+    floors[np.argsort(-(quotas - floors), kind="stable")[: max(0, up)]] += 1
+    return floors
+
+
+def _give_one(counts: Index, held: Index, client: int, available: Index) -> None:
+    """Give a client without test rows one of its most frequent possible class, in place."""
+    for c in np.argsort(-held[client], kind="stable"):
+        if held[client, c] == 0:
+            return
+        richest = int(np.argmax(counts[:, c]))
+        if counts[:, c].sum() < available[c]:
+            counts[client, c] += 1
+            return
+        if counts[richest].sum() > 1 and counts[richest, c] > 0:
+            counts[richest, c] -= 1
+            counts[client, c] += 1
+            return
+
+
+def _cut(spec: DataSpec, part: Index, client: int) -> tuple[Index, Index]:
+    """Cut ``split.test-fraction`` off a client's rows at random: (training part, test part), both non-empty."""
+    if len(part) < 2:
+        raise DataError("partition", "at least 2 examples per client, for train and test", f"client {client} with 1")
+    fraction = spec.split.test_fraction or FALLBACK_TEST_FRACTION
+    count = min(max(1, round(fraction * len(part))), len(part) - 1)
+    order = derive(spec.data_seed, "split-test", client).permutation(part)
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
+def _validation(spec: DataSpec, part: Index, client: int) -> tuple[Index, Index]:
+    """Cut ``split.validation`` off a client's training part: at least one row if asked for, never the last."""
+    fraction = spec.split.validation
+    count = min(max(1, round(fraction * len(part))), len(part) - 1) if fraction > 0 else 0
+    order = derive(spec.data_seed, "split-validation", client).permutation(part)
+    return np.sort(order[count:]), np.sort(order[:count])

@@ -1,0 +1,148 @@
+"""From dealt rows to train, validation and test: disjoint, covering, test like train."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sepal.data import DataSpec, PartitionSettings, SplitSettings
+from sepal.data.catalogue import CATALOGUE
+from sepal.data.examples import Source
+from sepal.data.splitting import split
+from sepal.errors import DataError
+
+BALANCED = np.tile(np.arange(10), 60)
+
+
+def spec(name="iid", clients=5, seed=0, split=None, **partition):
+    return DataSpec("digits", "", PartitionSettings(name=name, **partition), split or SplitSettings(), clients, seed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(["iid", "dirichlet", "lambda-mix", "pathological", "shards"]),
+    clients=st.integers(1, 8),
+    seed=st.integers(0, 1000),
+    fraction=st.sampled_from([0.0, 0.1, 0.25, 0.5]),
+    validation=st.sampled_from([0.0, 0.1, 0.3]),
+)
+def test_parts_are_disjoint_and_inside(name, clients, seed, fraction, validation):
+    y = np.random.default_rng(seed).integers(0, 10, 600)
+    source = Source(CATALOGUE["digits"], np.zeros((600, 8, 8), np.uint8), y, 450)
+    held_out = SplitSettings(test_fraction=fraction, validation=validation)
+    parts = split(spec(name, clients, seed, held_out, alpha=1.0), source)
+    rows = np.concatenate([rows for part in parts for rows in part])
+    assert len(np.unique(rows)) == len(rows)
+    for part in parts:
+        assert min(len(part.train), len(part.test)) >= 1
+        assert (len(part.validation) > 0) == (validation > 0)
+        if fraction == 0:
+            assert part.train.max() < 450 <= part.test.min()
+    if name in ("iid", "dirichlet", "lambda-mix") and fraction > 0:
+        assert len(rows) == 600
+
+
+def test_fraction_of_each_clients_pooled_data(toy):
+    """DM-PFL A.1.3: a quarter of each client's data, here 600 + 200 rows over 4 clients, is its test part."""
+    for part in split(spec(clients=4, split=SplitSettings(test_fraction=0.25)), toy(BALANCED, BALANCED[:200])):
+        assert (len(part.train), len(part.validation), len(part.test)) == (135, 15, 50)
+
+
+def test_a_source_without_a_test_part_takes_a_quarter(toy):
+    for part in split(spec(clients=3), toy(BALANCED)):  # 200 rows each
+        assert (len(part.train), len(part.validation), len(part.test)) == (135, 15, 50)
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "pathological", "shards"])
+def test_test_follows_train(toy, name):
+    source = toy(np.tile(np.arange(10), 600), np.tile(np.arange(10), 200))
+    for part in split(spec(name, 10, split=SplitSettings(validation=0), min_examples=100), source):
+        train, test = (np.bincount(source.y[rows], minlength=10) for rows in (part.train, part.test))
+        # A third of each class, to one row (largest remainders).
+        assert np.abs(test - train / 3).max() <= 1
+
+
+def test_unassigned_training_rows_leave_their_share_of_the_test_rows_out(toy):
+    source = toy(np.tile(np.arange(10), 600), np.tile(np.arange(10), 200))
+    parts = split(spec("shards", 10, shards=2, shard_size=150, split=SplitSettings(validation=0)), source)
+    assert sum(len(part.train) for part in parts) == 3000
+    assert sum(len(part.test) for part in parts) == pytest.approx(1000, abs=10)
+
+
+def test_everybody_gets_a_test_row(toy):
+    """Ten rows of 6,000 are a share of .3 of 20 test rows: rounded to none, so one is given."""
+    source = toy(np.tile(np.arange(10), 60), np.tile(np.arange(10), 2))
+    for seed in range(5):
+        assert all(len(part.test) for part in split(spec("dirichlet", 10, seed, alpha=0.3), source))
+
+
+def test_all_test_rows_of_the_labels(toy):
+    """Sub-FedAvg 4.1: the parts overlap between clients."""
+    source = toy(BALANCED, np.tile(np.arange(10), 20))
+    parts = split(spec("shards", 10, split=SplitSettings(test_of_labels=True)), source)
+    for part in parts:
+        owned = set(source.y[part.train]) | set(source.y[part.validation])
+        assert len(part.test) == 20 * len(owned)
+        assert set(source.y[part.test]) == owned
+    assert sum(len(part.test) for part in parts) > 200
+
+
+def test_lambda_mix_cuts_the_test_rows_by_the_same_rule(toy):
+    source = toy(BALANCED, np.tile(np.arange(10), 20))
+    for i, part in enumerate(split(spec("lambda-mix", 5), source)):
+        assert set(source.y[part.train]) == set(source.y[part.test]) == {2 * i, 2 * i + 1}
+        assert len(part.test) == 40
+
+
+def test_natural_with_the_sources_own_test_rows(toy):
+    people = np.array([*[1, 2, 3] * 20, 1, 1, 3, 2])
+    parts = split(spec("natural", 3), toy([0] * 60, [1] * 4, people))
+    assert [part.test.tolist() for part in parts] == [[60, 61], [63], [62]]
+
+
+def test_subsample_reduces_both_parts_in_proportion(toy):
+    parts = split(spec(clients=3, subsample=300), toy(BALANCED, np.tile(np.arange(10), 20)))
+    assert sum(len(part.train) + len(part.validation) for part in parts) == 300
+    assert sum(len(part.test) for part in parts) == 100
+
+
+def test_validation_never_takes_the_last_row_and_gives_at_least_one(toy):
+    parts = split(spec("iid", 5, split=SplitSettings(validation=0.9, test_fraction=0.5)), toy([0, 1] * 10))
+    assert [(len(part.train), len(part.validation), len(part.test)) for part in parts] == [(1, 1, 2)] * 5
+
+
+def test_the_run_seed_moves_the_partition_unless_split_seed_is_given(toy):
+    source = toy(BALANCED)
+
+    def train(seed, fixed=-1):
+        return split(spec("iid", 3, seed, SplitSettings(seed=fixed)), source)[0].train.tolist()
+
+    assert train(1) != train(2)
+    assert train(1, fixed=5) == train(2, fixed=5) == train(5)
+
+
+def test_subsample_beyond_the_source(toy):
+    with pytest.raises(DataError, match=r"partition.subsample: expected at most 600 for digits, got 601"):
+        split(spec(subsample=601), toy(BALANCED))
+
+
+def test_test_of_labels_needs_a_test_part(toy):
+    with pytest.raises(DataError, match=r"split.test-of-labels: expected a source with a test part"):
+        split(spec(split=SplitSettings(test_of_labels=True)), toy(BALANCED))
+
+
+def test_one_example_cannot_be_split(toy):
+    with pytest.raises(DataError, match="partition: expected at least 2 examples per client"):
+        split(spec("iid", 5), toy([0, 1, 2, 3, 4]))
+
+
+def test_people_without_test_rows(toy):
+    with pytest.raises(DataError, match=r"split.test-fraction: expected above 0: .* got \[1\]"):
+        split(spec("natural", 2), toy([0] * 20, [1] * 2, [1, 2] * 10 + [1, 1]))
+
+
+def test_labels_without_test_rows(toy):
+    with pytest.raises(DataError, match=r"split.test-fraction: expected above 0"):
+        split(spec("pathological", 4, classes=1), toy([0, 1, 2, 3] * 10, [0, 1, 2]))
