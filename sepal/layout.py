@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import TypeAlias
 
 
-class Role(str, Enum):
+class Role(StrEnum):
     """What a tensor is to the model; methods mask, average or keep tensors by role, never by name."""
 
     WEIGHT = "weight"  # of a linear, convolution or embedding layer

@@ -1,0 +1,132 @@
+"""Models by name, and the one way to read, write and start their weights.
+
+A model is a ``torch.nn.Module`` that maps a batch to logits, float32 (batch, classes). ``build`` looks names up in a
+table and imports the family only then; ``package.module:build`` names anyone's own function. Importing this package
+does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sepal.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from models.weights import initial_weights, layout, load_weights, read_weights
+
+__all__ = ["build", "initial_weights", "layout", "load_weights", "names", "read_weights"]
+
+_FROM_WEIGHTS = ("initial_weights", "layout", "load_weights", "read_weights")
+
+
+class _Entry(NamedTuple):
+    target: str  # "module:class", called as class(input_shape, classes), or with the vocabulary third if text
+    text: bool = False  # whether the input is tokens
+
+
+_MODELS = {
+    "cnn-cifar100": _Entry("models.cnn:CnnCifar100"),
+    "cnn-cifar100-pa3dfl": _Entry("models.cnn:CnnCifar100Pa3dfl"),
+    "cnn-emnist": _Entry("models.cnn:CnnEmnist"),
+    "cnn-fmnist-pa3dfl": _Entry("models.cnn:CnnFmnistPa3dfl"),
+    "cnn2": _Entry("models.cnn:Cnn2"),
+    "cnn2-small": _Entry("models.cnn:Cnn2Small"),
+    "digits-cnn": _Entry("models.cnn:DigitsCnn"),
+    "embedding-linear": _Entry("models.text:EmbeddingLinear", text=True),
+    "har-cnn": _Entry("models.har:HarCnn"),
+    "har-mlp": _Entry("models.har:HarMlp"),
+    "lenet-cifar10": _Entry("models.lenet:LenetCifar10"),
+    "lenet5": _Entry("models.lenet:Lenet5"),
+    "mnist-cnn": _Entry("models.cnn:MnistCnn"),
+    "resnet18-gn": _Entry("models.resnet:Resnet18Gn"),
+}
+
+
+def names() -> tuple[str, ...]:
+    """Return the names that ``build`` knows, sorted."""
+    return tuple(sorted(_MODELS))
+
+
+def build(name: str, input_shape: Sequence[int], classes: int, vocabulary: int = 0) -> nn.Module:
+    """Return a new model for the data. Torch's global generator is left as it was.
+
+    The weights that it comes with are the same each time; a run starts from ``initial_weights``.
+
+    Args:
+        name: One of ``names()``, or ``package.module:function``, called as ``function(input_shape, classes)``.
+        input_shape: Shape of one example: (channels, height, width), (channels, length), or (tokens,).
+        classes: Number of logits, at least 2.
+        vocabulary: Number of token ids, padding included; 0 where the data is not text.
+
+    Raises:
+        ModelError: The name is unknown, the function cannot be used, or the model does not fit the data.
+    """
+    import torch
+
+    shape = tuple(int(side) for side in input_shape)
+    if not shape or min(shape) < 1:
+        raise ModelError("model", f"data with a shape of positive sides for {name!r}", shape)
+    if classes < 2:
+        raise ModelError("model", f"data with at least 2 classes for {name!r}", classes)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return _own(name, shape, classes, vocabulary) if ":" in name else _known(name, shape, classes, vocabulary)
+
+
+def _known(name: str, shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:
+    if name not in _MODELS:
+        raise ModelError("model", f"one of {', '.join(names())}, or package.module:function", name)
+    entry = _MODELS[name]
+    if entry.text and vocabulary < 1:
+        raise ModelError("model", f"text (tokens and a vocabulary) for {name!r}", f"data of shape {shape}")
+    if not entry.text and vocabulary > 0:
+        raise ModelError("model", f"a model for text, such as {_first_text_model()!r}", name)
+    module, _, attribute = entry.target.partition(":")
+    family: Callable[..., nn.Module] = getattr(importlib.import_module(module), attribute)
+    return family(shape, classes, vocabulary) if entry.text else family(shape, classes)
+
+
+def _first_text_model() -> str:
+    return next(name for name in names() if _MODELS[name].text)
+
+
+def _own(name: str, shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:
+    """Build anyone's own model and try it on two examples of zeros; whatever goes wrong in it becomes one line."""
+    import torch
+    from torch import nn
+
+    module, _, attribute = name.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ModelError("model", "package.module:function that can be imported", f"{name} ({error})") from error
+    if not callable(function):
+        raise ModelError("model", "package.module:function to be callable", name)
+    try:
+        model = function(shape, classes)
+    except Exception as error:
+        got = f"{type(error).__name__}: {error}"
+        raise ModelError("model", f"{name}{shape, classes} to return a torch.nn.Module", got) from error
+    if not isinstance(model, nn.Module):
+        raise ModelError("model", f"{name} to return a torch.nn.Module", type(model).__name__)
+    examples = torch.zeros(2, *shape, dtype=torch.int64 if vocabulary else torch.float32)
+    try:
+        with torch.no_grad():
+            logits = model.eval()(examples)
+        got = f"shape {tuple(logits.shape)}"
+    except Exception as error:
+        got = f"{type(error).__name__}: {error}"
+    if got != f"shape {(2, classes)}":
+        raise ModelError("model", f"{name} to map {tuple(examples.shape)} to logits of shape {(2, classes)}", got)
+    return model.train()
+
+
+def __getattr__(name: str) -> Any:  # the functions on weights need torch: imported when first asked for
+    if name in _FROM_WEIGHTS:
+        return getattr(importlib.import_module("models.weights"), name)
+    raise AttributeError(f"module 'models' has no attribute {name!r}")

@@ -1,0 +1,134 @@
+"""A model's weights as NumPy arrays by name: layout, start, read, load.
+
+The names and their order are those of ``state_dict``. Tensors that are not floating point (``num_batches_tracked``
+and the like) are counters, not weights: they are left out everywhere and keep the value the model holds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+from sepal.errors import ModelError
+from sepal.layout import Layout, Parameter, Role
+from sepal.rng import derive
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    Weights: TypeAlias = dict[str, NDArray[np.float32]]
+
+_BY_FAN_IN = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+def layout(module: nn.Module) -> Layout:
+    """Return the model's tensors in ``state_dict`` order, with shape and role.
+
+    Buffers are statistics, whatever holds them. In modules that are none of torch's own layers, a tensor of two or
+    more axes is a weight and any other a bias, so that methods mask matrices only.
+    """
+    return tuple(
+        Parameter(name, tuple(tensor.shape), _role(*_owner(module, name), tensor))
+        for name, tensor in _floating(module).items()
+    )
+
+
+def initial_weights(module: nn.Module, seed: int) -> Weights:
+    """Return first weights drawn through NumPy, each tensor from its own generator (seed, "init", name).
+
+    The distributions are PyTorch's defaults: U(±1/√fan-in) for weight and bias of linear and convolution layers,
+    U(±1/√hidden) for recurrent ones, N(0, 1) for embeddings (0 in the padding row), 1 and 0 for norms. Buffers, and
+    parameters of modules that are none of torch's own layers, keep the value that ``build`` gave them.
+
+    Args:
+        module: The model; it is only read.
+        seed: The run's seed.
+
+    Returns:
+        float32 arrays by name, in the order of ``layout``.
+    """
+    return {name: _initial(module, name, tensor, seed) for name, tensor in _floating(module).items()}
+
+
+def read_weights(module: nn.Module) -> Weights:
+    """Return copies of the model's weights as float32 arrays by name, in the order of ``layout``."""
+    return {name: _array(tensor).copy() for name, tensor in _floating(module).items()}
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, NDArray[np.float32]]) -> None:
+    """Copy ``weights`` into the model, in place, on whatever device it is.
+
+    Raises:
+        ModelError: A name is missing or unknown, or a shape differs; the model is then unchanged.
+    """
+    own = _floating(module)
+    for name in [*(name for name in own if name not in weights), *(name for name in weights if name not in own)]:
+        problem = "missing" if name in own else "unknown to the model"
+        raise ModelError("weights", "exactly the model's tensors", f"{name} {problem}")
+    for name, tensor in own.items():
+        if tuple(tensor.shape) != np.shape(weights[name]):
+            raise ModelError(f"weights {name}", f"shape {tuple(tensor.shape)}", f"shape {np.shape(weights[name])}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(torch.tensor(np.asarray(weights[name])))
+
+
+def _floating(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in module.state_dict().items() if tensor.is_floating_point()}
+
+
+def _array(tensor: torch.Tensor) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = tensor.detach().to("cpu", torch.float32).numpy()
+    return array
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Return the submodule that holds the tensor ``name``, and the tensor's name within it."""
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path), leaf
+
+
+def _role(owner: nn.Module, leaf: str, tensor: torch.Tensor) -> Role:
+    if leaf in owner._buffers:
+        return Role.STATISTIC
+    if isinstance(owner, _NORMS):
+        return Role.NORM
+    return Role.WEIGHT if tensor.ndim >= 2 and "bias" not in leaf else Role.BIAS
+
+
+def _initial(module: nn.Module, name: str, tensor: torch.Tensor, seed: int) -> NDArray[np.float32]:
+    owner, leaf = _owner(module, name)
+    rng = derive(seed, "init", name)
+    shape = tuple(tensor.shape)
+    if leaf in owner._buffers:
+        return _array(tensor).copy()
+    if isinstance(owner, _BY_FAN_IN):
+        bound = 1 / math.sqrt(math.prod(owner.weight.shape[1:]))
+        return rng.uniform(-bound, bound, shape).astype(np.float32)
+    if isinstance(owner, nn.RNNBase):
+        bound = 1 / math.sqrt(owner.hidden_size)
+        return rng.uniform(-bound, bound, shape).astype(np.float32)
+    if isinstance(owner, _EMBEDDINGS):
+        rows = rng.standard_normal(shape).astype(np.float32)
+        if owner.padding_idx is not None:
+            rows[owner.padding_idx] = 0
+        return rows
+    if isinstance(owner, _NORMS):
+        return np.full(shape, 1 if leaf == "weight" else 0, np.float32)
+    return _array(tensor).copy()

@@ -1,0 +1,1 @@
+"""Which weights are kept: selection, layer budgets, schedules of prune and regrow. NumPy only."""

@@ -1,0 +1,110 @@
+"""Selection of the largest entries: exactly k, ties by the lowest index, the same on every machine."""
+
+from __future__ import annotations
+
+from decimal import ROUND_HALF_UP, Decimal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sepal.errors import SepalError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+
+def count(keep: float, size: int) -> int:
+    """Return how many of ``size`` entries a fraction ``keep`` is: rounded half up, at least 1 where keep > 0.
+
+    ``keep`` is taken as the decimal number that it is written as: .29 of 50 is 14.5, so 15, although the float .29
+    is a little less. Of no entries none are kept.
+
+    Raises:
+        SepalError: ``keep`` is not in 0 … 1, or ``size`` is negative.
+    """
+    if not 0 <= keep <= 1:
+        raise SepalError("keep", "a fraction in 0 … 1", keep)
+    if size < 0:
+        raise SepalError("size", "at least 0 entries", size)
+    if keep == 0 or size == 0:
+        return 0
+    return max(1, int((Decimal(repr(float(keep))) * size).to_integral_value(ROUND_HALF_UP)))
+
+
+def top_k(values: NDArray[Any], k: int) -> NDArray[np.int64]:
+    """Return the positions of the k entries that are largest in absolute value, ties by the lowest index.
+
+    Args:
+        values: Floating point, (n,). Infinities are large; zeros may be selected.
+        k: 0 … n.
+
+    Returns:
+        int64 (k,), strictly increasing.
+
+    Raises:
+        SepalError: ``values`` has another number of axes or a NaN, or ``k`` is out of range.
+    """
+    if values.ndim != 1:
+        raise SepalError("values", "one axis", f"shape {values.shape}")
+    if not 0 <= k <= values.size:
+        raise SepalError("k", f"0 … {values.size}", k)
+    magnitude = np.abs(values)
+    if magnitude.size and np.isnan(magnitude.max()):
+        raise SepalError("values", "numbers", f"{np.count_nonzero(np.isnan(magnitude))} NaN of {values.size}")
+    if k == 0:
+        return np.empty(0, np.int64)
+    least = np.partition(magnitude, values.size - k)[values.size - k]
+    chosen = magnitude > least
+    ties = np.flatnonzero(magnitude == least)
+    chosen[ties[: k - np.count_nonzero(chosen)]] = True
+    return np.flatnonzero(chosen).astype(np.int64, copy=False)
+
+
+def global_top_k(tensors: Mapping[str, NDArray[Any]], k: int) -> dict[str, NDArray[np.int64]]:
+    """Select the k largest entries of all tensors together, as if they were one flat array in mapping order.
+
+    Args:
+        tensors: Floating point arrays of any shape, by name.
+        k: 0 … the number of entries of all tensors.
+
+    Returns:
+        For each name, in the same order: int64 (count,), strictly increasing positions in the flat tensor.
+
+    Raises:
+        SepalError: A NaN, or ``k`` out of range.
+    """
+    flat = np.concatenate([np.ravel(tensor) for tensor in tensors.values()]) if tensors else np.empty(0)
+    chosen = top_k(flat, k)
+    starts = np.cumsum([0, *(tensor.size for tensor in tensors.values())])
+    cuts = np.searchsorted(chosen, starts)
+    return {name: chosen[cuts[i] : cuts[i + 1]] - starts[i] for i, name in enumerate(tensors)}
+
+
+def per_layer_top_k(tensors: Mapping[str, NDArray[Any]], keep: float) -> dict[str, NDArray[np.int64]]:
+    """Select the fraction ``keep`` of each tensor by itself, ``count(keep, size)`` of its entries.
+
+    Returns:
+        For each name, in the same order: int64 (count,), strictly increasing positions in the flat tensor.
+
+    Raises:
+        SepalError: A NaN, or ``keep`` not in 0 … 1.
+    """
+    return {name: top_k(np.ravel(tensor), count(keep, tensor.size)) for name, tensor in tensors.items()}
+
+
+def random_subset(index: NDArray[np.int64], k: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return k distinct entries of ``index``, each subset equally likely, in increasing order.
+
+    Args:
+        index: int64 (n,), strictly increasing.
+        k: 0 … n.
+        rng: The generator; see ``sepal.rng``.
+
+    Raises:
+        SepalError: ``k`` is out of range.
+    """
+    if not 0 <= k <= index.size:
+        raise SepalError("k", f"0 … {index.size}", k)
+    return np.sort(index[rng.choice(index.size, k, replace=False, shuffle=False)])

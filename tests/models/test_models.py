@@ -1,0 +1,192 @@
+"""Every model: published parameter count, right logits, errors in one line, and no trace in torch's generator."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import models
+from sepal.errors import ModelError
+from sepal.layout import Role
+
+# name: (shape of an example, classes, vocabulary, parameters), the last from the papers' and methods' pages
+PUBLISHED = {
+    "cnn-cifar100": ((3, 32, 32), 100, 0, 3_537_444),
+    "cnn-cifar100-pa3dfl": ((3, 32, 32), 100, 0, 815_332),
+    "cnn-emnist": ((1, 28, 28), 62, 0, 2_278_334),
+    "cnn-fmnist-pa3dfl": ((1, 28, 28), 10, 0, 1_725_194),
+    "cnn2": ((1, 28, 28), 10, 0, 582_026),
+    "cnn2-small": ((1, 28, 28), 10, 0, 108_618),
+    "digits-cnn": ((1, 8, 8), 10, 0, 9_258),
+    "embedding-linear": ((256,), 2, 10_000, 160_034),
+    "har-cnn": ((9, 128), 6, 0, 36_806),
+    "har-mlp": ((9, 128), 6, 0, 148_358),
+    "lenet-cifar10": ((3, 32, 32), 10, 0, 256_830),
+    "lenet5": ((3, 32, 32), 10, 0, 62_006),
+    "mnist-cnn": ((1, 28, 28), 10, 0, 21_840),
+    "resnet18-gn": ((3, 32, 32), 10, 0, 11_173_962),
+}
+
+
+def batch(shape, vocabulary, size=2):
+    if vocabulary:
+        return torch.arange(size * shape[0]).reshape(size, *shape) % vocabulary
+    return torch.linspace(-1, 1, size * int(np.prod(shape))).reshape(size, *shape)
+
+
+def test_every_model_is_counted():
+    assert tuple(sorted(PUBLISHED)) == models.names()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_as_published(name):
+    shape, classes, vocabulary, parameters = PUBLISHED[name]
+    module = models.build(name, shape, classes, vocabulary)
+    assert sum(parameter.numel() for parameter in module.parameters()) == parameters
+    assert sum(parameter.size for parameter in models.layout(module)) == parameters  # no statistics: GroupNorm or none
+    logits = module.eval()(batch(shape, vocabulary))
+    assert logits.shape == (2, classes)
+    assert logits.dtype == torch.float32
+    assert f"{parameters:,} parameters" in type(module).__doc__
+
+
+def test_counts_of_the_papers_with_ten_classes():
+    emnist = models.build("cnn-emnist", (1, 28, 28), 10)  # pFedGate, appendix E
+    assert sum(parameter.numel() for parameter in emnist.parameters()) == 2_171_786
+    pa3dfl = models.build("cnn-cifar100-pa3dfl", (3, 32, 32), 10)  # Pa3dFL, table 2
+    assert sum(parameter.numel() for parameter in pa3dfl.parameters()) == 797_962
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_parameter_gets_a_gradient(name):
+    shape, classes, vocabulary, _ = PUBLISHED[name]
+    module = models.build(name, shape, classes, vocabulary)
+    models.load_weights(module, models.initial_weights(module, 1))
+    nn.functional.cross_entropy(module(batch(shape, vocabulary)), torch.tensor([0, 1])).backward()
+    for key, parameter in module.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.abs().sum() > 0, key
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_torch_generator_is_left_as_it_was(name):
+    shape, classes, vocabulary, _ = PUBLISHED[name]
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    module = models.build(name, shape, classes, vocabulary)
+    models.initial_weights(module, 5)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_two_builds_are_equal():
+    one, two = (models.read_weights(models.build("digits-cnn", (1, 8, 8), 10)) for _ in range(2))
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "vocabulary", "words"),
+    [
+        ("cnn3", (1, 28, 28), 10, 0, "expected one of cnn-cifar100, .*got cnn3"),
+        ("cnn2", (28, 28), 10, 0, r"expected images .* for Cnn2, got data of shape \(28, 28\)"),
+        ("cnn2", (28, 28, 1), 10, 0, r"expected images \(channels, height, width\)"),
+        ("cnn2", (1, 8, 8), 10, 0, "expected images of at least 16 × 16 for Cnn2, got 8 × 8"),
+        ("cnn2", (1, 28, 28), 1, 0, "at least 2 classes"),
+        ("cnn2", (0, 28, 28), 10, 0, "positive sides"),
+        ("cnn2", (), 10, 0, "positive sides"),
+        ("cnn2", (256,), 2, 10_000, "expected a model for text, such as 'embedding-linear', got cnn2"),
+        ("cnn-fmnist-pa3dfl", (1, 3, 3), 10, 0, "at least 4 × 4"),
+        ("resnet18-gn", (32, 32, 3), 10, 0, "images"),
+        ("resnet18-gn", (9, 128), 6, 0, "images"),
+        ("har-cnn", (1, 28, 28), 10, 0, "series"),
+        ("har-cnn", (9, 35), 6, 0, "at least 36"),
+        ("har-mlp", (1, 8, 8), 10, 0, "series"),
+        ("embedding-linear", (1, 8, 8), 10, 0, "expected text"),
+        ("embedding-linear", (2, 256), 2, 100, "expected text"),
+        ("no_such_module:build", (1, 8, 8), 10, 0, "can be imported"),
+        (":build", (1, 8, 8), 10, 0, "can be imported"),
+        ("math:nothing", (1, 8, 8), 10, 0, "can be imported"),
+        ("math:pi", (1, 8, 8), 10, 0, "callable"),
+        ("math:floor", (1, 8, 8), 10, 0, "got TypeError"),
+        ("builtins:max", (1, 8, 8), 10, 0, "torch.nn.Module, got TypeError"),
+    ],
+)
+def test_refusals_are_one_line(name, shape, classes, vocabulary, words):
+    with pytest.raises(ModelError, match=words) as caught:
+        models.build(name, shape, classes, vocabulary)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("cnn2", 16), ("cnn2-small", 10), ("digits-cnn", 4), ("cnn-fmnist-pa3dfl", 4)]
+)
+def test_least_image_side_is_what_the_error_says(name, least):
+    models.build(name, (1, least, least), 2)(torch.zeros(1, 1, least, least))
+    with pytest.raises(ModelError, match=f"at least {least} × {least}"):
+        models.build(name, (1, least - 1, least), 2)
+
+
+def own_model(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), classes), nn.Dropout(torch.rand(1).item()))
+
+
+@pytest.fixture
+def own_package(monkeypatch):
+    module = types.ModuleType("a_package.nets")
+    module.build = own_model
+    module.not_a_module = lambda input_shape, classes: 3
+    module.three_logits = lambda input_shape, classes: own_model(input_shape, 3)
+    module.for_color = lambda input_shape, classes: nn.Conv2d(3, classes, 1)
+    monkeypatch.setitem(sys.modules, "a_package", types.ModuleType("a_package"))
+    monkeypatch.setitem(sys.modules, "a_package.nets", module)
+
+
+@pytest.mark.usefixtures("own_package")
+def test_anyones_own_model():
+    before = torch.get_rng_state()
+    module = models.build("a_package.nets:build", (1, 8, 8), 10)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert module.training
+    assert module(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    with pytest.raises(ModelError, match=r"to return a torch.nn.Module, got int"):
+        models.build("a_package.nets:not_a_module", (1, 8, 8), 10)
+    with pytest.raises(ModelError, match=r"\(2, 1, 8, 8\) to logits of shape \(2, 10\), got shape \(2, 3\)"):
+        models.build("a_package.nets:three_logits", (1, 8, 8), 10)
+    with pytest.raises(ModelError, match=r"to logits of shape \(2, 10\), got RuntimeError"):
+        models.build("a_package.nets:for_color", (1, 8, 8), 10)
+    with pytest.raises(ModelError, match=r"got RuntimeError"):  # tokens are int64
+        models.build("a_package.nets:build", (64,), 10, vocabulary=100)
+
+
+def test_text_mean_is_over_tokens_that_are_there():
+    module = models.build("embedding-linear", (4,), 2, 10)
+    models.load_weights(module, models.initial_weights(module, 0))
+    table, linear = module.embedding.weight, module.fc
+    logits = module(torch.tensor([[3, 5, 0, 0], [0, 0, 0, 0]]))
+    torch.testing.assert_close(logits[0], linear((table[3] + table[5]) / 2))
+    torch.testing.assert_close(logits[1], linear.bias)  # a text without tokens: the mean is taken as 0
+    logits.sum().backward()
+    assert torch.equal(table.grad[0], torch.zeros(16))
+
+
+def test_importing_models_does_not_import_torch():
+    import subprocess
+
+    code = "import sys, models; models.names(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_unknown_attribute():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = models.nothing
+
+
+def test_role_of_the_first_layers():
+    roles = {
+        parameter.name: parameter.role for parameter in models.layout(models.build("resnet18-gn", (3, 32, 32), 10))
+    }
+    assert roles["stem.weight"] is Role.WEIGHT
+    assert roles["blocks.2.shortcut.1.weight"] is Role.NORM
+    assert roles["fc.bias"] is Role.BIAS

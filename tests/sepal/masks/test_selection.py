@@ -1,0 +1,166 @@
+"""Top-k against a stable sort, the rounding rule by hand, and every refusal."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from sepal.errors import SepalError
+from sepal.masks import selection
+from sepal.rng import derive
+
+
+def oracle(values, k):
+    """A stable sort by falling magnitude keeps equal entries in order of index; its first k are the answer."""
+    return np.sort(np.argsort(-np.abs(values), kind="stable")[:k])
+
+
+@st.composite
+def values_and_k(draw, elements):
+    values = draw(
+        hnp.arrays(draw(st.sampled_from([np.float16, np.float32, np.float64])), st.integers(0, 60), elements=elements)
+    )
+    return values, draw(st.integers(0, values.size))
+
+
+MANY_TIES = st.sampled_from([-2.0, -1.0, -0.0, 0.0, 1.0, 2.0, float("inf")])
+ANY = st.floats(width=16, allow_nan=False)
+
+
+@given(values_and_k(MANY_TIES | ANY))
+def test_top_k_is_the_stable_sort(case):
+    values, k = case
+    before = values.copy()
+    index = selection.top_k(values, k)
+    assert index.dtype == np.int64
+    np.testing.assert_array_equal(index, oracle(values, k))
+    np.testing.assert_array_equal(values, before)
+
+
+@given(values_and_k(MANY_TIES))
+def test_top_k_with_many_ties(case):
+    values, k = case
+    np.testing.assert_array_equal(selection.top_k(values, k), oracle(values, k))
+
+
+@pytest.mark.parametrize("k", [0, 1, 20_000, 199_999, 200_000])
+def test_top_k_on_a_large_array(k):
+    values = derive(1, "test").integers(-50, 51, 200_000).astype(np.float32)
+    np.testing.assert_array_equal(selection.top_k(values, k), oracle(values, k))
+
+
+def test_ties_go_to_the_lowest_index():
+    assert selection.top_k(np.array([1.0, -3.0, 2.0, -2.0, 2.0]), 3).tolist() == [1, 2, 3]
+    assert selection.top_k(np.zeros(5, np.float32), 2).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "k", "words"),
+    [
+        (np.zeros((2, 2)), 1, r"one axis, got shape \(2, 2\)"),
+        (np.zeros(3), 4, r"k: expected 0 … 3, got 4"),
+        (np.zeros(3), -1, "k: expected"),
+        (np.array([0.0, np.nan, np.inf]), 1, "1 NaN of 3"),
+        (np.array([np.nan]), 0, "1 NaN of 1"),
+    ],
+)
+def test_top_k_refuses(values, k, words):
+    with pytest.raises(SepalError, match=words):
+        selection.top_k(values, k)
+
+
+@pytest.mark.parametrize(
+    ("keep", "size", "expected"),
+    [
+        (0.1, 25, 3),  # 2.5, half up (Python's round would give 2)
+        (0.5, 5, 3),  # 2.5
+        (0.29, 50, 15),  # 14.5 in decimal; as floats 14.499999999999998
+        (0.1, 24, 2),  # 2.4
+        (0.001, 10, 1),  # .01, but at least 1
+        (0.0, 10, 0),
+        (1.0, 10, 10),
+        (0.5, 0, 0),
+        (0.9999, 3, 3),
+        (np.float64(0.1), 582_026, 58_203),  # 58,202.6
+    ],
+)
+def test_count_by_hand(keep, size, expected):
+    assert selection.count(keep, size) == expected
+
+
+@pytest.mark.parametrize(("keep", "size"), [(-0.1, 3), (1.1, 3), (float("nan"), 3), (0.5, -1)])
+def test_count_refuses(keep, size):
+    with pytest.raises(SepalError):
+        selection.count(keep, size)
+
+
+def test_global_top_k_by_hand():
+    # flat: 1 -5 2 0 | 5 | (empty) | 3 -2: magnitudes 5 (1), 5 (4), 3 (5), then 2 at 2 before 2 at 6
+    tensors = {
+        "b": np.array([[1.0, -5.0], [2.0, 0.0]]),
+        "a": np.array(5.0),
+        "none": np.zeros((0, 3)),
+        "c": np.array([3.0, -2.0]),
+    }
+    index = selection.global_top_k(tensors, 4)
+    assert {name: part.tolist() for name, part in index.items()} == {"b": [1, 2], "a": [0], "none": [], "c": [0]}
+    assert list(index) == ["b", "a", "none", "c"]
+    assert all(part.dtype == np.int64 for part in index.values())
+
+
+@given(
+    st.lists(
+        hnp.arrays(np.float32, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4), elements=MANY_TIES),
+        max_size=4,
+    ),
+    st.data(),
+)
+def test_global_top_k_is_top_k_of_the_concatenation(arrays, data):
+    tensors = {f"t{number}": array for number, array in enumerate(arrays)}
+    flat = np.concatenate([np.ravel(array) for array in arrays]) if arrays else np.zeros(0)
+    k = data.draw(st.integers(0, flat.size))
+    index = selection.global_top_k(tensors, k)
+    starts = np.cumsum([0, *(array.size for array in arrays)])
+    together = np.concatenate(
+        [part + start for part, start in zip(index.values(), starts, strict=False)] or [np.zeros(0, int)]
+    )
+    np.testing.assert_array_equal(together, oracle(flat, k))
+
+
+def test_global_top_k_refuses_more_than_there_is():
+    with pytest.raises(SepalError, match="0 … 3"):
+        selection.global_top_k({"a": np.zeros(3)}, 4)
+    assert selection.global_top_k({}, 0) == {}
+
+
+def test_per_layer_top_k_by_hand():
+    # half of 3 entries is 1.5, so 2; half of 1 is .5, so 1
+    index = selection.per_layer_top_k({"a": np.array([1.0, 3.0, -2.0]), "b": np.array([[0.0]])}, 0.5)
+    assert {name: part.tolist() for name, part in index.items()} == {"a": [1, 2], "b": [0]}
+
+
+@given(st.integers(0, 40), st.data())
+def test_random_subset_is_a_sorted_subset(size, data):
+    index = np.arange(size, dtype=np.int64) * 3
+    k = data.draw(st.integers(0, size))
+    chosen = selection.random_subset(index, k, derive(data.draw(st.integers(0, 9)), "test"))
+    assert chosen.dtype == np.int64
+    assert len(set(chosen.tolist())) == k
+    assert set(chosen.tolist()) <= set(index.tolist())
+    assert chosen.tolist() == sorted(chosen.tolist())
+
+
+def test_random_subset_is_fair_and_repeatable():
+    index = np.array([2, 5, 7, 11], np.int64)
+    one, two = (selection.random_subset(index, 2, derive(1, "test")) for _ in range(2))
+    assert one.tolist() == two.tolist()
+    # each of the 4 is in half of the 2-subsets: 2,000 draws, standard deviation √(2000/4) = 22
+    rng = derive(2, "test")
+    hits = np.sum([np.isin(index, selection.random_subset(index, 2, rng)) for _ in range(2000)], axis=0)
+    assert np.abs(hits - 1000).max() < 100
+
+
+def test_random_subset_refuses_more_than_there_is():
+    with pytest.raises(SepalError, match="0 … 2"):
+        selection.random_subset(np.arange(2), 3, derive(1, "test"))
