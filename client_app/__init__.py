@@ -1,0 +1,1 @@
+"""The Flower ClientApp: hosts the client halves and owns their persistent state."""

@@ -1,0 +1,105 @@
+"""The client's host: takes an order, runs the client half of the method, owns the client's state by version.
+
+Nothing here knows a method. The host loads exactly the version that the server names, lets the half work, stores the
+new state together with the reply, and answers; asked the same again, it answers what it stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from flwr.app import RecordDict
+
+from sepal.contract import seal, unseal
+from sepal.errors import ContractError, SepalError, StateError
+from sepal.messages import Content, Order, Reply, read_order, version, write_error, write_reply
+from sepal.method import Client, ClientInfo, Kind, Payload, Predictor
+from sepal.state import digest
+from sepal.store import ClientStore, Stored
+
+Evaluate: TypeAlias = Callable[[Predictor, str], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class ClientHost:
+    """One client in one run.
+
+    Attributes:
+        run: UUID of the run; empty accepts the first that comes (a roster query).
+        info: The client's roster entry.
+        half: The client half of the method.
+        store: The client's states in this run.
+        evaluate: Scores a predictor for a view (``received``, ``trained`` or ``pooled``): counts by name.
+        facts: Further text for the roster.
+        spent: Gives figures of the work just done (seconds, multiply-adds) and starts counting anew.
+    """
+
+    run: str
+    info: ClientInfo
+    half: Client[Any]
+    store: ClientStore
+    evaluate: Evaluate
+    facts: Mapping[str, str]
+    spent: Callable[[], Mapping[str, float]] = dict
+
+    def handle(self, records: RecordDict) -> RecordDict:
+        """Answer one message; a SepalError becomes a reply that says so, anything else is a bug and is raised."""
+        try:
+            order, content = read_order(records)
+            if self.run and order.run != self.run:
+                raise ContractError("run", self.run, order.run)
+            reply, answer = self._answer(order, content)
+            return write_reply(reply, answer)
+        except SepalError as error:
+            return write_error(error, self.info.name)
+
+    def _answer(self, order: Order, content: Content) -> tuple[Reply, Content]:
+        plan, kind = order.plan, order.kind
+        reply = Reply(order.run, plan.round, kind, self.info, order.base)
+        if kind is Kind.QUERY:
+            return replace(reply, facts={**self.facts, "store": self.store.identity}), Content()
+        download_digest = content.digest()
+        request = f"{kind.value}|{plan.round}|{order.base}|{download_digest}|{order.keep}|{','.join(order.views)}"
+        stored = self.store.answered(plan.round, request)
+        if stored:
+            return stored.reply, stored.content
+        state = self._load(order.base)
+        download = unseal(content, self.half.download_schema(state, plan))
+        metrics = self._score("received", order, self.half.predictor(state, download, plan))
+        self.spent()
+        after, upload = self._work(order, state, download)
+        metrics |= {**self.spent(), **self._score("trained", order, self.half.predictor(after, None, plan))}
+        reply = replace(reply, download=download_digest, metrics=metrics)
+        answer = seal(upload)
+        if kind is Kind.TRAIN or order.keep:
+            name = version(plan.round, order.base, download_digest, answer.digest())
+            reply = replace(reply, version=name, state=digest(after))
+            self.store.save(name, Stored(request, after, reply, answer))
+            self.store.prune(order.durable)
+        return reply, answer
+
+    def _load(self, base: str) -> Any:
+        if not base:
+            return self.half.init()
+        stored = self.store.load(base)
+        if stored is None:
+            raise StateError("base", f"the state of version {base}", "none: it was lost, or is of another directory")
+        return stored.state
+
+    def _work(self, order: Order, state: Any, download: Payload) -> tuple[Any, Payload]:
+        if order.kind is Kind.TRAIN:
+            return self.half.train(state, download, order.plan)
+        if order.kind is Kind.ADAPT:
+            return self.half.adapt(state, download, order.plan), Payload()
+        return state, Payload()
+
+    def _score(self, view: str, order: Order, predictor: Predictor | None) -> dict[str, float]:
+        """Score ``predictor`` where the order asks for it; the pooled view is the trained model on pooled data."""
+        views = [view, *(["pooled"] if view == "trained" else [])]
+        scores: dict[str, float] = {}
+        for wanted in views:
+            if wanted in order.views and predictor is not None:
+                scores |= {f"{wanted}.{name}": value for name, value in self.evaluate(predictor, wanted).items()}
+        return scores

@@ -1,0 +1,1 @@
+"""The ``sepal`` command, the in-process engine, comparisons and reports."""

@@ -1,0 +1,93 @@
+"""A Flower Grid whose nodes are functions in this process: no SuperLink, no sockets, no Ray.
+
+The strategy cannot tell it from a deployed grid: messages get ids, replies are matched by ``reply_to_message_id``, an
+exception in a client becomes an error reply.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+from flwr.app import Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+log = logging.getLogger("sepal")
+
+Handle: TypeAlias = Callable[[Message], Message]
+Job: TypeAlias = tuple[int, Message]
+RunJobs: TypeAlias = Callable[[list[Job]], list[Message]]
+
+CLIENT_APP_RAISED = 2  # flwr.common.constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+
+
+def enter_run(run_id: int = 1, node_id: int = 1) -> None:
+    """Give this process the identity without which Flower makes no Message (private to Flower; only here)."""
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run_id, 1, node_id
+
+
+class InProcessGrid(Grid):
+    """Grid over ``nodes``.
+
+    Args:
+        nodes: Node id to the function that answers its messages.
+        run_jobs: Runs (node id, message) pairs and returns the replies in their order; by default one after another.
+    """
+
+    def __init__(self, nodes: Mapping[int, Handle], run_jobs: RunJobs | None = None) -> None:
+        enter_run()
+        self._nodes = dict(nodes)
+        self._run_jobs = run_jobs or self._serially
+        self._replies: dict[str, Message] = {}
+        self._count = 0
+
+    def _serially(self, jobs: list[Job]) -> list[Message]:
+        return [answer(self._nodes[node], message) for node, message in jobs]
+
+    def set_run(self, run: object) -> None:
+        """Take no notice: there is one run."""
+
+    @property
+    def run(self) -> object:  # type: ignore[override]
+        """Nothing: an in-process run is not registered anywhere."""
+        return None
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Return a message; deprecated in Flower, kept because Grid asks for it."""
+        return Message(content, dst_node_id=dst_node_id, message_type=message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> list[int]:
+        """Return the ids of all nodes."""
+        return list(self._nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Run the messages' clients at once, and keep their replies for :meth:`pull_messages`."""
+        jobs: list[Job] = []
+        for message in messages:
+            self._count += 1
+            message.metadata.__dict__["_message_id"] = f"m{self._count}"
+            jobs.append((message.metadata.dst_node_id, message))
+        for (_, message), reply in zip(jobs, self._run_jobs(jobs), strict=True):
+            self._replies[message.metadata.message_id] = reply
+        return [message.metadata.message_id for _, message in jobs]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies that are there, each once."""
+        return [self._replies.pop(name) for name in message_ids if name in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Push, then pull."""
+        return self.pull_messages(self.push_messages(messages))
+
+
+def answer(handle: Handle, message: Message) -> Message:
+    """Return ``handle``'s reply; an exception becomes an error reply, as a SuperNode makes one."""
+    try:
+        return handle(message)
+    except Exception as reason:
+        log.exception("client of node %d raised", message.metadata.dst_node_id)
+        return Message(Error(CLIENT_APP_RAISED, f"{type(reason).__name__}: {reason}"), reply_to=message)

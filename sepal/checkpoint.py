@@ -1,0 +1,192 @@
+"""The server's memory: accepted uploads and round records as they come, the whole state now and then.
+
+Write-ahead: a round's uploads and its record are in the journal before anything of the next round is sent, so a server
+that is killed anywhere continues from its last full checkpoint by folding the recorded rounds
+(:func:`sepal.progress.advance`). Two checkpoints are kept; where the newer is damaged, the older one and the journal
+since then serve, and clients keep the versions that the older one may ask for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from safetensors.numpy import save
+
+from sepal.errors import StateError
+from sepal.messages import Content
+from sepal.progress import Progress, RoundRecord
+from sepal.state import flatten, restore
+from sepal.store import read_tensors, write_atomically
+
+log = logging.getLogger("sepal")
+
+
+class ServerStore(Protocol):
+    """Where a run's server keeps what must outlive it."""
+
+    def latest(self) -> Progress | None:
+        """Return the newest checkpoint that can be read; None where the run is new."""
+        ...
+
+    def recorded(self, round: int) -> RoundRecord | None:
+        """Return the record of ``round``; None where that round was not completed."""
+        ...
+
+    def spool(self, round: int, client: str, content: Content) -> None:
+        """Keep an accepted upload."""
+        ...
+
+    def read(self, round: int, client: str) -> Content:
+        """Return an accepted upload."""
+        ...
+
+    def commit(self, record: RoundRecord) -> None:
+        """Keep the record of a completed round; on disk when this returns."""
+        ...
+
+    def checkpoint(self, progress: Progress) -> None:
+        """Keep the whole state."""
+        ...
+
+    def durable(self) -> Mapping[str, str]:
+        """Return the clients' versions at the oldest checkpoint kept: the oldest that may ever be asked for."""
+        ...
+
+
+class MemoryServerStore:
+    """Everything in this process: for a run that need not outlive it. Keeps one round's uploads and two checkpoints."""
+
+    def __init__(self) -> None:
+        self.checkpoints: list[Progress] = []
+        self._uploads: dict[tuple[int, str], Content] = {}
+
+    def latest(self) -> Progress | None:
+        """See :class:`ServerStore`."""
+        return self.checkpoints[-1] if self.checkpoints else None
+
+    def recorded(self, round: int) -> RoundRecord | None:
+        """See :class:`ServerStore`."""
+        return None
+
+    def spool(self, round: int, client: str, content: Content) -> None:
+        """See :class:`ServerStore`; uploads of other rounds are let go."""
+        self._uploads = {key: kept for key, kept in self._uploads.items() if key[0] == round}
+        self._uploads[round, client] = content
+
+    def read(self, round: int, client: str) -> Content:
+        """See :class:`ServerStore`."""
+        return self._uploads[round, client]
+
+    def commit(self, record: RoundRecord) -> None:
+        """See :class:`ServerStore`; rounds are not recorded here, because nothing will replay them."""
+
+    def checkpoint(self, progress: Progress) -> None:
+        """See :class:`ServerStore`."""
+        self.checkpoints = [*self.checkpoints, progress][-2:]
+
+    def durable(self) -> Mapping[str, str]:
+        """See :class:`ServerStore`."""
+        return self.checkpoints[0].versions if self.checkpoints else {}
+
+
+class DiskServerStore:
+    """Checkpoints and journal under one directory.
+
+    ``round-000010.safetensors`` is the state after round 10; ``journal/000011/`` holds round 11: a file an upload,
+    and ``round.json``, written last, which makes the round a completed one.
+
+    Args:
+        directory: Made when missing.
+        state: Type of the server half's state.
+    """
+
+    def __init__(self, directory: Path, state: type) -> None:
+        self._directory, self._state = directory, state
+        (directory / "journal").mkdir(parents=True, exist_ok=True)
+        self._durable: dict[int, Mapping[str, str]] = {}
+
+    def _round_directory(self, round: int) -> Path:
+        return self._directory / "journal" / f"{round:06d}"
+
+    def _files(self) -> list[Path]:
+        return sorted(self._directory.glob("round-*.safetensors"))
+
+    def latest(self) -> Progress | None:
+        """See :class:`ServerStore`; a damaged checkpoint is set aside, and the one before it serves."""
+        found = None
+        for path in reversed(self._files()):
+            try:
+                progress = self._load(path)
+            except StateError as reason:
+                log.warning("%s; using the checkpoint before it", reason)
+                path.rename(path.with_suffix(".damaged"))
+                continue
+            self._durable[progress.round] = progress.versions
+            found = found or progress
+        return found
+
+    def _load(self, path: Path) -> Progress:
+        arrays, text = read_tensors(path)
+        try:
+            structure = json.loads(text)
+            server: Any = restore(self._state, arrays, structure.pop("server"))
+        except (ValueError, KeyError) as reason:
+            raise StateError(str(path), "a checkpoint", reason) from None
+        return replace(restore(Progress, {}, {**structure, "server": None}), server=server)
+
+    def recorded(self, round: int) -> RoundRecord | None:
+        """See :class:`ServerStore`."""
+        path = self._round_directory(round) / "round.json"
+        if not path.exists():
+            return None
+        try:
+            return restore(RoundRecord, {}, json.loads(path.read_text()))
+        except (ValueError, OSError) as reason:
+            raise StateError(str(path), "a round's record", reason) from None
+
+    def spool(self, round: int, client: str, content: Content) -> None:
+        """See :class:`ServerStore`."""
+        directory = self._round_directory(round)
+        directory.mkdir(exist_ok=True)
+        arrays = {"data": np.frombuffer(content.data, np.uint8)}
+        text = json.dumps(dict(content.scalars))
+        write_atomically(directory / f"{client}.safetensors", save(arrays, {"sepal": text}))
+
+    def read(self, round: int, client: str) -> Content:
+        """See :class:`ServerStore`."""
+        arrays, text = read_tensors(self._round_directory(round) / f"{client}.safetensors")
+        return Content(arrays["data"].tobytes(), json.loads(text))
+
+    def commit(self, record: RoundRecord) -> None:
+        """See :class:`ServerStore`."""
+        _, structure = flatten(record)
+        directory = self._round_directory(record.round)
+        directory.mkdir(exist_ok=True)
+        write_atomically(directory / "round.json", json.dumps(structure).encode())
+
+    def checkpoint(self, progress: Progress) -> None:
+        """See :class:`ServerStore`; what only older checkpoints need is deleted afterwards."""
+        arrays, server = flatten(progress.server)
+        _, structure = flatten(replace(progress, server=None))
+        text = json.dumps({**structure, "server": server})
+        write_atomically(self._directory / f"round-{progress.round:06d}.safetensors", save(arrays, {"sepal": text}))
+        self._durable[progress.round] = progress.versions
+        files = self._files()
+        for path in files[:-2]:
+            path.unlink()
+        oldest = int(files[-2:][0].stem.removeprefix("round-"))
+        self._durable = {round: versions for round, versions in self._durable.items() if round >= oldest}
+        for directory in (self._directory / "journal").iterdir():
+            if directory.name.isdigit() and int(directory.name) <= oldest:
+                shutil.rmtree(directory)
+
+    def durable(self) -> Mapping[str, str]:
+        """See :class:`ServerStore`."""
+        return self._durable[min(self._durable)] if self._durable else {}

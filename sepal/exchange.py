@@ -1,0 +1,83 @@
+"""One exchange of messages over a Flower Grid: push, then pull until everyone has answered or the deadline is there.
+
+Flower's own ``send_and_receive`` sleeps three seconds between looks and knows nothing of late replies; this loop looks
+ten times a second and matches by ``reply_to_message_id`` (errors come with the SuperLink as their source).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from sepal.method import Kind
+
+MESSAGE_TYPES = {
+    Kind.QUERY: MessageType.QUERY,
+    Kind.TRAIN: MessageType.TRAIN,
+    Kind.ADAPT: f"{MessageType.TRAIN}.adapt",
+    Kind.EVALUATE: MessageType.EVALUATE,
+}
+
+
+@dataclass
+class Exchange:
+    """Messages in flight over ``grid``, this round's and those that earlier rounds gave up on.
+
+    Attributes:
+        late: Replies that came after their round had ended: refused and counted.
+    """
+
+    grid: Grid
+    poll: float = 0.1
+    late: int = 0
+    _stale: set[str] = field(default_factory=set)
+
+    def deliver(
+        self,
+        orders: Mapping[int, tuple[Kind, RecordDict]],
+        group: str,
+        timeout: float,
+        on_reply: Callable[[int, RecordDict], None],
+    ) -> dict[int, str]:
+        """Send an order to each node and hand every reply to ``on_reply`` as it comes.
+
+        Args:
+            orders: Node id to kind and content.
+            group: Flower's group id, the round.
+            timeout: Seconds; also the messages' time to live.
+            on_reply: Called with node id and content.
+
+        Returns:
+            Node id to reason, for the nodes that gave no reply.
+        """
+        deadline = time.monotonic() + timeout
+        messages = [
+            Message(records, dst_node_id=node, message_type=MESSAGE_TYPES[kind], ttl=timeout, group_id=group)
+            for node, (kind, records) in orders.items()
+        ]
+        pushed = list(self.grid.push_messages(messages))
+        waiting = {name: node for name, node in zip(pushed, orders, strict=True) if name}
+        missing = {node: "not accepted by the SuperLink" for name, node in zip(pushed, orders, strict=True) if not name}
+        while waiting:
+            replies = list(self.grid.pull_messages([*waiting, *self._stale]))
+            for reply in replies:
+                asked = reply.metadata.reply_to_message_id
+                node = waiting.pop(asked, None)
+                if node is None:
+                    self.late += asked in self._stale and not reply.has_error()
+                    self._stale.discard(asked)
+                elif reply.has_error():
+                    missing[node] = f"error {reply.error.code}: {reply.error.reason}"
+                else:
+                    on_reply(node, reply.content)
+            if waiting and time.monotonic() > deadline:
+                missing |= dict.fromkeys(waiting.values(), f"no reply within {timeout:g} s")
+                self._stale |= set(waiting)
+                break
+            if waiting and not replies:
+                time.sleep(self.poll)
+        return missing

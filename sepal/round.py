@@ -1,0 +1,216 @@
+"""One round: who is asked what, what comes back, what is accepted, and the record of it all.
+
+A round is made from the run's state and gathers replies until it is complete or given up. It changes nothing outside
+itself but the spool of accepted uploads, so a round that is given up leaves the run as it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from flwr.app import RecordDict
+
+from sepal.accuracy import VIEWS
+from sepal.checkpoint import ServerStore
+from sepal.config import RunConfig
+from sepal.contract import seal, unseal
+from sepal.errors import ContractError, RoundError, SepalError
+from sepal.ledger import Entry, message_bytes
+from sepal.messages import Content, Order, Reply, read_reply, version, write_order
+from sepal.method import ClientInfo, Kind, Plan, Server, Task
+from sepal.progress import Answered, Progress, RoundRecord, compose
+from sepal.roster import sample
+
+Orders: TypeAlias = Mapping[int, tuple[Kind, RecordDict]]
+Take: TypeAlias = Callable[[int, RecordDict], None]
+Deliver: TypeAlias = Callable[[Orders, Take], Mapping[int, str]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One message of a round: what was asked of whom, and what it must be answered with."""
+
+    client: str
+    order: Order
+    content: Content
+    purpose: str
+
+
+class Round:
+    """Composes a round's messages and collects its replies.
+
+    Args:
+        half: The method's server half.
+        progress: The run's state before the round.
+        store: Takes the accepted uploads.
+        task: For the dense equivalent of a message.
+        config: Sampling, evaluation, what to do about missing replies.
+        plan: What the method does in this round.
+        joined: Clients that are new to the roster.
+        stores: Identity of each new client's state store.
+        closing: Whether this is the closing round: everybody, last downloads, all views, states kept.
+    """
+
+    def __init__(
+        self,
+        half: Server[Any],
+        progress: Progress,
+        store: ServerStore,
+        task: Task,
+        config: RunConfig,
+        plan: Plan,
+        joined: Mapping[str, ClientInfo],
+        stores: Mapping[str, str],
+        closing: bool = False,
+    ) -> None:
+        self._half, self._progress, self._store, self._config = half, progress, store, config
+        self._plan, self._joined, self._stores, self._closing = plan, joined, stores, closing
+        self._roster = {**progress.roster, **joined}
+        self._dense = 4 * sum(parameter.size for parameter in task.layout)
+        self._started = time.monotonic()
+        self._replies: dict[str, Reply] = {}
+        self._failed: dict[str, SepalError] = {}
+        self._ledger: list[Entry] = []
+        self.full = closing or bool(config.evaluate_every and plan.round % config.evaluate_every == 0)
+        self._asked = self._compose()
+        self.waiting = set(self._asked)
+
+    def _compose(self) -> dict[str, Asked]:
+        plan, config = self._plan, self._config
+        if plan.who == "none" and not self._closing:
+            return {}
+        if self._closing or plan.who == "all":
+            trained = sorted(self._roster)
+        else:
+            trained = sample(self._roster, config.clients_per_round, config.seed, plan.round)
+        names = sorted(self._roster) if self.full else trained
+        return {name: self._compose_one(name, name in trained) for name in names}
+
+    def _compose_one(self, name: str, trains: bool) -> Asked:
+        progress = self._progress
+        kind = Kind.TRAIN if trains and not self._closing else Kind.ADAPT
+        purpose = "closing" if self._closing else "training" if trains else "evaluation"
+        views = VIEWS if self.full else VIEWS[:2]
+        base, durable = progress.versions.get(name, ""), self._store.durable().get(name, "")
+        order = Order(progress.run, kind, self._plan, base, durable, views, keep=self._closing)
+        payload = compose(self._half, progress.server, self._roster[name], self._plan, progress.versions)
+        return Asked(name, order, seal(payload), purpose)
+
+    def send(self, nodes: Mapping[str, int], deliver: Deliver) -> None:
+        """Send to the clients that have not answered; what they answer is accepted or refused as it comes.
+
+        Args:
+            nodes: Node id by client name, of the clients that are connected.
+            deliver: Sends orders and hands replies back; returns node id to reason for those without reply.
+        """
+        names = {nodes[name]: name for name in sorted(self.waiting & set(nodes))}
+        absent = sorted(self.waiting - set(nodes))
+        orders: dict[int, tuple[Kind, RecordDict]] = {}
+        for node, name in names.items():
+            asked = self._asked[name]
+            records = write_order(asked.order, asked.content)
+            orders[node] = asked.order.kind, records
+            self._enter(asked, "down", asked.content, records)
+        missing = deliver(orders, lambda node, records: self.accept(names[node], records)) if orders else {}
+        for node, reason in missing.items():
+            self._enter(self._asked[names[node]], "up", Content(), None, ("missing", reason))
+        for name in absent:
+            self._enter(self._asked[name], "up", Content(), None, ("missing", "not connected"))
+
+    def accept(self, name: str, records: RecordDict) -> None:
+        """Check a reply against its order and the method's schema, and spool its upload; or name why not."""
+        asked = self._asked.get(name)
+        if asked is None or name not in self.waiting:
+            return
+        self.waiting.discard(name)
+        content = Content()
+        try:
+            reply, content = read_reply(records)
+            self._check(asked, reply, content)
+        except SepalError as reason:
+            if "error" in records.config_records:  # the client's own words, not our refusal
+                self._failed[name] = reason
+            self._enter(asked, "up", content, records, ("refused", str(reason)))
+            return
+        if asked.order.kind is Kind.TRAIN:
+            self._store.spool(self._plan.round, name, content)
+        self._replies[name] = reply
+        self._enter(asked, "up", content, records)
+
+    def _check(self, asked: Asked, reply: Reply, content: Content) -> None:
+        order, client = asked.order, self._roster[asked.client]
+        kept = order.kind is Kind.TRAIN or order.keep
+        digest = asked.content.digest()
+        reached = version(order.plan.round, order.base, digest, content.digest()) if kept else ""
+        expected = Reply(order.run, order.plan.round, order.kind, client, order.base, digest, reached)
+        for key in ("run", "round", "kind", "client", "base", "download", "version"):
+            if getattr(expected, key) != getattr(reply, key):
+                raise ContractError(key, repr(getattr(expected, key)), repr(getattr(reply, key)))
+        if order.kind is not Kind.TRAIN:
+            if content.data or content.scalars:
+                raise ContractError("payload", "none in answer to adapt or evaluate", f"{len(content.data)} bytes")
+            return
+        state, plan = self._progress.server, order.plan
+        answered = Answered(self._half, state, client, plan, self._progress.versions)
+        unseal(content, self._half.upload_schema(state, client, plan), answered)
+
+    def _enter(
+        self,
+        asked: Asked,
+        direction: str,
+        content: Content,
+        records: RecordDict | None,
+        fate: tuple[str, str] = ("accepted", ""),
+    ) -> None:
+        """Write one message into the round's ledger; ``records`` is None where nothing came."""
+        status, reason = fate
+        carries = direction == "down" or (status == "accepted" and asked.order.kind is Kind.TRAIN)
+        self._ledger.append(
+            Entry(
+                round=self._plan.round,
+                client=asked.client,
+                purpose=asked.purpose,
+                direction=direction,
+                payload=len(content.data),
+                message=message_bytes(records, content) if records is not None else 0,
+                dense=self._dense if carries else 0,
+                status=status,
+                reason=reason[:300],
+            )
+        )
+
+    def _check_complete(self) -> None:
+        key, config = f"round {self._plan.round}", self._config
+        if self._failed and config.on_missing == "retry":
+            raise RoundError(key, "every client to take part", "; ".join(str(e) for e in self._failed.values()))
+        if self.waiting and config.on_missing == "retry":
+            raise RoundError(key, f"a reply of every client within {config.timeout:g} s", _some(sorted(self.waiting)))
+        if self._asked and len(self._replies) < config.min_replies:
+            reasons = "; ".join(dict.fromkeys(entry.reason for entry in self._ledger if entry.reason))
+            raise RoundError(key, f"at least {config.min_replies} replies", f"{len(self._replies)}: {reasons}")
+
+    def record(self) -> RoundRecord:
+        """Return the round's record.
+
+        Raises:
+            RoundError: Too little came back to go on; nothing of the round counts, and the run can be resumed.
+        """
+        self._check_complete()
+        trained = [reply.metrics.get("seconds", 0.0) for reply in self._replies.values()]
+        return RoundRecord(
+            round=self._plan.round,
+            sampled=tuple(name for name, asked in self._asked.items() if asked.purpose != "evaluation"),
+            joined=tuple(self._joined[name] for name in sorted(self._joined)),
+            stores={name: self._stores[name] for name in sorted(self._stores)},
+            replies={name: self._replies[name] for name in sorted(self._replies)},
+            ledger=tuple(sorted(self._ledger, key=lambda entry: (entry.client, entry.direction))),
+            full=self.full and bool(self._asked),
+            seconds={"total": time.monotonic() - self._started, "train": max(trained, default=0.0)},
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") + " missing"

@@ -1,0 +1,139 @@
+"""States as files: frozen dataclasses to named arrays and JSON, and back; digests of both.
+
+A state may hold NumPy arrays, numbers, strings, truth values, None, enums, tuples, mappings with string keys, and
+dataclasses of these. No pickle: arrays go to safetensors, the rest to JSON, and the dataclass's type hints say how to
+put them together again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sepal.errors import StateError
+
+T = TypeVar("T")
+Arrays = dict[str, npt.NDArray[Any]]
+_ARRAY = "@array"
+
+
+def flatten(value: object) -> tuple[Arrays, Any]:
+    """Return ``value`` as (arrays by path, JSON structure that refers to them)."""
+    arrays: Arrays = {}
+    return arrays, _flatten(value, "", arrays)
+
+
+def _flatten(value: object, path: str, arrays: Arrays) -> Any:
+    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
+        return value
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        arrays[path] = np.ascontiguousarray(value)
+        return {_ARRAY: path}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _flatten(getattr(value, f.name), f"{path}/{f.name}", arrays) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _flatten(item, f"{path}/{key}", arrays) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_flatten(item, f"{path}/{number}", arrays) for number, item in enumerate(value)]
+    raise TypeError(f"{path or 'state'}: a state cannot hold {type(value).__name__}")
+
+
+def restore(kind: type[T], arrays: Mapping[str, npt.NDArray[Any]], structure: Any) -> T:
+    """Return the ``kind`` that :func:`flatten` took apart.
+
+    Raises:
+        StateError: The structure does not fit the type; the key names the place.
+    """
+    return typing.cast("T", _restore(kind, structure, arrays, kind.__name__))
+
+
+def _restore(hint: Any, node: Any, arrays: Mapping[str, npt.NDArray[Any]], path: str) -> Any:  # noqa: C901
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _restore_union(hint, node, arrays, path)
+    if isinstance(node, dict) and set(node) == {_ARRAY}:
+        if hint is not np.ndarray and origin is not np.ndarray and hint is not Any:
+            raise StateError(path, f"{hint}", "an array")
+        if node[_ARRAY] not in arrays:
+            raise StateError(path, "its array in the file", "none")
+        return arrays[node[_ARRAY]]
+    if hint is Any:
+        return node
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _restore_dataclass(hint, node, arrays, path)
+    if origin is tuple:
+        arguments = typing.get_args(hint)
+        if not isinstance(node, list):
+            raise StateError(path, "a list", type(node).__name__)
+        same = len(arguments) == 2 and arguments[1] is Ellipsis
+        if not same and len(arguments) != len(node):
+            raise StateError(path, f"{len(arguments)} items", len(node))
+        hints = [arguments[0]] * len(node) if same else list(arguments)
+        return tuple(
+            _restore(h, item, arrays, f"{path}/{i}") for i, (h, item) in enumerate(zip(hints, node, strict=True))
+        )
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        if not isinstance(node, dict):
+            raise StateError(path, "a mapping", type(node).__name__)
+        inner = typing.get_args(hint)[1]
+        return {key: _restore(inner, item, arrays, f"{path}/{key}") for key, item in node.items()}
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(node)
+    wanted = (int, float) if hint is float else (hint,)
+    if not isinstance(node, wanted) or (isinstance(node, bool) and hint is not bool):
+        raise StateError(path, getattr(hint, "__name__", str(hint)), type(node).__name__)
+    return float(node) if hint is float else node
+
+
+def _restore_dataclass(hint: type, node: Any, arrays: Mapping[str, npt.NDArray[Any]], path: str) -> Any:
+    hints = typing.get_type_hints(hint)
+    names = [f.name for f in fields(hint)]
+    if not isinstance(node, dict) or set(node) != set(names):
+        raise StateError(path, f"the fields {', '.join(names)}", ", ".join(node) if isinstance(node, dict) else node)
+    return hint(**{name: _restore(hints[name], node[name], arrays, f"{path}/{name}") for name in names})
+
+
+def _restore_union(hint: Any, node: Any, arrays: Mapping[str, npt.NDArray[Any]], path: str) -> Any:
+    choices = typing.get_args(hint)
+    if node is None and type(None) in choices:
+        return None
+    error = StateError(path, str(hint), "nothing that fits")
+    for choice in choices:
+        if choice is type(None):
+            continue
+        try:
+            return _restore(choice, node, arrays, path)
+        except StateError as reason:
+            error = reason
+    raise error
+
+
+def digest_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Return SHA-256 (hex) over name, dtype, shape and little-endian bytes of each array, sorted by name."""
+    sha = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        sha.update(json.dumps([name, array.dtype.name, list(array.shape)]).encode())
+        sha.update(array.data if array.ndim and array.size else array.tobytes())
+    return sha.hexdigest()
+
+
+def digest(state: object) -> str:
+    """Return SHA-256 (hex) over everything that ``state`` holds: its arrays, then the rest as canonical JSON."""
+    arrays, structure = flatten(state)
+    text = json.dumps(structure, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(f"{digest_arrays(arrays)}{text}".encode()).hexdigest()

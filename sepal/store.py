@@ -1,0 +1,239 @@
+"""A client's states by version: in memory for the in-process engine, on disk for everything that must outlive a kill.
+
+A version is kept until the server says, by ``durable``, that it will never ask for it again. With each state lies the
+reply that reached it, so a client that is asked the same thing twice answers the same bytes twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save
+
+from sepal.errors import StateError
+from sepal.messages import Content, Reply, version_round
+from sepal.method import Scalar
+from sepal.state import flatten, restore
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One version: the state, and the reply that was sent when it was reached.
+
+    Attributes:
+        request: What was asked: kind, round, base and the digest of the download.
+    """
+
+    request: str
+    state: Any
+    reply: Reply
+    content: Content
+
+
+class ClientStore(Protocol):
+    """The states of one client in one run."""
+
+    @property
+    def identity(self) -> str:
+        """A name for this store that no other store has: tells a restarted client from a second one of its name."""
+        ...
+
+    def load(self, version: str) -> Stored | None:
+        """Return the version, or None where it is not (or no longer, or damaged)."""
+        ...
+
+    def answered(self, round: int, request: str) -> Stored | None:
+        """Return the version of ``round`` that answered ``request``, or None."""
+        ...
+
+    def save(self, version: str, stored: Stored) -> None:
+        """Keep ``stored``; on disk when this returns, where the store is one on disk."""
+        ...
+
+    def prune(self, durable: str) -> None:
+        """Forget the versions older than ``durable``; never ``durable`` itself or anything newer."""
+        ...
+
+
+class MemoryStore:
+    """States in this process's memory."""
+
+    def __init__(self) -> None:
+        self.identity = uuid.uuid4().hex
+        self._versions: dict[str, Stored] = {}
+
+    def load(self, version: str) -> Stored | None:
+        """See :class:`ClientStore`."""
+        return self._versions.get(version)
+
+    def answered(self, round: int, request: str) -> Stored | None:
+        """See :class:`ClientStore`."""
+        return _answered(self, list(self._versions), round, request)
+
+    def save(self, version: str, stored: Stored) -> None:
+        """See :class:`ClientStore`."""
+        self._versions[version] = stored
+
+    def prune(self, durable: str) -> None:
+        """See :class:`ClientStore`."""
+        for version in _older(list(self._versions), durable):
+            del self._versions[version]
+
+
+class DiskStore:
+    """States as safetensors files in one directory, written atomically and synced.
+
+    Args:
+        directory: This client's directory in this run; made when missing.
+        kind: The method's client state type.
+    """
+
+    def __init__(self, directory: Path, kind: type) -> None:
+        self._directory, self._kind = directory, kind
+        directory.mkdir(parents=True, exist_ok=True)
+        mark = directory / "identity"
+        if not mark.exists():
+            write_atomically(mark, uuid.uuid4().hex.encode())
+        self.identity = mark.read_text()
+
+    def _path(self, version: str) -> Path:
+        return self._directory / f"{version}.safetensors"
+
+    def _versions(self) -> list[str]:
+        return [path.stem for path in self._directory.glob("*-*.safetensors")]
+
+    def load(self, version: str) -> Stored | None:
+        """See :class:`ClientStore`."""
+        path = self._path(version)
+        if not path.exists():
+            return None
+        try:
+            arrays, text = read_tensors(path)
+            return _unpack(arrays, text, self._kind)
+        except StateError:
+            path.rename(path.with_suffix(".damaged"))  # out of the way, and still there to be looked at
+            return None
+
+    def answered(self, round: int, request: str) -> Stored | None:
+        """See :class:`ClientStore`."""
+        return _answered(self, self._versions(), round, request)
+
+    def save(self, version: str, stored: Stored) -> None:
+        """See :class:`ClientStore`."""
+        arrays, text = _pack(stored)
+        write_atomically(self._path(version), save(arrays, {"sepal": text}))
+
+    def prune(self, durable: str) -> None:
+        """See :class:`ClientStore`."""
+        for version in _older(self._versions(), durable):
+            self._path(version).unlink(missing_ok=True)
+
+
+def _older(versions: list[str], durable: str) -> list[str]:
+    return [version for version in versions if version_round(version) < version_round(durable)]
+
+
+def _answered(store: ClientStore, versions: list[str], round: int, request: str) -> Stored | None:
+    for version in sorted(versions):
+        if version_round(version) == round:
+            stored = store.load(version)
+            if stored and stored.request == request:
+                return stored
+    return None
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What lies beside the state's arrays in a file, and is restored with them."""
+
+    request: str
+    reply: Reply
+    data: npt.NDArray[np.uint8]
+    scalars: dict[str, Scalar]
+
+
+def _pack(stored: Stored) -> tuple[dict[str, npt.NDArray[Any]], str]:
+    data = np.frombuffer(stored.content.data, np.uint8)
+    record = _Record(stored.request, stored.reply, data, dict(stored.content.scalars))
+    state_arrays, state = flatten(stored.state)
+    arrays, head = flatten(record)
+    arrays = {f"record{name}": array for name, array in arrays.items()}
+    arrays.update({f"state{name}": array for name, array in state_arrays.items()})
+    return arrays, json.dumps({"state": state, "record": head})
+
+
+def _unpack(arrays: dict[str, npt.NDArray[Any]], text: str, kind: type) -> Stored:
+    try:
+        head = json.loads(text)
+        state, record = head["state"], head["record"]
+    except (ValueError, KeyError, TypeError) as reason:
+        raise StateError("state", "a state's structure", reason) from None
+    part = {p: {n.removeprefix(p): a for n, a in arrays.items() if n.startswith(p)} for p in ("state", "record")}
+    read = restore(_Record, part["record"], record)
+    return Stored(
+        read.request, restore(kind, part["state"], state), read.reply, Content(read.data.tobytes(), read.scalars)
+    )
+
+
+def read_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], str]:
+    """Return the arrays of a safetensors file that Sepal wrote, and its JSON.
+
+    Raises:
+        StateError: The file is missing or damaged.
+    """
+    try:
+        with safe_open(path, "np") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, (file.metadata() or {})["sepal"]  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, ValueError) as reason:
+        raise StateError(str(path), "a readable state file", f"{type(reason).__name__}: {reason}") from None
+
+
+def read_plain_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of anybody's safetensors file.
+
+    Raises:
+        StateError: The file is missing or damaged.
+    """
+    try:
+        return dict(load_file(path))
+    except (OSError, SafetensorError, ValueError) as reason:
+        raise StateError(str(path), "a safetensors file", f"{type(reason).__name__}: {reason}") from None
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write ``data`` so that ``path`` is either as before or complete, also after a power cut.
+
+    Raises:
+        StateError: The disk is full or not writable; nothing is left behind.
+    """
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        with open(part, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        with _directory(path.parent) as handle:
+            os.fsync(handle)
+    except OSError as reason:
+        part.unlink(missing_ok=True)
+        raise StateError(str(path), "room and permission to write", reason.strerror or reason) from None
+
+
+@contextmanager
+def _directory(path: Path) -> Iterator[int]:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)

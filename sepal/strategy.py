@@ -1,0 +1,297 @@
+"""SepalStrategy: the one Flower Strategy. It drives the rounds of every method and knows none.
+
+It owns what surrounds a method: who takes part, which version each client starts from, what is sent and when it is
+given up, what is accepted, what is written down. What happens inside a round is the method's server half
+(:mod:`sepal.method`); what a round does to the run's state is :func:`sepal.progress.advance`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from sepal.checkpoint import MemoryServerStore, ServerStore
+from sepal.errors import ConfigError, RosterError, RoundError
+from sepal.exchange import MESSAGE_TYPES, Exchange
+from sepal.messages import Content, Order, Reply, read_reply, write_order
+from sepal.method import Kind, Method, Plan, Task
+from sepal.progress import Progress, RoundRecord, advance
+from sepal.roster import Connections, wait
+from sepal.round import Orders, Round, Take
+from sepal.state import digest_arrays
+
+log = logging.getLogger("sepal")
+
+
+class Observer(Protocol):
+    """Told what happens in a run: a progress bar, the run directory's writer."""
+
+    def opened(self, progress: Progress, total: int) -> None:
+        """Take note of the state that the run starts or continues from, and of its number of rounds."""
+
+    def round(self, progress: Progress, record: RoundRecord, line: Mapping[str, Any]) -> None:
+        """Take note of a completed (or replayed) round."""
+
+    def closed(self, progress: Progress, line: Mapping[str, Any]) -> None:
+        """Take note of the completed closing round."""
+
+
+class SepalStrategy(Strategy):
+    """Drives a run of ``method`` over any Flower Grid.
+
+    Args:
+        method: The method's record.
+        task: Model layout, initial weights and configuration.
+        store: What outlives this process; by default nothing does.
+        observers: Told of every round.
+        settle: With ``clients = 0``, seconds during which no further client may register before the run starts.
+        pause: Seconds before a client that gave no reply is asked again.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        store: ServerStore | None = None,
+        observers: Sequence[Observer] = (),
+        settle: float = 3.0,
+        pause: float = 1.0,
+    ) -> None:
+        self.task, self.config, self._method = task, task.config, method
+        self.half = method.make_server(task)
+        self.store: ServerStore = store or MemoryServerStore()
+        self._observers, self._settle, self._pause = observers, settle, pause
+        self._connections = Connections()
+        self._exchange: Exchange | None = None
+        self._progress = self.store.latest() or Progress(uuid.uuid4().hex, 0, self.half.init())
+        self._current: Round | None = None
+
+    @property
+    def progress(self) -> Progress:
+        """The run's state after the last completed round."""
+        return self._progress
+
+    def start(  # the signature is Flower's; what does not apply to a method with its own payloads is refused
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Any = None,
+    ) -> Result:
+        """Run all rounds and the closing round; return the global model's arrays and the last figures.
+
+        Args:
+            grid: Any Flower Grid.
+            initial_arrays: Must be W_0 where given: every client derives it from the seed or the same file, so another
+                start is configured by ``initial-weights``, not sent.
+            num_rounds: Overrides ``rounds``.
+            timeout: Overrides ``timeout``, seconds.
+            train_config: Not used: what clients need is in the run config and in the plan.
+            evaluate_config: Not used.
+            evaluate_fn: Not used: accuracy is reported by the clients in three views.
+
+        Raises:
+            RosterError: The clients that the run needs do not come, or do not fit.
+            RoundError: A round got too few replies.
+        """
+        for name, value in (("train_config", train_config), ("evaluate_config", evaluate_config)):
+            if value:
+                raise ConfigError(name, "nothing: the run config says it", ", ".join(value))
+        if evaluate_fn is not None:
+            raise ConfigError("evaluate_fn", "nothing: clients report accuracy in three views", "a function")
+        changes = {"rounds": num_rounds, "timeout": timeout}
+        self.config = self.config.model_copy(update={k: v for k, v in changes.items() if v is not None})
+        self._check_initial(initial_arrays)
+        self._exchange = Exchange(grid)
+        self.summary()
+        self._open(grid)
+        self._replay()
+        for round in range(self._progress.round + 1, self.config.rounds + 1):
+            self._round(grid, self.half.plan(round))
+        if self._progress.round == self.config.rounds:
+            self._round(grid, self.half.plan(self.config.rounds + 1), closing=True)
+        return self._result()
+
+    # The run's beginning
+
+    def _check_initial(self, arrays: ArrayRecord | None) -> None:
+        if arrays is None:
+            return
+        given = {name: array.numpy() for name, array in arrays.items()}
+        if digest_arrays(given) != digest_arrays(dict(self.task.weights)):
+            raise ConfigError("initial_arrays", "the run config's initial weights (see initial-weights)", "others")
+
+    def _open(self, grid: Grid) -> None:
+        """Wait for the clients, and write the first checkpoint of a new run."""
+        progress, fresh = self._progress, self.store.latest() is None
+        self._connections.stores.update(progress.stores)
+        everyone = list(progress.roster) if self.config.on_missing == "retry" else list(progress.roster)[:1]
+        needed: Sequence[str] | int = self.config.clients if fresh else everyone
+        wait(self._connections, lambda: list(grid.get_node_ids()), self._ask, needed, self.config.timeout, self._settle)
+        self._check_weights()
+        if fresh:
+            roster = dict(self._connections.infos)
+            stores = dict(self._connections.stores)
+            self._progress = replace(progress, stores=stores, roster=roster)
+            self.store.checkpoint(self._progress)
+        for observer in self._observers:
+            observer.opened(self._progress, self.config.rounds)
+
+    def _check_weights(self) -> None:
+        ours = digest_arrays(dict(self.task.weights))
+        for name, theirs in sorted(self._connections.weights.items()):
+            if theirs and theirs != ours:
+                raise RosterError(f"{name}: initial weights", f"digest {ours[:12]}", theirs[:12])
+
+    def _replay(self) -> None:
+        """Fold the rounds that were completed after the checkpoint."""
+        while record := self.store.recorded(self._progress.round + 1):
+            self._finish(record, self.half.plan(record.round))
+
+    def _ask(self, nodes: Sequence[int]) -> dict[int, Reply]:
+        """Query nodes for the roster; a client that says why it cannot take part ends the wait with its words."""
+        order = Order(self._progress.run, Kind.QUERY, Plan(self._progress.round))
+        records, replies = write_order(order, Content()), {}
+
+        def take(node: int, content: RecordDict) -> None:
+            replies[node] = read_reply(content)[0]
+
+        if nodes:
+            self._deliver(min(60.0, self.config.timeout), dict.fromkeys(nodes, (Kind.QUERY, records)), take)
+        return replies
+
+    def _deliver(self, timeout: float, orders: Orders, take: Take) -> dict[int, str]:
+        if self._exchange is None:
+            raise RoundError("grid", "start() to be called first", "no grid")
+        return self._exchange.deliver(orders, str(self._progress.round + 1), timeout, take)
+
+    # One round
+
+    def _begin(self, plan: Plan, closing: bool = False) -> Round:
+        joined = {n: i for n, i in self._connections.infos.items() if n not in self._progress.roster}
+        stores = {name: self._connections.stores[name] for name in joined}
+        return Round(self.half, self._progress, self.store, self.task, self.config, plan, joined, stores, closing)
+
+    def _round(self, grid: Grid, plan: Plan, closing: bool = False) -> None:
+        self._refresh(grid)
+        round = self._begin(plan, closing)
+        deadline = time.monotonic() + self.config.timeout
+        while True:
+            remaining = max(1.0, deadline - time.monotonic())
+            round.send(self._connections.nodes, partial(self._deliver, remaining))
+            if not round.waiting or self.config.on_missing == "skip" or time.monotonic() > deadline:
+                break
+            time.sleep(self._pause)
+            self._refresh(grid)
+        record = round.record()
+        self.store.commit(record)
+        self._finish(record, plan)
+
+    def _refresh(self, grid: Grid) -> None:
+        for refusal in self._connections.refresh(list(grid.get_node_ids()), self._ask):
+            log.warning("refused: %s", refusal)
+        self._check_weights()
+
+    def _finish(self, record: RoundRecord, plan: Plan) -> None:
+        """Fold a round that is on disk into the state; a replayed round goes the same way as a live one."""
+        closing = record.round > self.config.rounds
+        line = self._fold(record, plan)
+        if closing or record.round % self.config.checkpoint_every == 0:
+            self.store.checkpoint(self._progress)
+        if closing:
+            for observer in self._observers:
+                observer.closed(self._progress, line)
+
+    def _fold(self, record: RoundRecord, plan: Plan) -> dict[str, Any]:
+        begun = time.monotonic()
+        progress, line = advance(self._progress, record, self.half, plan, self.store.read)
+        server = progress.seconds.get("server", 0.0) + time.monotonic() - begun
+        self._progress = replace(progress, seconds={**progress.seconds, "server": server})
+        for observer in self._observers:
+            observer.round(self._progress, record, line)
+        return line
+
+    def _result(self) -> Result:
+        result = Result()
+        model = self.half.model(self._progress.server)
+        if model:
+            result.arrays = ArrayRecord({name: Array(value) for name, value in model.items()})
+        for view, values in self._progress.accuracy.items():
+            numbers = {f"{view}.{key}": value for key, value in values.items()}
+            result.evaluate_metrics_clientapp[self._progress.accuracy_round] = MetricRecord(
+                {**result.evaluate_metrics_clientapp.get(self._progress.accuracy_round, MetricRecord()), **numbers}
+            )
+        return result
+
+    # Flower's own steps, for those who drive a strategy themselves
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the round's messages; ``arrays`` and ``config`` play no part: the state is the strategy's own."""
+        self._exchange = self._exchange or Exchange(grid)
+        self._refresh(grid)
+        self._current = self._begin(self.half.plan(server_round))
+        messages: list[Message] = []
+
+        def collect(orders: Orders, take: Take) -> dict[int, str]:
+            for node, (kind, records) in orders.items():
+                message_type, group = MESSAGE_TYPES[kind], str(server_round)
+                messages.append(
+                    Message(
+                        records, dst_node_id=node, message_type=message_type, ttl=self.config.timeout, group_id=group
+                    )
+                )
+            return {}
+
+        self._current.send(self._connections.nodes, collect)
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check and aggregate the round's replies; return the global model's arrays."""
+        if self._current is None:
+            raise RoundError("aggregate_train", "configure_train before it", "no round under way")
+        names = {node: name for name, node in self._connections.nodes.items()}
+        for reply in replies:
+            if not reply.has_error() and reply.metadata.src_node_id in names:
+                self._current.accept(names[reply.metadata.src_node_id], reply.content)
+        record = self._current.record()
+        self.store.commit(record)
+        self._fold(record, self.half.plan(server_round))
+        return self._result().arrays, None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return no message: evaluation rides on the replies to train messages."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Return nothing: see :meth:`configure_evaluate`."""
+        return None
+
+    def summary(self) -> None:
+        """Log what is about to run."""
+        config = self.config
+        log.info(
+            "%s on %s: %d rounds, seed %d, run %s",
+            self._method.name,
+            config.dataset,
+            config.rounds,
+            config.seed,
+            self._progress.run,
+        )

@@ -1,0 +1,102 @@
+"""A federation of plain functions for contract tests: real strategy, real hosts, faults on demand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+from flwr.app import Error, Message
+
+from client_app.host import ClientHost
+from experiments.engine.grid import InProcessGrid
+from sepal.checkpoint import MemoryServerStore, ServerStore
+from sepal.config import RunConfig
+from sepal.layout import Parameter, Role
+from sepal.messages import read_order
+from sepal.method import ClientInfo, Kind, Method, Task
+from sepal.store import ClientStore, DiskStore, MemoryStore
+from sepal.strategy import SepalStrategy
+from tests.contract.fakes import SIZE
+
+
+@dataclass
+class Federation:
+    """Clients that live as long as the test, and servers that come and go."""
+
+    method: Method
+    rounds: int = 8
+    clients: int = 4
+    settings: dict[str, object] = field(default_factory=dict)
+    directory: Path | None = None
+    lost: set[tuple[int, str]] = field(default_factory=set)  # (round, client): the first reply is lost
+    killed_at: int = 0  # the server dies before this round's replies arrive
+    trained: list[tuple[int, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        values = {"clients": self.clients, "rounds": self.rounds, "timeout": 20.0, "checkpoint_every": 1}
+        config = RunConfig(**{**values, "evaluate_every": 3, "seed": 5, **self.settings})
+        layout = (Parameter("w", (SIZE,), Role.WEIGHT),)
+        start = np.linspace(-1, 1, SIZE).astype(np.float32)
+        self.task = Task(layout, {"w": start}, config, None)
+        self.stores: dict[str, ClientStore] = {}
+        self.nodes: dict[int, str] = {}
+        for number in range(self.clients):
+            self.join(f"client-{number}", 0.4 + 0.15 * number)
+
+    def join(self, name: str, capacity: float = 1.0) -> None:
+        self.nodes[100 + len(self.nodes)] = name
+        kind = self.method.client_state
+        self.stores[name] = DiskStore(self.directory / name, kind) if self.directory else MemoryStore()
+        setattr(self, f"capacity_{name}", min(capacity, 1.0))
+
+    def host(self, name: str) -> ClientHost:
+        capacity = getattr(self, f"capacity_{name}")
+        half = self.method.make_client(self.task, SimpleNamespace(name=name, capacity=capacity))
+        info = ClientInfo(name, 10, capacity)
+        return ClientHost("", info, half, self.stores[name], lambda predictor, view: {}, {})
+
+    def _handle(self, message: Message) -> Message:
+        name = self.nodes[message.metadata.dst_node_id]
+        order, _ = read_order(message.content)
+        reply = self.host(name).handle(message.content)
+        if order.kind is Kind.TRAIN:
+            self.trained.append((order.plan.round, name))
+        if order.kind is not Kind.QUERY and order.plan.round == self.killed_at:
+            raise Killed
+        if (order.plan.round, name) in self.lost:
+            self.lost.remove((order.plan.round, name))
+            return Message(Error(5, "Node Unavailable"), reply_to=message)
+        return Message(reply, reply_to=message)
+
+    def server(self, store: ServerStore | None = None) -> SepalStrategy:
+        return SepalStrategy(self.method, self.task, store or MemoryServerStore(), pause=0.0)
+
+    def run(self, store: ServerStore | None = None, strategy: SepalStrategy | None = None) -> SepalStrategy:
+        strategy = strategy or self.server(store)
+        strategy.start(Nodes(self))
+        return strategy
+
+    def states(self, strategy: SepalStrategy) -> dict[str, object]:
+        """What each client holds at the version that the server last accepted."""
+        found = {name: self.stores[name].load(v) for name, v in strategy.progress.versions.items()}
+        return {name: stored.state for name, stored in found.items() if stored}
+
+
+class Killed(BaseException):
+    """The server's process is gone: nothing may catch this."""
+
+
+class Nodes(InProcessGrid):
+    """A grid whose nodes are those that the federation has at the moment."""
+
+    def __init__(self, federation: Federation) -> None:
+        super().__init__({})
+        self._federation = federation
+
+    def get_node_ids(self) -> list[int]:
+        return list(self._federation.nodes)
+
+    def _serially(self, jobs):
+        return [self._federation._handle(message) for _, message in jobs]

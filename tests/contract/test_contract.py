@@ -1,0 +1,140 @@
+"""The contract test: five kinds of method, four things that go wrong. What is built on the contract rests on this."""
+
+from __future__ import annotations
+
+import pytest
+
+from sepal.checkpoint import DiskServerStore, MemoryServerStore
+from sepal.state import digest
+from tests.contract.fakes import FAKES
+from tests.contract.harness import Federation, Killed
+
+KINDS = pytest.mark.parametrize("kind", FAKES)
+SAMPLING = pytest.mark.parametrize("per_round", [0, 2], ids=["all", "two a round"])
+
+
+def outcome(strategy) -> tuple[str, dict[str, str]]:
+    progress = strategy.progress
+    return digest(progress.server), dict(progress.digests)
+
+
+def agrees(kind: str, federation: Federation, strategy) -> bool:
+    return FAKES[kind][1](strategy.progress.server, federation.states(strategy), closed=True)
+
+
+def uninterrupted(kind: str, **settings) -> Federation:
+    federation = Federation(FAKES[kind][0], settings=settings)
+    federation.strategy = federation.run()
+    return federation
+
+
+@KINDS
+@SAMPLING
+@pytest.mark.parametrize("lost_round", [1, 3, 5])
+def test_a_lost_upload_asked_again_changes_nothing(kind, per_round, lost_round):
+    whole = uninterrupted(kind, clients_per_round=per_round)
+    federation = Federation(FAKES[kind][0], settings={"clients_per_round": per_round})
+    federation.lost = {(lost_round, f"client-{n}") for n in range(4)}
+    strategy = federation.run()
+    assert outcome(strategy) == outcome(whole.strategy)
+    assert agrees(kind, federation, strategy)
+
+
+@KINDS
+@pytest.mark.parametrize("lost_round", [1, 3, 5])
+def test_a_lost_upload_that_is_skipped_leaves_both_sides_agreed(kind, lost_round):
+    """The client has moved on, the server has not: the client must start from where the server knows it to be."""
+    federation = Federation(FAKES[kind][0], settings={"on_missing": "skip"})
+    federation.lost = {(lost_round, "client-1")}
+    strategy = federation.run()
+    assert (lost_round, "client-1") in federation.trained, "the client did the work; only its reply was lost"
+    assert agrees(kind, federation, strategy)
+
+
+@KINDS
+@SAMPLING
+@pytest.mark.parametrize("killed_at", [2, 4, 6])
+def test_a_server_one_checkpoint_older_reaches_the_same_end(kind, per_round, killed_at):
+    whole = uninterrupted(kind, clients_per_round=per_round)
+    federation = Federation(FAKES[kind][0], settings={"clients_per_round": per_round}, killed_at=killed_at)
+    store = MemoryServerStore()
+    try:
+        federation.run(store)
+    except Killed:
+        pass
+    else:  # the fake sends nothing in that round: then there is nothing to be killed in
+        assert not [r for r, _ in federation.trained if r == killed_at]
+    federation.killed_at = 0
+    older = MemoryServerStore()
+    older.checkpoints = store.checkpoints[:-1] or store.checkpoints
+    strategy = federation.run(older)
+    assert outcome(strategy) == outcome(whole.strategy)
+    assert agrees(kind, federation, strategy)
+
+
+@KINDS
+def test_a_server_killed_between_checkpoints_replays_its_journal(kind, tmp_path):
+    """Checkpoints every 4 rounds, killed in round 7: rounds 5 and 6 come from the journal."""
+    whole = uninterrupted(kind, checkpoint_every=4)
+    federation = Federation(
+        FAKES[kind][0], settings={"checkpoint_every": 4}, directory=tmp_path / "clients", killed_at=7
+    )
+    state = FAKES[kind][0].server_state
+    with pytest.raises(Killed):
+        federation.run(DiskServerStore(tmp_path / "server", state))
+    federation.killed_at = 0
+    before = len(federation.trained)
+    strategy = federation.run(DiskServerStore(tmp_path / "server", state))
+    assert min(r for r, _ in federation.trained[before:]) == 7, "journalled rounds must not be trained again"
+    assert outcome(strategy) == outcome(whole.strategy)
+    assert agrees(kind, federation, strategy)
+
+
+@KINDS
+def test_a_client_that_joins_late_is_brought_up_to_date(kind):
+    federation = Federation(FAKES[kind][0])
+    strategy = federation.server()
+    joined = []
+
+    class JoinAt:
+        def opened(self, progress, total):
+            pass
+
+        def round(self, progress, record, line):
+            if record.round == 3:
+                federation.join("late", 0.7)
+            joined.extend(client.name for client in record.joined)
+
+        def closed(self, progress, line):
+            pass
+
+    strategy._observers = [JoinAt()]
+    federation.run(strategy=strategy)
+    assert joined == ["late"]
+    assert {r for r, n in federation.trained if n == "late"} <= set(range(4, 9))
+    assert "late" in strategy.progress.roster
+    assert "late" in strategy.progress.digests, "the closing round reaches everybody"
+    assert agrees(kind, federation, strategy)
+
+
+@KINDS
+@SAMPLING
+def test_the_closing_round_delivers_to_everybody(kind, per_round):
+    federation = Federation(FAKES[kind][0], settings={"clients_per_round": per_round})
+    strategy = federation.run()
+    progress = strategy.progress
+    assert progress.round == 9
+    assert set(progress.digests) == {f"client-{n}" for n in range(4)}
+    held = federation.states(strategy)
+    assert {name: digest(state) for name, state in held.items()} == dict(progress.digests)
+    assert progress.totals.closing.down > 0
+    assert progress.totals.closing.up == 0
+    assert agrees(kind, federation, strategy)
+
+
+@KINDS
+def test_the_order_of_clients_changes_nothing(kind):
+    whole = uninterrupted(kind)
+    federation = Federation(FAKES[kind][0])
+    federation.nodes = dict(reversed(federation.nodes.items()))
+    assert outcome(federation.run()) == outcome(whole.strategy)
