@@ -1,0 +1,199 @@
+"""A client from its node's and the run's configuration: data, network, method half, state store.
+
+Deployed, every message is a new process, so this is on the path of each of them: what can be prepared once lies in
+memory-mapped files (:mod:`sepal.data`), and nothing is imported that the message does not need. In a long-lived
+process the parts that clients share are built once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from client_app.host import ClientHost
+from sepal.data import ClientData, Examples, client_data, own_data, pooled_test
+from sepal.errors import ConfigError, DataError
+from sepal.evaluation import Evaluator
+from sepal.messages import NAME
+from sepal.method import ClientInfo, resolve
+from sepal.rng import derive_seed
+from sepal.state import digest_arrays
+from sepal.store import ClientStore, DiskStore, MemoryStore
+from sepal.training import LocalWork, Network, choose_device, set_threads
+from strategies.assembly import Assembly, assemble
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def client_name(number: int) -> str:
+    """Return the name of a client that is known by its partition only; names sort as numbers do."""
+    return f"client-{number:05d}"
+
+
+@dataclass
+class Shared:
+    """What the clients of one process share in one run.
+
+    Attributes:
+        assembly: The run's parts.
+        device: Where this process trains.
+        networks: Networks by use: weights are loaded before each use.
+        stores: Client name to its store, for stores in memory.
+        pooled: Test data of all clients, on the device; None until it is asked for.
+    """
+
+    assembly: Assembly
+    device: str
+    networks: dict[str, Network] = field(default_factory=dict)
+    stores: dict[str, ClientStore] = field(default_factory=dict)
+    pooled: Pair | None = None
+    weights_digest: str = ""
+
+    @classmethod
+    def of(cls, run_config: Mapping[str, Any], device: str = "") -> Shared:
+        """Return the shared parts of the run that ``run_config`` describes; a node's ``device`` wins."""
+        assembly = assemble(run_config)
+        config = assembly.task.config
+        set_threads(config.threads)
+        shared = cls(assembly, choose_device(device or config.device))
+        shared.weights_digest = digest_arrays(dict(assembly.task.weights))
+        return shared
+
+
+@dataclass(frozen=True)
+class Node:
+    """One client's own configuration: from Flower's node config, or made up by an engine.
+
+    Attributes:
+        partition: Which part of a shared data set this client holds, from 0.
+        partitions: How many parts there are.
+        name: Outlives the node id; empty takes it from the partition.
+        data: ``package.module:function`` of the client's own data, which the server never sees.
+        device: ``auto``, ``cpu`` or ``cuda``; empty takes the run's.
+        capacity: Share of the full model it can hold, in (0, 1].
+        state_dir: Where its states lie; empty takes the run's.
+    """
+
+    partition: int = 0
+    partitions: int = 1
+    name: str = ""
+    data: str = ""
+    device: str = ""
+    capacity: float = 1.0
+    state_dir: str = ""
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, Any]) -> Node:
+        """Return the node that Flower's ``node_config`` describes.
+
+        Raises:
+            ConfigError: A value of the wrong type or out of range.
+        """
+        partition, partitions = node_config.get("partition-id", 0), node_config.get("num-partitions", 1)
+        capacity = node_config.get("capacity", 1.0)
+        if not isinstance(partition, int) or not isinstance(partitions, int) or not 0 <= partition < partitions:
+            raise ConfigError("partition-id", "a number below num-partitions", f"{partition} of {partitions}")
+        if not isinstance(capacity, int | float) or not 0 < capacity <= 1:
+            raise ConfigError("capacity", "a number in (0, 1]", capacity)
+        texts = {key: str(node_config.get(key, "")) for key in ("name", "data", "device", "state-dir")}
+        if texts["name"] and not NAME.match(texts["name"]):
+            raise ConfigError("name", "at most 64 letters, digits, '.', '_' or '-'", texts["name"])
+        if texts["device"] not in ("", "auto", "cpu", "cuda"):
+            raise ConfigError("device", "auto, cpu or cuda", texts["device"])
+        return cls(
+            partition,
+            partitions,
+            texts["name"],
+            texts["data"],
+            texts["device"],
+            float(capacity),
+            texts["state-dir"],
+        )
+
+    @property
+    def client(self) -> str:
+        """The client's name."""
+        return self.name or client_name(self.partition)
+
+
+def build_host(shared: Shared, node: Node, run: str, state_dir: Path | None) -> ClientHost:
+    """Return the client's host.
+
+    Args:
+        shared: The run's parts.
+        node: The client's own configuration.
+        run: UUID of the run.
+        state_dir: Where states lie; None keeps them in this process's memory.
+
+    Raises:
+        DataError: The client has no data, or its own data does not fit.
+    """
+    task, device = shared.assembly.task, shared.device
+    data = load_data(shared, node)
+    if not len(data.train):
+        raise DataError(f"{node.client}: data", "at least one training example", "none")
+    info = ClientInfo(node.client, len(data.train), node.capacity, device)
+    train, validation, test = (tensors(part, device) for part in (data.train, data.validation, data.test))
+    work = LocalWork(info, task.config, *train, *validation, shared.assembly.make, shared.networks, device)
+    store = shared.stores.get(node.client)
+    if store is None:
+        store = open_store(shared, node, run, state_dir)
+        shared.stores[node.client] = store
+    half = shared.assembly.method.make_client(task, work)
+    evaluator = Evaluator(test, validation, lambda: pooled(shared, node))
+    facts = {"weights": shared.weights_digest, "unseen-test-labels": str(data.unseen_test_labels)}
+    return ClientHost(run, info, half, store, evaluator, facts, work.spent)
+
+
+def load_data(shared: Shared, node: Node) -> ClientData:
+    """Return the client's own data, or its part of the shared data set."""
+    config, known = shared.assembly.task.config, shared.assembly.info
+    if not node.data:
+        clients = config.clients or node.partitions
+        if node.partition >= clients:
+            raise ConfigError("clients", f"more than partition-id = {node.partition}", clients)
+        return client_data(shared.assembly.data_spec(clients), node.partition)
+    seed = derive_seed(config.seed, "own-data", node.client) % 2**32
+    data = own_data(node.data, known.classes, config.split.validation, seed)
+    if data.train.x.shape[1:] != known.input_shape:
+        shape = data.train.x.shape[1:]
+        raise DataError(f"{node.client}: data", f"examples of shape {known.input_shape} as the run's data set", shape)
+    return data
+
+
+def pooled(shared: Shared, node: Node) -> Pair:
+    """Return test examples of all clients; empty where the clients' data is their own."""
+    if node.data:
+        return torch.empty(0), torch.empty(0, dtype=torch.int64)
+    if shared.pooled is None:
+        config = shared.assembly.task.config
+        spec = shared.assembly.data_spec(config.clients or node.partitions)
+        shared.pooled = tensors(pooled_test(spec, config.pooled_samples, config.seed), shared.device)
+    return shared.pooled
+
+
+def tensors(examples: Examples, device: str) -> Pair:
+    """Return inputs and int64 labels as tensors on ``device``; a memory map is read here."""
+    x = torch.from_numpy(np.array(examples.x))
+    return x.to(device), torch.from_numpy(np.array(examples.y, np.int64)).to(device)
+
+
+def open_store(shared: Shared, node: Node, run: str, state_dir: Path | None) -> ClientStore:
+    """Return the client's store: its own directory in the run's, or memory."""
+    if state_dir is None:
+        return MemoryStore()
+    kind = resolve(shared.assembly.method.client_state)
+    return DiskStore(state_dir / run / node.client, kind)
+
+
+def default_state_dir(node: Node, configured: str) -> Path:
+    """Return where a deployed client keeps its states: the node's word, the run's, or ~/.sepal/state."""
+    chosen = node.state_dir or configured
+    home = Path(os.environ.get("SEPAL_HOME", Path.home() / ".sepal"))
+    return Path(chosen).expanduser() if chosen else home / "state"

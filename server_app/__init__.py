@@ -1,0 +1,1 @@
+"""The Flower ServerApp: hosts the server halves and writes the run directory."""

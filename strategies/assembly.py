@@ -1,0 +1,128 @@
+"""From flat keys to what a method is built from: configuration, model layout, first weights.
+
+Both hosts, the ``sepal`` command and anyone's own ServerApp come through here, so a run means the same everywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import models
+from sepal.config import RunConfig, parse
+from sepal.data import DatasetInfo, DataSpec, info
+from sepal.errors import ConfigError, StateError
+from sepal.layout import Layout
+from sepal.method import Method, Task, Weights
+from sepal.strategy import Observer, SepalStrategy
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sepal.checkpoint import ServerStore
+
+log = logging.getLogger("sepal")
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A run's parts, before it runs.
+
+    Attributes:
+        method: The method's record.
+        task: What both halves are built from.
+        info: What is known of the data set.
+        make: Builds the model's module.
+    """
+
+    method: Method
+    task: Task
+    info: DatasetInfo
+    make: Callable[[], nn.Module]
+
+    def data_spec(self, clients: int) -> DataSpec:
+        """Return what decides which example lies where, for ``clients`` clients."""
+        config = self.task.config
+        return DataSpec(config.dataset, config.data_dir, config.partition, config.split, clients, config.seed)
+
+
+def assemble(flat: Mapping[str, Any], method: Method | None = None) -> Assembly:
+    """Return the parts of the run that ``flat`` describes.
+
+    Args:
+        flat: Flat keys, as in Flower's run config.
+        method: Taken instead of looking ``flat["method"]`` up: a method that is not registered.
+
+    Raises:
+        SepalError: A key, the data set or the model is not as it should be.
+    """
+    from strategies import registry
+
+    hypers: Mapping[str, Any] = registry.Hypers()
+    if method is not None:
+        hypers = {**{name: hypers[name] for name in _prefixes(flat) if name in hypers}, method.name: method.hyper}
+        flat = {**flat, "method": method.name}
+    config, hyper = parse(flat, hypers)
+    chosen = method or registry.get(config.method)
+    known = info(config.dataset, config.data_dir)
+    config = config.completed(chosen.defaults, known.defaults)
+    make = partial(models.build, config.model, known.input_shape, known.classes, known.vocabulary)
+    layout, weights = first_weights(config, make)
+    return Assembly(chosen, Task(layout, weights, config, hyper), known, make)
+
+
+def _prefixes(flat: Mapping[str, Any]) -> set[str]:
+    return {key.partition(".")[0] for key in flat if "." in key}
+
+
+def first_weights(config: RunConfig, make: Callable[[], nn.Module]) -> tuple[Layout, Weights]:
+    """Return the model's layout and W_0: drawn from the seed, or read from ``initial-weights``."""
+    from models.weights import initial_weights, layout
+
+    module = make()
+    parameters = layout(module)
+    if not config.initial_weights:
+        return parameters, initial_weights(module, config.seed)
+    from sepal.store import read_plain_tensors
+
+    try:
+        stored = read_plain_tensors(Path(config.initial_weights))
+    except StateError as reason:
+        raise ConfigError("initial-weights", "a safetensors file", reason.got) from None
+    wanted = {parameter.name: parameter.shape for parameter in parameters}
+    found = {name: tuple(array.shape) for name, array in stored.items()}
+    if wanted != found:
+        odd = next(name for name in {**wanted, **found} if wanted.get(name) != found.get(name))
+        raise ConfigError(f"initial-weights: {odd}", f"shape {wanted.get(odd)}", f"shape {found.get(odd)}")
+    return parameters, {parameter.name: stored[parameter.name].astype("float32") for parameter in parameters}
+
+
+class AnyoneStrategy(SepalStrategy):
+    """A method as a Flower Strategy for anyone's own ServerApp; the clients run Sepal's ClientApp.
+
+    ``FedPSE(keep=0.1).start(grid)``, or with the run's own keys
+    ``FedPSE(context.run_config, keep=0.1).start(grid, num_rounds=20)``.
+
+    Args:
+        run_config: Flat keys, as in Flower's run config; what is left out takes its default.
+        store: What outlives this process; by default nothing does.
+        observers: Told of every round.
+        keys: The method's own keys, with underscores for hyphens.
+    """
+
+    method: ClassVar[Method]
+
+    def __init__(
+        self,
+        run_config: Mapping[str, Any] | None = None,
+        store: ServerStore | None = None,
+        observers: tuple[Observer, ...] = (),
+        **keys: Any,
+    ) -> None:
+        own = {f"{self.method.name}.{key.replace('_', '-')}": value for key, value in keys.items()}
+        task = assemble({**(run_config or {}), **own}, type(self).method).task
+        super().__init__(type(self).method, task, store, observers)

@@ -1,0 +1,1 @@
+"""Baselines: each in one file, both halves in it."""

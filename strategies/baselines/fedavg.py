@@ -1,0 +1,139 @@
+"""FedAvg. McMahan et al., AISTATS 2017, Algorithm 1 (https://arxiv.org/abs/1602.05629).
+
+The server sends its weights, each sampled client trains E epochs from them and returns its own, and the server takes
+the mean weighted by n_i, the clients' numbers of examples. *Received* is the global model; *trained* is the client's
+model after its local epochs, which FedAvg itself discards.
+
+Deviations: statistics of normalisation layers are averaged like weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sepal.averaging import weighted_mean
+from sepal.config import Settings
+from sepal.method import ClientInfo, Method, Metrics, Payload, Plan, Predictor, Schema, Task, Uploads, Weights
+from sepal.training import LocalWork
+from sepal.wire.tensors import TensorSpec, ValueCoding, whole
+from strategies.assembly import AnyoneStrategy
+
+
+class Hyper(Settings):
+    """FedAvg has no keys of its own."""
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """The global model, float32 by name."""
+
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """The client's model after its last local epochs; empty before. Only evaluation reads it."""
+
+    model: Weights = field(default_factory=dict)
+
+
+def schema(task: Task) -> Schema:
+    """Both ways: every tensor of the model, dense."""
+    return Schema({p.name: TensorSpec(p.shape, min_count=p.size) for p in task.layout})
+
+
+def payload(task: Task, weights: Weights) -> Payload:
+    """The whole model, in the run's value coding."""
+    coding = ValueCoding(task.config.values)
+    return Payload({p.name: whole(weights[p.name], coding) for p in task.layout})
+
+
+class FedAvgServer:
+    """Server half: the weighted mean of what the clients return."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def init(self) -> ServerState:
+        """Start from W_0."""
+        return ServerState(dict(self.task.weights))
+
+    def plan(self, round: int) -> Plan:
+        """Every round is the same."""
+        return Plan(round)
+
+    def download(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
+        """The global model."""
+        return payload(self.task, state.weights)
+
+    newcomer = download
+
+    def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:
+        """The client's whole model."""
+        return schema(self.task)
+
+    def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
+        """W ← Σ n_i·w_i / Σ n_i."""
+        return ServerState(weighted_mean(uploads, state.weights)), {}
+
+    def model(self, state: ServerState) -> Weights:
+        """The global model."""
+        return state.weights
+
+
+class FedAvgClient:
+    """Client half: E local epochs from the global model; keeps no state that training needs."""
+
+    def __init__(self, task: Task, work: LocalWork) -> None:
+        self.task, self.work = task, work
+
+    def init(self) -> ClientState:
+        """Nothing yet."""
+        return ClientState()
+
+    def download_schema(self, state: ClientState, plan: Plan) -> Schema:
+        """The global model."""
+        return schema(self.task)
+
+    def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
+        """Train from the global model and return the result."""
+        trained = self.local(download, plan)
+        return ClientState(trained), payload(self.task, trained)
+
+    def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
+        """The same E epochs, for oneself."""
+        return ClientState(self.local(download, plan))
+
+    def local(self, download: Payload, plan: Plan, epochs: int | None = None, purpose: str = "train") -> Weights:
+        """Return the model after ``epochs`` (None: E) passes from the downloaded one."""
+        network = self.work.network()
+        network.load(self.received(download))
+        self.work.fit(network.module, plan.round, epochs=epochs, purpose=purpose)
+        return network.read()
+
+    def received(self, download: Payload) -> Weights:
+        """The downloaded model, float32 by name."""
+        return {name: tensor.dense() for name, tensor in download.tensors.items()}
+
+    def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
+        """Received: the global model. Otherwise the locally trained one."""
+        weights = state.model if download is None else self.received(download)
+        return self.work.predictor(weights) if weights else None
+
+
+METHOD = Method(
+    name="fedavg",
+    title="Federated averaging",
+    source="McMahan et al., AISTATS 2017",
+    hyper=Hyper,
+    server=FedAvgServer,
+    client=FedAvgClient,
+    server_state=ServerState,
+    client_state=ClientState,
+)
+
+
+class FedAvg(AnyoneStrategy):
+    """FedAvg as a Flower Strategy."""
+
+    method = METHOD

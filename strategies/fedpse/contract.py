@@ -1,0 +1,125 @@
+"""What couples FedPSE's two halves: hyperparameters, the flat order of entries, what goes up and down, the states.
+
+Paper's symbols: p, the sparsity → ``keep`` = 1 - p; d → ``Flat.size``; k = (1-p)·d → ``budget``; ΔŴ_i → the upload's
+tensors; ΔŴ_{s,i} → the download's; e_i → ``residual``; W_i → ``base``; W_i^T → ``model``.
+
+Every trained tensor of the model travels by its own name, sparse; together they hold exactly k entries on the way up.
+Statistics of normalisation layers are not differences but values: dense, both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import Field
+
+from sepal.config import Settings
+from sepal.flat import Flat
+from sepal.layout import Layout, Role
+from sepal.masks.selection import count
+from sepal.method import Schema, SpecLike, Task, Weights
+from sepal.wire.tensors import SparseTensor, Tensors, TensorSpec
+
+
+class Hyper(Settings):
+    """FedPSE's keys."""
+
+    # p = .9 in the headline tables (sweep .1 … .9 in Figure 4).
+    keep: float = Field(0.1, gt=0, le=1, description="1 - p, fraction of entries sent; 1 is FedAvg on updates")
+    per_layer: bool = Field(False, description="top-k in each tensor (the paper's listing) instead of the whole model")
+    ewa: bool = Field(True, description="element-wise aggregation; false: the naive mean (ablation)")
+    dps: bool = Field(True, description="personalized downloads; false: the server's top-k for all (ablation)")
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """The server's state.
+
+    Attributes:
+        total: Σ ΔŴ_s over the rounds, float32 by name of trained tensor: where a newcomer starts, relative to W_0.
+        statistics: Averaged statistics of normalisation layers, float32 by name.
+        pending: Client name to the update made for it in its last accepted round; waits until its next is accepted.
+    """
+
+    total: Weights
+    statistics: Weights
+    pending: Mapping[str, Mapping[str, SparseTensor]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """A client's state, float32 by name.
+
+    Attributes:
+        base: W_i, advanced by downloads only.
+        residual: e_i, what was not sent so far; trained tensors only.
+        model: W_i^T, what the client predicts with; empty before the first round.
+    """
+
+    base: Weights
+    residual: Weights
+    model: Weights = field(default_factory=dict)
+
+
+def trained(layout: Layout) -> Layout:
+    """The tensors that gradient descent moves: what FedPSE sends differences of."""
+    return tuple(parameter for parameter in layout if parameter.role is not Role.STATISTIC)
+
+
+def statistics(layout: Layout) -> Layout:
+    """The tensors that travel as values."""
+    return tuple(parameter for parameter in layout if parameter.role is Role.STATISTIC)
+
+
+def budget(task: Task) -> int:
+    """K, the number of entries that are kept of a whole model's update."""
+    hyper: Hyper = task.hyper
+    parts = trained(task.layout)
+    if hyper.per_layer:
+        return sum(count(hyper.keep, parameter.size) for parameter in parts)
+    return count(hyper.keep, Flat(parts).size)
+
+
+def upload_schema(task: Task) -> Schema:
+    """Up: exactly ``budget`` entries over all tensors (``per_layer``: in each its share), then the statistics."""
+    hyper: Hyper = task.hyper
+    parts, k = trained(task.layout), budget(task)
+    specs: dict[str, SpecLike] = {}
+    for position, parameter in enumerate(parts):
+        if hyper.per_layer:
+            share = count(hyper.keep, parameter.size)
+            specs[parameter.name] = TensorSpec(parameter.shape, min_count=share, max_count=share)
+        else:
+            specs[parameter.name] = _remaining(parts, position, k)
+    return Schema({**specs, **_whole(task)})
+
+
+def _remaining(parts: Layout, position: int, k: int) -> SpecLike:
+    """Spec of the tensor at ``position``: as many entries as the budget and the tensors after it leave."""
+    parameter = parts[position]
+    later = sum(following.size for following in parts[position + 1 :])
+
+    def spec(decoded: Mapping[str, SparseTensor]) -> TensorSpec:
+        left = k - sum(tensor.nnz for tensor in decoded.values())
+        least, most = max(0, left - later), max(0, min(parameter.size, left))
+        return TensorSpec(parameter.shape, min_count=least, max_count=most)
+
+    return spec
+
+
+def download_schema(task: Task) -> Schema:
+    """Down: any support (a newcomer gets the sum of all updates), then the statistics."""
+    return Schema({**{p.name: TensorSpec(p.shape) for p in trained(task.layout)}, **_whole(task)})
+
+
+def _whole(task: Task) -> dict[str, SpecLike]:
+    return {p.name: TensorSpec(p.shape, min_count=p.size) for p in statistics(task.layout)}
+
+
+def moved(base: Weights, tensors: Tensors, layout: Layout) -> Weights:
+    """Return ``base`` with a download applied: differences added, statistics replaced."""
+    fixed = {p.name for p in statistics(layout)}
+    return {
+        p.name: tensors[p.name].dense() if p.name in fixed else base[p.name] + tensors[p.name].dense() for p in layout
+    }

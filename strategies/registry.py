@@ -1,0 +1,63 @@
+"""One table of methods: name → ``module:object``, imported when asked for. The only place that knows names.
+
+A method of another package joins through an entry point in the group ``sepal.methods``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+
+from pydantic import BaseModel
+
+from sepal.errors import ConfigError
+from sepal.method import Method, resolve
+
+METHODS = {
+    "fedavg": "strategies.baselines.fedavg:METHOD",
+    "local": "strategies.baselines.local:METHOD",
+    "fedavg-ft": "strategies.baselines.fedavg_ft:METHOD",
+    "fedpse": "strategies.fedpse:METHOD",
+}
+GROUP = "sepal.methods"
+
+
+def table() -> dict[str, str]:
+    """Return name → reference of all methods, the project's own first; another package cannot replace one of them."""
+    others = {point.name: point.value for point in entry_points(group=GROUP)}
+    return {**METHODS, **{name: value for name, value in sorted(others.items()) if name not in METHODS}}
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all methods, in the table's order."""
+    return tuple(table())
+
+
+def get(name: str) -> Method:
+    """Return the method called ``name``.
+
+    Raises:
+        ConfigError: There is none, or what is registered is not a Method.
+    """
+    known = table()
+    if name not in known:
+        raise ConfigError("method", f"one of {', '.join(known)}", name)
+    found = resolve(known[name])
+    if not isinstance(found, Method):
+        raise ConfigError("method", f"{known[name]} to be a sepal.method.Method", type(found).__name__)
+    return found
+
+
+class Hypers(Mapping[str, type[BaseModel]]):
+    """Method name → the model of its own keys; a method is imported when its keys are looked at."""
+
+    def __getitem__(self, name: str) -> type[BaseModel]:
+        if name not in table():
+            raise KeyError(name)
+        return get(name).hyper
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(table())
+
+    def __len__(self) -> int:
+        return len(table())

@@ -1,0 +1,221 @@
+"""What every registered method must do: the suite that a new method joins by its line in the registry.
+
+Four rounds on handwritten digits with four clients, two of them sampled each round, and everything asked of the method
+from outside: no test here knows a method by name.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from client_app.build import Node, Shared, build_host
+from experiments.engine import run_in_process
+from sepal.checkpoint import DiskServerStore, MemoryServerStore
+from sepal.config import flatten
+from sepal.contract import seal, unseal
+from sepal.method import resolve
+from sepal.progress import compose
+from sepal.state import digest, flatten as flatten_state, restore
+from strategies import registry
+from strategies.assembly import assemble
+
+METHODS = pytest.mark.parametrize("name", registry.METHODS)
+FLAT = {
+    "dataset": "digits",
+    "clients": 4,
+    "clients-per-round": 2,
+    "rounds": 4,
+    "evaluate-every": 2,
+    "checkpoint-every": 2,
+    "partition.name": "dirichlet",
+    "partition.alpha": 1.0,
+    "partition.subsample": 240,
+    "seed": 3,
+}
+
+
+class Lines:
+    def __init__(self):
+        self.lines, self.records = [], []
+
+    def opened(self, progress, total):
+        pass
+
+    def round(self, progress, record, line):
+        self.lines.append(line)
+        self.records.append(record)
+
+    def closed(self, progress, line):
+        pass
+
+
+class Stop(BaseException):
+    pass
+
+
+class StopAfter(Lines):
+    def __init__(self, round):
+        super().__init__()
+        self.at = round
+
+    def round(self, progress, record, line):
+        if record.round == self.at:
+            raise Stop
+
+
+@cache
+def finished(name, **keys):
+    lines = Lines()
+    strategy = run_in_process(assemble({**FLAT, "method": name, **keys}), observers=[lines])
+    return strategy, lines
+
+
+def outcome(strategy):
+    return digest(strategy.progress.server), dict(strategy.progress.digests), strategy.progress.totals
+
+
+@METHODS
+def test_the_same_seed_gives_the_same_bits(name):
+    again = run_in_process(assemble({**FLAT, "method": name}))
+    assert outcome(again) == outcome(finished(name)[0])
+
+
+@METHODS
+def test_another_seed_gives_other_bits(name):
+    other = run_in_process(assemble({**FLAT, "method": name, "seed": 4}))
+    assert other.progress.digests != finished(name)[0].progress.digests
+
+
+@METHODS
+def test_every_client_is_evaluated_at_the_end_in_all_views_that_exist(name):
+    strategy, lines = finished(name)
+    method = strategy._method
+    last = lines.lines[-1]
+    assert last["phase"] == "closing"
+    assert last["population"] == 4
+    for view in ("received", "trained", "pooled"):
+        exists = last["accuracy"][view] is not None
+        assert exists or (view == "received" and method.received), f"{view} is null without a reason"
+        if exists:
+            assert 0 <= last["accuracy"][view]["mean"] <= 1
+            assert last["accuracy"][view]["clients"] == 4
+    assert {line["round"]: line["full"] for line in lines.lines} == {1: False, 2: True, 3: False, 4: True, 5: True}
+
+
+@METHODS
+def test_training_learns_something(name):
+    """Ten classes at Dirichlet(1): the most frequent class of one's own data is worth about .3."""
+    keys = {"rounds": 6, "clients-per-round": 0, "batch-size": 8, "partition.subsample": 600}
+    strategy = run_in_process(assemble({**FLAT, "method": name, **keys}))
+    assert strategy.progress.accuracy["trained"]["mean"] > 0.5
+
+
+@METHODS
+def test_the_ledger_counts_the_encoded_bytes(name):
+    """Every download is composed and sealed once more from the journalled state; its length is what the ledger says."""
+    strategy, lines = finished(name)
+    progress = MemoryServerStore()
+    first = run_in_process(assemble({**FLAT, "method": name, "rounds": 1}), store=progress).progress
+    del first
+    start = progress.checkpoints[0]
+    plan = strategy.half.plan(1)
+    for entry in lines.records[0].ledger:
+        if entry.direction == "down":
+            client = start.roster[entry.client]
+            content = seal(compose(strategy.half, start.server, client, plan, start.versions))
+            assert entry.payload == len(content.data)
+    training = [e for record in lines.records for e in record.ledger if e.purpose == "training"]
+    totals = strategy.progress.totals.training
+    assert totals.up == sum(e.payload for e in training if e.direction == "up")
+    assert totals.down == sum(e.payload for e in training if e.direction == "down")
+
+
+@METHODS
+@pytest.mark.parametrize("killed_after", [1, 2, 3])
+def test_a_killed_server_resumes_to_the_same_end(name, killed_after, tmp_path):
+    """Killed while the round is being reported, after its record was written: it is replayed, not trained again."""
+    assembly = assemble({**FLAT, "method": name})
+    state = resolve(assembly.method.server_state)
+    directory = {"state_dir": tmp_path / "clients"}
+    with pytest.raises(Stop):
+        run_in_process(
+            assembly,
+            store=DiskServerStore(tmp_path / "server", state),
+            observers=[StopAfter(killed_after)],
+            **directory,
+        )
+    resumed = run_in_process(assembly, store=DiskServerStore(tmp_path / "server", state), **directory)
+    assert outcome(resumed) == outcome(finished(name)[0])
+
+
+@METHODS
+def test_states_survive_the_disk(name):
+    strategy, _ = finished(name)
+    server = strategy.progress.server
+    arrays, structure = flatten_state(server)
+    assert digest(restore(resolve(strategy._method.server_state), arrays, structure)) == digest(server)
+
+
+@METHODS
+@pytest.mark.parametrize("values", ["fp16", "bf16"])
+def test_smaller_values_make_fewer_bytes(name, values):
+    """Nothing is sent in full behind the run's back: two bytes a value instead of four must show."""
+    full, small = finished(name)[0].progress.totals.training, finished(name, values=values)[0].progress.totals.training
+    assert (small.up, small.down) == (0, 0) if not full.up else small.up < 0.8 * full.up
+
+
+@METHODS
+def test_an_upload_follows_the_contract_and_a_bent_one_does_not(name):
+    assembly = assemble({**FLAT, "method": name})
+    server = assembly.method.make_server(assembly.task)
+    host = build_host(Shared(assembly, "cpu"), Node(1, 4), "run", None)
+    state, plan = server.init(), server.plan(1)
+    download = unseal(seal(server.newcomer(state, host.info, plan)), host.half.download_schema(host.half.init(), plan))
+    after, upload = host.half.train(host.half.init(), download, plan)
+    content, schema = seal(upload), server.upload_schema(state, host.info, plan)
+    assert list(unseal(content, schema, lambda: download.tensors).tensors) == list(upload.tensors)
+    kind = resolve(assembly.method.client_state)
+    arrays, structure = flatten_state(after)
+    assert digest(restore(kind, arrays, structure)) == digest(after)
+    from dataclasses import replace
+
+    from sepal.errors import SepalError
+
+    bent = replace(content, scalars={**content.scalars, "unknown": 1})
+    with pytest.raises(SepalError, match="unknown"):
+        unseal(bent, schema, lambda: download.tensors)
+    if content.data:
+        with pytest.raises(SepalError):
+            unseal(replace(content, data=content.data[:-1]), schema, lambda: download.tensors)
+
+
+@METHODS
+def test_training_again_from_the_same_state_gives_the_same_bits(name):
+    assembly = assemble({**FLAT, "method": name})
+    server = assembly.method.make_server(assembly.task)
+    outcomes = set()
+    for _ in range(2):
+        host = build_host(Shared(assembly, "cpu"), Node(2, 4), "run", None)
+        plan = server.plan(1)
+        after, upload = host.half.train(host.half.init(), server.newcomer(server.init(), host.info, plan), plan)
+        outcomes.add((digest(after), seal(upload).digest()))
+    assert len(outcomes) == 1
+
+
+@METHODS
+def test_its_keys_have_defaults_and_descriptions(name):
+    hyper = registry.get(name).hyper
+    for key, info in hyper.model_fields.items():
+        assert info.description, f"{name}.{key} has no description"
+    assert isinstance(flatten(hyper()), dict)
+
+
+@METHODS
+def test_predictions_do_not_change_the_weights(name):
+    """Evaluation is read only: the digest of every client at the end is that of its stored state."""
+    strategy, _ = finished(name)
+    assert len(strategy.progress.digests) == 4
+    assert all(np.char.str_len(value) == 64 for value in strategy.progress.digests.values())
