@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client_app.build import Node, Shared, build_host, default_state_dir
+from client_app.build import Node, Shared, build_host, open_store
 from sepal.errors import SepalError
 from sepal.messages import read_order, write_error
 
@@ -28,8 +27,7 @@ def _handle(message: Message, context: Context) -> Message:
         name = node.client
         shared = _shared(tuple(sorted(context.run_config.items())), node.device)
         run = read_order(message.content)[0].run
-        directory = default_state_dir(node, shared.assembly.task.config.state_dir)
-        host = build_host(shared, node, run, Path(directory))
+        host = build_host(shared, node, run, open_store(shared, node, run))
         return Message(host.handle(message.content), reply_to=message)
     except SepalError as error:
         return Message(write_error(error, name), reply_to=message)

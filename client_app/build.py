@@ -24,7 +24,7 @@ from sepal.messages import NAME
 from sepal.method import ClientInfo, resolve
 from sepal.rng import derive_seed
 from sepal.state import digest_arrays
-from sepal.store import ClientStore, DiskStore, MemoryStore
+from sepal.store import ClientStore, DiskStore
 from sepal.training import LocalWork, Network, choose_device, set_threads
 from strategies.assembly import Assembly, assemble
 
@@ -43,27 +43,29 @@ class Shared:
     Attributes:
         assembly: The run's parts.
         device: Where this process trains.
+        weights_digest: Digest of W_0, which the server compares with its own.
         networks: Networks by use: weights are loaded before each use.
-        stores: Client name to its store, for stores in memory.
         pooled: Test data of all clients, on the device; None until it is asked for.
     """
 
     assembly: Assembly
     device: str
+    weights_digest: str
     networks: dict[str, Network] = field(default_factory=dict)
-    stores: dict[str, ClientStore] = field(default_factory=dict)
     pooled: Pair | None = None
-    weights_digest: str = ""
 
     @classmethod
     def of(cls, run_config: Mapping[str, Any], device: str = "") -> Shared:
         """Return the shared parts of the run that ``run_config`` describes; a node's ``device`` wins."""
-        assembly = assemble(run_config)
+        return cls.around(assemble(run_config), device)
+
+    @classmethod
+    def around(cls, assembly: Assembly, device: str = "") -> Shared:
+        """Return the shared parts of a run that is assembled already."""
         config = assembly.task.config
         set_threads(config.threads)
-        shared = cls(assembly, choose_device(device or config.device))
-        shared.weights_digest = digest_arrays(dict(assembly.task.weights))
-        return shared
+        digest = digest_arrays(dict(assembly.task.weights))
+        return cls(assembly, choose_device(device or config.device), digest)
 
 
 @dataclass(frozen=True)
@@ -122,14 +124,14 @@ class Node:
         return self.name or client_name(self.partition)
 
 
-def build_host(shared: Shared, node: Node, run: str, state_dir: Path | None) -> ClientHost:
+def build_host(shared: Shared, node: Node, run: str, store: ClientStore) -> ClientHost:
     """Return the client's host.
 
     Args:
         shared: The run's parts.
         node: The client's own configuration.
         run: UUID of the run.
-        state_dir: Where states lie; None keeps them in this process's memory.
+        store: The client's states in this run.
 
     Raises:
         DataError: The client has no data, or its own data does not fit.
@@ -141,10 +143,6 @@ def build_host(shared: Shared, node: Node, run: str, state_dir: Path | None) -> 
     info = ClientInfo(node.client, len(data.train), node.capacity, device)
     train, validation, test = (tensors(part, device) for part in (data.train, data.validation, data.test))
     work = LocalWork(info, task.config, *train, *validation, shared.assembly.make, shared.networks, device)
-    store = shared.stores.get(node.client)
-    if store is None:
-        store = open_store(shared, node, run, state_dir)
-        shared.stores[node.client] = store
     half = shared.assembly.method.make_client(task, work)
     evaluator = Evaluator(test, validation, lambda: pooled(shared, node))
     facts = {"weights": shared.weights_digest, "unseen-test-labels": str(data.unseen_test_labels)}
@@ -184,16 +182,9 @@ def tensors(examples: Examples, device: str) -> Pair:
     return x.to(device), torch.from_numpy(np.array(examples.y, np.int64)).to(device)
 
 
-def open_store(shared: Shared, node: Node, run: str, state_dir: Path | None) -> ClientStore:
-    """Return the client's store: its own directory in the run's, or memory."""
-    if state_dir is None:
-        return MemoryStore()
-    kind = resolve(shared.assembly.method.client_state)
-    return DiskStore(state_dir / run / node.client, kind)
-
-
-def default_state_dir(node: Node, configured: str) -> Path:
-    """Return where a deployed client keeps its states: the node's word, the run's, or ~/.sepal/state."""
-    chosen = node.state_dir or configured
+def open_store(shared: Shared, node: Node, run: str) -> ClientStore:
+    """Return a deployed client's store: below the node's ``state-dir``, the run's, or ~/.sepal/state."""
+    chosen = node.state_dir or shared.assembly.task.config.state_dir
     home = Path(os.environ.get("SEPAL_HOME", Path.home() / ".sepal"))
-    return Path(chosen).expanduser() if chosen else home / "state"
+    directory = Path(chosen).expanduser() if chosen else home / "state"
+    return DiskStore(directory / run / node.client, resolve(shared.assembly.method.client_state))

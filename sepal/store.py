@@ -96,10 +96,11 @@ class DiskStore:
     Args:
         directory: This client's directory in this run; made when missing.
         kind: The method's client state type.
+        durable: Whether files are synced, so that they survive a power cut.
     """
 
-    def __init__(self, directory: Path, kind: type) -> None:
-        self._directory, self._kind = directory, kind
+    def __init__(self, directory: Path, kind: type, durable: bool = True) -> None:
+        self._directory, self._kind, self._durable = directory, kind, durable
         directory.mkdir(parents=True, exist_ok=True)
         mark = directory / "identity"
         if not mark.exists():
@@ -131,7 +132,7 @@ class DiskStore:
     def save(self, version: str, stored: Stored) -> None:
         """See :class:`ClientStore`."""
         arrays, text = _pack(stored)
-        write_atomically(self._path(version), save(arrays, {"sepal": text}))
+        write_atomically(self._path(version), save(arrays, {"sepal": text}), sync=self._durable)
 
     def prune(self, durable: str) -> None:
         """See :class:`ClientStore`."""
@@ -210,8 +211,8 @@ def read_plain_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise StateError(str(path), "a safetensors file", f"{type(reason).__name__}: {reason}") from None
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``data`` so that ``path`` is either as before or complete, also after a power cut.
+def write_atomically(path: Path, data: bytes, sync: bool = True) -> None:
+    """Write ``data`` so that ``path`` is either as before or complete; with ``sync`` also after a power cut.
 
     Raises:
         StateError: The disk is full or not writable; nothing is left behind.
@@ -220,11 +221,13 @@ def write_atomically(path: Path, data: bytes) -> None:
     try:
         with open(part, "wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         part.replace(path)
-        with _directory(path.parent) as handle:
-            os.fsync(handle)
+        if sync:
+            with _directory(path.parent) as handle:
+                os.fsync(handle)
     except OSError as reason:
         part.unlink(missing_ok=True)
         raise StateError(str(path), "room and permission to write", reason.strerror or reason) from None

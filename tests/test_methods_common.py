@@ -19,6 +19,7 @@ from sepal.contract import seal, unseal
 from sepal.method import resolve
 from sepal.progress import compose
 from sepal.state import digest, flatten as flatten_state, restore
+from sepal.store import MemoryStore
 from strategies import registry
 from strategies.assembly import assemble
 
@@ -171,7 +172,7 @@ def test_smaller_values_make_fewer_bytes(name, values):
 def test_an_upload_follows_the_contract_and_a_bent_one_does_not(name):
     assembly = assemble({**FLAT, "method": name})
     server = assembly.method.make_server(assembly.task)
-    host = build_host(Shared(assembly, "cpu"), Node(1, 4), "run", None)
+    host = build_host(Shared.around(assembly, "cpu"), Node(1, 4), "run", MemoryStore())
     state, plan = server.init(), server.plan(1)
     download = unseal(seal(server.newcomer(state, host.info, plan)), host.half.download_schema(host.half.init(), plan))
     after, upload = host.half.train(host.half.init(), download, plan)
@@ -198,7 +199,7 @@ def test_training_again_from_the_same_state_gives_the_same_bits(name):
     server = assembly.method.make_server(assembly.task)
     outcomes = set()
     for _ in range(2):
-        host = build_host(Shared(assembly, "cpu"), Node(2, 4), "run", None)
+        host = build_host(Shared.around(assembly, "cpu"), Node(2, 4), "run", MemoryStore())
         plan = server.plan(1)
         after, upload = host.half.train(host.half.init(), server.newcomer(server.init(), host.info, plan), plan)
         outcomes.add((digest(after), seal(upload).digest()))

@@ -2,21 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from flwr.app import Message
-
-from client_app.build import Node, Shared, build_host
-from client_app.host import ClientHost
-from experiments.engine.grid import Handle, InProcessGrid
-from sepal.checkpoint import ServerStore
-from sepal.errors import ConfigError, SepalError
-from sepal.messages import read_order, write_error
-from sepal.state import digest_arrays
+from experiments.engine.cache import DEFAULT_LIMIT
+from experiments.engine.grid import InProcessGrid
+from experiments.engine.pool import Pool, WorkerSettings
+from experiments.engine.worker import Clients
+from sepal.checkpoint import MemoryServerStore, ServerStore
+from sepal.errors import ConfigError
+from sepal.messages import Content
+from sepal.progress import Progress, RoundRecord
 from sepal.strategy import Observer, SepalStrategy
-from sepal.training import choose_device, set_threads
 from strategies.assembly import Assembly
+
+
+class FlushedStore:
+    """A server store beside which clients' states are flushed before each checkpoint; see ServerStore.
+
+    In process, clients are as old as the last checkpoint after a kill, so rounds after it are run again, not replayed:
+    nothing is journalled.
+    """
+
+    def __init__(self, store: ServerStore, flush: Callable[[], None]) -> None:
+        self._store, self._flush, self._memory = store, flush, MemoryServerStore()
+
+    def latest(self) -> Progress | None:
+        """The newest checkpoint."""
+        return self._store.latest()
+
+    def recorded(self, round: int) -> RoundRecord | None:
+        """Nothing: rounds after the checkpoint are run again."""
+        return None
+
+    def spool(self, round: int, client: str, content: Content) -> None:
+        """Keep an upload in memory."""
+        self._memory.spool(round, client, content)
+
+    def read(self, round: int, client: str) -> Content:
+        """Return an upload."""
+        return self._memory.read(round, client)
+
+    def commit(self, record: RoundRecord) -> None:
+        """Nothing."""
+
+    def checkpoint(self, progress: Progress) -> None:
+        """Flush the clients, then keep the server's state."""
+        self._flush()
+        self._store.checkpoint(progress)
+
+    def durable(self) -> Mapping[str, str]:
+        """The versions at the oldest checkpoint kept."""
+        return self._store.durable()
 
 
 def run_in_process(
@@ -24,8 +63,9 @@ def run_in_process(
     *,
     store: ServerStore | None = None,
     observers: Sequence[Observer] = (),
-    workers: int = 0,
+    workers: int = 1,
     state_dir: Path | None = None,
+    limit: int = DEFAULT_LIMIT,
 ) -> SepalStrategy:
     """Run to the end and return the strategy, whose ``progress`` holds the final state.
 
@@ -33,8 +73,9 @@ def run_in_process(
         assembly: The run's parts; ``clients`` must say how many.
         store: What outlives this process; by default nothing does.
         observers: Told of every round.
-        workers: Worker processes.
-        state_dir: Where clients' states lie; None keeps them in memory.
+        workers: Worker processes; 1 is this process itself, 0 one a core. The result is the same, bit for bit.
+        state_dir: Where clients' states are flushed, to be resumed from; None: a temporary directory.
+        limit: Bytes of clients' states kept in memory, over all workers; the rest is spilled to disk.
 
     Raises:
         SepalError: As of :meth:`SepalStrategy.start`.
@@ -42,26 +83,36 @@ def run_in_process(
     config = assembly.task.config
     if not config.clients:
         raise ConfigError("clients", "a number: in process there is nobody to register", 0)
-    set_threads(config.threads)
-    shared = Shared(assembly, choose_device(config.device))
-    shared.weights_digest = digest_arrays(dict(assembly.task.weights))
-    hosts: dict[int, ClientHost] = {}
-    nodes = {number + 1: _node(shared, number, state_dir, hosts) for number in range(config.clients)}
-    strategy = SepalStrategy(assembly.method, assembly.task, store, observers, settle=0.0)
-    strategy.start(InProcessGrid(nodes))
+    workers = min(workers or os.cpu_count() or 1, config.clients)
+    with tempfile.TemporaryDirectory(prefix="sepal-") as scratch:
+        directory = state_dir or Path(scratch)
+        if workers == 1:
+            clients = Clients(assembly, directory, limit)
+            return _run(assembly, store, observers, _serial_grid(clients, config.clients), clients.flush)
+        pool = Pool(WorkerSettings(assembly, directory, limit // workers), workers, {})
+        try:
+            nodes = dict.fromkeys(range(1, config.clients + 1), _never)
+            return _run(assembly, store, observers, InProcessGrid(nodes, pool.run_jobs), pool.flush)
+        finally:
+            pool.close()
+
+
+def _run(
+    assembly: Assembly,
+    store: ServerStore | None,
+    observers: Sequence[Observer],
+    grid: InProcessGrid,
+    flush: Callable[[], None],
+) -> SepalStrategy:
+    kept = FlushedStore(store, flush) if store else MemoryServerStore()
+    strategy = SepalStrategy(assembly.method, assembly.task, kept, observers, settle=0.0)
+    strategy.start(grid)
     return strategy
 
 
-def _node(shared: Shared, number: int, state_dir: Path | None, hosts: dict[int, ClientHost]) -> Handle:
-    clients = shared.assembly.task.config.clients
+def _serial_grid(clients: Clients, count: int) -> InProcessGrid:
+    return InProcessGrid({n + 1: lambda message, n=n: clients.answer(n, message) for n in range(count)})
 
-    def handle(message: Message) -> Message:
-        node = Node(number, clients)
-        try:
-            if number not in hosts:
-                hosts[number] = build_host(shared, node, read_order(message.content)[0].run, state_dir)
-            return Message(hosts[number].handle(message.content), reply_to=message)
-        except SepalError as error:
-            return Message(write_error(error, node.client), reply_to=message)
 
-    return handle
+def _never(message: object) -> object:
+    raise NotImplementedError("messages go to the workers")

@@ -13,6 +13,7 @@ from sepal.layout import Parameter, Role
 from sepal.masks.selection import count
 from sepal.method import ClientInfo, Payload, Upload
 from sepal.rng import derive
+from sepal.store import MemoryStore
 from sepal.wire.tensors import SparseTensor
 from strategies.assembly import assemble
 from strategies.fedpse.server import aggregate, correlation_distance, personal_support
@@ -168,7 +169,7 @@ def test_sent_plus_residual_is_what_was_gained_exactly():
         assembly = assemble({**flat, "partition.name": "iid"})
         from client_app.build import Node, Shared, build_host
 
-        host = build_host(Shared(assembly, "cpu"), Node(0, 3), "run", None)
+        host = build_host(Shared.around(assembly, "cpu"), Node(0, 3), "run", MemoryStore())
         half, server = host.half, assembly.method.make_server(assembly.task)
         plan = server.plan(1)
         download = server.newcomer(server.init(), host.info, plan)
