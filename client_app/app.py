@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import TypeAlias
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client_app.build import Node, Shared, build_host, open_store
-from sepal.errors import SepalError
+from sepal.errors import ConfigError, SepalError
 from sepal.messages import read_order, write_error
 
-app = ClientApp()
+Mod: TypeAlias = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
+
+# Flower's mods that rewrite arrays: clipping, noise, masking for secure aggregation. A sparse payload is bytes to them.
+ARRAY_MODS = frozenset(
+    {"adaptiveclipping_mod", "fixedclipping_mod", "LocalDpMod", "localdp_mod", "secagg_mod", "secaggplus_mod"}
+)
+
+
+def make_app(mods: Sequence[Mod] = ()) -> ClientApp:
+    """Return Sepal's ClientApp with further mods around it.
+
+    Args:
+        mods: Flower mods that look at messages without rewriting arrays, such as ``message_size_mod``.
+
+    Raises:
+        ConfigError: A mod that cannot read the sparse payload: the protection it promises would not be there.
+    """
+    for mod in mods:
+        name = getattr(mod, "__name__", type(mod).__name__)
+        if name in ARRAY_MODS or type(mod).__name__ in ARRAY_MODS:
+            raise ConfigError(
+                "mods",
+                "mods that leave arrays alone (secure aggregation and privacy mods cannot "
+                "read a sparse payload; see docs/threat-model.md)",
+                name,
+            )
+    made = ClientApp(mods=list(mods))
+    for decorate in (made.query(), made.train(), made.train("adapt"), made.evaluate()):
+        decorate(handle)
+    return made
 
 
 @lru_cache(maxsize=2)
@@ -20,7 +51,8 @@ def _shared(run_config: tuple[tuple[str, object], ...], device: str) -> Shared:
     return Shared.of(dict(run_config), device)
 
 
-def _handle(message: Message, context: Context) -> Message:
+def handle(message: Message, context: Context) -> Message:
+    """Answer one message of any kind for the client that ``context`` describes."""
     name = "client"
     try:
         node = Node.of(context.node_config)
@@ -33,25 +65,4 @@ def _handle(message: Message, context: Context) -> Message:
         return Message(write_error(error, name), reply_to=message)
 
 
-@app.query()
-def query(message: Message, context: Context) -> Message:
-    """Answer the roster's question."""
-    return _handle(message, context)
-
-
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """Train, commit, and send an upload."""
-    return _handle(message, context)
-
-
-@app.train("adapt")
-def adapt(message: Message, context: Context) -> Message:
-    """Train in scratch; keep it only when asked."""
-    return _handle(message, context)
-
-
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate, and change nothing."""
-    return _handle(message, context)
+app = make_app()

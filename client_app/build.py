@@ -26,7 +26,7 @@ from sepal.rng import derive_seed
 from sepal.state import digest_arrays
 from sepal.store import ClientStore, DiskStore
 from sepal.training import LocalWork, Network, choose_device, set_threads
-from strategies.assembly import Assembly, assemble
+from strategies.assembly import OWN, Assembly, assemble
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -152,22 +152,25 @@ def build_host(shared: Shared, node: Node, run: str, store: ClientStore) -> Clie
 def load_data(shared: Shared, node: Node) -> ClientData:
     """Return the client's own data, or its part of the shared data set."""
     config, known = shared.assembly.task.config, shared.assembly.info
-    if not node.data:
+    target = node.data or (config.own.data if config.dataset == OWN else "")
+    if not target:
+        if config.dataset == OWN:
+            raise ConfigError(f"{node.client}: data", "package.module:function in the node config, or own.data", "none")
         clients = config.clients or node.partitions
         if node.partition >= clients:
             raise ConfigError("clients", f"more than partition-id = {node.partition}", clients)
         return client_data(shared.assembly.data_spec(clients), node.partition)
     seed = derive_seed(config.seed, "own-data", node.client) % 2**32
-    data = own_data(node.data, known.classes, config.split.validation, seed)
+    data = own_data(target, known.classes, config.split.validation, seed, node.partition)
     if data.train.x.shape[1:] != known.input_shape:
         shape = data.train.x.shape[1:]
-        raise DataError(f"{node.client}: data", f"examples of shape {known.input_shape} as the run's data set", shape)
+        raise DataError(f"{node.client}: data", f"examples of shape {known.input_shape}, as the run says", shape)
     return data
 
 
 def pooled(shared: Shared, node: Node) -> Pair:
     """Return test examples of all clients; empty where the clients' data is their own."""
-    if node.data:
+    if node.data or shared.assembly.task.config.dataset == OWN:
         return torch.empty(0), torch.empty(0, dtype=torch.int64)
     if shared.pooled is None:
         config = shared.assembly.task.config

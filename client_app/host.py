@@ -14,7 +14,7 @@ from flwr.app import RecordDict
 
 from sepal.contract import seal, unseal
 from sepal.errors import ContractError, SepalError, StateError
-from sepal.messages import Content, Order, Reply, read_order, version, write_error, write_reply
+from sepal.messages import GREATEST, Content, Order, Reply, read_order, version, write_error, write_reply
 from sepal.method import Client, ClientInfo, Kind, Payload, Predictor
 from sepal.state import digest
 from sepal.store import ClientStore, Stored
@@ -71,9 +71,10 @@ class ClientHost:
         self.spent()
         after, upload = self._work(order, state, download)
         metrics |= {**self.spent(), **self._score("trained", order, self.half.predictor(after, None, plan))}
-        reply = replace(reply, download=download_digest, metrics=metrics)
+        sane = {name: value for name, value in metrics.items() if 0 <= value <= GREATEST}  # no loss that diverged
+        reply = replace(reply, download=download_digest, metrics=sane)
         answer = seal(upload)
-        if kind is Kind.TRAIN or order.keep:
+        if kind is Kind.TRAIN or (kind is Kind.ADAPT and order.keep):
             name = version(plan.round, order.base, download_digest, answer.digest())
             reply = replace(reply, version=name, state=digest(after))
             self.store.save(name, Stored(request, after, reply, answer))

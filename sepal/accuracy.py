@@ -12,6 +12,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from sepal.errors import ContractError
+
 VIEWS = ("received", "trained", "pooled")
 Figures: TypeAlias = dict[str, float]
 
@@ -49,6 +51,27 @@ def view_figures(metrics: Sequence[Mapping[str, float]], view: str, part: str = 
     if not counts:
         return None
     return {**figures([c / n for c, n in counts], [n for _, n in counts]), "clients": len(counts)}
+
+
+def check_counts(metrics: Mapping[str, float], views: Sequence[str]) -> None:
+    """Refuse counts that cannot be: nothing is divided or looked up by them before.
+
+    Args:
+        metrics: One client's, as they came.
+        views: The views that were asked for.
+
+    Raises:
+        ContractError: A view that was not asked for, one count without the other, or more correct than there are.
+    """
+    for key in metrics:
+        view, dot, _ = key.partition(".")
+        if dot and view in VIEWS and view not in views:
+            raise ContractError(f"metrics.{key}", f"counts of {', '.join(views) or 'no view'}", "another view")
+    for name in (f"{view}.{part}" for view in views for part in ("", "validation-")):
+        correct, examples = metrics.get(f"{name}correct", -1.0), metrics.get(f"{name}examples", -1.0)
+        whole = correct.is_integer() and examples.is_integer() and examples < 2**40
+        if not whole or correct > examples or (correct < 0 <= examples):
+            raise ContractError(f"metrics.{name}correct", "a count, at most examples", f"{correct:g} of {examples:g}")
 
 
 def _has(metrics: Mapping[str, float], view: str, part: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -35,3 +35,32 @@ def weighted_mean(
     if not total:
         return {name: previous[name] for name in wanted}
     return {name: (sums[name] / total).astype(np.float32) for name in wanted}
+
+
+def sparse_mean(uploads: Uploads, shapes: Mapping[str, tuple[int, ...]], present: bool = False) -> Sums:
+    """Return Σ n_i·u_i / Σ n_i over the uploads, entry by entry; an entry that a client did not send counts as 0.
+
+    Args:
+        uploads: Each with the tensors of ``shapes``, sparse or dense; n_i is its client's number of examples.
+        shapes: Whole shapes of the tensors, by name.
+        present: Divide each entry by the n_i of those alone that sent it.
+
+    Returns:
+        float64 by name; 0 where nobody sent anything.
+    """
+    sums: Sums = {name: np.zeros(shape) for name, shape in shapes.items()}
+    weights: Sums = {name: np.zeros(shape) for name, shape in shapes.items()} if present else {}
+    total = 0
+    for upload in uploads:
+        n = upload.client.examples
+        total += n
+        for name in shapes:
+            tensor = upload.payload.tensors[name]
+            values = np.ones(tensor.nnz, np.float32) if tensor.values is None else tensor.values
+            index = slice(None) if tensor.index is None else tensor.index
+            sums[name].reshape(-1)[index] += values.astype(np.float64) * n
+            if present:
+                weights[name].reshape(-1)[index] += n
+    if not present:
+        return {name: array / max(total, 1) for name, array in sums.items()}
+    return {name: np.divide(array, weights[name], out=array, where=weights[name] > 0) for name, array in sums.items()}

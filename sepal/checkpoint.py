@@ -8,6 +8,7 @@ since then serve, and clients keep the versions that the older one may ask for.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import shutil
@@ -17,13 +18,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from safetensors.numpy import save
 
-from sepal.errors import StateError
+from sepal.errors import DamagedError, StateError
 from sepal.messages import Content
 from sepal.progress import Progress, RoundRecord
 from sepal.state import flatten, restore
-from sepal.store import read_tensors, write_atomically
+from sepal.store import make_directory, pack_tensors, read_tensors, set_aside, write_atomically
 
 log = logging.getLogger("sepal")
 
@@ -100,7 +100,7 @@ class DiskServerStore:
     """Checkpoints and journal under one directory.
 
     ``round-000010.safetensors`` is the state after round 10; ``journal/000011/`` holds round 11: a file an upload,
-    and ``round.json``, written last, which makes the round a completed one.
+    and ``round`` (its JSON's digest, then the JSON), written last, which makes the round a completed one.
 
     Args:
         directory: Made when missing.
@@ -109,7 +109,7 @@ class DiskServerStore:
 
     def __init__(self, directory: Path, state: type) -> None:
         self._directory, self._state = directory, state
-        (directory / "journal").mkdir(parents=True, exist_ok=True)
+        make_directory(directory / "journal")
         self._durable: dict[int, Mapping[str, str]] = {}
 
     def _round_directory(self, round: int) -> Path:
@@ -124,12 +124,15 @@ class DiskServerStore:
         for path in reversed(self._files()):
             try:
                 progress = self._load(path)
-            except StateError as reason:
+            except DamagedError as reason:
                 log.warning("%s; using the checkpoint before it", reason)
-                path.rename(path.with_suffix(".damaged"))
+                set_aside(path)
                 continue
             self._durable[progress.round] = progress.versions
             found = found or progress
+        damaged = sorted(path.name for path in self._directory.glob("round-*.damaged"))
+        if damaged and not found:  # not a new run: starting over would let go of all that its clients know
+            raise StateError(str(self._directory), "a checkpoint that can be read", ", ".join(damaged))
         return found
 
     def _load(self, path: Path) -> Progress:
@@ -137,27 +140,31 @@ class DiskServerStore:
         try:
             structure = json.loads(text)
             server: Any = restore(self._state, arrays, structure.pop("server"))
-        except (ValueError, KeyError) as reason:
-            raise StateError(str(path), "a checkpoint", reason) from None
-        return replace(restore(Progress, {}, {**structure, "server": None}), server=server)
+            progress = restore(Progress, {}, {**structure, "server": None})
+        except (KeyError, StateError) as reason:
+            raise StateError(str(path), "a checkpoint of this method", str(reason)) from None
+        return replace(progress, server=server)
 
     def recorded(self, round: int) -> RoundRecord | None:
         """See :class:`ServerStore`."""
-        path = self._round_directory(round) / "round.json"
+        path = self._round_directory(round) / "round"
         if not path.exists():
             return None
         try:
-            return restore(RoundRecord, {}, json.loads(path.read_text()))
-        except (ValueError, OSError) as reason:
-            raise StateError(str(path), "a round's record", reason) from None
+            head, _, text = path.read_text().partition("\n")
+            if head != hashlib.sha256(text.encode()).hexdigest():
+                raise DamagedError(str(path), "the digest of what follows in its first line", head[:12])
+            return restore(RoundRecord, {}, json.loads(text))
+        except (ValueError, OSError, TypeError) as reason:
+            raise DamagedError(str(path), "a round's record", str(reason)) from None
 
     def spool(self, round: int, client: str, content: Content) -> None:
         """See :class:`ServerStore`."""
         directory = self._round_directory(round)
-        directory.mkdir(exist_ok=True)
+        make_directory(directory)
         arrays = {"data": np.frombuffer(content.data, np.uint8)}
         text = json.dumps(dict(content.scalars))
-        write_atomically(directory / f"{client}.safetensors", save(arrays, {"sepal": text}))
+        write_atomically(directory / f"{client}.safetensors", pack_tensors(arrays, text))
 
     def read(self, round: int, client: str) -> Content:
         """See :class:`ServerStore`."""
@@ -168,15 +175,16 @@ class DiskServerStore:
         """See :class:`ServerStore`."""
         _, structure = flatten(record)
         directory = self._round_directory(record.round)
-        directory.mkdir(exist_ok=True)
-        write_atomically(directory / "round.json", json.dumps(structure).encode())
+        make_directory(directory)
+        text = json.dumps(structure)
+        write_atomically(directory / "round", f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}".encode())
 
     def checkpoint(self, progress: Progress) -> None:
         """See :class:`ServerStore`; what only older checkpoints need is deleted afterwards."""
         arrays, server = flatten(progress.server)
         _, structure = flatten(replace(progress, server=None))
         text = json.dumps({**structure, "server": server})
-        write_atomically(self._directory / f"round-{progress.round:06d}.safetensors", save(arrays, {"sepal": text}))
+        write_atomically(self._directory / f"round-{progress.round:06d}.safetensors", pack_tensors(arrays, text))
         self._durable[progress.round] = progress.versions
         files = self._files()
         for path in files[:-2]:

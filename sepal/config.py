@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sepal.data.settings import PartitionSettings, SplitSettings
+from sepal.data.settings import OwnSettings, PartitionSettings, SplitSettings
 from sepal.errors import ConfigError
 
 Flat: TypeAlias = Mapping[str, int | float | str | bool]
@@ -27,16 +27,20 @@ def kebab(name: str) -> str:
 class Settings(BaseModel):
     """Base of every group of keys: frozen, strict (an int counts as a float, nothing else is converted)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True, alias_generator=kebab)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True, alias_generator=kebab
+    )
 
 
 class RunConfig(Settings):
     """The keys that all methods share. ``auto`` and 0 take the data set's published default where it says so."""
 
-    name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$", description="run name; the same name resumes; empty: made up")
+    name: str = Field(
+        "", pattern=r"^([A-Za-z0-9_-][A-Za-z0-9._-]*)?$", description="run name; the same name resumes; empty: made up"
+    )
     out: str = Field("runs", description="directory under which the run's directory is written")
     method: str = Field("fedpse", description="see `sepal methods`")
-    dataset: str = Field("digits", description="data set, or `folder` for your own")
+    dataset: str = Field("digits", description="data set; folder: your own files; own: your own function")
     data_dir: str = Field("", description="where the data lies; empty: SEPAL_DATA, then ~/.cache/sepal/data")
     clients: int = Field(10, ge=0, description="clients needed to start; 0: all that are registered")
     clients_per_round: int = Field(0, ge=0, description="clients sampled each round; 0: all")
@@ -63,6 +67,7 @@ class RunConfig(Settings):
     values: Literal["fp32", "fp16", "bf16"] = Field("fp32", description="coding of values on the wire")
     partition: PartitionSettings = Field(default_factory=PartitionSettings)
     split: SplitSettings = Field(default_factory=SplitSettings)
+    own: OwnSettings = Field(default_factory=OwnSettings)
 
     def flat(self) -> dict[str, Any]:
         """Every key with its value, parts as dotted keys: what ``config.toml`` holds."""
@@ -91,7 +96,7 @@ class RunConfig(Settings):
 
 
 AUTOMATIC = ("rounds", "local_epochs", "batch_size", "optimizer", "lr", "model")
-PARTS = ("partition", "split")
+PARTS = ("partition", "split", "own")
 
 
 def flatten(settings: BaseModel, prefix: str = "") -> dict[str, Any]:
@@ -121,6 +126,10 @@ def parse(flat: Flat, methods: Mapping[str, type[BaseModel]]) -> tuple[RunConfig
     groups: dict[str, dict[str, Any]] = {}
     for key, value in flat.items():
         part, dot, rest = key.partition(".")
+        if "_" in (rest if dot else key):
+            raise ConfigError(key, f"hyphens: {kebab(key)}", key)
+        if key in PARTS:
+            raise ConfigError(key, f"its parts as keys, {key}.…", repr(value))
         if not dot:
             shared[key] = value
         elif part in PARTS:
@@ -134,9 +143,16 @@ def parse(flat: Flat, methods: Mapping[str, type[BaseModel]]) -> tuple[RunConfig
         validate(methods[part], values, f"{part}.")
     if config.method not in methods:
         raise ConfigError("method", f"one of {', '.join(methods)}", config.method)
+    _check_counts(config)
+    return config, validate(methods[config.method], groups.get(config.method, {}), f"{config.method}.")
+
+
+def _check_counts(config: RunConfig) -> None:
     if config.clients and config.clients_per_round > config.clients:
         raise ConfigError("clients-per-round", f"at most clients = {config.clients}", config.clients_per_round)
-    return config, validate(methods[config.method], groups.get(config.method, {}), f"{config.method}.")
+    asked = config.clients_per_round or config.clients
+    if asked and config.min_replies > asked:
+        raise ConfigError("min-replies", f"at most the {asked} clients of a round", config.min_replies)
 
 
 def validate(kind: type[M], values: Mapping[str, Any], prefix: str = "") -> M:

@@ -83,7 +83,7 @@ def _check_scalars(
             raise ContractError(f"scalars.{name}", kind.__name__, value)
         if isinstance(value, str):
             continue
-        if not math.isfinite(value) or (least is not None and value < least):
+        if (isinstance(value, float) and not math.isfinite(value)) or (least is not None and value < least):
             raise ContractError(f"scalars.{name}", f"at least {least}", value)
         if greatest is not None and value > greatest:
             raise ContractError(f"scalars.{name}", f"at most {greatest}", value)

@@ -7,21 +7,27 @@ a test can match it. Programming errors keep Python's own exceptions.
 from __future__ import annotations
 
 
+def one_line(text: str, limit: int = 1000) -> str:
+    """Return ``text`` in one line, printable and cut at ``limit``: what a client wrote may end in a log or terminal."""
+    shown = "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text[:limit])
+    return " ".join(shown.split())
+
+
 class SepalError(Exception):
     """Base of Sepal's errors.
 
     Args:
         key: What was looked at: a config key, a field of a message, a path.
         expected: What would have been right, in words.
-        got: What was there, in words; long values are cut at 120 characters.
+        got: What was there, in words; long values are cut at 300 characters.
     """
 
     def __init__(self, key: str, expected: str, got: object) -> None:
         shown = got if isinstance(got, str) else repr(got)
         self.key = key
         self.expected = expected
-        self.got = shown if len(shown) <= 120 else shown[:117] + "..."
-        super().__init__(" ".join(f"{key}: expected {expected}, got {self.got}".split()))
+        self.got = shown if len(shown) <= 300 else shown[:297] + "..."
+        super().__init__(one_line(f"{key}: expected {expected}, got {self.got}"))
 
     def __reduce__(self) -> tuple[type[SepalError], tuple[str, str, str]]:
         """Pickle by the three parts: exceptions travel from worker processes."""
@@ -50,6 +56,10 @@ class ContractError(SepalError):
 
 class StateError(SepalError):
     """A stored state, checkpoint or journal is missing, damaged, locked, or belongs to another run."""
+
+
+class DamagedError(StateError):
+    """A file that Sepal wrote is torn or has changed since."""
 
 
 class RosterError(SepalError):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from sepal.errors import one_line
 from sepal.method import Kind
 
 MESSAGE_TYPES = {
@@ -34,7 +35,13 @@ class Exchange:
     grid: Grid
     poll: float = 0.1
     late: int = 0
-    _stale: set[str] = field(default_factory=set)
+    _stale: dict[str, int] = field(default_factory=dict)
+    _late: list[tuple[int, RecordDict]] = field(default_factory=list)
+
+    def latecomers(self) -> list[tuple[int, RecordDict]]:
+        """Return the late replies that came since the last call: node id and content."""
+        late, self._late = self._late, []
+        return late
 
     def deliver(
         self,
@@ -68,15 +75,17 @@ class Exchange:
                 asked = reply.metadata.reply_to_message_id
                 node = waiting.pop(asked, None)
                 if node is None:
-                    self.late += asked in self._stale and not reply.has_error()
-                    self._stale.discard(asked)
+                    asker = self._stale.pop(asked, None)
+                    if asker is not None and not reply.has_error():
+                        self.late += 1
+                        self._late.append((asker, reply.content))
                 elif reply.has_error():
-                    missing[node] = f"error {reply.error.code}: {reply.error.reason}"
+                    missing[node] = one_line(f"error {reply.error.code}: {reply.error.reason}", 300)
                 else:
                     on_reply(node, reply.content)
             if waiting and time.monotonic() > deadline:
                 missing |= dict.fromkeys(waiting.values(), f"no reply within {timeout:g} s")
-                self._stale |= set(waiting)
+                self._stale |= waiting
                 break
             if waiting and not replies:
                 time.sleep(self.poll)

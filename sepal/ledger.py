@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-
-from sepal.messages import Content
 
 PURPOSES = ("training", "evaluation", "closing")
 
@@ -83,15 +81,17 @@ class Totals:
         return {**head, "purposes": parts, "total": whole}
 
 
-def message_bytes(records: RecordDict, content: Content) -> int:
+def message_bytes(records: RecordDict) -> int:
     """Return the size in bytes of a message's records as Flower sends them: each object's head and body.
 
     The payload's own bytes are counted without serialising them a second time.
     """
-    light = RecordDict({name: record for name, record in records.items() if name != "payload"})
+    arrays = [array for record in records.array_records.values() for array in record.values()]
+    light = RecordDict({name: record for name, record in records.items() if not isinstance(record, ArrayRecord)})
     size = sum(len(item.deflate()) for item in get_all_nested_objects(light).values())
-    return size + (len(content.data) + _ARRAY_FRAME if content.data else 0)
+    return size + sum(len(a.data) + _ARRAY_FRAME + _CHUNK_FRAME * (max(0, len(a.data) - 1) // CHUNK) for a in arrays)
 
 
-# Objects that carry one Array beside its bytes: the Array's head and its ArrayRecord (measured with flwr 1.39).
-_ARRAY_FRAME = 340
+# What flwr 1.39 wraps around an Array's bytes, measured: its head and its ArrayRecord, and for every further chunk of
+# 5 MiB that chunk's own head and its id.
+_ARRAY_FRAME, _CHUNK_FRAME, CHUNK = 480, 88, 5 * 2**20

@@ -21,8 +21,10 @@ from sepal.method import ClientInfo, Kind, Plan, Scalar
 from sepal.wire.records import from_array, to_array
 
 PROTOCOL = 1
-NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")  # client names become directory names
-_VERSION = re.compile(r"^(0|[1-9][0-9]{0,8})-[0-9a-f]{24}$")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")  # names of clients and runs become names of directories
+_VERSION = re.compile(r"(0|[1-9][0-9]{0,8})-[0-9a-f]{24}\Z")
+_ROUNDS = 10**9  # a version's name has room for so many
+MOST_METRICS, GREATEST = 64, 1e18  # of a reply; a sum of squares of GREATEST is still a float
 
 
 @dataclass(frozen=True)
@@ -136,14 +138,15 @@ def read_order(records: RecordDict) -> tuple[Order, Content]:
     who = _text(head, "who")
     if who not in ("sampled", "all", "none"):
         raise ContractError("who", "sampled, all or none", who)
-    plan = Plan(_number(head, "round"), _text(head, "phase"), who, _scalars(records, "plan"))  # type: ignore[arg-type]
+    number = _number(head, "round", 0, _ROUNDS)
+    plan = Plan(number, _text(head, "phase"), who, _scalars(records, "plan"))  # type: ignore[arg-type]
     views = tuple(view for view in _text(head, "views").split(",") if view)
     keep = head.get("keep")
-    order = Order(
-        _text(head, "run"), _kind(head), plan, _text(head, "base"), _text(head, "durable"), views, keep is True
-    )
-    version_round(order.base), version_round(order.durable)
-    return order, content
+    if not isinstance(keep, bool):
+        raise ContractError("keep", "a truth value", type(keep).__name__)
+    base, durable = _text(head, "base"), _text(head, "durable")
+    version_round(base), version_round(durable)
+    return Order(_name(head, "run"), _kind(head), plan, base, durable, views, keep), content
 
 
 def write_reply(reply: Reply, content: Content) -> RecordDict:
@@ -179,22 +182,15 @@ def read_reply(records: RecordDict) -> tuple[Reply, Content]:
     if "error" in records.config_records:
         raise _read_error(records.config_records["error"])
     head, content = _read(records)
-    name, examples, capacity = _text(head, "client"), _number(head, "examples"), head.get("capacity")
-    if not NAME.match(name):
-        raise ContractError("client", "a name of at most 64 letters, digits, '.', '_' or '-'", name)
-    if not 0 <= examples < 2**40:
-        raise ContractError("examples", "a count", examples)
+    name, examples, capacity = _name(head, "client"), _number(head, "examples", 1, 2**40), head.get("capacity")
     if not isinstance(capacity, float) or not 0 < capacity <= 1:
         raise ContractError("capacity", "a number in (0, 1]", capacity)
-    metrics = {}
-    for key, value in records.metric_records.get("metrics", {}).items():
-        if isinstance(value, list):
-            raise ContractError(f"metrics.{key}", "a number", "a list")
-        metrics[key] = float(value)
-    facts = {key: str(value) for key, value in records.config_records.get("facts", {}).items()}
+    metrics = _metrics(records)
+    found = records.config_records.get("facts", ConfigRecord())
+    facts = {key: _text(found, key) for key in list(found)[:MOST_METRICS]}
     reply = Reply(
         _text(head, "run"),
-        _number(head, "round"),
+        _number(head, "round", 0, _ROUNDS),
         _kind(head),
         ClientInfo(name, examples, capacity, _text(head, "device")),
         _text(head, "base"),
@@ -255,17 +251,37 @@ def _scalars(records: RecordDict, name: str) -> dict[str, Scalar]:
     return out
 
 
+def _metrics(records: RecordDict) -> dict[str, float]:
+    found = records.metric_records.get("metrics", MetricRecord())
+    if len(found) > MOST_METRICS:
+        raise ContractError("metrics", f"at most {MOST_METRICS}", len(found))
+    for key, value in found.items():
+        if not NAME.match(key):
+            raise ContractError("metrics", "names of at most 64 letters, digits, '.', '_' or '-'", key)
+        if isinstance(value, list) or not 0 <= value <= GREATEST:
+            raise ContractError(f"metrics.{key}", f"a number from 0 to {GREATEST:g}", value)
+    return {key: float(value) for key, value in found.items() if not isinstance(value, list)}
+
+
 def _text(head: ConfigRecord, key: str) -> str:
     value = head.get(key)
     if not isinstance(value, str) or len(value) > 256:
-        raise ContractError(key, "text of at most 256 characters", value)
+        shown = value if isinstance(value, str) else type(value).__name__
+        raise ContractError(key, "text of at most 256 characters", shown)
     return value
 
 
-def _number(head: ConfigRecord, key: str) -> int:
+def _name(head: ConfigRecord, key: str) -> str:
+    value = _text(head, key)
+    if not NAME.match(value):
+        raise ContractError(key, "a name of at most 64 letters, digits, '.', '_' or '-'", value)
+    return value
+
+
+def _number(head: ConfigRecord, key: str, least: int, above: int) -> int:
     value = head.get(key)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ContractError(key, "a whole number", value)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < above:
+        raise ContractError(key, f"a whole number from {least} to {above - 1}", value)
     return value
 
 

@@ -34,6 +34,7 @@ class Progress:
 
     Attributes:
         server: The server half's state.
+        weights: Digest of W_0: a run is not continued with another model.
         versions: Client name to the version of its last accepted reply.
         digests: Client name to the digest of that version's state.
         roster: Client name to roster entry, in no order; joined at a round boundary.
@@ -44,6 +45,7 @@ class Progress:
     run: str
     round: int
     server: Any
+    weights: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
     stores: Mapping[str, str] = field(default_factory=dict)
@@ -162,7 +164,7 @@ def advance(
         best=best,
         accuracy={v: f for v, f in figures.items() if f} if record.full else progress.accuracy,
         accuracy_round=record.round if record.full else progress.accuracy_round,
-        seconds={key: progress.seconds.get(key, 0.0) + value for key, value in record.seconds.items()},
+        seconds={**progress.seconds, **{k: progress.seconds.get(k, 0.0) + v for k, v in record.seconds.items()}},
     )
     return after, _line(record, plan, replies, figures, validation, totals, metrics, closing)
 

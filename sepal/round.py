@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from flwr.app import RecordDict
 
-from sepal.accuracy import VIEWS
+from sepal.accuracy import VIEWS, check_counts
 from sepal.checkpoint import ServerStore
 from sepal.config import RunConfig
 from sepal.contract import seal, unseal
@@ -74,6 +74,7 @@ class Round:
         self._replies: dict[str, Reply] = {}
         self._failed: dict[str, SepalError] = {}
         self._ledger: list[Entry] = []
+        self._away: set[str] = set()
         self.full = closing or bool(config.evaluate_every and plan.round % config.evaluate_every == 0)
         self._asked = self._compose()
         self.waiting = set(self._asked)
@@ -118,7 +119,15 @@ class Round:
         for node, reason in missing.items():
             self._enter(self._asked[names[node]], "up", Content(), None, ("missing", reason))
         for name in absent:
-            self._enter(self._asked[name], "up", Content(), None, ("missing", "not connected"))
+            if name not in self._away:  # once a round, however often it is looked for
+                self._enter(self._asked[name], "up", Content(), None, ("missing", "not connected"))
+        self._away.update(absent)
+
+    def note_late(self, name: str, records: RecordDict) -> None:
+        """Enter a reply to an earlier round, which is refused: that round has ended without it."""
+        reason = "a reply to a round that had ended"
+        size = message_bytes(records)
+        self._ledger.append(Entry(self._plan.round, name, "training", "up", 0, size, 0, "late", reason))
 
     def accept(self, name: str, records: RecordDict) -> None:
         """Check a reply against its order and the method's schema, and spool its upload; or name why not."""
@@ -132,7 +141,8 @@ class Round:
             self._check(asked, reply, content)
         except SepalError as reason:
             if "error" in records.config_records:  # the client's own words, not our refusal
-                self._failed[name] = reason
+                named = reason.key.startswith(f"{name}:")
+                self._failed[name] = reason if named else ContractError(name, "a reply", f"an error: {reason}")
             self._enter(asked, "up", content, records, ("refused", str(reason)))
             return
         if asked.order.kind is Kind.TRAIN:
@@ -142,13 +152,17 @@ class Round:
 
     def _check(self, asked: Asked, reply: Reply, content: Content) -> None:
         order, client = asked.order, self._roster[asked.client]
-        kept = order.kind is Kind.TRAIN or order.keep
+        kept = order.kind is Kind.TRAIN or (order.kind is Kind.ADAPT and order.keep)
         digest = asked.content.digest()
         reached = version(order.plan.round, order.base, digest, content.digest()) if kept else ""
         expected = Reply(order.run, order.plan.round, order.kind, client, order.base, digest, reached)
-        for key in ("run", "round", "kind", "client", "base", "download", "version"):
-            if getattr(expected, key) != getattr(reply, key):
-                raise ContractError(key, repr(getattr(expected, key)), repr(getattr(reply, key)))
+        pairs = {f"client.{key}": (value, getattr(reply.client, key)) for key, value in vars(client).items()}
+        for key in ("run", "round", "kind", "base", "download", "version"):
+            pairs[key] = getattr(expected, key), getattr(reply, key)
+        for key, (ours, theirs) in pairs.items():
+            if ours != theirs:
+                raise ContractError(key, repr(ours), repr(theirs))
+        check_counts(reply.metrics, order.views)
         if order.kind is not Kind.TRAIN:
             if content.data or content.scalars:
                 raise ContractError("payload", "none in answer to adapt or evaluate", f"{len(content.data)} bytes")
@@ -175,7 +189,7 @@ class Round:
                 purpose=asked.purpose,
                 direction=direction,
                 payload=len(content.data),
-                message=message_bytes(records, content) if records is not None else 0,
+                message=message_bytes(records) if records is not None else 0,
                 dense=self._dense if carries else 0,
                 status=status,
                 reason=reason[:300],
@@ -188,9 +202,10 @@ class Round:
             raise RoundError(key, "every client to take part", "; ".join(str(e) for e in self._failed.values()))
         if self.waiting and config.on_missing == "retry":
             raise RoundError(key, f"a reply of every client within {config.timeout:g} s", _some(sorted(self.waiting)))
-        if self._asked and len(self._replies) < config.min_replies:
+        counted = sum(self._asked[name].purpose != "evaluation" for name in self._replies)
+        if self._asked and counted < config.min_replies:
             reasons = "; ".join(dict.fromkeys(entry.reason for entry in self._ledger if entry.reason))
-            raise RoundError(key, f"at least {config.min_replies} replies", f"{len(self._replies)}: {reasons}")
+            raise RoundError(key, f"at least {config.min_replies} replies", f"{counted}: {reasons}")
 
     def record(self) -> RoundRecord:
         """Return the round's record.

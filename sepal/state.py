@@ -40,15 +40,24 @@ def _flatten(value: object, path: str, arrays: Arrays) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
-        arrays[path] = np.ascontiguousarray(value)
+        if value.dtype.kind not in "biuf":
+            raise TypeError(f"{path or 'state'}: a state cannot hold an array of {value.dtype}")
+        arrays[path] = np.asarray(value, value.dtype.newbyteorder("="), order="C")
         return {_ARRAY: path}
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: _flatten(getattr(value, f.name), f"{path}/{f.name}", arrays) for f in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _flatten(item, f"{path}/{key}", arrays) for key, item in value.items()}
-    if isinstance(value, tuple | list):
+        if not all(isinstance(key, str) for key in value) or set(value) == {_ARRAY}:
+            raise TypeError(f"{path or 'state'}: a mapping's keys must be text, and not {_ARRAY} alone")
+        return {str(key): _flatten(item, f"{path}/{_step(key)}", arrays) for key, item in value.items()}
+    if isinstance(value, tuple):
         return [_flatten(item, f"{path}/{number}", arrays) for number, item in enumerate(value)]
     raise TypeError(f"{path or 'state'}: a state cannot hold {type(value).__name__}")
+
+
+def _step(key: str) -> str:
+    """A key as a step of a path (RFC 6901): two places never share a path."""
+    return key.replace("~", "~0").replace("/", "~1")
 
 
 def restore(kind: type[T], arrays: Mapping[str, npt.NDArray[Any]], structure: Any) -> T:
@@ -60,13 +69,14 @@ def restore(kind: type[T], arrays: Mapping[str, npt.NDArray[Any]], structure: An
     return typing.cast("T", _restore(kind, structure, arrays, kind.__name__))
 
 
-def _restore(hint: Any, node: Any, arrays: Mapping[str, npt.NDArray[Any]], path: str) -> Any:  # noqa: C901
+def _restore(hint: Any, node: Any, arrays: Mapping[str, npt.NDArray[Any]], path: str) -> Any:
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return _restore_union(hint, node, arrays, path)
-    if isinstance(node, dict) and set(node) == {_ARRAY}:
-        if hint is not np.ndarray and origin is not np.ndarray and hint is not Any:
-            raise StateError(path, f"{hint}", "an array")
+    is_array, wanted = isinstance(node, dict) and set(node) == {_ARRAY}, hint is np.ndarray or origin is np.ndarray
+    if is_array or wanted:
+        if not is_array or not (wanted or hint is Any):
+            raise StateError(path, "an array" if wanted else f"{hint}", "an array" if is_array else type(node).__name__)
         if node[_ARRAY] not in arrays:
             raise StateError(path, "its array in the file", "none")
         return arrays[node[_ARRAY]]
@@ -75,27 +85,38 @@ def _restore(hint: Any, node: Any, arrays: Mapping[str, npt.NDArray[Any]], path:
     if is_dataclass(hint) and isinstance(hint, type):
         return _restore_dataclass(hint, node, arrays, path)
     if origin is tuple:
-        arguments = typing.get_args(hint)
-        if not isinstance(node, list):
-            raise StateError(path, "a list", type(node).__name__)
-        same = len(arguments) == 2 and arguments[1] is Ellipsis
-        if not same and len(arguments) != len(node):
-            raise StateError(path, f"{len(arguments)} items", len(node))
-        hints = [arguments[0]] * len(node) if same else list(arguments)
-        return tuple(
-            _restore(h, item, arrays, f"{path}/{i}") for i, (h, item) in enumerate(zip(hints, node, strict=True))
-        )
+        return _restore_tuple(hint, node, arrays, path)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(node, dict):
             raise StateError(path, "a mapping", type(node).__name__)
         inner = typing.get_args(hint)[1]
         return {key: _restore(inner, item, arrays, f"{path}/{key}") for key, item in node.items()}
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint(node)
-    wanted = (int, float) if hint is float else (hint,)
-    if not isinstance(node, wanted) or (isinstance(node, bool) and hint is not bool):
+    return _restore_leaf(hint, node, path)
+
+
+def _restore_leaf(hint: Any, node: Any, path: str) -> Any:
+    """A number, text, truth value, or one of a few."""
+    enum = isinstance(hint, type) and issubclass(hint, Enum)
+    if enum or typing.get_origin(hint) is typing.Literal:
+        choices = [member.value for member in hint] if enum else list(typing.get_args(hint))
+        if node not in choices:
+            raise StateError(path, f"one of {', '.join(map(str, choices))}", node)
+        return hint(node) if enum else node
+    kinds = (int, float) if hint is float else (hint,)
+    if not isinstance(node, kinds) or (isinstance(node, bool) and hint is not bool):
         raise StateError(path, getattr(hint, "__name__", str(hint)), type(node).__name__)
     return float(node) if hint is float else node
+
+
+def _restore_tuple(hint: Any, node: Any, arrays: Mapping[str, npt.NDArray[Any]], path: str) -> tuple[Any, ...]:
+    arguments = typing.get_args(hint)
+    if not isinstance(node, list):
+        raise StateError(path, "a list", type(node).__name__)
+    same = len(arguments) == 2 and arguments[1] is Ellipsis
+    if not same and len(arguments) != len(node):
+        raise StateError(path, f"{len(arguments)} items", len(node))
+    hints = [arguments[0]] * len(node) if same else list(arguments)
+    return tuple(_restore(h, item, arrays, f"{path}/{i}") for i, (h, item) in enumerate(zip(hints, node, strict=True)))
 
 
 def _restore_dataclass(hint: type, node: Any, arrays: Mapping[str, npt.NDArray[Any]], path: str) -> Any:
@@ -125,15 +146,23 @@ def digest_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
     """Return SHA-256 (hex) over name, dtype, shape and little-endian bytes of each array, sorted by name."""
     sha = hashlib.sha256()
     for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        array = np.asarray(arrays[name], arrays[name].dtype.newbyteorder("<"), order="C")
         sha.update(json.dumps([name, array.dtype.name, list(array.shape)]).encode())
         sha.update(array.data if array.ndim and array.size else array.tobytes())
     return sha.hexdigest()
 
 
+def _canonical(node: Any) -> Any:
+    """A structure in which a float that is whole is an int: a state digests the same before and after a restore."""
+    if isinstance(node, dict):
+        return {key: _canonical(item) for key, item in node.items()}
+    if isinstance(node, list):
+        return [_canonical(item) for item in node]
+    return int(node) if isinstance(node, float) and node.is_integer() else node
+
+
 def digest(state: object) -> str:
     """Return SHA-256 (hex) over everything that ``state`` holds: its arrays, then the rest as canonical JSON."""
     arrays, structure = flatten(state)
-    text = json.dumps(structure, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(_canonical(structure), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(f"{digest_arrays(arrays)}{text}".encode()).hexdigest()

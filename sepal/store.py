@@ -6,11 +6,13 @@ reply that reached it, so a client that is asked the same thing twice answers th
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import os
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,10 +22,12 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
-from sepal.errors import StateError
+from sepal.errors import DamagedError, StateError
 from sepal.messages import Content, Reply, version_round
 from sepal.method import Scalar
-from sepal.state import flatten, restore
+from sepal.state import digest_arrays, flatten, restore
+
+log = logging.getLogger("sepal")
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,11 @@ class ClientStore(Protocol):
         ...
 
     def load(self, version: str) -> Stored | None:
-        """Return the version, or None where it is not (or no longer, or damaged)."""
+        """Return the version, or None where it is not (or no longer, or damaged).
+
+        Raises:
+            StateError: It is a state of another kind: of another method, or of another release.
+        """
         ...
 
     def answered(self, round: int, request: str) -> Stored | None:
@@ -101,7 +109,7 @@ class DiskStore:
 
     def __init__(self, directory: Path, kind: type, durable: bool = True) -> None:
         self._directory, self._kind, self._durable = directory, kind, durable
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         mark = directory / "identity"
         if not mark.exists():
             write_atomically(mark, uuid.uuid4().hex.encode())
@@ -121,8 +129,9 @@ class DiskStore:
         try:
             arrays, text = read_tensors(path)
             return _unpack(arrays, text, self._kind)
-        except StateError:
-            path.rename(path.with_suffix(".damaged"))  # out of the way, and still there to be looked at
+        except DamagedError as reason:
+            log.warning("%s; set aside", reason)
+            set_aside(path)
             return None
 
     def answered(self, round: int, request: str) -> Stored | None:
@@ -132,7 +141,7 @@ class DiskStore:
     def save(self, version: str, stored: Stored) -> None:
         """See :class:`ClientStore`."""
         arrays, text = _pack(stored)
-        write_atomically(self._path(version), save(arrays, {"sepal": text}), sync=self._durable)
+        write_atomically(self._path(version), pack_tensors(arrays, text), sync=self._durable)
 
     def prune(self, durable: str) -> None:
         """See :class:`ClientStore`."""
@@ -187,16 +196,47 @@ def _unpack(arrays: dict[str, npt.NDArray[Any]], text: str, kind: type) -> Store
 
 
 def read_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], str]:
-    """Return the arrays of a safetensors file that Sepal wrote, and its JSON.
+    """Return the arrays and the JSON that :func:`pack_tensors` put into a file.
 
     Raises:
-        StateError: The file is missing or damaged.
+        DamagedError: The file is missing, torn, or not as it was written.
     """
     try:
         with safe_open(path, "np") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, (file.metadata() or {})["sepal"]  # noqa: SIM118
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            text, digest = (file.metadata() or {})["sepal"], (file.metadata() or {})["sha256"]
     except (OSError, SafetensorError, KeyError, ValueError) as reason:
-        raise StateError(str(path), "a readable state file", f"{type(reason).__name__}: {reason}") from None
+        raise DamagedError(str(path), "a readable state file", f"{type(reason).__name__}: {reason}") from None
+    if digest != _digest(arrays, text):
+        raise DamagedError(str(path), f"content with digest {digest[:12]}", "another: the file has changed since")
+    return arrays, text
+
+
+def pack_tensors(arrays: Mapping[str, npt.NDArray[Any]], text: str) -> bytes:
+    """Return a safetensors file of ``arrays`` and ``text`` (JSON), with a digest over both."""
+    return save(dict(arrays), {"sepal": text, "sha256": _digest(arrays, text)})
+
+
+def _digest(arrays: Mapping[str, npt.NDArray[Any]], text: str) -> str:
+    return hashlib.sha256(f"{digest_arrays(arrays)}{text}".encode()).hexdigest()
+
+
+def make_directory(path: Path) -> None:
+    """Make ``path`` and what is above it, unless it is there.
+
+    Raises:
+        StateError: It cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as reason:
+        raise StateError(str(path), "a directory that can be made", reason.strerror or reason) from None
+
+
+def set_aside(path: Path) -> None:
+    """Rename a damaged file: out of the way, and still there to be looked at."""
+    with suppress(FileNotFoundError):
+        path.rename(path.with_suffix(".damaged"))
 
 
 def read_plain_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:

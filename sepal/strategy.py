@@ -20,12 +20,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from sepal.checkpoint import MemoryServerStore, ServerStore
-from sepal.errors import ConfigError, RosterError, RoundError
+from sepal.errors import ConfigError, DamagedError, RoundError, SepalError, StateError
 from sepal.exchange import MESSAGE_TYPES, Exchange
 from sepal.messages import Content, Order, Reply, read_reply, write_order
 from sepal.method import Kind, Method, Plan, Task
 from sepal.progress import Progress, RoundRecord, advance
-from sepal.roster import Connections, wait
+from sepal.roster import PATIENCE, Connections, wait
 from sepal.round import Orders, Round, Take
 from sepal.state import digest_arrays
 
@@ -70,9 +70,15 @@ class SepalStrategy(Strategy):
         self.half = method.make_server(task)
         self.store: ServerStore = store or MemoryServerStore()
         self._observers, self._settle, self._pause = observers, settle, pause
-        self._connections = Connections()
+        weights = digest_arrays(dict(task.weights))
+        self._connections = Connections(weights)
         self._exchange: Exchange | None = None
-        self._progress = self.store.latest() or Progress(uuid.uuid4().hex, 0, self.half.init())
+        stored = self.store.latest()
+        if stored and stored.weights != weights:
+            expected = f"digest {stored.weights[:12]}, with which the run was started"
+            raise StateError("initial weights", expected, f"{weights[:12]}: another model, seed or file")
+        self._fresh = stored is None
+        self._progress = stored or Progress(uuid.uuid4().hex, 0, self.half.init(), weights)
         self._current: Round | None = None
 
     @property
@@ -129,47 +135,44 @@ class SepalStrategy(Strategy):
     def _check_initial(self, arrays: ArrayRecord | None) -> None:
         if arrays is None:
             return
-        given = {name: array.numpy() for name, array in arrays.items()}
-        if digest_arrays(given) != digest_arrays(dict(self.task.weights)):
+        if digest_arrays({name: array.numpy() for name, array in arrays.items()}) != self._progress.weights:
             raise ConfigError("initial_arrays", "the run config's initial weights (see initial-weights)", "others")
 
     def _open(self, grid: Grid) -> None:
         """Wait for the clients, and write the first checkpoint of a new run."""
-        progress, fresh = self._progress, self.store.latest() is None
-        self._connections.stores.update(progress.stores)
-        everyone = list(progress.roster) if self.config.on_missing == "retry" else list(progress.roster)[:1]
-        needed: Sequence[str] | int = self.config.clients if fresh else everyone
-        wait(self._connections, lambda: list(grid.get_node_ids()), self._ask, needed, self.config.timeout, self._settle)
-        self._check_weights()
-        if fresh:
-            roster = dict(self._connections.infos)
-            stores = dict(self._connections.stores)
-            self._progress = replace(progress, stores=stores, roster=roster)
+        progress, config, found = self._progress, self.config, self._connections
+        found.stores.update(progress.stores)
+        needed: Sequence[str] | int = config.clients if self._fresh else list(progress.roster)
+        enough = 0 if config.on_missing == "retry" else min(config.min_replies, len(progress.roster))
+        wait(found, lambda: list(grid.get_node_ids()), self._ask, needed, config.timeout, self._settle, enough)
+        if self._fresh:
+            self._progress = replace(progress, stores=dict(found.stores), roster=dict(found.infos))
             self.store.checkpoint(self._progress)
+            self._fresh = False
         for observer in self._observers:
             observer.opened(self._progress, self.config.rounds)
 
-    def _check_weights(self) -> None:
-        ours = digest_arrays(dict(self.task.weights))
-        for name, theirs in sorted(self._connections.weights.items()):
-            if theirs and theirs != ours:
-                raise RosterError(f"{name}: initial weights", f"digest {ours[:12]}", theirs[:12])
-
     def _replay(self) -> None:
-        """Fold the rounds that were completed after the checkpoint."""
-        while record := self.store.recorded(self._progress.round + 1):
-            self._finish(record, self.half.plan(record.round))
+        """Fold the rounds that were completed after the checkpoint, as far as the journal can be read."""
+        try:
+            while record := self.store.recorded(self._progress.round + 1):
+                self._finish(record, self.half.plan(record.round))
+        except DamagedError as reason:  # clients keep every version since the checkpoint, and the replies to it
+            log.warning("%s; round %d is run again", reason, self._progress.round + 1)
 
-    def _ask(self, nodes: Sequence[int]) -> dict[int, Reply]:
-        """Query nodes for the roster; a client that says why it cannot take part ends the wait with its words."""
+    def _ask(self, nodes: Sequence[int], timeout: float = PATIENCE) -> dict[int, Reply | SepalError]:
+        """Query nodes for the roster."""
         order = Order(self._progress.run, Kind.QUERY, Plan(self._progress.round))
-        records, replies = write_order(order, Content()), {}
+        records = write_order(order, Content())
+        replies: dict[int, Reply | SepalError] = {}
 
         def take(node: int, content: RecordDict) -> None:
-            replies[node] = read_reply(content)[0]
+            try:
+                replies[node] = read_reply(content)[0]
+            except SepalError as reason:
+                replies[node] = reason
 
-        if nodes:
-            self._deliver(min(60.0, self.config.timeout), dict.fromkeys(nodes, (Kind.QUERY, records)), take)
+        self._deliver(min(timeout, self.config.timeout), dict.fromkeys(nodes, (Kind.QUERY, records)), take)
         return replies
 
     def _deliver(self, timeout: float, orders: Orders, take: Take) -> dict[int, str]:
@@ -195,6 +198,9 @@ class SepalStrategy(Strategy):
                 break
             time.sleep(self._pause)
             self._refresh(grid)
+        names = {node: name for name, node in self._connections.nodes.items()}
+        for node, late in self._exchange.latecomers() if self._exchange else []:
+            round.note_late(names.get(node, f"node {node}"), late)
         record = round.record()
         self.store.commit(record)
         self._finish(record, plan)
@@ -202,7 +208,6 @@ class SepalStrategy(Strategy):
     def _refresh(self, grid: Grid) -> None:
         for refusal in self._connections.refresh(list(grid.get_node_ids()), self._ask):
             log.warning("refused: %s", refusal)
-        self._check_weights()
 
     def _finish(self, record: RoundRecord, plan: Plan) -> None:
         """Fold a round that is on disk into the state; a replayed round goes the same way as a live one."""
@@ -228,11 +233,12 @@ class SepalStrategy(Strategy):
         model = self.half.model(self._progress.server)
         if model:
             result.arrays = ArrayRecord({name: Array(value) for name, value in model.items()})
-        for view, values in self._progress.accuracy.items():
-            numbers = {f"{view}.{key}": value for key, value in values.items()}
-            result.evaluate_metrics_clientapp[self._progress.accuracy_round] = MetricRecord(
-                {**result.evaluate_metrics_clientapp.get(self._progress.accuracy_round, MetricRecord()), **numbers}
-            )
+        accuracy = self._progress.accuracy
+        numbers: dict[str, int | float | list[int] | list[float]] = {
+            f"{view}.{key}": value for view, values in accuracy.items() for key, value in values.items()
+        }
+        if numbers:
+            result.evaluate_metrics_clientapp[self._progress.accuracy_round] = MetricRecord(numbers)
         return result
 
     # Flower's own steps, for those who drive a strategy themselves
@@ -240,20 +246,25 @@ class SepalStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the round's messages; ``arrays`` and ``config`` play no part: the state is the strategy's own."""
+        """Return the round's messages; ``arrays`` and ``config`` must be empty: the state is the strategy's own.
+
+        Raises:
+            ConfigError: They are not: a strategy around this one (Flower's differential privacy wraps so) means to work
+                on dense arrays, and would do nothing to a sparse payload.
+        """
+        if arrays or config:
+            what = ", ".join([*arrays, *config])[:60]
+            expected = "none: wrappers that work on dense arrays cannot read a sparse payload"
+            raise ConfigError("arrays and config", expected, what)
         self._exchange = self._exchange or Exchange(grid)
         self._refresh(grid)
         self._current = self._begin(self.half.plan(server_round))
         messages: list[Message] = []
 
         def collect(orders: Orders, take: Take) -> dict[int, str]:
+            about: dict[str, Any] = {"ttl": self.config.timeout, "group_id": str(server_round)}
             for node, (kind, records) in orders.items():
-                message_type, group = MESSAGE_TYPES[kind], str(server_round)
-                messages.append(
-                    Message(
-                        records, dst_node_id=node, message_type=message_type, ttl=self.config.timeout, group_id=group
-                    )
-                )
+                messages.append(Message(records, dst_node_id=node, message_type=MESSAGE_TYPES[kind], **about))
             return {}
 
         self._current.send(self._connections.nodes, collect)
@@ -287,11 +298,5 @@ class SepalStrategy(Strategy):
     def summary(self) -> None:
         """Log what is about to run."""
         config = self.config
-        log.info(
-            "%s on %s: %d rounds, seed %d, run %s",
-            self._method.name,
-            config.dataset,
-            config.rounds,
-            config.seed,
-            self._progress.run,
-        )
+        what = f"{self._method.name} on {config.dataset}"
+        log.info("%s: %d rounds, seed %d, run %s", what, config.rounds, config.seed, self._progress.run)

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from sepal.compute import costs
 from sepal.config import RunConfig
 from sepal.errors import ConfigError, ModelError
 from sepal.method import ClientInfo, Predictor, Weights
@@ -101,6 +102,7 @@ class LocalWork:
         device: Where to train.
         seconds: Seconds spent in the loop since :meth:`spent` was last called.
         steps: Optimizer steps since then.
+        multiply_adds: Multiply-adds since then; see :mod:`sepal.compute`.
     """
 
     client: ClientInfo
@@ -114,6 +116,7 @@ class LocalWork:
     device: str = "cpu"
     seconds: float = 0.0
     steps: int = 0
+    multiply_adds: float = 0.0
 
     def network(self, use: str = "model") -> Network:
         """Return the network for ``use``; a method that needs two models at once asks for two uses."""
@@ -143,6 +146,7 @@ class LocalWork:
         epochs: int | None = None,
         purpose: str = "train",
         parameters: list[nn.Parameter] | None = None,
+        density: Mapping[str, float] | None = None,
     ) -> float:
         """Train ``module`` in place on the client's training part and return the mean loss of the last pass.
 
@@ -153,16 +157,19 @@ class LocalWork:
             epochs: Passes over the data; None takes ``local-epochs``.
             purpose: Names this call among several of one round; each has its own batches.
             parameters: What to train; None is all of the module's parameters.
+            density: Fraction of each weight that is present, by name; 1 where it is not named. For the account only.
         """
         begun = time.monotonic()
         hooks = hooks or Hooks()
         module.train()
-        optimizer = make_optimizer(self.config, parameters or list(module.parameters()), round)
+        parts = list(module.parameters()) if parameters is None else parameters
+        optimizer = make_optimizer(self.config, parts, round)
         total = torch.zeros((), device=self.device)
         passes = self.config.local_epochs if epochs is None else epochs
         for epoch in range(1, passes + 1):
             total.zero_()
             for x, y in self.batches(round, purpose, epoch):
+                module.zero_grad(set_to_none=True)  # of the whole module: hooks see no gradient of an earlier batch
                 optimizer.zero_grad(set_to_none=True)
                 loss = hooks.loss(module, x, y)
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -173,6 +180,7 @@ class LocalWork:
                 self.steps += 1
             hooks.after_epoch(module, epoch)
         self.seconds += time.monotonic() - begun
+        self.account(module, passes * len(self.y), density)
         return float(total) / len(self.y)
 
     def batches(self, round: int, purpose: str, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -182,10 +190,14 @@ class LocalWork:
         x, y = self.x[order], self.y[order]
         yield from zip(torch.split(x, self.config.batch_size), torch.split(y, self.config.batch_size), strict=True)
 
+    def account(self, module: nn.Module, examples: int, density: Mapping[str, float] | None = None) -> None:
+        """Enter a forward and backward pass of ``examples`` through ``module``; :meth:`fit` does so for its own."""
+        self.multiply_adds += examples * costs(module, self.x[:1], density or {})
+
     def spent(self) -> Mapping[str, float]:
-        """Return seconds and steps of training since the last call, and start counting anew."""
-        figures = {"seconds": self.seconds, "steps": float(self.steps)}
-        self.seconds, self.steps = 0.0, 0
+        """Return seconds, steps and multiply-adds of training since the last call, and start counting anew."""
+        figures = {"seconds": self.seconds, "steps": float(self.steps), "multiply-adds": self.multiply_adds}
+        self.seconds, self.steps, self.multiply_adds = 0.0, 0, 0.0
         return figures
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sepal")
 
+OWN = "own"  # the data set that only its clients see
+
 
 @dataclass(frozen=True)
 class Assembly:
@@ -68,7 +70,7 @@ def assemble(flat: Mapping[str, Any], method: Method | None = None) -> Assembly:
         flat = {**flat, "method": method.name}
     config, hyper = parse(flat, hypers)
     chosen = method or registry.get(config.method)
-    known = info(config.dataset, config.data_dir)
+    known = config.own.info() if config.dataset == OWN else info(config.dataset, config.data_dir)
     config = config.completed(chosen.defaults, known.defaults)
     make = partial(models.build, config.model, known.input_shape, known.classes, known.vocabulary)
     layout, weights = first_weights(config, make)

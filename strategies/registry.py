@@ -17,7 +17,17 @@ METHODS = {
     "fedavg": "strategies.baselines.fedavg:METHOD",
     "local": "strategies.baselines.local:METHOD",
     "fedavg-ft": "strategies.baselines.fedavg_ft:METHOD",
+    "fedstc": "strategies.baselines.fedstc:METHOD",
+    "fedscr": "strategies.baselines.fedscr:METHOD",
+    "fedprox": "strategies.baselines.fedprox:METHOD",
+    "ditto": "strategies.baselines.ditto:METHOD",
+    "apfl": "strategies.baselines.apfl:METHOD",
+    "fedper": "strategies.baselines.fedper:METHOD",
+    "fedrep": "strategies.baselines.fedrep:METHOD",
+    "lg-fedavg": "strategies.baselines.lg_fedavg:METHOD",
+    "feddst": "strategies.baselines.feddst:METHOD",
     "fedpse": "strategies.fedpse:METHOD",
+    "dmpfl": "strategies.dmpfl:METHOD",
 }
 GROUP = "sepal.methods"
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -31,29 +34,30 @@ class WorkerSettings:
     """What a worker is started with."""
 
     assembly: Assembly
-    directory: Path | None
+    directory: Path
     limit: int
 
 
 def serve(connection: Connection, settings: WorkerSettings) -> None:
     """Answer requests until told to stop or the parent is gone: the main function of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes here too; the parent ends its workers
     enter_run()
     os.environ["OMP_NUM_THREADS"] = str(settings.assembly.task.config.threads)
     clients = Clients(settings.assembly, settings.directory, settings.limit)
-    while True:
-        try:
+    with suppress(EOFError, ConnectionError):  # the parent is gone, or was interrupted and wants no answer any more
+        while True:
             verb, argument = connection.recv()
-        except (EOFError, KeyboardInterrupt):
-            return
-        if verb == "answer":
-            number, message = argument
-            connection.send(answer(lambda m, n=number: clients.answer(n, m), message))
-        elif verb == "release":
-            connection.send(clients.release(argument))
-        elif verb == "flush":
-            connection.send(clients.flush())
-        else:
-            return
+            if verb == "answer":
+                number, message = argument
+                connection.send(answer(partial(clients.answer, number), message))
+            elif verb == "release":
+                clients.release(argument)
+                connection.send(None)
+            elif verb == "flush":
+                clients.flush()
+                connection.send(None)
+            else:
+                return
 
 
 class Pool:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+
+from flwr.app import Message
 
 from experiments.engine.cache import DEFAULT_LIMIT
 from experiments.engine.grid import InProcessGrid
@@ -111,8 +114,8 @@ def _run(
 
 
 def _serial_grid(clients: Clients, count: int) -> InProcessGrid:
-    return InProcessGrid({n + 1: lambda message, n=n: clients.answer(n, message) for n in range(count)})
+    return InProcessGrid({number + 1: partial(clients.answer, number) for number in range(count)})
 
 
-def _never(message: object) -> object:
+def _never(message: Message) -> Message:
     raise NotImplementedError("messages go to the workers")

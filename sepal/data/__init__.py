@@ -9,7 +9,7 @@ from __future__ import annotations
 from sepal.data.examples import ClientData, DatasetInfo, Examples, Source
 from sepal.data.federation import client_data, pooled_test, prepare
 from sepal.data.own import own_data
-from sepal.data.settings import DataSpec, PartitionSettings, SplitSettings
+from sepal.data.settings import DataSpec, OwnSettings, PartitionSettings, SplitSettings
 from sepal.data.sources import info, load, source_names
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "DataSpec",
     "DatasetInfo",
     "Examples",
+    "OwnSettings",
     "PartitionSettings",
     "Source",
     "SplitSettings",

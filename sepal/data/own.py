@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -16,20 +17,22 @@ from sepal.rng import derive
 _WHAT = "(x_train, y_train, x_test, y_test) or a ClientData"
 
 
-def own_data(target: str, classes: int = 0, validation: float = 0.1, seed: int = 0) -> ClientData:
+def own_data(target: str, classes: int = 0, validation: float = 0.1, seed: int = 0, client: int = 0) -> ClientData:
     """Import ``package.module:function``, call it, and return what it returns as checked :class:`ClientData`.
 
     Args:
-        target: The function; it takes no argument and returns (x_train, y_train, x_test, y_test) or a ClientData.
+        target: The function; it returns (x_train, y_train, x_test, y_test) or a ClientData.
         classes: Number of classes that labels must be below; 0 for any.
         validation: Fraction of the training part that becomes the validation part, if the function gives four arrays.
         seed: Of that split.
+        client: The client's number, which the function gets if it takes an argument.
 
     Raises:
         DataError: It cannot be imported, is no function, fails, or returns data that no model can read.
     """
     try:
-        given = _function(target)()
+        function = _function(target)
+        given = function(client) if inspect.signature(function).parameters else function()
     except DataError:
         raise
     except Exception as error:
@@ -67,7 +70,7 @@ def checked_examples(key: str, x: Any, y: Any, classes: int = 0) -> Examples:
     return Examples(_inputs(f"{key} x", inputs), _labels(f"{key} y", labels, classes))
 
 
-def _function(target: str) -> Callable[[], Any]:
+def _function(target: str) -> Callable[..., Any]:
     module, colon, name = target.partition(":")
     if not (module and colon and name):
         raise DataError("own data", "package.module:function", target)
@@ -77,7 +80,7 @@ def _function(target: str) -> Callable[[], Any]:
         raise DataError("own data", "package.module:function that can be imported", f"{target} ({error})") from error
     if not callable(found):
         raise DataError(target, "a function", type(found).__name__)
-    function: Callable[[], Any] = found
+    function: Callable[..., Any] = found
     return function
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sepal.data.examples import DatasetInfo
 from sepal.errors import ConfigError, DataError
 
 PartitionName = Literal["iid", "dirichlet", "pathological", "shards", "two-class", "lambda-mix", "natural"]
@@ -66,6 +67,37 @@ class SplitSettings(_Settings):
     # Sub-FedAvg's gate needs a validation part (methods page: 10 %); Pa3dFL 5.1: .1 of all; pFedGate App. G: .2 of all.
     validation: float = Field(0.1, ge=0, lt=1, description="fraction of the client's training part held out")
     seed: int = Field(-1, ge=-1, le=2**63 - 1, description="seed of partition and split; -1 for the run's seed")
+
+
+class OwnSettings(_Settings):
+    """What the server must know of data that it never sees (``dataset = "own"``): run-config keys ``own.*``."""
+
+    shape: str = Field(
+        "", pattern=r"^([1-9][0-9]*(x[1-9][0-9]*)*)?$", description="own: shape of one example, such as 1x28x28"
+    )
+    classes: int = Field(0, ge=0, le=1_000_000, description="own: number of classes")
+    vocabulary: int = Field(0, ge=0, description="own: number of token ids; 0 where the data is not text")
+    data: str = Field(
+        "",
+        description="own: package.module:function for clients whose node names none; it may take the client's number",
+    )
+
+    def info(self) -> DatasetInfo:
+        """Return what models and configuration need to know.
+
+        Raises:
+            ConfigError: A key is missing.
+        """
+        if not self.shape:
+            raise ConfigError("own.shape", "the shape of one example, such as 1x28x28 (dataset = own)", "nothing")
+        if self.classes < 2:
+            raise ConfigError("own.classes", "at least 2 (dataset = own)", self.classes)
+        shape = tuple(int(side) for side in self.shape.split("x"))
+        untokened: Literal["image", "signal"] = "image" if len(shape) == 3 else "signal"
+        kind: Literal["text", "image", "signal"] = "text" if self.vocabulary else untokened
+        # Nothing is published about data that nobody has seen: modest values that train something.
+        defaults: dict[str, str | int | float] = {"rounds": 20, "local-epochs": 1, "batch-size": 32, "lr": 0.01}
+        return DatasetInfo("own", self.classes, shape, kind, False, {**defaults, "optimizer": "sgd"}, self.vocabulary)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+from torch import nn
+
 from sepal.averaging import weighted_mean
 from sepal.config import Settings
+from sepal.layout import Layout, Role
 from sepal.method import ClientInfo, Method, Metrics, Payload, Plan, Predictor, Schema, Task, Uploads, Weights
-from sepal.training import LocalWork
+from sepal.training import Hooks, LocalWork
 from sepal.wire.tensors import TensorSpec, ValueCoding, whole
 from strategies.assembly import AnyoneStrategy
 
@@ -37,15 +41,39 @@ class ClientState:
     model: Weights = field(default_factory=dict)
 
 
-def schema(task: Task) -> Schema:
-    """Both ways: every tensor of the model, dense."""
-    return Schema({p.name: TensorSpec(p.shape, min_count=p.size) for p in task.layout})
+def schema(task: Task, parts: Layout | None = None) -> Schema:
+    """Both ways: every tensor of the model, or those of ``parts``, dense."""
+    return Schema({p.name: TensorSpec(p.shape, min_count=p.size) for p in (task.layout if parts is None else parts)})
 
 
-def payload(task: Task, weights: Weights) -> Payload:
-    """The whole model, in the run's value coding."""
+def payload(task: Task, weights: Weights, parts: Layout | None = None) -> Payload:
+    """The whole model, or the tensors of ``parts``, in the run's value coding."""
     coding = ValueCoding(task.config.values)
-    return Payload({p.name: whole(weights[p.name], coding) for p in task.layout})
+    return Payload({p.name: whole(weights[p.name], coding) for p in (task.layout if parts is None else parts)})
+
+
+def trained(layout: Layout) -> Layout:
+    """The tensors that gradient descent moves."""
+    return tuple(parameter for parameter in layout if parameter.role is not Role.STATISTIC)
+
+
+def statistics(layout: Layout) -> Layout:
+    """Running means and variances: no differences of them are sent, only values."""
+    return tuple(parameter for parameter in layout if parameter.role is Role.STATISTIC)
+
+
+def pull(anchor: Weights, strength: float, device: str) -> Hooks:
+    """The gradient of strength/2·‖w - anchor‖² on top of the loss's; with strength 0 the plain loop."""
+    if not strength:
+        return Hooks()
+    target = {name: torch.from_numpy(value).to(device) for name, value in anchor.items()}
+
+    def add(module: nn.Module) -> None:
+        for name, parameter in module.named_parameters():
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - target[name], alpha=strength)
+
+    return Hooks(before_step=add)
 
 
 class FedAvgServer:
@@ -81,39 +109,50 @@ class FedAvgServer:
         return state.weights
 
 
-class FedAvgClient:
-    """Client half: E local epochs from the global model; keeps no state that training needs."""
+class WholeModelClient:
+    """What client halves share that receive the whole global model; state and upload are the method's own."""
 
     def __init__(self, task: Task, work: LocalWork) -> None:
         self.task, self.work = task, work
+
+    def download_schema(self, state: object, plan: Plan) -> Schema:
+        """The global model."""
+        return schema(self.task)
+
+    def received(self, download: Payload) -> Weights:
+        """The downloaded model, float32 by name."""
+        return {name: tensor.dense() for name, tensor in download.tensors.items()}
+
+    def local(
+        self,
+        download: Payload,
+        plan: Plan,
+        epochs: int | None = None,
+        purpose: str = "train",
+        hooks: Hooks | None = None,
+    ) -> Weights:
+        """Return the model after ``epochs`` (None: E) passes from the downloaded one."""
+        network = self.work.network()
+        network.load(self.received(download))
+        self.work.fit(network.module, plan.round, hooks, epochs=epochs, purpose=purpose)
+        return network.read()
+
+
+class FedAvgClient(WholeModelClient):
+    """Client half: E local epochs from the global model; keeps no state that training needs."""
 
     def init(self) -> ClientState:
         """Nothing yet."""
         return ClientState()
 
-    def download_schema(self, state: ClientState, plan: Plan) -> Schema:
-        """The global model."""
-        return schema(self.task)
-
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train from the global model and return the result."""
-        trained = self.local(download, plan)
-        return ClientState(trained), payload(self.task, trained)
+        model = self.local(download, plan)
+        return ClientState(model), payload(self.task, model)
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """The same E epochs, for oneself."""
         return ClientState(self.local(download, plan))
-
-    def local(self, download: Payload, plan: Plan, epochs: int | None = None, purpose: str = "train") -> Weights:
-        """Return the model after ``epochs`` (None: E) passes from the downloaded one."""
-        network = self.work.network()
-        network.load(self.received(download))
-        self.work.fit(network.module, plan.round, epochs=epochs, purpose=purpose)
-        return network.read()
-
-    def received(self, download: Payload) -> Weights:
-        """The downloaded model, float32 by name."""
-        return {name: tensor.dense() for name, tensor in download.tensors.items()}
 
     def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
         """Received: the global model. Otherwise the locally trained one."""

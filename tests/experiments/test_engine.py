@@ -1,4 +1,4 @@
-"""The in-process engine: the same result whatever the number of workers, however little memory, however often killed."""
+"""The in-process engine: one result whatever the number of workers, however little memory, however often killed."""
 
 from __future__ import annotations
 

@@ -116,10 +116,6 @@ def runs():
     return run
 
 
-def client_states(strategy, monkey):
-    return {name: store for name, store in monkey.items()}
-
-
 class Spy:
     """Keeps a round's uploads and the state around it."""
 

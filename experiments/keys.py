@@ -1,0 +1,66 @@
+"""The run-config keys as people look them up: name, type, default, range, what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+_BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key.
+
+    Attributes:
+        values: What it may be: a type with its range, or the choices.
+    """
+
+    name: str
+    values: str
+    default: str
+    description: str
+
+
+def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
+    """Yield the keys of a group of settings, those of nested groups dotted."""
+    for name, info in model.model_fields.items():
+        key = prefix + (info.alias or name)
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from keys_of(info.annotation, f"{key}.")
+        else:
+            yield Key(key, values_of(info), shown(info.default), info.description or "")
+
+
+def values_of(info: FieldInfo) -> str:
+    """Return what a key may be, in a few words."""
+    if get_origin(info.annotation) is Literal:
+        return " | ".join(str(choice) for choice in get_args(info.annotation))
+    name = getattr(info.annotation, "__name__", "")
+    kind = {"str": "text", "bool": "true | false"}.get(name, name)
+    bounds = [f"{sign} {number(limit)}" for limit, sign in limits(info)]
+    return f"{kind} {', '.join(bounds)}".strip()
+
+
+def limits(info: FieldInfo) -> Iterator[tuple[Any, str]]:
+    """Yield a numeric key's bounds with their signs."""
+    for item in info.metadata:
+        for attribute, sign in _BOUNDS:
+            if getattr(item, attribute, None) is not None:
+                yield getattr(item, attribute), sign
+
+
+def number(value: Any) -> str:
+    """Return a bound; powers of two that nobody knows by heart as such."""
+    if isinstance(value, int) and value > 2**31:
+        return f"2^{(value + 1).bit_length() - 1}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def shown(value: Any) -> str:
+    """Return a default as TOML writes it."""
+    return str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')

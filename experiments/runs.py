@@ -1,0 +1,71 @@
+"""Run directories as they are read: found by name or path, finished or still growing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sepal.errors import ConfigError
+from server_app.run_directory import IN_PROCESS, default_base, stored_config, stored_summary
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run directory's content.
+
+    Attributes:
+        config: Flat keys.
+        lines: metrics.jsonl, a line per round; a last line that is only half there is left out.
+        summary: None while the run has not ended.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    lines: tuple[Line, ...]
+    summary: Mapping[str, Any] | None
+
+    @property
+    def bytes(self) -> Mapping[str, Any]:
+        """Bytes so far: training at the top, all purposes under ``total``; empty before the first round."""
+        if self.summary is not None:
+            return dict(self.summary["bytes"])
+        return dict(self.lines[-1]["bytes"]) if self.lines else {}
+
+
+def find_run(text: str) -> Path:
+    """Return the run directory that ``text`` means: a path, or a name under ``runs/`` here or in ``$SEPAL_HOME``.
+
+    Raises:
+        ConfigError: There is no run.
+    """
+    places = [Path(text).expanduser(), *(default_base(engine) / "runs" / text for engine in (IN_PROCESS, "flower"))]
+    for place in places:
+        if (place / "config.toml").is_file():
+            return place
+    raise ConfigError("run", f"a run directory, or a name under {places[1].parent} or {places[2].parent}", text)
+
+
+def read_run(path: Path) -> StoredRun:
+    """Return what lies in the run directory ``path``.
+
+    Raises:
+        ConfigError: It is not a run directory.
+        StateError: Its config cannot be read.
+    """
+    config = stored_config(path)
+    if config is None:
+        raise ConfigError("run", "a run directory", str(path))
+    return StoredRun(path, config, tuple(_lines(path / "metrics.jsonl")), stored_summary(path))
+
+
+def _lines(path: Path) -> list[Line]:
+    try:
+        rows = path.read_text().splitlines(keepends=True)
+    except OSError:
+        return []
+    return [json.loads(row) for row in rows if row.endswith("\n")]

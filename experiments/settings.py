@@ -1,0 +1,90 @@
+"""The ``sepal`` command's way to flat keys: a TOML file, ``--set KEY=VALUE``, and the config of a run to continue."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sepal.config import Flat, RunConfig
+from sepal.errors import ConfigError
+from server_app.run_directory import stored_config
+
+Value = int | float | str | bool
+_LEADING_POINT = re.compile(r"(?<![^+-])\.(?=[0-9])")
+
+
+def gather(config: Path | None, sets: Sequence[str], shorthands: Mapping[str, str | None], base: Path) -> Flat:
+    """Return the run's flat keys: options over ``--set`` over the file over a stored run of that name.
+
+    Args:
+        config: TOML file, flat or with tables.
+        sets: ``KEY=VALUE`` each.
+        shorthands: Options that stand for a key (``--name``, ``--out``); None where not given.
+        base: What a relative ``out`` is relative to.
+
+    Raises:
+        ConfigError: A file or a value that cannot be read.
+    """
+    given = {**(read_file(config) if config else {}), **parse_sets(sets)}
+    given |= {key: value for key, value in shorthands.items() if value is not None}
+    return {**stored(given, base), **given}
+
+
+def stored(given: Flat, base: Path) -> Flat:
+    """Return the keys with which a run of this name was started, so that ``--name`` alone continues it."""
+    name, out = given.get("name"), given.get("out", RunConfig.model_fields["out"].default)
+    if not isinstance(name, str) or not isinstance(out, str) or not name.strip("."):
+        return {}
+    return stored_config(base / Path(out).expanduser() / name) or {}
+
+
+def read_file(path: Path) -> Flat:
+    """Return a TOML file's keys, tables flattened to dotted keys.
+
+    Raises:
+        ConfigError: It cannot be read, or a value is no scalar.
+    """
+    try:
+        return dict(_flat(tomllib.loads(path.read_text()), ""))
+    except OSError as reason:
+        raise ConfigError("--config", "a TOML file", f"{path}: {reason.strerror}") from None
+    except ValueError as reason:
+        raise ConfigError("--config", "a TOML file", f"{path}: {reason}") from None
+
+
+def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Value]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, bool | int | float | str):
+            yield prefix + key, value
+        else:
+            raise ConfigError(prefix + key, "a number, a text or true or false", value)
+
+
+def parse_sets(sets: Sequence[str]) -> Flat:
+    """Return ``KEY=VALUE`` pairs as keys and values.
+
+    Raises:
+        ConfigError: No ``=``, or no key.
+    """
+    pairs = {}
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError("--set", "KEY=VALUE", text)
+        pairs[key.strip()] = scalar(value.strip())
+    return pairs
+
+
+def scalar(text: str) -> Value:
+    """Return a TOML scalar's value; any other text is that text. ``.1`` is .1, as people write it."""
+    try:
+        parsed = tomllib.loads(f"value = {_LEADING_POINT.sub('0.', text)}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value = parsed["value"]
+    return value if len(parsed) == 1 and isinstance(value, bool | int | float | str) else text

@@ -1,0 +1,54 @@
+"""What a training step computes: multiply-adds of each layer, forward and backward, by torch's own counter.
+
+``torch.utils.flop_counter`` counts two operations for a multiply-add, so its figures are halved. It counts matrix
+products and convolutions, whether an entry is masked or not; not counted are biases, norms, activations, pooling,
+embeddings, the loss, the optimizer's step and evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+REST = ""  # what no layer's weight takes part in: attention, products of functions
+_KNOWN: WeakKeyDictionary[nn.Module, Mapping[str, int]] = WeakKeyDictionary()
+
+
+def multiply_adds(module: nn.Module, example: torch.Tensor) -> Mapping[str, int]:
+    """Return the multiply-adds of one example's forward and backward pass by name of weight; counted once a module.
+
+    Args:
+        module: Its mode is left as it was, its gradients are gone.
+        example: (1, …), on the module's device.
+    """
+    if module not in _KNOWN:
+        _KNOWN[module] = MappingProxyType(_count(module, example))
+    return _KNOWN[module]
+
+
+def _count(module: nn.Module, example: torch.Tensor) -> dict[str, int]:
+    from torch.utils.flop_counter import FlopCounterMode  # what it imports, torch.optim has imported by then
+
+    mode = module.training
+    module.eval()  # one example is too few for statistics of a batch
+    with torch.enable_grad(), FlopCounterMode(display=False) as counter:
+        output = module(example).sum()
+        if output.requires_grad:
+            output.backward()
+    module.train(mode)
+    module.zero_grad(set_to_none=True)
+    root, flops = type(module).__name__, counter.get_flop_counts()
+    found = {}
+    for name, layer in module.named_modules():
+        if "weight" in dict(layer.named_parameters(recurse=False)) and not list(layer.children()):
+            found[f"{name}.weight".lstrip(".")] = sum(flops.get(f"{root}.{name}".rstrip("."), {}).values()) // 2
+    return {**found, REST: counter.get_total_flops() // 2 - sum(found.values())}
+
+
+def costs(module: nn.Module, example: torch.Tensor, density: Mapping[str, float]) -> float:
+    """Return one example's multiply-adds where of each weight in ``density`` only that fraction is present."""
+    return float(sum(count * density.get(name, 1.0) for name, count in multiply_adds(module, example).items()))

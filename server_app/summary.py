@@ -1,0 +1,107 @@
+"""The summary of a run that has ended: what ``summary.json`` holds (``docs/run-directory.md``)."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import sepal
+from sepal.accuracy import VIEWS
+from sepal.progress import Progress
+from sepal.state import digest_arrays
+from strategies.assembly import Assembly
+
+
+def summarise(assembly: Assembly, progress: Progress, *, name: str, engine: str, rounds: int) -> dict[str, Any]:
+    """Return the summary of a run whose closing round is done.
+
+    Args:
+        assembly: The run's parts.
+        progress: The state after the closing round.
+        name: The run's name.
+        engine: What the run ran on.
+        rounds: Its number of rounds, the closing one not counted.
+    """
+    config = assembly.task.config
+    clients_sha256 = digest_clients(progress.digests)
+    model = assembly.method.make_server(assembly.task).model(progress.server)
+    return {
+        "name": name,
+        "run": progress.run,
+        "complete": True,
+        "method": config.method,
+        "dataset": config.dataset,
+        "model": config.model,
+        "engine": engine,
+        "rounds": rounds,
+        "seed": config.seed,
+        "clients": len(progress.roster),
+        "accuracy": {view: accuracy(progress, view) for view in VIEWS},
+        "reasons": {view: reason(assembly, view) for view in VIEWS if view not in progress.accuracy},
+        "accuracy_round": progress.accuracy_round,
+        "model_round": progress.accuracy_round - 1,
+        "bytes": progress.totals.summary(),
+        "seconds": seconds(progress),
+        "weights_sha256": digest_arrays(dict(model)) if model else clients_sha256,
+        "clients_sha256": clients_sha256,
+        "config": "config.toml",
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+    }
+
+
+def accuracy(progress: Progress, view: str) -> dict[str, Any] | None:
+    """Return the figures of the last full evaluation with the best round beside them; None where there are none."""
+    if view not in progress.accuracy:
+        return None
+    best = progress.best.get(view)
+    chosen = {"round": best.round, "mean": best.mean, "validation": best.validation} if best else None
+    return {**progress.accuracy[view], "best": chosen}
+
+
+def reason(assembly: Assembly, view: str) -> str:
+    """Say why a view is null."""
+    if view == "received" and assembly.method.received:
+        return assembly.method.received
+    if view == "pooled":
+        return "clients' data is their own: no client holds test data of the others"
+    return "no client has test data or a model to test"
+
+
+def seconds(progress: Progress) -> dict[str, float]:
+    """Return wall-clock seconds over all rounds: all of it, the slowest client's training, the server's own work."""
+    server, waited = progress.seconds.get("server", 0.0), progress.seconds.get("total", 0.0)
+    return {"total": waited + server, "train": progress.seconds.get("train", 0.0), "server": server}
+
+
+def digest_clients(digests: Mapping[str, str]) -> str:
+    """Return SHA-256 (hex) over a line ``NAME DIGEST`` for each client, sorted by name."""
+    lines = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what can change a result, and the machine that the server ran on."""
+    packages = {name: metadata.version(name) for name in ("flwr", "torch", "numpy")}
+    return {
+        "sepal": sepal.__version__,
+        **packages,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": processor(),
+    }
+
+
+def processor() -> str:
+    """Return the processor's name: results are bit for bit the same on one kind of CPU only."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine()

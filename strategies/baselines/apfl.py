@@ -1,0 +1,141 @@
+"""APFL: a personal model mixed with the global one.
+
+Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020 (https://arxiv.org/abs/2003.13461): Algorithm 1;
+eq. 10 for α. Symbols: w_i → ``shared``, the client's version of the global model; v_i → ``personal``;
+v̄_i = α·v_i + (1 - α)·w_i → ``mixed``, with which the client predicts.
+
+On every batch w_i takes FedAvg's step, v_i becomes v_i - η·∇_v F_i(v̄_i), where ∇_v F_i(v̄_i) = α·∇F_i(v̄_i), and an
+adaptive α becomes α - η·⟨v_i - w_i, ∇F_i(v̄_i)⟩, cut to [0, 1]. Only w_i goes up. *Received* is v_i mixed with the
+received global model; *trained* is v̄_i after the local epochs.
+
+Deviations: clients do epochs; α moves at every step, by the plain rule whatever the optimizer; n_i weighs the mean;
+statistics of normalisation layers in v̄_i are its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from sepal.config import Settings
+from sepal.layout import Layout
+from sepal.method import Method, Payload, Plan, Predictor, Task, Weights
+from sepal.training import Hooks, LocalWork
+from strategies.assembly import AnyoneStrategy
+from strategies.baselines.fedavg import FedAvgServer, ServerState, WholeModelClient, payload, trained
+
+
+class Hyper(Settings):
+    """APFL's keys."""
+
+    # The paper's figures take α = .25, .5 and .75, and the adaptive one; DM-PFL's comparison starts it at .5.
+    alpha: float = Field(0.5, ge=0, le=1, description="α, weight of the personal model at the start; 0 is FedAvg")
+    adaptive: bool = Field(True, description="α follows its gradient (eq. 10); false: it stays")
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """A client's state: v_i, v̄_i after the last local epochs (float32 by name), α, and the rounds it took part in."""
+
+    personal: Weights
+    mixed: Weights
+    alpha: float
+    rounds: int = 0
+
+
+class Mixture(nn.Module):
+    """w_i and v_i side by side, and α: one loss trains them on the same batch."""
+
+    def __init__(self, shared: nn.Module, personal: nn.Module, alpha: float, adaptive: bool) -> None:
+        super().__init__()
+        self.shared, self.personal = shared, personal
+        device = next(personal.parameters()).device
+        self.alpha = nn.Parameter(torch.tensor(alpha, device=device), requires_grad=adaptive)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits of v̄_i; w_i is a constant in them."""
+        shared = dict(self.shared.named_parameters())
+        mixed = {
+            name: self.alpha * parameter + (1 - self.alpha) * shared[name].detach()
+            for name, parameter in self.personal.named_parameters()
+        }
+        logits: torch.Tensor = functional_call(self.personal, mixed, (x,))
+        return logits
+
+    def loss(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """F_i(w_i) + F_i(v̄_i): the first has no gradient in v_i and α, the second none in w_i."""
+        return functional.cross_entropy(self.shared(x), y) + functional.cross_entropy(self(x), y)
+
+    def move_alpha(self, rate: float) -> None:
+        """α ← α - η·∂F_i(v̄_i)/∂α, cut to [0, 1]."""
+        if self.alpha.grad is not None:
+            with torch.no_grad():
+                self.alpha.sub_(rate * self.alpha.grad).clamp_(0, 1)
+
+
+def mix(personal: Weights, shared: Weights, alpha: float, parts: Layout) -> Weights:
+    """Return v̄ = α·v + (1 - α)·w for the tensors of ``parts``, and v for the others."""
+    a = np.float32(alpha)
+    return {**personal, **{p.name: a * personal[p.name] + (1 - a) * shared[p.name] for p in parts}}
+
+
+class APFLClient(WholeModelClient):
+    """Client half: trains both models and α in one pass over the batches."""
+
+    def __init__(self, task: Task, work: LocalWork) -> None:
+        super().__init__(task, work)
+        self.hyper: Hyper = task.hyper
+        self.parts = trained(task.layout)
+
+    def init(self) -> ClientState:
+        """v_i = W_0, α as configured."""
+        return ClientState(dict(self.task.weights), dict(self.task.weights), self.hyper.alpha)
+
+    def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
+        """Algorithm 1, the client's part; w_i goes up."""
+        shared, personal = self.work.network(), self.work.network("personal")
+        shared.load(self.received(download))
+        personal.load(state.personal)
+        both = Mixture(shared.module, personal.module, state.alpha, self.hyper.adaptive)
+        rate = self.task.config.learning_rate(plan.round)
+        parts = [*shared.module.parameters(), *personal.module.parameters()]
+        hooks = Hooks(loss=both.loss, after_step=lambda module: both.move_alpha(rate))
+        self.work.fit(both, plan.round, hooks, parameters=parts)
+        self.work.account(shared.module, self.task.config.local_epochs * len(self.work.y))  # fit counts v̄_i's pass
+        alpha, sent, own = float(both.alpha.detach()), shared.read(), personal.read()
+        after = ClientState(own, mix(own, sent, alpha, self.parts), alpha, state.rounds + 1)
+        return after, payload(self.task, sent)
+
+    def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
+        """The same training; nothing is sent."""
+        return self.train(state, download, plan)[0]
+
+    def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
+        """Received: v_i mixed with the global model. Otherwise v̄_i, once it has been trained."""
+        if download is not None:
+            return self.work.predictor(mix(state.personal, self.received(download), state.alpha, self.parts))
+        return self.work.predictor(state.mixed) if state.rounds else None
+
+
+METHOD = Method(
+    name="apfl",
+    title="A personal model mixed with the global one",
+    source="Deng et al., 2020",
+    hyper=Hyper,
+    server=FedAvgServer,
+    client=APFLClient,
+    server_state=ServerState,
+    client_state=ClientState,
+)
+
+
+class APFL(AnyoneStrategy):
+    """APFL as a Flower Strategy: ``APFL(alpha=0.25, adaptive=False).start(grid)``."""
+
+    method = METHOD

@@ -1,0 +1,174 @@
+"""FedSCR: whole structures of an update are sent or held back.
+
+Wu, Yao, Wang, "FedSCR: Structure-Based Communication Reduction for Federated Learning", IEEE TPDS 2020
+(https://doi.org/10.1109/TPDS.2020.3046250). A client adds what it owes to its update, aggregates the magnitudes over
+each structure, sends the structures whose aggregate reaches a threshold, and owes the rest. The way down is FedAvg's.
+All clients share one model: *received* is that model, *trained* the client's model after its local epochs.
+
+Simplified against the paper:
+
+- A structure is a row along axis 0: a convolution's filter, a linear layer's unit, one entry of a bias. The paper also
+  drops channels (axis 1); rows alone cost one bit each to tell apart.
+- The aggregate is the mean magnitude, Σ|u| / entries, not the sum, so that one threshold fits structures of all sizes.
+- The adaptive FedSCR derives each client's threshold from its weight divergence, the significance of its update and
+  the distribution of the data. Here it follows from a budget: the structures with the largest aggregates that together
+  hold a fraction ``keep`` of the entries (FedPSE compares at p = .9), so that each client has in each round the
+  threshold of its own update. ``threshold`` > 0 is the plain FedSCR with a fixed one.
+- Statistics of normalisation layers are averaged as values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from sepal.averaging import sparse_mean, weighted_mean
+from sepal.config import Settings
+from sepal.layout import Layout
+from sepal.masks.selection import count
+from sepal.method import ClientInfo, Method, Metrics, Payload, Plan, Predictor, Schema, SpecLike, Task, Uploads, Weights
+from sepal.training import LocalWork
+from sepal.wire import rounded
+from sepal.wire.tensors import Index, SparseTensor, TensorSpec, ValueCoding
+from strategies.assembly import AnyoneStrategy
+from strategies.baselines.fedavg import (
+    FedAvgServer,
+    ServerState,
+    WholeModelClient,
+    payload,
+    schema,
+    statistics,
+    trained,
+)
+
+
+class Hyper(Settings):
+    """FedSCR's keys."""
+
+    keep: float = Field(0.1, gt=0, le=1, description="fraction of entries sent, in whole structures; 1 is FedAvg")
+    threshold: float = Field(0.0, ge=0, description="fixed threshold on the mean magnitude instead of keep; 0: keep")
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """A client's state, float32 by name.
+
+    Attributes:
+        residual: What was not sent so far; trained tensors only.
+        model: The model after the last local epochs; empty before. Only evaluation reads it.
+    """
+
+    residual: Weights
+    model: Weights = field(default_factory=dict)
+
+
+def rows(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(structures, entries in each) of a tensor: rows along axis 0; a scalar is one structure."""
+    structures = shape[0] if shape else 1
+    return structures, int(np.prod(shape[1:], dtype=np.int64))
+
+
+def budget(parts: Layout, keep: float) -> int:
+    """Most entries that go up: ``keep`` of all, and at least the largest structure."""
+    return max(count(keep, sum(p.size for p in parts)), *(rows(p.shape)[1] for p in parts))
+
+
+def select(update: Weights, parts: Layout, hyper: Hyper) -> dict[str, Index]:
+    """Return which entries go up, by name: int64, increasing positions, whole structures only."""
+    scores = np.concatenate([np.abs(update[p.name]).reshape(rows(p.shape)).mean(1, dtype=np.float64) for p in parts])
+    sizes = np.concatenate([np.full(rows(p.shape)[0], rows(p.shape)[1]) for p in parts])
+    if hyper.threshold:
+        chosen: npt.NDArray[np.bool_] = scores >= hyper.threshold
+    else:
+        order = np.argsort(-scores, kind="stable")
+        chosen = np.zeros(scores.size, np.bool_)
+        chosen[order[np.cumsum(sizes[order]) <= budget(parts, hyper.keep)]] = True
+    starts = np.cumsum([0, *(rows(p.shape)[0] for p in parts)])
+    pieces = zip(parts, starts, starts[1:], strict=False)
+    return {p.name: np.flatnonzero(np.repeat(chosen[a:b], rows(p.shape)[1])).astype(np.int64) for p, a, b in pieces}
+
+
+class FedSCRServer(FedAvgServer):
+    """FedAvg's server half, over sparse updates."""
+
+    def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:
+        """Any entries within the budget, then the statistics."""
+        hyper: Hyper = self.task.hyper
+        parts = trained(self.task.layout)
+        most = sum(p.size for p in parts) if hyper.threshold else budget(parts, hyper.keep)
+        specs: dict[str, SpecLike] = {p.name: _within(p.shape, p.size, most) for p in parts}
+        return Schema({**specs, **schema(self.task, statistics(self.task.layout)).tensors})
+
+    def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
+        """W ← W + Σ n_i·u_i / Σ n_i."""
+        parts = trained(self.task.layout)
+        mean = sparse_mean(uploads, {p.name: p.shape for p in parts})
+        moved = {p.name: (state.weights[p.name] + mean[p.name]).astype(np.float32) for p in parts}
+        fixed = weighted_mean(uploads, state.weights, [p.name for p in statistics(self.task.layout)])
+        return ServerState({p.name: {**moved, **fixed}[p.name] for p in self.task.layout}), {}
+
+
+def _within(shape: tuple[int, ...], size: int, most: int) -> SpecLike:
+    def spec(decoded: Mapping[str, SparseTensor]) -> TensorSpec:
+        left = most - sum(tensor.nnz for tensor in decoded.values())
+        return TensorSpec(shape, max_count=max(0, min(size, left)))
+
+    return spec
+
+
+class FedSCRClient(WholeModelClient):
+    """Client half: sends structures of its update and owes the rest."""
+
+    def __init__(self, task: Task, work: LocalWork) -> None:
+        super().__init__(task, work)
+        self.parts, self.coding = trained(task.layout), ValueCoding(task.config.values)
+
+    def init(self) -> ClientState:
+        """Nothing owed."""
+        return ClientState({p.name: np.zeros(p.shape, np.float32) for p in self.parts})
+
+    def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
+        """Sends the large structures of u = w_i - W + what is owed, and owes the others."""
+        received, model = self.received(download), self.local(download, plan)
+        update = {p.name: model[p.name] - received[p.name] + state.residual[p.name] for p in self.parts}
+        upload, owed = {}, {}
+        for name, index in select(update, self.parts, self.task.hyper).items():
+            flat = update[name].reshape(-1)
+            sent = rounded(flat[index], self.coding)
+            upload[name] = SparseTensor(update[name].shape, index, sent, coding=self.coding)
+            rest = flat.copy()
+            rest[index] -= sent
+            owed[name] = rest.reshape(update[name].shape)
+        fixed = payload(self.task, model, statistics(self.task.layout)).tensors
+        return ClientState(owed, model), Payload({**upload, **fixed})
+
+    def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
+        """The same training; nothing is sent, so what is owed stays as it was."""
+        return replace(state, model=self.local(download, plan))
+
+    def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
+        """Received: the shared model. Otherwise the locally trained one."""
+        weights = state.model if download is None else self.received(download)
+        return self.work.predictor(weights) if weights else None
+
+
+METHOD = Method(
+    name="fedscr",
+    title="Structured updates above a threshold",
+    source="Wu et al., TPDS 2020",
+    hyper=Hyper,
+    server=FedSCRServer,
+    client=FedSCRClient,
+    server_state=ServerState,
+    client_state=ClientState,
+)
+
+
+class FedSCR(AnyoneStrategy):
+    """FedSCR as a Flower Strategy: ``FedSCR(keep=0.1).start(grid)``."""
+
+    method = METHOD

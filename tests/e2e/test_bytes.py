@@ -1,0 +1,70 @@
+"""The ledger against what crossed the socket: TCP counters of the gRPC connections, and Flower's own account."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from experiments.deployment import CONNECTION, Deployment
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+FLAT = {
+    "method": "fedavg",
+    "dataset": "digits",
+    "model": "wide:build",
+    "clients": 3,
+    "rounds": 3,
+    "evaluate-every": 0,
+    "partition.name": "iid",
+    "partition.subsample": 120,
+    "timeout": 240.0,
+    "name": "bytes",
+}
+
+
+def socket_bytes(port: int) -> tuple[int, int]:
+    """Bytes that the SuperNodes sent to and received from the Fleet API's port, over all connections that are open."""
+    text = subprocess.run(["ss", "-tin", f"dport = :{port}"], capture_output=True, text=True, check=True).stdout
+    sent, received = (sum(map(int, re.findall(rf"\b{what}:(\d+)", text))) for what in ("bytes_sent", "bytes_received"))
+    return sent, received
+
+
+def traffic(deployment: Deployment, run_id: str) -> dict[str, int]:
+    command = ["flwr", "list", CONNECTION, "--run-id", run_id, "--format", "json"]
+    answer = subprocess.run(command, env=deployment.environment, capture_output=True, text=True, check=True)
+    return json.loads(answer.stdout)["runs"][0]["network-traffic"]
+
+
+def test_the_ledger_counts_what_crosses_the_socket(tmp_path):
+    environment = {"SEPAL_HOME": str(tmp_path / "home"), "PYTHONPATH": str(Path(__file__).parent / "models_for_tests")}
+    with Deployment(environment) as deployment:
+        deployment.start_superlink()
+        for number in range(3):
+            deployment.start_node(f"node{number}", {"partition-id": number, "num-partitions": 3})
+        before = socket_bytes(deployment.ports.fleet)
+        run = deployment.submit(ROOT, {**FLAT, "out": str(tmp_path)})
+        assert run.status == "finished:completed", "\n".join(run.log[-20:])
+        after = socket_bytes(deployment.ports.fleet)
+        account = traffic(deployment, run.run_id)
+    entries = [json.loads(line) for line in (tmp_path / "bytes" / "ledger.jsonl").read_text().splitlines()]
+    up, down = (after[side] - before[side] for side in (0, 1))
+    sums = {
+        (direction, what): sum(entry[what] for entry in entries if entry["direction"] == direction)
+        for direction in ("up", "down")
+        for what in ("payload", "message")
+    }
+    messages = len(entries) // 2
+    report = {"socket": (up, down), "flower": account, "ledger": {" ".join(k): v for k, v in sums.items()}}
+    report["overhead per message up"] = (up - sums["up", "payload"]) // messages
+    print(json.dumps(report))
+    # 9 uploads of 1.8 MB; the closing round's 3 replies carry none. What is left is framing, heartbeats and polling.
+    assert sums["up", "payload"] <= up <= 1.02 * sums["up", "payload"]
+    # Down there is also the app bundle, once a node.
+    bundle = 3 * 1_000_000
+    assert sums["down", "payload"] <= down <= 1.02 * sums["down", "payload"] + bundle

@@ -1,0 +1,83 @@
+"""``make demo`` as a person runs it: what it prints, how it fails, what it leaves behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from experiments.runs import read_run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(directory, **environment):
+    """Start the demo; its processes are told from others by a mark in their environment."""
+    mark = f"SEPAL_TEST_MARK={os.getpid()}-{time.monotonic_ns()}"
+    name, _, value = mark.partition("=")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "experiments.demo"],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(ROOT), name: value, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return process, mark.encode()
+
+
+def left(mark):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in path.read_bytes().split(b"\0"):
+                found.append((path.parent / "cmdline").read_bytes().replace(b"\0", b" "))
+        except OSError:
+            continue
+    return found
+
+
+def homes():
+    return set(Path("/tmp").glob("sepal-flower-*"))
+
+
+def test_the_demo_runs_within_two_minutes_and_leaves_no_process(tmp_path):
+    before, begun = homes(), time.monotonic()
+    process, mark = start(tmp_path)
+    output, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors
+    assert time.monotonic() - begun < 120
+    assert left(mark) == []
+    assert homes() <= before
+    for words in ("received", "trained", "bottom", "local", "MB up", "MB down", "dense", "closing"):
+        assert words in output
+    (path,) = [Path(found) for found in re.findall(r"Run written to (.+)", output)]
+    summary = read_run(path).summary
+    assert (summary["method"], summary["rounds"], summary["clients"]) == ("fedpse", 30, 10)
+    assert summary["bytes"]["up"] < 0.15 * summary["bytes"]["up_dense"]
+
+
+def test_a_failed_run_makes_the_demo_fail(tmp_path):
+    (tmp_path / "runs").write_text("")  # the server cannot make its directory
+    process, mark = start(tmp_path)
+    output, errors = process.communicate(timeout=280)
+    assert process.returncode == 1
+    assert re.search(r"demo: run \d+: expected finished:completed, got finished:failed", errors)
+    assert output == ""
+    assert left(mark) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_no_process(tmp_path, number):
+    process, mark = start(tmp_path)
+    while process.poll() is None and not list(tmp_path.glob("runs/*/config.toml")):
+        time.sleep(0.2)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+    assert left(mark) == []

@@ -1,0 +1,154 @@
+"""Real Flower processes: SuperLink and SuperNodes over gRPC, and the simulation, against the in-process engine.
+
+One deployment serves all tests of this file; each run has its own name and directory. ``make e2e`` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from experiments.deployment import Deployment
+from experiments.engine import run_in_process
+from experiments.flower import Flower
+from server_app.run_directory import IN_PROCESS, RunDirectory
+from strategies.assembly import assemble
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+CASES = {
+    "fedavg-all": {"method": "fedavg"},
+    "fedavg-two": {"method": "fedavg", "clients-per-round": 2},
+    "fedpse-all": {"method": "fedpse"},
+    "fedpse-two": {"method": "fedpse", "clients-per-round": 2},
+}
+FLAT = {
+    "dataset": "digits",
+    "clients": 3,
+    "rounds": 5,
+    "evaluate-every": 3,
+    "partition.name": "lambda-mix",
+    "partition.subsample": 600,
+    "timeout": 240.0,
+    "seed": 11,
+}
+
+
+def hashes(directory: Path) -> tuple[str, str]:
+    summary = json.loads((directory / "summary.json").read_text())
+    return summary["weights_sha256"], summary["clients_sha256"]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """The in-process engine's hashes, computed once a case."""
+    found = {}
+
+    def of(case):
+        if case not in found:
+            path = tmp_path_factory.mktemp("expected") / case
+            assembly = assemble({**FLAT, **CASES[case], "name": case})
+            with RunDirectory(path, assembly, IN_PROCESS) as directory:
+                run_in_process(assembly, store=directory.store(), observers=[directory])
+            found[case] = hashes(path)
+        return found[case]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    home = tmp_path_factory.mktemp("sepal-home")
+    with Deployment({"SEPAL_HOME": str(home)}) as deployed:
+        deployed.start_superlink()
+        for number in range(3):
+            deployed.start_node(f"node{number}", {"partition-id": number, "num-partitions": 3})
+        yield deployed
+    assert not deployed.left(), "a process was left behind"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_deployment_over_grpc_gives_the_same_bits(case, deployment, expected, tmp_path):
+    run = deployment.submit(ROOT, {**FLAT, **CASES[case], "name": case, "out": str(tmp_path)})
+    assert run.status == "finished:completed", "\n".join(run.log[-20:])
+    assert hashes(tmp_path / case) == expected(case)
+
+
+def test_the_simulation_gives_the_same_bits(expected, tmp_path):
+    with Flower({"SEPAL_HOME": str(tmp_path / "home")}) as flower:
+        flower.start_simulation()
+        for case, keys in CASES.items():
+            config = {**FLAT, **keys, "name": case, "out": str(tmp_path)}
+            run = flower.run_app(ROOT, config, "num-supernodes=3 client-resources-num-cpus=1")
+            assert run.status == "finished:completed", "\n".join(run.log[-20:])
+            assert hashes(tmp_path / case) == expected(case)
+    assert not flower.left(), "a process was left behind"
+
+
+class At:
+    """Does something once, as soon as the run has written the line of ``round``."""
+
+    def __init__(self, path: Path, round: int, action):
+        self._thread = threading.Thread(target=self._watch, args=(path / "metrics.jsonl", round, action), daemon=True)
+        self.done = False
+        self._thread.start()
+
+    def _watch(self, path, round, action):
+        end = time.monotonic() + 300
+        while time.monotonic() < end:
+            if path.exists() and len(path.read_text().splitlines()) >= round:
+                action()
+                self.done = True
+                return
+            time.sleep(0.1)
+
+
+def test_a_supernode_killed_in_mid_run_and_restarted_changes_nothing(deployment, expected, tmp_path):
+    """kill -9 after round 2, started again three seconds later: it comes back under another node id."""
+
+    def kill():
+        process = deployment.nodes["node1"]
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        time.sleep(3)
+        deployment.start_node("node1", {"partition-id": 1, "num-partitions": 3})
+
+    killer = At(tmp_path / "node-killed", 2, kill)
+    config = {**FLAT, **CASES["fedpse-all"], "name": "node-killed", "out": str(tmp_path)}
+    run = deployment.submit(ROOT, config)
+    assert killer.done
+    assert run.status == "finished:completed", "\n".join(run.log[-20:])
+    assert hashes(tmp_path / "node-killed") == expected("fedpse-all")
+
+
+def server_app_process(deployment) -> psutil.Process:
+    for pid in deployment.left():
+        process = psutil.Process(pid)
+        if any("flwr-serverapp" in part for part in process.cmdline()):
+            return process
+    raise AssertionError("no ServerApp process")
+
+
+def test_a_server_killed_in_mid_run_and_started_again_changes_nothing(deployment, expected, tmp_path):
+    """kill -9 of the ServerApp after round 3; the same run name, submitted again, goes on and ends the same."""
+    killer = At(tmp_path / "server-killed", 3, lambda: server_app_process(deployment).kill())
+    config = {**FLAT, **CASES["fedpse-two"], "name": "server-killed", "out": str(tmp_path), "checkpoint-every": 2}
+    first = deployment.submit(ROOT, config)
+    assert killer.done
+    assert first.status == "finished:failed"
+    assert not (tmp_path / "server-killed" / "summary.json").exists()
+    second = deployment.submit(ROOT, config)
+    assert second.status == "finished:completed", "\n".join(second.log[-20:])
+    assert hashes(tmp_path / "server-killed") == expected("fedpse-two")
+    lines = [json.loads(line) for line in (tmp_path / "server-killed" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6], "a line was lost or doubled"

@@ -1,0 +1,41 @@
+"""Errors: one line, whatever is in them; they survive a journey between processes."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from sepal import errors
+from sepal.errors import ConfigError, SepalError, one_line
+
+
+def test_an_error_says_key_expected_and_got():
+    error = ConfigError("lr", "a number", 3)
+    assert str(error) == "lr: expected a number, got 3"
+    assert (error.key, error.expected, error.got) == ("lr", "a number", "3")
+
+
+@pytest.mark.parametrize(
+    "text", ["a\nb", "a\r\nb", "\x1b[31mred", "a\u2028b", "a\x00b", "\ud800", "a\u202eb", "x" * 10**6]
+)
+def test_whatever_a_client_wrote_is_one_printable_line(text):
+    for error in (SepalError(text, "x", "y"), SepalError("k", text, "y"), SepalError("k", "x", text)):
+        shown = str(error)
+        assert shown.isprintable()
+        assert len(shown) <= 1000
+        shown.encode()
+
+
+def test_a_long_value_is_cut():
+    assert len(SepalError("k", "x", "y" * 500).got) == 300
+    assert one_line("a" * 50, 10) == "a" * 10
+
+
+@pytest.mark.parametrize(
+    "kind", [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, SepalError)]
+)
+def test_every_error_pickles(kind):
+    back = pickle.loads(pickle.dumps(kind("key", "this", "that")))
+    assert type(back) is kind
+    assert str(back) == "key: expected this, got that"

@@ -1,0 +1,388 @@
+"""What a run leaves, and how a run is continued: every file, every refusal."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.engine import run_in_process
+from sepal.config import RunConfig
+from sepal.errors import ConfigError, StateError
+from sepal.ledger import Entry
+from sepal.progress import Progress, RoundRecord
+from server_app.run_directory import (
+    FREE,
+    RunDirectory,
+    default_base,
+    plain,
+    run_path,
+    stored_config,
+    stored_summary,
+)
+from server_app.summary import digest_clients
+from strategies.assembly import assemble
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def record(round):
+    entries = tuple(Entry(round, "a", "training", direction, 10, 20, 40) for direction in ("down", "up"))
+    return RoundRecord(round, ("a",), (), {}, {}, entries, False, {"total": 1.0})
+
+
+def line(round):
+    return {"round": round, "accuracy": {}}
+
+
+def at(round, server=None):
+    return Progress("uuid", round, server)
+
+
+def write(directory, *rounds):
+    for round in rounds:
+        directory.round(at(round), record(round), line(round))
+
+
+class KilledError(Exception):
+    pass
+
+
+class KillAt:
+    """An observer that ends the run at the end of a round."""
+
+    def __init__(self, round):
+        self.round_ = round
+
+    def opened(self, progress, total):
+        pass
+
+    def round(self, progress, record, line):
+        if progress.round == self.round_:
+            raise KilledError
+
+    def closed(self, progress, line):
+        pass
+
+
+def complete(path, assembly, *observers):
+    with RunDirectory(path, assembly, "in-process") as directory:
+        run_in_process(
+            assembly,
+            store=directory.store(),
+            observers=[directory, *observers],
+            workers=1,
+            state_dir=path / "clients",
+        )
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, assembly):
+    return complete(tmp_path_factory.mktemp("runs") / "whole", assembly)
+
+
+# Names and places
+
+
+def test_the_path_is_out_and_name(tmp_path):
+    config = RunConfig(name="a", out="somewhere")
+    assert run_path(config, tmp_path) == tmp_path / "somewhere" / "a"
+    assert run_path(RunConfig(name="a", out="/else"), tmp_path) == Path("/else/a")
+
+
+def test_a_name_is_made_up_and_never_one_that_exists(tmp_path):
+    config, now = RunConfig(method="fedpse", dataset="digits"), datetime(2026, 11, 20, 23, 5, 7)
+    path = run_path(config, tmp_path, now)
+    assert path == tmp_path / "runs" / "fedpse-digits-20261120-230507"
+    path.mkdir(parents=True)
+    assert run_path(config, tmp_path, now).name == "fedpse-digits-20261120-230507-2"
+
+
+def test_in_process_a_relative_out_is_here_and_under_flower_in_sepals_home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "home"))
+    assert default_base("in-process") == tmp_path
+    assert default_base("simulation") == tmp_path / "home"
+    monkeypatch.delenv("SEPAL_HOME")
+    assert default_base("deployment") == Path.home() / ".sepal"
+
+
+# config.toml
+
+
+def test_the_config_holds_every_value_under_its_flat_key(tmp_path):
+    assembly = assemble({"dataset": "digits", "method": "fedpse", "fedpse.keep": 0.25})
+    with RunDirectory(tmp_path / "mine", assembly, "in-process"):
+        stored = tomllib.loads((tmp_path / "mine" / "config.toml").read_text())
+    assert set(stored) > set(RunConfig().flat())
+    assert (stored["fedpse.keep"], stored["partition.alpha"], stored["name"]) == (0.25, 0.3, "mine")
+    assert stored["rounds"] == 30  # the data set's default, not 0
+
+
+def test_the_config_of_a_run_starts_the_same_run(tmp_path, assembly):
+    with RunDirectory(tmp_path / "one", assembly, "in-process"):
+        stored = stored_config(tmp_path / "one")
+    again = assemble(stored)
+    assert again.task.config.model_copy(update={"name": ""}) == assembly.task.config
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "was"), [("seed", 7, "0"), ("partition.alpha", 0.5, "0.3"), ("rounds", 4, "3")]
+)
+def test_a_changed_key_is_refused_by_name(tmp_path, keys, key, value, was):
+    RunDirectory(tmp_path / "one", assemble({**keys, "method": "fedavg"}), "in-process").close()
+    before = (tmp_path / "one" / "config.toml").read_bytes()
+    changed = assemble({**keys, "method": "fedavg", key: value})
+    with pytest.raises(ConfigError) as refusal:
+        RunDirectory(tmp_path / "one", changed, "in-process")
+    assert str(refusal.value) == f"{key}: expected {was}, with which the run one was started, got {value}"
+    assert (tmp_path / "one" / "config.toml").read_bytes() == before
+
+
+def test_a_changed_method_and_a_changed_key_of_it_are_refused(tmp_path, keys):
+    RunDirectory(tmp_path / "one", assemble({**keys, "method": "fedpse"}), "in-process").close()
+    with pytest.raises(ConfigError, match=r"^method: expected .fedpse."):
+        RunDirectory(tmp_path / "one", assemble({**keys, "method": "fedavg"}), "in-process")
+    with pytest.raises(ConfigError, match=r"^fedpse\.keep: expected 0\.1"):
+        RunDirectory(tmp_path / "one", assemble({**keys, "method": "fedpse", "fedpse.keep": 0.2}), "in-process")
+
+
+def test_places_and_patience_may_change_and_are_written_anew(tmp_path, keys):
+    values = {"data-dir": "/d", "state-dir": "/s", "timeout": 5.0, "checkpoint-every": 3}
+    assert set(values) | {"name", "out"} == FREE
+    RunDirectory(tmp_path / "one", assemble({**keys, "method": "fedavg"}), "in-process").close()
+    RunDirectory(tmp_path / "one", assemble({**keys, "method": "fedavg", **values}), "in-process").close()
+    assert {key: stored_config(tmp_path / "one")[key] for key in values} == values
+
+
+def test_a_damaged_config_is_named(tmp_path, assembly):
+    (tmp_path / "config.toml").write_text("rounds = = 3")
+    with pytest.raises(StateError, match=r"config\.toml: expected a readable TOML file"):
+        RunDirectory(tmp_path, assembly, "in-process")
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path, assembly):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError, match="expected a directory that can be made, got Not a directory"):
+        RunDirectory(tmp_path / "file" / "run", assembly, "in-process")
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from server_app.run_directory import _lock
+lock = _lock(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_processes_cannot_have_one_directory_open(tmp_path, assembly):
+    root = Path(__file__).resolve().parents[2]
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(StateError, match="expected no other process that runs it"):
+            RunDirectory(tmp_path, assembly, "in-process")
+        other.kill()
+        other.wait()
+        RunDirectory(tmp_path, assembly, "in-process").close()
+    finally:
+        other.kill()
+        other.communicate()
+
+
+# metrics.jsonl, ledger.jsonl
+
+
+def test_a_round_appends_its_line_and_one_line_per_message(tmp_path, assembly):
+    with RunDirectory(tmp_path, assembly, "in-process") as directory:
+        directory.opened(at(0), 9)
+        write(directory, 1, 2)
+    assert [row["round"] for row in lines(tmp_path / "metrics.jsonl")] == [1, 2]
+    assert lines(tmp_path / "ledger.jsonl")[0] == {
+        "round": 1,
+        "client": "a",
+        "purpose": "training",
+        "direction": "down",
+        "payload": 10,
+        "message": 20,
+        "dense": 40,
+        "status": "accepted",
+        "reason": "",
+    }
+    assert len(lines(tmp_path / "ledger.jsonl")) == 4
+
+
+def test_a_resumed_run_cuts_off_what_it_will_write_again(tmp_path, assembly):
+    with RunDirectory(tmp_path, assembly, "in-process") as directory:
+        directory.opened(at(0), 9)
+        write(directory, 1, 2, 3, 4)
+    with RunDirectory(tmp_path, assembly, "in-process") as directory:
+        directory.opened(at(2), 9)  # the checkpoint is of round 2: rounds 3 and 4 come again
+        assert [row["round"] for row in lines(tmp_path / "metrics.jsonl")] == [1, 2]
+        write(directory, 3, 4, 5)
+    assert [row["round"] for row in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+    assert [row["round"] for row in lines(tmp_path / "ledger.jsonl")] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+@pytest.mark.parametrize("torn", ['{"round": 3, "accu', '{"round": 3}', "\x00\x00\x00\n", "[]\n"])
+def test_a_torn_last_line_is_dropped(tmp_path, assembly, torn):
+    with RunDirectory(tmp_path, assembly, "in-process") as directory:
+        directory.opened(at(0), 9)
+        write(directory, 1, 2)
+    for name in ("metrics.jsonl", "ledger.jsonl"):
+        with open(tmp_path / name, "a") as file:
+            file.write(torn)
+    with RunDirectory(tmp_path, assembly, "in-process") as directory:
+        directory.opened(at(3), 9)
+    assert [row["round"] for row in lines(tmp_path / "metrics.jsonl")] == [1, 2]
+    assert len(lines(tmp_path / "ledger.jsonl")) == 4
+
+
+def test_a_new_run_in_a_directory_of_one_that_never_began_starts_empty(tmp_path, assembly):
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n')
+    with RunDirectory(tmp_path, assembly, "in-process") as directory:
+        directory.opened(at(0), 9)
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_numbers_that_json_cannot_hold_become_null():
+    value = {"a": np.float32(0.5), "b": [float("nan"), np.inf], "c": (np.int64(3), True), "d": None}
+    assert plain(value) == {"a": 0.5, "b": [None, None], "c": [3, True], "d": None}
+
+
+def test_a_directory_that_cannot_be_appended_to_is_named(tmp_path, assembly):
+    with RunDirectory(tmp_path, assembly, "in-process") as directory:
+        (tmp_path / "ledger.jsonl").mkdir()
+        with pytest.raises(StateError, match=r"ledger\.jsonl: expected room and permission to write"):
+            write(directory, 1)
+
+
+# A whole run, in process
+
+
+def test_a_whole_run_leaves_everything(finished):
+    assert {"config.toml", "metrics.jsonl", "ledger.jsonl", "summary.json", "checkpoints", "clients"} <= {
+        path.name for path in finished.iterdir()
+    }
+    metrics = lines(finished / "metrics.jsonl")
+    assert [row["round"] for row in metrics] == [1, 2, 3, 4]
+    assert [row["full"] for row in metrics] == [False, True, False, True]
+    assert metrics[-1]["phase"] == "closing"
+    assert {row["client"] for row in lines(finished / "ledger.jsonl")} == {f"client-0000{k}" for k in range(3)}
+
+
+def test_the_ledgers_sums_are_the_summarys_bytes(finished):
+    summary, entries = stored_summary(finished), lines(finished / "ledger.jsonl")
+    for direction in ("up", "down"):
+        mine = [row for row in entries if row["direction"] == direction]
+        training = [row for row in mine if row["purpose"] == "training"]
+        assert summary["bytes"][direction] == sum(row["payload"] for row in training) > 0
+        assert summary["bytes"][f"{direction}_dense"] == sum(row["dense"] for row in training)
+        assert summary["bytes"]["total"][direction] == sum(row["payload"] for row in mine)
+        purposes = summary["bytes"]["purposes"].values()
+        assert summary["bytes"]["total"][f"{direction}_message"] == sum(p[f"{direction}_message"] for p in purposes)
+
+
+def test_the_summary_says_what_ran(finished, keys):
+    summary = stored_summary(finished)
+    wanted = {"method": "fedavg", "dataset": "digits", "engine": "in-process", "rounds": 3, "seed": 0, "clients": 3}
+    assert {key: summary[key] for key in wanted} == wanted
+    assert (summary["name"], summary["complete"], summary["model_round"]) == ("whole", True, 3)
+    for view in ("received", "trained", "pooled"):
+        figures = summary["accuracy"][view]
+        assert set(figures) == {"mean", "weighted", "std", "bottom_decile", "clients", "best"}
+        assert figures["clients"] == 3
+        assert figures["best"]["round"] in (2, 4)
+    assert summary["reasons"] == {}
+    assert len(summary["weights_sha256"]) == len(summary["clients_sha256"]) == 64
+    assert summary["weights_sha256"] != summary["clients_sha256"]
+    assert set(summary["versions"]) == {"sepal", "flwr", "torch", "numpy", "python", "platform", "cpu"}
+    assert summary["seconds"]["total"] >= summary["seconds"]["train"] > 0
+
+
+def test_a_finished_run_is_recognised(finished, tmp_path, assembly):
+    with RunDirectory(finished, assembly, "in-process") as directory:
+        assert directory.completed
+    with RunDirectory(tmp_path, assembly, "in-process") as directory:
+        assert not directory.completed
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"complete": false}'])
+def test_a_damaged_summary_is_not_an_end(tmp_path, assembly, text):
+    (tmp_path / "summary.json").write_text(text)
+    with RunDirectory(tmp_path, assembly, "in-process") as directory:
+        assert not directory.completed
+
+
+def test_a_run_killed_in_any_round_ends_with_the_same_lines_and_weights(finished, tmp_path, assembly):
+    def without_times(path):
+        rows = lines(path / "metrics.jsonl")
+        for row in rows:
+            del row["seconds"]
+            for client in row["clients"]:
+                del client["metrics"]
+        return rows
+
+    for round in (1, 2, 3, 4):
+        path = tmp_path / f"killed-{round}"
+        with pytest.raises(KilledError):
+            complete(path, assembly, KillAt(round))
+        complete(path, assembly)
+        assert without_times(path) == without_times(finished)
+        assert lines(path / "ledger.jsonl") == lines(finished / "ledger.jsonl")
+        for key in ("weights_sha256", "clients_sha256", "accuracy", "bytes"):
+            assert stored_summary(path)[key] == stored_summary(finished)[key]
+
+
+def test_a_run_killed_between_its_last_checkpoint_and_its_summary_gets_one(finished, assembly):
+    with RunDirectory(finished, assembly, "in-process") as directory:
+        last = directory.store().latest()
+        before = stored_summary(finished)
+        (finished / "summary.json").unlink()
+        directory.opened(last, 3)
+        assert directory.completed
+    after = stored_summary(finished)
+    assert {k: v for k, v in after.items() if k != "written"} == {k: v for k, v in before.items() if k != "written"}
+
+
+def test_local_has_no_received_view_and_the_clients_digest_as_weights(tmp_path, keys):
+    local = assemble({**keys, "method": "local", "rounds": 1})
+    summary = stored_summary(complete(tmp_path / "local", local))
+    assert summary["accuracy"]["received"] is None
+    assert summary["reasons"] == {"received": "nothing is sent, so there is no received model"}
+    assert summary["weights_sha256"] == summary["clients_sha256"]
+    assert summary["bytes"]["up"] == 0
+
+
+def test_the_clients_digest_does_not_depend_on_order():
+    assert digest_clients({"b": "2", "a": "1"}) == digest_clients({"a": "1", "b": "2"})
+    # printf 'a 1\nb 2\n' | sha256sum
+    assert digest_clients({"a": "1", "b": "2"}) == "2951835de33689a441bfa61bc7af99b1f0305ca8ec0ab4dd508f14f57b27ca23"
+
+
+# docs/run-directory.md
+
+
+def test_every_field_is_documented(finished):
+    text = (Path(__file__).resolve().parents[2] / "docs" / "run-directory.md").read_text()
+
+    def names(value):
+        if isinstance(value, dict):
+            return {key for key in value if "sha" not in value} | {n for item in value.values() for n in names(item)}
+        return {n for item in value for n in names(item)} if isinstance(value, list) else set()
+
+    for source in (stored_summary(finished), lines(finished / "metrics.jsonl"), lines(finished / "ledger.jsonl")):
+        assert {name for name in names(source) if f"`{name}`" not in text} == set()
+    assert {path.name for path in finished.iterdir() if f"`{path.name}" not in text} == set()
+    assert {key for key in FREE if f"`{key}`" not in text} == set()

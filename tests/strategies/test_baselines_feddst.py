@@ -1,0 +1,159 @@
+"""FedDST: a server's and a client's step by hand, budgets that always hold, and FedAvg where nothing is pruned."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from experiments.engine import run_in_process
+from sepal.layout import Parameter, Role
+from sepal.method import ClientInfo, Payload, Plan, Task, Upload
+from sepal.training import LocalWork
+from sepal.wire.tensors import SparseTensor, Support, whole
+from strategies.assembly import assemble
+from strategies.baselines import feddst
+
+BASE = {"dataset": "digits", "clients": 4, "partition.name": "dirichlet", "partition.subsample": 240}
+
+
+def run(method, rounds=4, **keys):
+    keys = {**BASE, "clients-per-round": 2, "rounds": rounds, "evaluate-every": 0, **keys}
+    return run_in_process(assemble({**keys, "method": method}))
+
+
+def model(strategy):
+    return strategy.half.model(strategy.progress.server)
+
+
+def four(keep=0.5):
+    """A layer of four weights (2, -1, .5, -3): of two kept, those are 2 and -3."""
+    settings = {"method": "feddst", "lr": 0.5, "optimizer": "sgd", "local-epochs": 1}
+    config = assemble({**BASE, **settings}).task.config
+    weights = {"w": np.array([[2, -1, 0.5, -3]], np.float32), "b": np.zeros(1, np.float32)}
+    layout = Parameter("w", (1, 4), Role.WEIGHT), Parameter("b", (1,), Role.BIAS)
+    return Task(layout, weights, config, feddst.Hyper(keep=keep))
+
+
+def sparse(index, values):
+    return SparseTensor((1, 4), np.array(index), np.array(values, np.float32))
+
+
+def test_the_first_mask_is_that_of_the_largest_first_weights():
+    state = feddst.FedDSTServer(four()).init()
+    assert state.masks["w"].tolist() == [[True, False, False, True]]
+    assert state.weights["w"].tolist() == [[2, 0, 0, -3]]
+
+
+def test_feddst_server_step_by_hand():
+    """Two clients, n = (1, 3), kept {0: 4, 3: -2} and {0: 0, 1: -8}, biases 1 and 5.
+
+    Entry 0: (1·4 + 3·0)/4 = 1, kept by both although one value is 0; entry 1: -8, of one client; entry 3: -2.
+    The union is {0, 1, 3}; of (1, -8, -2) the two largest are -8 and -2: the mask is {1, 3}. Bias: (1 + 15)/4 = 4.
+    """
+    server = feddst.FedDSTServer(four())
+    sent = [([0, 3], [4, -2], 1), ([0, 1], [0, -8], 5)]
+    uploads = [
+        Upload(ClientInfo(name, n), Payload({"w": sparse(index, values), "b": whole(np.array([bias]))}))
+        for name, n, (index, values, bias) in zip("ab", (1, 3), sent, strict=True)
+    ]
+    after, metrics = server.aggregate(server.init(), uploads, Plan(1, scalars={"fraction": 0.5}))
+    assert after.weights["w"].tolist() == [[0, -8, 0, -2]]
+    assert after.masks["w"].tolist() == [[False, True, False, True]]
+    assert after.weights["b"].tolist() == [4]
+    assert metrics == {"grown": 1.0}
+
+
+def test_only_what_somebody_kept_can_be_kept():
+    """Means of 0 in the union win over entries that nobody sent."""
+    server = feddst.FedDSTServer(four())
+    upload = Upload(ClientInfo("a", 1), Payload({"w": sparse([1, 2], [0, 0]), "b": whole(np.zeros(1))}))
+    after, _ = server.aggregate(server.init(), [upload], Plan(1, scalars={"fraction": 0.5}))
+    assert after.masks["w"].tolist() == [[False, True, True, False]]
+
+
+class Row(nn.Module):
+    """The logits of x (4,) are (w·x + b, 0)."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.b = nn.Parameter(torch.zeros(1, 4)), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return torch.cat([x @ self.w.T + self.b, torch.zeros(len(x), 1)], 1)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5])
+def test_feddst_client_step_by_hand(fraction):
+    """Received w = (1, 0, 0, -2) under {0, 3}, b = 0; one example x = (1, 2, 4, .5) of class 0, lr .5.
+
+    w·x = 0, so the gradient is -.5·x = (-.5, -1, -2, -.25) in w and -.5 in b. Under the mask w = (1.25, 0, 0, -1.875),
+    b = .25. Readjusting by .5 prunes one of two, the smaller 1.25 at 0; of the free {0, 1, 2} the largest gradient is
+    at 2, which grows and starts at 0.
+    """
+    task = four()
+    x, y = torch.tensor([[1, 2, 4, 0.5]]), torch.tensor([0])
+    half = feddst.FedDSTClient(task, LocalWork(ClientInfo("c", 1), task.config, x, y, x[:0], y[:0], Row))
+    download = Payload({"w": sparse([0, 3], [1, -2]), "b": whole(np.zeros(1))})
+    state, upload = half.train(half.init(), download, Plan(1, scalars={"fraction": fraction}))
+    expected = [[0, 0, 0, -1.875]] if fraction else [[1.25, 0, 0, -1.875]]
+    assert state.model["w"].tolist() == expected
+    assert upload.tensors["w"].dense().tolist() == expected
+    assert upload.tensors["w"].positions().tolist() == ([2, 3] if fraction else [0, 3])
+    assert upload.tensors["w"].support is (Support.EXPLICIT if fraction else Support.SAME)
+    assert upload.tensors["b"].values.tolist() == [0.25]
+
+
+READJUST = {"feddst.readjust-every": 2, "feddst.fraction": 0.3, "feddst.until": 20}
+
+
+@pytest.mark.parametrize("shares", ["erk", "uniform"])
+def test_the_budget_holds_in_every_round_and_masks_move_only_when_they_should(shares, monkeypatch):
+    states = []
+    aggregate = feddst.FedDSTServer.aggregate
+
+    def spy(self, state, uploads, plan):
+        after, metrics = aggregate(self, state, uploads, plan)
+        states.append((plan, state, after, metrics))
+        return after, metrics
+
+    monkeypatch.setattr(feddst.FedDSTServer, "aggregate", spy)
+    strategy = run("feddst", 5, **READJUST, **{"feddst.keep": 0.3, "feddst.budgets": shares})
+    kept = feddst.budgets(strategy.task)
+    total = sum(p.size for p in strategy.task.layout if p.role is Role.WEIGHT)
+    assert sum(kept.values()) == pytest.approx(0.3 * total, abs=4)
+    for plan, before, after, metrics in states:
+        for name, mask in after.masks.items():
+            assert mask.sum() == kept[name]
+            assert not after.weights[name][~mask].any()
+        if plan.round % 2:
+            assert all(np.array_equal(after.masks[name], before.masks[name]) for name in kept)
+        assert (metrics["grown"] > 0) is (plan.round % 2 == 0)
+
+
+def test_the_fraction_falls_to_0_by_a_cosine():
+    plan = feddst.FedDSTServer(assemble({**BASE, "method": "feddst", "rounds": 80}).task).plan
+    fractions = [plan(round).scalars["fraction"] for round in (10, 20, 30, 40, 50)]
+    assert fractions == pytest.approx([0.01 * (1 + np.cos(np.pi * r / 40)) / 2 for r in (10, 20, 30, 40, 40)])
+    assert plan(11).scalars["fraction"] == 0
+
+
+def test_keeping_everything_is_fedavg_bit_for_bit():
+    """Also where masks are readjusted: what is pruned of a full mask is all that can grow."""
+    ours, theirs = run("feddst", **READJUST, **{"feddst.keep": 1.0}), run("fedavg")
+    assert list(model(ours)) == list(model(theirs))
+    for name in model(theirs):
+        np.testing.assert_array_equal(model(ours)[name], model(theirs)[name])
+    assert ours.progress.accuracy == theirs.progress.accuracy
+
+
+def test_a_mask_costs_no_bytes_where_it_did_not_change():
+    """keep .3: four bytes for each kept weight and each bias up; on the way down at most a bit a weight more."""
+    strategy = run("feddst", 1, **{"feddst.keep": 0.3})
+    kept = sum(feddst.budgets(strategy.task).values())
+    masked = sum(p.size for p in strategy.task.layout if p.role is Role.WEIGHT)
+    rest = sum(p.size for p in strategy.task.layout) - masked
+    totals = strategy.progress.totals.training
+    assert 2 * 4 * (kept + rest) <= totals.up < 2 * (4 * (kept + rest) + 400)
+    assert totals.up < totals.down <= totals.up + 2 * (masked / 8 + 100)

@@ -1,0 +1,605 @@
+"""DM-PFL against its paper: eq. 4 and 5, the 30 % rule, Algorithms 1 to 4, what travels, what survives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client_app.build import Node, Shared, build_host, client_name
+from experiments.engine import run_in_process
+from sepal.checkpoint import MemoryServerStore
+from sepal.config import validate
+from sepal.contract import seal, unseal
+from sepal.errors import ConfigError, ContractError, WireError
+from sepal.layout import Parameter, Role
+from sepal.method import ClientInfo, Payload, Plan, Upload
+from sepal.state import digest
+from sepal.store import MemoryStore
+from sepal.wire import inspect
+from sepal.wire.tensors import SparseTensor
+from strategies.assembly import assemble
+from strategies.dmpfl import METHOD, DmPfl
+from strategies.dmpfl.client import adaptive, entropy, prefers_personal
+from strategies.dmpfl.contract import HELD, PHASES, Held, Hyper, budgets, pack, parse_schedule, phases, spread, unpack
+from strategies.dmpfl.server import covered_mean, global_mask
+from tests.contract.harness import Federation, Killed
+
+FLAT = {
+    "method": "dmpfl",
+    "dataset": "digits",
+    "clients": 4,
+    "partition.name": "dirichlet",
+    "partition.alpha": 1.0,
+    "partition.subsample": 160,
+    "batch-size": 8,
+    "evaluate-every": 0,
+    "rounds": 8,
+    "dmpfl.readjust-every": 2,
+    "seed": 5,
+}
+
+
+def parts(number=0, **keys):
+    """A server half, a client's host, and the run's assembly, on a few digits."""
+    assembly = assemble({**FLAT, **keys})
+    host = build_host(Shared.around(assembly, "cpu"), Node(number, 4), "run", MemoryStore())
+    return assembly.method.make_server(assembly.task), host, assembly
+
+
+# Equations by hand
+
+
+def upload(examples, index, values):
+    """One client's w_c at m_c, of three positions."""
+    tensor = SparseTensor((3,), np.array(index, np.int64), np.array(values, np.float32))
+    return Upload(ClientInfo(f"c{examples}", examples), Payload({"w": tensor}))
+
+
+def test_eq_5_by_hand():
+    """|D| = 1 holds {0, 1} with (2, 4), |D| = 3 holds {1} with 8; w_g was (9, 9, 9).
+
+    Position 0: 1·2 / 1 = 2. Position 1: (1·4 + 3·8) / (1 + 3) = 7. Position 2: nobody's, stays 9.
+    """
+    weights, holders = covered_mean([upload(1, [0, 1], [2, 4]), upload(3, [1], [8])], {"w": np.full(3, 9, np.float32)})
+    assert weights["w"].tolist() == [2, 7, 9]
+    assert holders["w"].tolist() == [1, 2, 0]
+
+
+def test_eq_5_counts_a_regrown_zero():
+    """A selected 0 is covered: (1·0 + 3·8) / 4 = 6, not 8."""
+    weights, _ = covered_mean([upload(1, [1], [0]), upload(3, [1], [8])], {"w": np.zeros(3, np.float32)})
+    assert weights["w"].tolist() == [0, 6, 0]
+
+
+# Of 10 clients, .3·10 = 3: three holders are not more than 30 %, four are. Of 3 clients, .9: one holder is enough.
+@pytest.mark.parametrize(
+    ("holders", "clients", "expected"),
+    [
+        ([3, 4, 10, 4], 10, [1, 2]),  # |w| = (9, 5, 3, 1), budget 2: 0 is largest, but held by three of ten
+        ([3, 3, 3, 4], 10, [3]),  # only one position passes: m_g is smaller than its budget
+        ([1, 0, 1, 1], 3, [0, 2]),
+        ([0, 0, 0, 0], 3, []),
+    ],
+)
+def test_the_30_percent_rule_by_hand(holders, clients, expected):
+    weights = {"w": np.array([9, -5, 3, 1], np.float32)}
+    mask = global_mask(weights, {"w": np.array(holders)}, clients, {"w": 2}, 0.3)
+    assert np.flatnonzero(mask["w"]).tolist() == expected
+
+
+def test_the_rule_is_exact_where_the_float_product_is_not():
+    """.29·100 is 28.999999999999996 in floats; 29 holders of 100 are not more than 29 %."""
+    mask = global_mask({"w": np.ones(2, np.float32)}, {"w": np.array([29, 30])}, 100, {"w": 1}, 0.29)
+    assert mask["w"].tolist() == [False, True]
+
+
+def test_eq_4_by_hand():
+    """θ_c = w_g ⊙ (m_g ∩ m_c) + w_c ⊙ (m_c − m_g), entry by entry; after phase 1 the overlap is the client's own."""
+    server, host, _ = parts(**{"dmpfl.initial-mask": "own"})
+    half, plan = host.half, server.plan(1)
+    state = half.received(half.init(), server.newcomer(server.init(), host.info, plan))
+    mask, shared = unpack(state.mask, half.layout), unpack(state.global_mask, half.layout)
+    ones = {name: np.full(m.sum(), 1, np.float32) for name, m in shared.items()}
+    twos = {name: np.full(m.sum(), 2, np.float32) for name, m in mask.items()}
+    state = replace(state, personal=twos, shared=ones)
+    for name, tensor in half.personal_model(state).items():
+        np.testing.assert_array_equal(tensor, (shared[name] & mask[name]) * 1 + (mask[name] & ~shared[name]) * 2)
+    for name, tensor in half.personal_model(replace(state, ahead=True)).items():
+        np.testing.assert_array_equal(tensor, mask[name] * 2)
+    for name, tensor in half.global_model(state).items():
+        np.testing.assert_array_equal(tensor, shared[name] * 1)
+
+
+def test_algorithm_4_by_hand():
+    """(E_c, E_g, BE_c, BE_g) = (.3, .5, .1, .6).
+
+    Sim .2: .3 − .8·.1 = .22 against .5 − .8·.6 = .02: global.
+    Sim .95: .3 − .05·.1 = .295 < .5 − .05·.6 = .47: personal.
+    """
+    similarity = torch.tensor([0.2, 0.95])
+    chosen = prefers_personal(torch.full((2,), 0.3), torch.full((2,), 0.5), similarity, 0.1, 0.6)
+    assert chosen.tolist() == [False, True]
+
+
+def test_entropy_and_the_choice_for_each_example():
+    """Uniform logits over 4 classes: ln 4. Equal outputs (Sim = 1): E_c < E_g is false, so θ_g; a surer θ_c wins."""
+    assert entropy(torch.zeros(1, 4)).item() == pytest.approx(np.log(4))
+    personal, shared = torch.tensor([[1.0, 0.0], [9.0, 0.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    torch.testing.assert_close(adaptive(personal, shared, 0.0, 0.0), torch.tensor([[1.0, 0.0], [9.0, 0.0]]))
+    opposite = adaptive(
+        torch.tensor([[9.0, 0.0]]), torch.tensor([[0.0, 1.0]]), 0.1, 2.0
+    )  # shifted: θ_g's base is higher
+    torch.testing.assert_close(opposite, torch.tensor([[0.0, 1.0]]))
+
+
+# Schedule
+
+
+def test_the_paper_s_schedule():
+    """T = 300, two iterations of 2 : 1 : 1: phase 1 has 75 rounds, 2a and 2b 37 or 38."""
+    found = phases(Hyper(), 300)
+    assert (found.count("1"), found.count("2a"), found.count("2b")) == (150, 76, 74)  # 112.5 and 262.5 are rounded up
+    assert found[:75] == ["1"] * 75
+    assert found[75:113] == ["2a"] * 38
+    assert found[113:150] == ["2b"] * 37
+
+
+shares = st.lists(st.tuples(st.sampled_from(PHASES), st.integers(1, 20)), min_size=1, max_size=5)
+
+
+@given(shares, st.integers(1, 4), st.integers(1, 400))
+def test_every_round_has_a_phase_and_every_share_its_part(entries, iterations, rounds):
+    text = ",".join(f"{name}:{share}" for name, share in entries)
+    assert parse_schedule(text) == entries
+    found = phases(Hyper(schedule=text, iterations=iterations), rounds)
+    assert len(found) == rounds
+    total = iterations * sum(share for _, share in entries)
+    for phase in PHASES:
+        wanted = rounds * iterations * sum(share for name, share in entries if name == phase) / total
+        assert abs(found.count(phase) - wanted) <= iterations * len(entries)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "1:", "1:0", "1:1001", "3:1", "1:1,", "1:1;2a:1", "2:1", "1:-1", "1:1.5", "1:²"]
+)
+def test_a_schedule_that_is_not_one_is_refused(text):
+    with pytest.raises(ConfigError, match=r"dmpfl\.schedule: expected phases as PHASE:SHARE"):
+        validate(Hyper, {"schedule": text}, "dmpfl.")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("keep", 0.0), ("keep", 1.1), ("agreement", 1.0), ("alpha", 1.5), ("iterations", 0), ("budget", "erdos")],
+)
+def test_keys_out_of_range_are_refused(key, value):
+    with pytest.raises(ConfigError, match=rf"dmpfl\.{key}"):
+        validate(Hyper, {key: value}, "dmpfl.")
+
+
+def test_readjustments_are_annealed_and_counted_in_phase_1():
+    """8 rounds are 1 1 2a 2b 1 1 2a 2b; every second round of phase 1: 2 and 6; α = .5·(1 + cos(π·t/8))/2."""
+    server, _, _ = parts()
+    plans = [server.plan(round) for round in range(1, 10)]
+    assert [plan.phase for plan in plans] == ["1", "1", "2a", "2b", "1", "1", "2a", "2b", "2b"]
+    expected = {2: 0.25 * (1 + np.cos(np.pi * 2 / 8)), 6: 0.25 * (1 + np.cos(np.pi * 6 / 8))}
+    for plan in plans:
+        assert plan.scalars["prune"] == pytest.approx(expected.get(plan.round, 0))
+    last, _, _ = parts(**{"dmpfl.schedule": "1:1", "dmpfl.readjust-every": 1})
+    assert last.plan(8).scalars["prune"] == 0  # α has reached 0
+    assert last.plan(9).phase == "1"  # no phase 2 at all: the closing round has none either
+
+
+# Masks
+
+
+def test_budgets():
+    layout = (
+        Parameter("a", (10, 4), Role.WEIGHT),
+        Parameter("b", (10,), Role.BIAS),
+        Parameter("c", (2, 10), Role.WEIGHT),
+    )
+    assert budgets(layout, Hyper()) == {"a": 20, "b": 10, "c": 10}
+    assert budgets(layout, Hyper(dense_first=True)) == {"a": 40, "b": 10, "c": 10}
+    erk = budgets(layout, Hyper(budget="erk"))  # ε·(14, 12) of 30 in all: 16.15 and 13.85
+    assert erk == {"a": 16, "b": 10, "c": 14}
+
+
+def test_first_masks_are_common_or_own():
+    for wanted in ("common", "own"):
+        masks = [parts(n, **{"dmpfl.initial-mask": wanted})[1].half.init().mask for n in range(2)]
+        common = parts(**{"dmpfl.initial-mask": wanted})[0].init().global_mask
+        same = [all(np.array_equal(m[name], common[name]) for name in common) for m in masks]
+        assert same == [wanted == "common"] * 2
+        assert any(not np.array_equal(masks[0][n], masks[1][n]) for n in common) == (wanted == "own")
+
+
+def first_round(server, host, plan=None):
+    plan = plan or server.plan(1)
+    download = server.newcomer(server.init(), host.info, plan)
+    return download, *host.half.train(host.half.init(), download, plan)
+
+
+@pytest.mark.parametrize("optimizer", [{"momentum": 0.9, "weight-decay": 0.01}, {"optimizer": "adam", "lr": 0.01}])
+def test_a_mask_is_kept_in_phase_1_and_its_size_when_it_moves(optimizer):
+    """|m_c| never changes, tensor by tensor; what regrows is 0, what stays (or comes back at once) keeps its value."""
+    server, host, _ = parts(**optimizer, **{"dmpfl.initial-mask": "own"})
+    half, start = host.half, host.half.init()
+    before = unpack(start.mask, half.layout)
+    _, plain, _ = first_round(server, host)
+    assert digest(plain.mask) == digest(start.mask)
+    plan = Plan(1, "1", scalars={"prune": 0.5})
+    _, moved, sent = first_round(server, host, plan)
+    after = unpack(moved.mask, half.layout)
+    trained, readjusted = spread(plain.personal, before), spread(moved.personal, after)
+    for p in half.parts:
+        assert after[p.name].sum() == before[p.name].sum() == half.budget[p.name]
+        assert (after[p.name] != before[p.name]).any()
+        np.testing.assert_array_equal(readjusted[p.name], np.where(after[p.name], trained[p.name], 0))
+        assert not readjusted[p.name][after[p.name] & ~before[p.name]].any()
+        assert sent.tensors[p.name].nnz == half.budget[p.name]
+    adapted = half.adapt(start, server.newcomer(server.init(), host.info, plan), plan)
+    assert digest(adapted.mask) == digest(start.mask), "nothing is sent: the mask stays what the server knows"
+
+
+@pytest.mark.parametrize(
+    "optimizer", [{}, {"momentum": 0.9, "weight-decay": 0.05}, {"optimizer": "adam", "lr": 0.01, "weight-decay": 0.05}]
+)
+def test_the_frozen_overlap_is_bit_identical_after_phase_2b(optimizer):
+    server, host, _ = parts(**optimizer, **{"dmpfl.initial-mask": "own"})
+    half = host.half
+    download, after, sent = first_round(server, host, Plan(1, "2b", scalars={"prune": 0.0}))
+    assert sent == Payload()
+    came = {name.removesuffix(HELD): tensor.dense() for name, tensor in download.tensors.items()}
+    mask, shared = unpack(after.mask, half.layout), unpack(after.global_mask, half.layout)
+    start, model = spread(half.init().personal, mask), half.personal_model(after)
+    for p in half.layout:
+        overlap, free = mask[p.name] & shared[p.name], mask[p.name] & ~shared[p.name]
+        assert model[p.name][overlap].tobytes() == came[p.name][overlap].tobytes()
+        assert not model[p.name][~mask[p.name]].any()
+        if p in half.parts:
+            assert overlap.any()
+            assert (model[p.name][free] != start[p.name][free]).mean() > 0.5, "the rest is trained"
+        else:
+            assert overlap.all(), "biases are shared, so they are frozen"
+
+
+def test_phase_2a_trains_within_the_global_mask_and_leaves_w_c_alone():
+    server, host, _ = parts(**{"dmpfl.initial-mask": "own", "momentum": 0.9, "weight-decay": 0.01})
+    download, after, sent = first_round(server, host, Plan(1, "2a", scalars={"prune": 0.0}))
+    start = host.half.init()
+    assert digest((after.mask, after.personal)) == digest((start.mask, start.personal))
+    shared = unpack(server.init().global_mask, host.half.layout)
+    for p in host.half.parts:
+        assert sent.tensors[p.name].index.tolist() == np.flatnonzero(shared[p.name]).tolist()
+        assert (sent.tensors[p.name].values != download.tensors[p.name + HELD].values).any()
+
+
+# What travels
+
+
+def coded(payload):
+    """Tensor name to bytes of its index."""
+    return {entry.name: entry.index_bytes for entry in inspect(seal(payload).data).tensors} if payload.tensors else {}
+
+
+def test_a_mask_travels_only_where_the_other_side_lacks_it():
+    server, host, assembly = parts()
+    name, state = host.info.name, server.init()
+    masked_names = {p.name for p in host.half.parts}
+    one, two_a, two_b = (Plan(9, phase, scalars={"prune": 0.0}) for phase in PHASES)
+    for plan in (one, two_a, two_b):  # a newcomer derives the first mask
+        sizes = coded(server.newcomer(state, host.info, plan))
+        assert set(sizes) == {n + HELD if n in masked_names else n for n in assembly.task.weights}
+        assert not any(sizes.values())
+    moved = replace(state, mask_version=3, weights_version=3)
+    sizes = coded(server.newcomer(moved, host.info, one))
+    assert {n for n, size in sizes.items() if size} == masked_names
+    held = replace(moved, held={name: Held(3, 2)})
+    assert not any(coded(server.download(held, host.info, two_a)).values())
+    current = replace(moved, held={name: Held(3, 3)})
+    assert server.download(current, host.info, two_b).tensors == {}
+    assert server.download(current, host.info, two_a).tensors
+    assert not any(coded(first_round(server, host)[2]).values())
+    sizes = coded(first_round(server, host, replace(one, scalars={"prune": 0.3}))[2])
+    assert {n for n, size in sizes.items() if size} == masked_names
+
+
+def test_a_client_refuses_what_it_cannot_place():
+    server, host, _ = parts()
+    half, plan = host.half, server.plan(1)
+    download = server.newcomer(server.init(), host.info, plan)
+    schema = half.download_schema(half.init(), plan)
+    assert set(unseal(seal(download), schema).tensors) == set(download.tensors)
+    first = next(iter(download.tensors))
+    older = replace(download, scalars={"mask": 4, "weights": 4})
+    partial = replace(download, tensors={n: t for n, t in download.tensors.items() if n != first})
+    twice = {**download.tensors, first.removesuffix(HELD): download.tensors[first]}
+    with pytest.raises(ContractError, match="expected mask 0, which is held"):
+        half.received(half.init(), older)
+    for wrong in (partial, replace(download, tensors=twice), replace(download, tensors={})):
+        with pytest.raises(ContractError, match="payload"):
+            half.received(half.init(), wrong)
+
+
+def test_a_server_refuses_a_mask_of_another_size():
+    server, host, _ = parts()
+    plan = Plan(1, "1", scalars={"prune": 0.3})
+    _, _, sent = first_round(server, host, plan)
+    name = host.half.parts[0].name
+    tensor = sent.tensors[name]
+    fewer = replace(tensor, index=tensor.index[1:], values=tensor.values[1:])
+    schema = server.upload_schema(server.init(), host.info, plan)
+    with pytest.raises(WireError, match="count"):
+        unseal(seal(Payload({**sent.tensors, name: fewer})), schema)
+    quiet = Plan(1, "1", scalars={"prune": 0.0})
+    with pytest.raises(WireError, match="support"):
+        unseal(seal(sent), server.upload_schema(server.init(), host.info, quiet))
+
+
+def dense_share(clients, sampled, rounds, keep=0.5, every=10, mask_bits=1.0):
+    """DM-PFL's bytes over FedAvg's on the default schedule, nothing but masked weights counted.
+
+    Bits an entry of the model. FedAvg: 32 down and 32 up, always. Phase 1: 32·keep down and a bitmap, because m_g moves
+    each round; 32·keep up, and a bitmap in every tenth round. 2a: 32·keep both ways; a bitmap at a client's first visit
+    in the phase. 2b: 32·keep down at the first visit (a bitmap for those who were not there in 2a), nothing up.
+    Of the sampled·rounds/8 visits in a phase, clients·(1 − (1 − sampled/clients)^(rounds/8)) are first ones.
+    """
+    length = rounds / 8
+    never = (1 - sampled / clients) ** length
+    first = clients * (1 - never) / (sampled * length)
+    one = 32 * keep + mask_bits + 32 * keep + mask_bits / every
+    two_a = 2 * 32 * keep + first * mask_bits
+    two_b = first * (32 * keep + never * mask_bits)
+    return (one / 2 + two_a / 4 + two_b / 4) / 64
+
+
+def test_communication_of_the_published_setting():
+    """100 clients, 10 a round, 300 rounds: (33.1/2 + 32.26/4 + 4.19/4)/64 = 40.1 % (published 40.3 %)."""
+    assert dense_share(100, 10, 300) == pytest.approx(0.401, abs=0.0005)
+
+
+class Watch:
+    """Keeps what a run tells its observers; calls ``check`` after each round."""
+
+    def __init__(self, check=lambda progress: None):
+        self.lines, self.records, self.check = [], [], check
+
+    def opened(self, progress, total):
+        pass
+
+    def round(self, progress, record, line):
+        self.lines.append(line)
+        self.records.append(record)
+        self.check(progress)
+
+    def closed(self, progress, line):
+        pass
+
+
+def test_measured_bytes_are_those_of_the_formula():
+    """On a run: 32 rounds, 1 of 4 clients each. Beside the formula, a message costs a header and the biases."""
+    flat = {**FLAT, "rounds": 32, "clients-per-round": 1, "partition.subsample": 80}
+    watch = Watch()
+    strategy = run_in_process(assemble(flat), observers=[watch])
+    layout, half = strategy.task.layout, strategy.half
+    weights = sum(p.size for p in half.parts)
+    expected, holders, seen_mask = 0.0, {}, {}
+    mask_version = weights_version = 0
+    kept = sum(half.budget[p.name] for p in half.parts)
+    for line, record in zip(watch.lines, watch.records, strict=True):
+        if line["phase"] == "closing":
+            continue
+        plan, (name,) = half.plan(record.round), record.sampled
+        phase = plan.phase
+        lacks_mask = seen_mask.get(name, 0) != mask_version
+        if phase != "2b" or holders.get(name, -1) != weights_version:
+            expected += 4 * kept + lacks_mask * weights / 8
+        if phase != "2b":
+            expected += 4 * kept + (plan.scalars["prune"] > 0) * weights / 8
+        seen_mask[name], holders[name] = mask_version, weights_version
+        if phase != "2b":
+            weights_version = record.round
+        if line["method"].get("global-mask.moved"):
+            mask_version = record.round
+    total = strategy.progress.totals.training
+    messages = sum(1 for r in watch.records[:-1] for e in r.ledger if e.payload)
+    beside = messages * (4 * (sum(p.size for p in layout) - weights) + 50 * len(layout))
+    assert expected <= total.up + total.down <= expected + beside
+    phase = {line["round"]: line["phase"] for line in watch.lines}
+    ups = [(phase[r.round], e.payload) for r in watch.records for e in r.ledger if e.direction == "up"]
+    assert all((size == 0) == (kind in ("2b", "closing")) for kind, size in ups)
+
+
+# The limit case
+
+
+@pytest.mark.parametrize("schedule", ["1:1", "2a:1", "1:1,2a:1"])
+def test_keeping_everything_is_fedavg(schedule):
+    """keep = 1 without phase 2b: m_g = m_c = 1, eq. 5 is the weighted mean, both phases are FedAvg: the same bits."""
+    keys = {"clients-per-round": 2, "rounds": 4, "momentum": 0.5}
+    ours = run_in_process(assemble({**FLAT, **keys, "dmpfl.keep": 1.0, "dmpfl.schedule": schedule}))
+    plain = {k: v for k, v in FLAT.items() if not k.startswith("dmpfl.")}
+    theirs = run_in_process(assemble({**plain, **keys, "method": "fedavg"}))
+    expected, got = theirs.half.model(theirs.progress.server), ours.half.model(ours.progress.server)
+    for name, tensor in expected.items():
+        assert got[name].tobytes() == tensor.tobytes()
+
+
+# Evaluation
+
+
+def test_a_newcomer_is_evaluated_with_the_global_model_and_later_with_its_own():
+    server, host, _ = parts(**{"dmpfl.initial-mask": "own"})
+    half, plan, x = host.half, server.plan(1), host.half.work.x[:7]
+    download = server.newcomer(server.init(), host.info, plan)
+    assert half.predictor(half.init(), None, plan) is None
+    received = half.predictor(half.init(), download, plan)(x)
+    torch.testing.assert_close(received, half.work.predictor(server.model(server.init()))(x), rtol=0, atol=0)
+    after, _ = half.train(half.init(), download, plan)
+    own = half.predictor(after, None, plan)(x)
+    expected = half.work.predictor(spread(after.personal, unpack(after.mask, half.layout)))(x)
+    torch.testing.assert_close(own, expected, rtol=0, atol=0)
+    again = half.predictor(after, download, plan)(x)  # eq. 4: the overlap is the received one again
+    assert not torch.equal(own, again)
+
+
+def test_adaptive_inference_measures_base_entropies_after_phase_2b_and_uses_both_models():
+    server, host, _ = parts(**{"dmpfl.initial-mask": "own", "dmpfl.adaptive-inference": True})
+    half, x = host.half, host.half.work.x
+    _, trained, _ = first_round(server, host)
+    assert trained.entropies == ()
+    plan = Plan(2, "2b", scalars={"prune": 0.0})
+    after = half.adapt(trained, server.newcomer(server.init(), host.info, plan), plan)
+    logits = [
+        half.work.predictor(model, use)(x)
+        for model, use in ((half.personal_model(after), "model"), (half.global_model(after), "global"))
+    ]
+    means = [float(entropy(out).mean(dtype=torch.float64)) for out in logits]
+    assert after.entropies == pytest.approx(means)
+    predict = half.predictor(after, None, plan)
+    torch.testing.assert_close(predict(x), adaptive(*logits, *after.entropies), rtol=0, atol=0)
+
+
+def test_sparse_training_is_accounted_by_the_density_of_each_layer():
+    """Uniform .5: every layer at half its multiply-adds; a readjustment adds one dense pass over the data."""
+    server, host, assembly = parts()
+    dense = parts(**{"dmpfl.keep": 1.0})
+    first_round(server, host)
+    first_round(dense[0], dense[1])
+    half, full = host.spent()["multiply-adds"], dense[1].spent()["multiply-adds"]
+    kept = {p.name: host.half.budget[p.name] / p.size for p in host.half.parts}
+    assert half / full == pytest.approx(0.5, abs=0.01)
+    assert set(kept.values()) == {0.5}
+    first_round(server, host, Plan(1, "1", scalars={"prune": 0.5}))
+    assert host.spent()["multiply-adds"] == half + full / assembly.task.config.local_epochs
+
+
+# What survives: the scenarios of tests/contract, with the real method
+
+
+@dataclass
+class Digits(Federation):
+    """Real clients on a few digits; partitions for one more than take part, for who joins late."""
+
+    def __post_init__(self):
+        flat = {**FLAT, "rounds": self.rounds, "clients": self.clients + 1, "evaluate-every": 3, "checkpoint-every": 1}
+        self.assembly = assemble({**flat, "timeout": 60.0, **self.settings})
+        config = self.assembly.task.config.model_copy(update={"clients": self.clients})
+        self.task, self.shared = replace(self.assembly.task, config=config), Shared.around(self.assembly, "cpu")
+        self.stores, self.nodes, self.checked = {}, {}, 0
+        for _ in range(self.clients):
+            self.join("")
+
+    def join(self, name, capacity=1.0):
+        number = len(self.nodes)
+        self.nodes[100 + number] = client_name(number)
+        self.stores[client_name(number)] = MemoryStore()
+
+    def host(self, name):
+        return build_host(self.shared, Node(int(name[-5:]), self.clients + 1), "", self.stores[name])
+
+    def server(self, store=None):
+        strategy = super().server(store)
+        strategy._observers = [Watch(lambda progress: self.agree(strategy, progress))]
+        return strategy
+
+    def agree(self, strategy, progress):
+        """What the server takes each client to hold is what it holds, after every round."""
+        server, layout = progress.server, self.task.layout
+        closed = progress.round > self.rounds
+        for name, state in self.states(strategy).items():
+            held = server.held.get(name, Held())
+            if not closed:
+                assert (held.global_mask, held.weights) == (state.mask_version, state.weights_version)
+            believed = strategy.half._personal_mask(server, name)
+            for p in strategy.half.parts:
+                assert np.array_equal(believed[p.name], unpack(state.mask, layout)[p.name])
+                assert believed[p.name].sum() == strategy.half.budget[p.name]
+            if state.mask_version == server.mask_version:
+                assert digest(state.global_mask) == digest(server.global_mask)
+            if closed:
+                assert state.weights_version == server.weights_version
+                model = spread(state.shared, unpack(state.global_mask, layout))
+                assert digest(model) == digest(strategy.half.model(server))
+            self.checked += 1
+
+
+KEYS = {"clients-per-round": 3, "dmpfl.initial-mask": "own", "dmpfl.adaptive-inference": True, "momentum": 0.5}
+
+
+def outcome(strategy):
+    return digest(strategy.progress.server), dict(strategy.progress.digests)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    federation = Digits(METHOD, settings=KEYS)
+    strategy = federation.run()
+    assert federation.checked > 20
+    assert strategy.progress.server.mask_version == 6
+    return outcome(strategy)
+
+
+@pytest.mark.parametrize("killed_at", range(1, 10))
+def test_killed_in_any_phase_and_one_checkpoint_older_it_reaches_the_same_end(whole, killed_at):
+    """1 1 2a 2b 1 1 2a 2b and the closing round; rounds 2 and 6 readjust."""
+    federation, store = Digits(METHOD, settings=KEYS, killed_at=killed_at), MemoryServerStore()
+    with pytest.raises(Killed):
+        federation.run(store)
+    federation.killed_at = 0
+    older = MemoryServerStore()
+    older.checkpoints = store.checkpoints[:-1] or store.checkpoints
+    assert outcome(federation.run(older)) == whole
+
+
+@pytest.mark.parametrize("lost_round", [1, 2, 3, 4, 6, 7, 8])
+def test_a_lost_upload_that_is_skipped_leaves_both_sides_agreed(lost_round):
+    """``Digits.agree`` compares masks and versions after every round."""
+    federation = Digits(METHOD, settings={**KEYS, "on-missing": "skip", "clients-per-round": 0})
+    federation.lost = {(lost_round, client_name(1))}
+    strategy = federation.run()
+    assert (lost_round, client_name(1)) in federation.trained
+    assert federation.checked >= 4 * 8
+    assert strategy.progress.round == 9
+
+
+@pytest.mark.parametrize("lost_round", [2, 3, 4])
+def test_a_lost_upload_that_is_asked_again_changes_nothing(whole, lost_round):
+    federation = Digits(METHOD, settings=KEYS)
+    federation.lost = {(lost_round, client_name(n)) for n in range(4)}
+    assert outcome(federation.run()) == whole
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 6])
+def test_a_client_that_joins_late_is_brought_up_to_date(after):
+    federation = Digits(METHOD, settings={**KEYS, "clients-per-round": 0})
+    strategy = federation.server()
+    agree = strategy._observers[0].check
+
+    def check(progress):
+        agree(progress)
+        if progress.round == after:
+            federation.join("")
+
+    strategy._observers[0].check = check
+    federation.run(strategy=strategy)
+    late = client_name(4)
+    assert late in strategy.progress.digests
+    assert {round for round, name in federation.trained if name == late} == set(range(after + 1, 9))
+
+
+def test_the_order_of_clients_changes_nothing(whole):
+    federation = Digits(METHOD, settings=KEYS)
+    federation.nodes = dict(reversed(federation.nodes.items()))
+    assert outcome(federation.run()) == whole
+
+
+def test_the_method_as_anyone_s_strategy():
+    strategy = DmPfl({**FLAT, "method": "fedavg"}, keep=0.25, adaptive_inference=True)
+    assert (strategy.half.hyper.keep, strategy.half.hyper.adaptive_inference) == (0.25, True)
+    assert set(pack(unpack(strategy.half.init().global_mask, strategy.task.layout), strategy.half.parts))
