@@ -1,0 +1,243 @@
+"""DM-PFL, client half: training under masks (Algorithms 1 to 3), adaptive inference (Algorithm 4).
+
+Zhang, Zhou, Wang, Tong: "DM-PFL: Hitchhiking Generic Federated Learning for Efficient Shift-Robust Personalization",
+KDD 2023. Deviations: see NOTES.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from sepal.errors import ContractError
+from sepal.masks.schedules import prune_and_regrow
+from sepal.method import Payload, Plan, Predictor, Schema, Task, Weights
+from sepal.training import Hooks, LocalWork, Network, cross_entropy
+from sepal.wire.tensors import Support, ValueCoding
+from strategies.dmpfl.contract import (
+    HELD,
+    ClientState,
+    Hyper,
+    Masks,
+    budgets,
+    download_schema,
+    first_masks,
+    masked,
+    pack,
+    sparse,
+    spread,
+    take,
+    unpack,
+)
+
+Dense = dict[str, npt.NDArray[np.float32]]
+BATCH = 512  # examples at once where nothing depends on it but memory
+
+
+class DmPflClient:
+    """Holds w_c at m_c and a copy of w_g at m_g; θ_c and θ_g are put together from them."""
+
+    def __init__(self, task: Task, work: LocalWork) -> None:
+        self.task, self.work, self.layout = task, work, task.layout
+        self.hyper: Hyper = task.hyper
+        self.coding = ValueCoding(task.config.values)
+        self.budget = budgets(self.layout, self.hyper)
+        self.parts = masked(self.layout, self.budget)
+
+    def init(self) -> ClientState:
+        """W_0 at the first mask, which the server derives too."""
+        mask = first_masks(self.task, self.budget, self.work.client.name)
+        personal = take(self.task.weights, unpack(mask, self.layout))
+        return ClientState(mask, personal, first_masks(self.task, self.budget))
+
+    def download_schema(self, state: ClientState, plan: Plan) -> Schema:
+        """m_g ⊙ w_g, as far as the client lacks it."""
+        return download_schema(self.layout, self.budget, unpack(state.global_mask, self.layout))
+
+    def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
+        """The local part of Algorithm 1, 2 or 3, by the round's phase; 3 sends nothing."""
+        state = self.received(state, download)
+        if plan.phase == "2b":
+            return self._refine_personal(state, plan), Payload()
+        if plan.phase == "2a":
+            masks = unpack(state.global_mask, self.layout)
+            weights = self._fit(spread(state.shared, masks), masks, masks, plan).read()
+            return state, Payload(sparse(weights, masks, self.budget, self.coding, Support.DERIVED))
+        state = self._train_personal(state, plan)
+        support = Support.EXPLICIT if plan.scalars["prune"] else Support.DERIVED
+        masks = unpack(state.mask, self.layout)
+        return state, Payload(sparse(spread(state.personal, masks), masks, self.budget, self.coding, support))
+
+    def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
+        """The same training; nothing is sent, so masks stay what the server knows. Phase 2a leaves w_c alone."""
+        state = self.received(state, download)
+        if plan.phase == "2a":
+            return state
+        if plan.phase == "2b":
+            return self._refine_personal(state, plan)
+        return self._train_personal(state, replace(plan, scalars={"prune": 0.0}))
+
+    # What the client holds
+
+    def received(self, state: ClientState, download: Payload) -> ClientState:
+        """Return the state with m_g and m_g ⊙ w_g replaced by what came; nothing came where the client holds both.
+
+        Raises:
+            ContractError: Some tensors came and others did not, or the client does not hold what the server thinks.
+        """
+        came, versions = download.tensors, download.scalars
+        masks = unpack(state.global_mask, self.layout)
+        shared: Dense = {}
+        for p in self.layout:
+            if p.name not in came and p.name + HELD in came and versions["mask"] != state.mask_version:
+                raise ContractError(f"{p.name}{HELD}", f"mask {state.mask_version}, which is held", versions["mask"])
+            tensor = came.get(p.name, came.get(p.name + HELD))
+            if tensor is not None:
+                masks[p.name], shared[p.name] = tensor.mask(), np.asarray(tensor.values)
+        if not came and versions["weights"] == state.weights_version:
+            return replace(state, ahead=False)
+        if len(shared) < len(self.layout) or len(came) > len(shared):
+            raise ContractError("payload", "each tensor of the model once", f"{len(came)} tensors, {len(shared)} of it")
+        bits, mask, weights = pack(masks, self.parts), int(versions["mask"]), int(versions["weights"])
+        fresh = replace(state, global_mask=bits, shared=shared, mask_version=mask, weights_version=weights)
+        return replace(fresh, ahead=False)
+
+    def global_model(self, state: ClientState) -> Dense:
+        """θ_g = w_g ⊙ m_g, as last received."""
+        return spread(state.shared, unpack(state.global_mask, self.layout))
+
+    def personal_model(self, state: ClientState) -> Dense:
+        """θ_c = w_g ⊙ (m_g ∩ m_c) + w_c ⊙ (m_c − m_g), eq. 4; right after phase 1 the overlap is the client's own."""
+        mask, global_mask = unpack(state.mask, self.layout), unpack(state.global_mask, self.layout)
+        own = spread(state.personal, mask)
+        if state.ahead:
+            return own
+        shared = self.global_model(state)
+        return {name: np.where(mask[name] & global_mask[name], shared[name], own[name]) for name in own}
+
+    # Training
+
+    def _train_personal(self, state: ClientState, plan: Plan) -> ClientState:
+        """Algorithm 1, lines 5-12: train θ_c under m_c, then readjust m_c where the plan says so."""
+        mask = unpack(state.mask, self.layout)
+        network = self._fit(self.personal_model(state), mask, mask, plan)
+        weights, fraction = network.read(), float(plan.scalars["prune"])
+        if fraction and self.parts:
+            gradient = self._gradient(network.module)
+            for p in self.parts:  # what regrows is 0 in ``weights``, since it was masked
+                mask[p.name] = prune_and_regrow(weights[p.name], gradient[p.name], mask[p.name], fraction)
+        bits, personal = pack(mask, self.parts), take(weights, mask)
+        return replace(state, mask=bits, personal=personal, trained=True, ahead=True)
+
+    def _refine_personal(self, state: ClientState, plan: Plan) -> ClientState:
+        """Algorithm 3: the overlap becomes w_g and is frozen, w_c is trained on m_c − m_g."""
+        mask, global_mask = unpack(state.mask, self.layout), unpack(state.global_mask, self.layout)
+        free = {name: mask[name] & ~global_mask[name] for name in mask}
+        weights = self._fit(self.personal_model(state), mask, free, plan).read()
+        state = replace(state, personal=take(weights, mask), trained=True)
+        return replace(state, entropies=self._base_entropies(state)) if self.hyper.adaptive_inference else state
+
+    def _fit(self, start: Weights, mask: Masks, free: Masks, plan: Plan) -> Network:
+        """Train E epochs from ``start`` and change nothing but ``free``; ``mask`` is what is there, for the account."""
+        network = self.work.network()
+        network.load(start)
+        parameters = [p for name, p in network.module.named_parameters() if free[name].any()]
+        if not parameters:
+            return network
+        density = {p.name: float(mask[p.name].mean()) for p in self.parts}
+        hooks = frozen(network, free)
+        self.work.fit(network.module, plan.round, hooks, parameters=parameters, density=density)
+        return network
+
+    def _gradient(self, module: nn.Module) -> Dense:
+        """Gradient of the mean loss over the whole training part by every weight, kept or not; one pass, in order."""
+        module.eval()
+        module.zero_grad(set_to_none=True)
+        x, y = self.work.x, self.work.y
+        for inputs, labels in zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True):
+            loss = cross_entropy(module, inputs, labels) * (len(labels) / len(y))
+            loss.backward()  # type: ignore[no-untyped-call]
+        self.work.account(module, len(y))
+        found = dict(module.named_parameters())
+        gradient = {p.name: found[p.name].grad for p in self.parts}
+        return {n: np.zeros(found[n].shape, np.float32) if g is None else g.cpu().numpy() for n, g in gradient.items()}
+
+    # Prediction
+
+    def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
+        """θ_c, or the choice of Algorithm 4; θ_g before w_c was ever trained. Received: with the overlap that came."""
+        if download is not None:
+            state = self.received(state, download)
+        if not state.shared:
+            return None
+        if not state.trained:
+            return self.work.predictor(self.global_model(state))
+        personal = self.work.predictor(self.personal_model(state))
+        if not self.hyper.adaptive_inference or not state.entropies:
+            return personal
+        shared = self.work.predictor(self.global_model(state), "global")
+        entropies = state.entropies
+        return lambda x: adaptive(personal(x), shared(x), *entropies)
+
+    def _base_entropies(self, state: ClientState) -> tuple[float, ...]:
+        """BE(θ_c), BE(θ_g): mean entropy of the outputs on the client's own training data, nats."""
+        models = {"model": self.personal_model(state), "global": self.global_model(state)}
+        means = []
+        for use, weights in models.items():
+            predict, total = self.work.predictor(weights, use), 0.0
+            for x in torch.split(self.work.x, BATCH):
+                total += float(entropy(predict(x)).sum(dtype=torch.float64))
+            means.append(total / len(self.work.x))
+        return tuple(means)
+
+
+def frozen(network: Network, free: Masks) -> Hooks:
+    """Hooks under which only ``free`` entries move: the others keep their bits, whatever momentum and decay do."""
+    parameters = dict(network.module.named_parameters())
+    fixed, start = {}, {}
+    for name, tensor in network.tensors.items():
+        if not free[name].all():
+            fixed[name] = torch.from_numpy(~free[name]).to(tensor.device)
+            start[name] = tensor.detach().clone()
+
+    def mask_gradients(module: nn.Module) -> None:
+        for name, mask in fixed.items():
+            gradient = parameters[name].grad if name in parameters else None
+            if gradient is not None:
+                gradient.masked_fill_(mask, 0)
+
+    def restore(module: nn.Module) -> None:
+        with torch.no_grad():
+            for name, mask in fixed.items():
+                network.tensors[name].copy_(torch.where(mask, start[name], network.tensors[name]))
+
+    return Hooks(before_step=mask_gradients, after_step=restore)
+
+
+# Algorithm 4
+
+
+def entropy(logits: torch.Tensor) -> torch.Tensor:
+    """Entropy of the softmax of logits (n, classes), in nats, (n,)."""
+    nats: torch.Tensor = torch.special.entr(functional.softmax(logits, 1)).sum(1)
+    return nats
+
+
+def prefers_personal(
+    personal: torch.Tensor, shared: torch.Tensor, similarity: torch.Tensor, base_personal: float, base_shared: float
+) -> torch.Tensor:
+    """E_c − (1 − Sim)·BE(θ_c) < E_g − (1 − Sim)·BE(θ_g), for each example (Algorithm 4, line 4)."""
+    shift = 1 - similarity
+    return personal - shift * base_personal < shared - shift * base_shared
+
+
+def adaptive(personal: torch.Tensor, shared: torch.Tensor, base_personal: float, base_shared: float) -> torch.Tensor:
+    """Return for each example the logits, (n, classes), of the model that Algorithm 4 chooses."""
+    similarity = functional.cosine_similarity(personal, shared, dim=1)
+    own = prefers_personal(entropy(personal), entropy(shared), similarity, base_personal, base_shared)
+    return torch.where(own.unsqueeze(1), personal, shared)
