@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import tomli_w
 
@@ -79,7 +80,7 @@ class Flower:
         (self.home / "ray").mkdir()
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> Flower:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

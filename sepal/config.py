@@ -58,6 +58,9 @@ class RunConfig(Settings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where clients train; a node may override it")
     threads: int = Field(1, ge=1, le=256, description="torch threads a process; 1 keeps engines bit-identical")
     evaluate_every: int = Field(10, ge=0, description="rounds between full evaluations; 0: at the end only")
+    evaluate_sampled: bool = Field(
+        True, description="also evaluate the sampled clients, received and trained, every round"
+    )
     pooled_samples: int = Field(1000, ge=0, description="test examples of all clients in the pooled view; 0: all")
     on_missing: Literal["retry", "skip"] = Field("retry", description="a client gives no reply: ask again, or go on")
     min_replies: int = Field(1, ge=1, description="fewest replies with which a round may go on (on-missing = skip)")

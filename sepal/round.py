@@ -94,7 +94,7 @@ class Round:
         progress = self._progress
         kind = Kind.TRAIN if trains and not self._closing else Kind.ADAPT
         purpose = "closing" if self._closing else "training" if trains else "evaluation"
-        views = VIEWS if self.full else VIEWS[:2]
+        views = VIEWS if self.full else VIEWS[:2] if self._config.evaluate_sampled else ()
         base, durable = progress.versions.get(name, ""), self._store.durable().get(name, "")
         order = Order(progress.run, kind, self._plan, base, durable, views, keep=self._closing)
         payload = compose(self._half, progress.server, self._roster[name], self._plan, progress.versions)

@@ -133,9 +133,8 @@ class SepalStrategy(Strategy):
     # The run's beginning
 
     def _check_initial(self, arrays: ArrayRecord | None) -> None:
-        if arrays is None:
-            return
-        if digest_arrays({name: array.numpy() for name, array in arrays.items()}) != self._progress.weights:
+        given = None if arrays is None else {name: array.numpy() for name, array in arrays.items()}
+        if given is not None and digest_arrays(given) != self._progress.weights:
             raise ConfigError("initial_arrays", "the run config's initial weights (see initial-weights)", "others")
 
     def _open(self, grid: Grid) -> None:
@@ -234,9 +233,7 @@ class SepalStrategy(Strategy):
         if model:
             result.arrays = ArrayRecord({name: Array(value) for name, value in model.items()})
         accuracy = self._progress.accuracy
-        numbers: dict[str, int | float | list[int] | list[float]] = {
-            f"{view}.{key}": value for view, values in accuracy.items() for key, value in values.items()
-        }
+        numbers: dict[str, Any] = {f"{v}.{key}": n for v, values in accuracy.items() for key, n in values.items()}
         if numbers:
             result.evaluate_metrics_clientapp[self._progress.accuracy_round] = MetricRecord(numbers)
         return result

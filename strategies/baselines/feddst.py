@@ -1,11 +1,12 @@
 """FedDST: federated dynamic sparse training of one sparse global model.
 
 Bibikar, Vikalo, Wang, Chen, "Federated Dynamic Sparse Training: Computing Less, Communicating Less, Yet Learning
-Better", AAAI 2022, Algorithm 1 (https://arxiv.org/abs/2112.09824). Weights of layers are masked to an ERK budget, biases and norms are
-dense. Clients train under the global mask. In every ΔR-th round they prune the fraction α_r of each
-layer's weights that is smallest, let as many grow where the gradient is largest, and send mask and weights; the server
-takes the mean of each weight over those clients that kept it and prunes the union of masks to the budget by magnitude.
-α_r falls from α to 0 by a cosine. *Received* is the global sparse model; *trained* the client's after its local epochs.
+Better", AAAI 2022, Algorithm 1 (https://arxiv.org/abs/2112.09824). Weights of layers are masked to an ERK budget,
+biases and norms are dense. Clients train under the global mask. In every ΔR-th round they prune the fraction α_r of
+each layer's weights that is smallest, let as many grow where the gradient is largest, and send mask and weights; the
+server takes the mean of each weight over those clients that kept it and prunes the union of masks to the budget by
+magnitude. α_r falls from α to 0 by a cosine. *Received* is the global sparse model; *trained* the client's after its
+local epochs.
 
 Where the paper leaves room, as the authors' code does it: the first mask is that of the largest |W_0|; readjusting
 follows the last local epoch, by the last batch's gradient, and what has grown starts at 0; α_r reaches 0 after half of
@@ -45,7 +46,7 @@ Masks = Mapping[str, npt.NDArray[np.bool_]]
 class Hyper(Settings):
     """FedDST's keys."""
 
-    # The paper's main tables keep .2 (CIFAR-10) and .5 (CIFAR-100), α = .01, ΔR = 10 to 20; DM-PFL compares at .5.
+    # The authors' examples: keep .2, ΔR 15 (CIFAR-10); keep .5, ΔR 10 (CIFAR-100); α .01. DM-PFL: .5, 10, .01.
     keep: float = Field(0.2, gt=0, le=1, description="1 - S, fraction of weights kept; 1 is FedAvg")
     budgets: Literal["erk", "uniform"] = Field("erk", description="how the budget is shared among layers")
     fraction: float = Field(0.01, ge=0, le=1, description="α, fraction of a layer's kept weights that is readjusted")

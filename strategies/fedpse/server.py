@@ -11,7 +11,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from sepal.averaging import weighted_mean
+from sepal.averaging import add_at, weighted_mean
 from sepal.flat import Flat
 from sepal.masks.selection import per_layer_top_k, random_subset, top_k
 from sepal.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Upload, Uploads, Weights
@@ -106,11 +106,13 @@ def aggregate(uploads: Uploads, flat: Flat, ewa: bool = True) -> tuple[Values, n
     """
     sums, counts, total = np.zeros(flat.size), np.zeros(flat.size), 0
     for upload in uploads:
-        index, values = flat.gather(upload.payload.tensors)
         n = upload.client.examples
-        sums[index] += values.astype(np.float64) * n
-        counts[index] += n
         total += n
+        for begin, parameter in zip(flat.starts(), flat.layout, strict=False):
+            tensor, here = upload.payload.tensors[parameter.name], slice(begin, begin + parameter.size)
+            if tensor.values is not None:
+                add_at(sums[here], tensor.positions(), tensor.values.astype(np.float64) * n)
+                add_at(counts[here], tensor.positions(), float(n))
     sent = counts > 0
     divisor = counts if ewa else np.full(flat.size, float(max(total, 1)))
     return np.divide(sums, divisor, out=np.zeros(flat.size), where=sent).astype(np.float32), sent

@@ -156,4 +156,5 @@ def test_pyproject_lists_every_key_with_its_default():
         wanted |= flatten(registry.get(name).hyper(), f"{name}.")
     shown = "\n".join(f"{key} = {wanted[key]!r}" for key in wanted if listed.get(key) != wanted[key])
     assert not shown, f"missing from pyproject.toml, or another default there:\n{shown}"
-    assert not listed.keys() - wanted.keys(), "keys of nothing"
+    surplus = ", ".join(sorted(listed.keys() - wanted.keys()))
+    assert not surplus, f"in pyproject.toml, and keys of no registered method: {surplus}"

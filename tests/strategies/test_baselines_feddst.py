@@ -7,24 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.engine import run_in_process
 from sepal.layout import Parameter, Role
 from sepal.method import ClientInfo, Payload, Plan, Task, Upload
 from sepal.training import LocalWork
 from sepal.wire.tensors import SparseTensor, Support, whole
 from strategies.assembly import assemble
 from strategies.baselines import feddst
-
-BASE = {"dataset": "digits", "clients": 4, "partition.name": "dirichlet", "partition.subsample": 240}
-
-
-def run(method, rounds=4, **keys):
-    keys = {**BASE, "clients-per-round": 2, "rounds": rounds, "evaluate-every": 0, **keys}
-    return run_in_process(assemble({**keys, "method": method}))
-
-
-def model(strategy):
-    return strategy.half.model(strategy.progress.server)
+from tests.strategies.baselines import BASE, assert_same_model, run
 
 
 def four(keep=0.5):
@@ -142,9 +131,7 @@ def test_the_fraction_falls_to_0_by_a_cosine():
 def test_keeping_everything_is_fedavg_bit_for_bit():
     """Also where masks are readjusted: what is pruned of a full mask is all that can grow."""
     ours, theirs = run("feddst", **READJUST, **{"feddst.keep": 1.0}), run("fedavg")
-    assert list(model(ours)) == list(model(theirs))
-    for name in model(theirs):
-        np.testing.assert_array_equal(model(ours)[name], model(theirs)[name])
+    assert_same_model(ours, theirs)
     assert ours.progress.accuracy == theirs.progress.accuracy
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.engine import run_in_process
 from sepal.layout import Parameter, Role
 from sepal.method import ClientInfo, Payload, Plan, Task
 from sepal.training import LocalWork
@@ -15,25 +14,9 @@ from sepal.wire.tensors import whole
 from strategies import registry
 from strategies.assembly import assemble
 from strategies.baselines.fedper import split
+from tests.strategies.baselines import BASE, assert_same_model, model, run
 
-BASE = {"dataset": "digits", "clients": 4, "partition.name": "dirichlet", "partition.subsample": 240}
 ALL_LAYERS = 4  # of digits-cnn: two convolutions, two linear layers
-
-
-def run(method, rounds=3, **keys):
-    keys = {**BASE, "clients-per-round": 2, "rounds": rounds, "evaluate-every": 0, **keys}
-    return run_in_process(assemble({**keys, "method": method}))
-
-
-def model(strategy):
-    return strategy.half.model(strategy.progress.server)
-
-
-def assert_same_bits(ours, theirs, start):
-    assert list(ours) == list(theirs)
-    for name in theirs:
-        np.testing.assert_array_equal(ours[name], theirs[name])
-    assert max(np.abs(theirs[name] - start[name]).max() for name in theirs) > 1e-2, "nothing was trained"
 
 
 class Chain(nn.Module):
@@ -129,7 +112,7 @@ def test_lg_fedavg_step_by_hand():
 )
 def test_sharing_everything_is_fedavg_bit_for_bit(method, keys):
     ours, theirs = run(method, **keys), run("fedavg")
-    assert_same_bits(model(ours), model(theirs), theirs.task.weights)
+    assert_same_model(ours, theirs)
     assert ours.progress.accuracy == theirs.progress.accuracy
 
 

@@ -7,31 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.engine import run_in_process
 from sepal.layout import Parameter, Role
 from sepal.method import ClientInfo, Payload, Plan, Task
 from sepal.training import LocalWork
 from sepal.wire.tensors import whole
 from strategies import registry
 from strategies.assembly import assemble
-
-BASE = {"dataset": "digits", "clients": 4, "partition.name": "dirichlet", "partition.subsample": 240}
-
-
-def run(method, rounds=3, **keys):
-    keys = {**BASE, "clients-per-round": 2, "rounds": rounds, "evaluate-every": 0, **keys}
-    return run_in_process(assemble({**keys, "method": method}))
-
-
-def model(strategy):
-    return strategy.half.model(strategy.progress.server)
-
-
-def assert_same_bits(ours, theirs, start):
-    assert list(ours) == list(theirs)
-    for name in theirs:
-        np.testing.assert_array_equal(ours[name], theirs[name])
-    assert max(np.abs(theirs[name] - start[name]).max() for name in theirs) > 1e-2, "nothing was trained"
+from tests.strategies.baselines import BASE, assert_same_model, run
 
 
 class Product(nn.Module):
@@ -84,7 +66,7 @@ def test_fedprox_step_by_hand():
 
 def test_fedprox_without_its_term_is_fedavg_bit_for_bit():
     ours, theirs = run("fedprox", **{"fedprox.mu": 0.0}), run("fedavg")
-    assert_same_bits(model(ours), model(theirs), theirs.task.weights)
+    assert_same_model(ours, theirs)
 
 
 def test_fedprox_stays_nearer_to_what_it_received():
@@ -114,7 +96,7 @@ def test_ditto_step_by_hand():
 @pytest.mark.parametrize("strength", [0.0, 0.1])
 def test_dittos_global_model_is_fedavgs_bit_for_bit(strength):
     ours, theirs = run("ditto", **{"ditto.lambda": strength}), run("fedavg")
-    assert_same_bits(model(ours), model(theirs), theirs.task.weights)
+    assert_same_model(ours, theirs)
 
 
 def test_without_pull_the_personal_model_does_not_see_the_global_one():
@@ -158,13 +140,13 @@ def test_alpha_stays_within_0_and_1_and_where_it_is_not_adaptive():
 
 def test_apfls_global_model_is_fedavgs_bit_for_bit():
     ours, theirs = run("apfl"), run("fedavg")
-    assert_same_bits(model(ours), model(theirs), theirs.task.weights)
+    assert_same_model(ours, theirs)
 
 
 def test_apfl_with_alpha_0_is_fedavg_for_the_clients_too():
     """v̄_i = w_i: the same logits, so the same accuracies, of received and trained."""
     ours, theirs = run("apfl", **{"apfl.alpha": 0.0, "apfl.adaptive": False}), run("fedavg")
-    assert_same_bits(model(ours), model(theirs), theirs.task.weights)
+    assert_same_model(ours, theirs)
     assert ours.progress.accuracy == theirs.progress.accuracy
 
 

@@ -1,0 +1,78 @@
+"""Aggregation of many sparse uploads, against reading and decoding them once; time and memory by number of clients."""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sepal.checkpoint import DiskServerStore
+from sepal.contract import unseal
+from sepal.flat import Flat
+from sepal.layout import Parameter, Role
+from sepal.messages import Content
+from sepal.method import ClientInfo, Schema, Upload
+from sepal.rng import derive
+from sepal.wire import TensorSpec, encode
+
+ENTRIES, KEEP, DISTINCT = 11_000_000, 0.1, 10
+FLAT = Flat(tuple(Parameter(f"w{number}", (ENTRIES // 4,), Role.WEIGHT) for number in range(4)))
+
+
+class Spooled:
+    """Uploads of ``count`` clients: read from disk and decoded one at a time, each time they are iterated."""
+
+    def __init__(self, store: DiskServerStore, count: int) -> None:
+        self.store, self.count = store, count
+        self.schema = Schema({p.name: TensorSpec(p.shape) for p in FLAT.layout})
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Any:
+        for number in range(self.count):
+            content = self.store.read(1, f"c{number % DISTINCT}")
+            yield Upload(ClientInfo(f"c{number}", 100 + number), unseal(content, self.schema))
+
+
+def spool(store: DiskServerStore) -> None:
+    """Put ``DISTINCT`` different uploads on disk."""
+    for number in range(DISTINCT):
+        rng = derive(0, "bench-aggregation", number)
+        index = np.sort(rng.choice(ENTRIES, int(KEEP * ENTRIES), replace=False)).astype(np.int64)
+        values = rng.standard_normal(index.size, np.float32)
+        store.spool(1, f"c{number}", Content(encode(FLAT.scatter(index, values))))
+
+
+def measure(counts: tuple[int, ...] = (10, 100, 300)) -> list[dict[str, Any]]:
+    """Return a row for each number of clients: seconds of element-wise aggregation over seconds of decoding alone."""
+    from strategies.fedpse.server import aggregate
+
+    rows = []
+    with tempfile.TemporaryDirectory() as directory:
+        store = DiskServerStore(Path(directory), object)
+        spool(store)
+        for count in counts:
+            uploads: Any = Spooled(store, count)
+            begun = time.monotonic()
+            for _ in uploads:
+                pass
+            reading = time.monotonic() - begun
+            begun = time.monotonic()
+            aggregate(uploads, FLAT)
+            taken = time.monotonic() - begun
+            rows.append(
+                {
+                    "what": f"aggregate {count} uploads of 11 M parameters at 10 % over reading and decoding them",
+                    "ratio": taken / reading,
+                    "goal": "at most 3" if count == 100 else "",
+                    "met": taken <= 3 * reading if count == 100 else None,
+                    "seconds_per_upload": taken / count,
+                    "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+                }
+            )
+    return rows

@@ -1,0 +1,48 @@
+"""A deployed round in which clients have almost nothing to do: what Flower's processes and polls cost."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from experiments.deployment import Deployment
+
+CLIENTS, ROUNDS = 2, 8
+
+
+def measure() -> list[dict[str, Any]]:
+    """Return one row: a round's seconds over the clients' own seconds of training, and its parts."""
+    with tempfile.TemporaryDirectory() as text:
+        directory = Path(text)
+        with Deployment({"SEPAL_HOME": str(directory / "home")}) as deployment:
+            deployment.start_superlink()
+            for number in range(CLIENTS):
+                deployment.start_node(f"node{number}", {"partition-id": number, "num-partitions": CLIENTS})
+            keys: dict[str, Any] = {
+                "name": "idle",
+                "out": text,
+                "method": "local",
+                "dataset": "digits",
+                "clients": CLIENTS,
+            }
+            app = Path(__file__).parents[2]
+            run = deployment.submit(app, {**keys, "rounds": ROUNDS, "evaluate-every": 0, "partition.subsample": 40})
+        lines = [json.loads(line) for line in (directory / "idle" / "metrics.jsonl").read_text().splitlines()]
+    rounds = [line["seconds"] for line in lines[1:-1]]
+    total, train = (statistics.median(row[key] for row in rounds) for key in ("total", "train"))
+    return [
+        {
+            "what": "deployed round with almost no training, seconds",
+            "ratio": total / max(train, 1e-9),
+            "goal": "",
+            "met": None,
+            "round_seconds": total,
+            "training_seconds": train,
+            "fastest_round_seconds": min(row["total"] for row in rounds),
+            "slowest_round_seconds": max(row["total"] for row in rounds),
+            "status": run.status,
+        }
+    ]

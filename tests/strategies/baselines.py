@@ -1,0 +1,38 @@
+"""What the tests of baselines share: short runs on digits, and comparisons of two methods' global models."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import nn
+
+from experiments.engine import run_in_process
+from strategies.assembly import assemble
+
+BASE = {"dataset": "digits", "clients": 4, "partition.name": "dirichlet", "partition.subsample": 240}
+
+
+def normed(input_shape, classes):
+    """A model with running statistics, which none of ours has."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(int(np.prod(input_shape)), 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, classes)
+    )
+
+
+def run(method, rounds=3, **keys):
+    """A finished run of four clients, two of them sampled each round."""
+    keys = {**BASE, "clients-per-round": 2, "rounds": rounds, "evaluate-every": 0, **keys}
+    return run_in_process(assemble({**keys, "method": method}))
+
+
+def model(strategy):
+    return strategy.half.model(strategy.progress.server)
+
+
+def assert_same_model(ours, theirs, atol=0.0):
+    """The same global model, bit for bit or to a tolerance, after something was trained."""
+    a, b, start = model(ours), model(theirs), theirs.task.weights
+    assert list(a) == list(b)
+    for name in b:
+        np.testing.assert_allclose(a[name], b[name], rtol=0, atol=atol)
+        assert atol or a[name].tobytes() == b[name].tobytes()
+    assert max(np.abs(b[name] - start[name]).max() for name in b) > 1e-2, "nothing was trained"

@@ -1,0 +1,24 @@
+"""Models with running statistics: every baseline trains them, and shared ones are plain means that stay positive."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from strategies import registry
+from tests.strategies.baselines import model, run
+
+BASELINES = [name for name, reference in registry.METHODS.items() if ".baselines." in reference]
+
+
+@pytest.mark.parametrize("method", BASELINES)
+def test_a_model_with_batch_normalisation(method):
+    keys = {"model": "tests.strategies.baselines:normed", "batch-size": 20, "lr": 0.1}
+    strategy = run(method, 4, **keys)
+    assert strategy.progress.accuracy["trained"]["mean"] > 0.3
+    shared = model(strategy)
+    for name, value in shared.items():
+        assert np.isfinite(value).all()
+        if name.endswith("running_var"):
+            assert (value > 0).all()
+            assert np.abs(value - 1).max() > 1e-3, "it was not trained"
