@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -12,6 +13,7 @@ from flwr.clientapp import ClientApp
 from client_app.build import Node, Shared, build_host, open_store
 from sepal.errors import ConfigError, SepalError
 from sepal.messages import read_order, write_error
+from sepal.method import Kind
 
 Mod: TypeAlias = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 
@@ -58,9 +60,12 @@ def handle(message: Message, context: Context) -> Message:
         node = Node.of(context.node_config)
         name = node.client
         shared = _shared(tuple(sorted(context.run_config.items())), node.device)
-        run = read_order(message.content)[0].run
-        host = build_host(shared, node, run, open_store(shared, node, run))
-        return Message(host.handle(message.content), reply_to=message)
+        order = read_order(message.content)[0]
+        store = open_store(shared, node, order.run)
+        # The roster may ask who is there while the client trains; everything else is one at a time.
+        with nullcontext() if order.kind is Kind.QUERY else store.lock():
+            host = build_host(shared, node, order.run, store)
+            return Message(host.handle(message.content), reply_to=message)
     except SepalError as error:
         return Message(write_error(error, name), reply_to=message)
 

@@ -145,8 +145,8 @@ def build_host(shared: Shared, node: Node, run: str, store: ClientStore) -> Clie
     work = LocalWork(info, task.config, *train, *validation, shared.assembly.make, shared.networks, device)
     half = shared.assembly.method.make_client(task, work)
     evaluator = Evaluator(test, validation, lambda: pooled(shared, node))
-    facts = {"weights": shared.weights_digest, "unseen-test-labels": str(data.unseen_test_labels)}
-    return ClientHost(run, info, half, store, evaluator, facts, work.spent)
+    facts, figures = {"weights": shared.weights_digest}, {"unseen-test-labels": float(data.unseen_test_labels)}
+    return ClientHost(run, info, half, store, evaluator, facts, work.spent, figures)
 
 
 def load_data(shared: Shared, node: Node) -> ClientData:
@@ -185,7 +185,7 @@ def tensors(examples: Examples, device: str) -> Pair:
     return x.to(device), torch.from_numpy(np.array(examples.y, np.int64)).to(device)
 
 
-def open_store(shared: Shared, node: Node, run: str) -> ClientStore:
+def open_store(shared: Shared, node: Node, run: str) -> DiskStore:
     """Return a deployed client's store: below the node's ``state-dir``, the run's, or ~/.sepal/state."""
     chosen = node.state_dir or shared.assembly.task.config.state_dir
     home = Path(os.environ.get("SEPAL_HOME", Path.home() / ".sepal"))

@@ -7,7 +7,7 @@ new state together with the reply, and answers; asked the same again, it answers
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from flwr.app import RecordDict
@@ -33,6 +33,7 @@ class ClientHost:
         store: The client's states in this run.
         evaluate: Scores a predictor for a view (``received``, ``trained`` or ``pooled``): counts by name.
         facts: Further text for the roster.
+        figures: Numbers about the client that go with every reply.
         spent: Gives figures of the work just done (seconds, multiply-adds) and starts counting anew.
     """
 
@@ -43,6 +44,7 @@ class ClientHost:
     evaluate: Evaluate
     facts: Mapping[str, str]
     spent: Callable[[], Mapping[str, float]] = dict
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     def handle(self, records: RecordDict) -> RecordDict:
         """Answer one message; a SepalError becomes a reply that says so, anything else is a bug and is raised."""
@@ -70,13 +72,17 @@ class ClientHost:
         metrics = self._score("received", order, self.half.predictor(state, download, plan))
         self.spent()
         after, upload = self._work(order, state, download)
-        metrics |= {**self.spent(), **self._score("trained", order, self.half.predictor(after, None, plan))}
+        metrics |= {
+            **self.figures,
+            **self.spent(),
+            **self._score("trained", order, self.half.predictor(after, None, plan)),
+        }
         sane = {name: value for name, value in metrics.items() if 0 <= value <= GREATEST}  # no loss that diverged
         reply = replace(reply, download=download_digest, metrics=sane)
         answer = seal(upload)
         if kind is Kind.TRAIN or (kind is Kind.ADAPT and order.keep):
             name = version(plan.round, order.base, download_digest, answer.digest())
-            reply = replace(reply, version=name, state=digest(after))
+            reply = replace(reply, version=name, state=digest(after) if order.keep else "")
             self.store.save(name, Stored(request, after, reply, answer))
             self.store.prune(order.durable)
         return reply, answer

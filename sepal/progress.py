@@ -40,6 +40,7 @@ class Progress:
         roster: Client name to roster entry, in no order; joined at a round boundary.
         best: View to its best full evaluation so far.
         accuracy: View to the figures of the last full evaluation.
+        unseen: Clients, in the last full evaluation, whose test part has labels that their training part lacks.
     """
 
     run: str
@@ -55,6 +56,7 @@ class Progress:
     accuracy: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     accuracy_round: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
+    unseen: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,13 +159,14 @@ def advance(
         round=record.round,
         server=state,
         versions={**progress.versions, **{name: reply.version for name, reply in kept.items()}},
-        digests={**progress.digests, **{name: reply.state for name, reply in kept.items()}},
+        digests={**progress.digests, **{name: reply.state for name, reply in kept.items() if reply.state}},
         stores={**progress.stores, **record.stores},
         roster={**progress.roster, **{client.name: client for client in record.joined}},
         totals=totals,
         best=best,
         accuracy={v: f for v, f in figures.items() if f} if record.full else progress.accuracy,
         accuracy_round=record.round if record.full else progress.accuracy_round,
+        unseen=sum(r.metrics.get("unseen-test-labels", 0) > 0 for r in replies) if record.full else progress.unseen,
         seconds={**progress.seconds, **{k: progress.seconds.get(k, 0.0) + v for k, v in record.seconds.items()}},
     )
     return after, _line(record, plan, replies, figures, validation, totals, metrics, closing)

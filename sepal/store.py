@@ -6,10 +6,12 @@ reply that reached it, so a client that is asked the same thing twice answers th
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -114,6 +116,31 @@ class DiskStore:
         if not mark.exists():
             write_atomically(mark, uuid.uuid4().hex.encode())
         self.identity = mark.read_text()
+
+    @contextmanager
+    def lock(self, patience: float = 10.0) -> Iterator[None]:
+        """Keep other processes from changing these states; what a killed writer left half-written is removed.
+
+        Args:
+            patience: Seconds to wait for a process that is about to end.
+
+        Raises:
+            StateError: Another process holds the lock: two SuperNodes on one state directory, usually.
+        """
+        with open(self._directory / "lock", "ab") as file:
+            deadline = time.monotonic() + patience
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError:
+                    if time.monotonic() > deadline:
+                        expected = "one process at a time"
+                        raise StateError(str(self._directory), expected, "another one that uses it") from None
+                    time.sleep(0.05)
+            for part in self._directory.glob(".*.part"):
+                part.unlink(missing_ok=True)
+            yield
 
     def _path(self, version: str) -> Path:
         return self._directory / f"{version}.safetensors"

@@ -93,7 +93,7 @@ def test_training_commits_and_names_the_version_it_reached(host):
     assert reply.download == content().digest()
     kept = host.store.load(reply.version)
     assert kept.state.total.tolist() == [1, 1]
-    assert reply.state == digest(kept.state)
+    assert reply.state == "", "digests come back in the closing round only"
     assert upload.scalars == {"n": 1}
 
 
