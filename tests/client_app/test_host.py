@@ -15,7 +15,6 @@ from sepal.contract import seal
 from sepal.errors import ContractError, DataError, StateError
 from sepal.messages import Content, Order, read_reply, version, write_order
 from sepal.method import ClientInfo, Kind, Payload, Plan, Schema
-from sepal.state import digest
 from sepal.store import DiskStore, MemoryStore
 from sepal.wire.tensors import TensorSpec, whole
 
