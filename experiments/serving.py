@@ -142,6 +142,7 @@ class Processes:
         self._running: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Processes:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
         return self
 
     def start(self, command: list[str], log: str | None = "superlink.log") -> subprocess.Popen[bytes]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from sepal.progress import Progress, RoundRecord
 from sepal.strategy import SepalStrategy
 from server_app.run_directory import RunDirectory, default_base, run_path
 from strategies.assembly import assemble
@@ -25,6 +28,28 @@ def speak() -> None:
         log.propagate = False
 
 
+class RoundLog:
+    """Says a line a round in Flower's log stream; a :class:`sepal.strategy.Observer`."""
+
+    def __init__(self) -> None:
+        self._total = 0
+
+    def opened(self, progress: Progress, total: int) -> None:
+        """Say who is there."""
+        self._total = total
+        log.info("%d clients, from round %d of %d", len(progress.roster), progress.round + 1, total)
+
+    def round(self, progress: Progress, record: RoundRecord, line: Mapping[str, Any]) -> None:
+        """Say how the round went."""
+        views = [f"{view} {100 * f['mean']:.1f} %" for view, f in line["accuracy"].items() if f]
+        sent = f"MB up {line['bytes']['up'] / 1e6:.3g} down {line['bytes']['down'] / 1e6:.3g}"
+        which = "closing round" if record.round > self._total else f"round {record.round}/{self._total}"
+        log.info("%s: %s, %s, %.1f s", which, " ".join(views) or "not evaluated", sent, record.seconds["total"])
+
+    def closed(self, progress: Progress, line: Mapping[str, Any]) -> None:
+        """Nothing more to say."""
+
+
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config says over ``grid``."""
@@ -34,6 +59,6 @@ def main(grid: Grid, context: Context) -> None:
     if directory.completed:
         log.info("run %s is complete already: %s", directory.path.name, directory.path)
         return
-    strategy = SepalStrategy(assembly.method, assembly.task, directory.store(), [directory])
+    strategy = SepalStrategy(assembly.method, assembly.task, directory.store(), [directory, RoundLog()])
     strategy.start(grid)
     log.info("run written to %s", directory.path)

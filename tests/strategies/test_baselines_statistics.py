@@ -13,7 +13,13 @@ BASELINES = [name for name, reference in registry.METHODS.items() if ".baselines
 
 @pytest.mark.parametrize("method", BASELINES)
 def test_a_model_with_batch_normalisation(method):
-    keys = {"model": "tests.strategies.baselines:normed", "batch-size": 20, "lr": 0.1}
+    keys = {
+        "model": "tests.strategies.baselines:normed",
+        "batch-size": 240,
+        "local-epochs": 8,
+        "lr": 0.2,
+        "timeout": 20.0,
+    }
     strategy = run(method, 4, **keys)
     assert strategy.progress.accuracy["trained"]["mean"] > 0.3
     shared = model(strategy)
