@@ -18,11 +18,12 @@ import torch
 
 from client_app.host import ClientHost
 from sepal.data import ClientData, Examples, client_data, own_data, pooled_test
+from sepal.data.corruption import corrupt
 from sepal.errors import ConfigError, DataError
-from sepal.evaluation import Evaluator
+from sepal.evaluation import Evaluator, Shift
 from sepal.messages import NAME
 from sepal.method import ClientInfo, resolve
-from sepal.rng import derive_seed
+from sepal.rng import derive, derive_seed
 from sepal.state import digest_arrays
 from sepal.store import ClientStore, DiskStore
 from sepal.training import LocalWork, Network, choose_device, set_threads
@@ -45,7 +46,8 @@ class Shared:
         device: Where this process trains.
         weights_digest: Digest of W_0, which the server compares with its own.
         networks: Networks by use: weights are loaded before each use.
-        pooled: Test data of all clients, on the device; None until it is asked for.
+        pooled: A sample of the test data of all clients, on the device; None until it is asked for.
+        everyone: All of it: what test-time shift draws from; None until it is asked for.
     """
 
     assembly: Assembly
@@ -53,6 +55,7 @@ class Shared:
     weights_digest: str
     networks: dict[str, Network] = field(default_factory=dict)
     pooled: Pair | None = None
+    everyone: Pair | None = None
 
     @classmethod
     def of(cls, run_config: Mapping[str, Any], device: str = "") -> Shared:
@@ -144,7 +147,13 @@ def build_host(shared: Shared, node: Node, run: str, store: ClientStore) -> Clie
     train, validation, test = (tensors(part, device) for part in (data.train, data.validation, data.test))
     work = LocalWork(info, task.config, *train, *validation, shared.assembly.make, shared.networks, device)
     half = shared.assembly.method.make_client(task, work)
-    evaluator = Evaluator(test, validation, lambda: pooled(shared, node))
+    evaluator = Evaluator(
+        test,
+        validation,
+        lambda: pooled(shared, node),
+        lambda: shift(shared, node, len(test[1])),
+        lambda: corrupted(shared, node, data.test),
+    )
     facts, figures = {"weights": shared.weights_digest}, {"unseen-test-labels": float(data.unseen_test_labels)}
     return ClientHost(run, info, half, store, evaluator, facts, work.spent, figures)
 
@@ -177,6 +186,28 @@ def pooled(shared: Shared, node: Node) -> Pair:
         spec = shared.assembly.data_spec(config.clients or node.partitions)
         shared.pooled = tensors(pooled_test(spec, config.pooled_samples, config.seed), shared.device)
     return shared.pooled
+
+
+def shift(shared: Shared, node: Node, examples: int) -> Shift | None:
+    """Return the client's test-time shift: the same draw for every method; None where data is the clients' own."""
+    if node.data or shared.assembly.task.config.dataset == OWN:
+        return None
+    config = shared.assembly.task.config
+    spec = shared.assembly.data_spec(config.clients or node.partitions)
+    if shared.everyone is None:
+        shared.everyone = tensors(pooled_test(spec), shared.device)
+    rng = derive(spec.data_seed, "shift", node.client)
+    x, y = shared.everyone
+    rows = torch.from_numpy(rng.permutation(len(y))[:examples]).to(shared.device)
+    return Shift(torch.from_numpy(rng.permutation(examples)).to(shared.device), (x[rows], y[rows]))
+
+
+def corrupted(shared: Shared, node: Node, test: Examples) -> Pair:
+    """Return the client's test part corrupted: the same noise for every method."""
+    settings = shared.assembly.task.config.evaluate
+    rng = derive(shared.assembly.task.config.seed, "corruption", node.client)
+    x = corrupt(test.x, shared.assembly.info, settings.corruption, settings.severity, rng)
+    return tensors(Examples(x, test.y), shared.device)
 
 
 def tensors(examples: Examples, device: str) -> Pair:

@@ -104,9 +104,11 @@ class ClientHost:
 
     def _score(self, view: str, order: Order, predictor: Predictor | None) -> dict[str, float]:
         """Score ``predictor`` where the order asks for it; the pooled view is the trained model on pooled data."""
-        views = [view, *(["pooled"] if view == "trained" else [])]
         scores: dict[str, float] = {}
-        for wanted in views:
-            if wanted in order.views and predictor is not None:
+        if predictor is None:
+            return scores
+        for wanted in order.views:
+            # of the same model: trained-shift-40, trained-corrupted; and pooled is the trained model elsewhere
+            if wanted == view or wanted.startswith(f"{view}-") or (view, wanted) == ("trained", "pooled"):
                 scores |= {f"{wanted}.{name}": value for name, value in self.evaluate(predictor, wanted).items()}
         return scores

@@ -15,6 +15,7 @@ import numpy as np
 from sepal.errors import ContractError
 
 VIEWS = ("received", "trained", "pooled")
+SHIFTS = (0, 20, 40, 60, 80, 100)  # per cent of a client's test data replaced (DM-PFL, Table 2)
 Figures: TypeAlias = dict[str, float]
 
 
@@ -53,6 +54,19 @@ def view_figures(metrics: Sequence[Mapping[str, float]], view: str, part: str = 
     return {**figures([c / n for c, n in counts], [n for _, n in counts]), "clients": len(counts)}
 
 
+def further_views(shift: bool, corruption: bool) -> tuple[str, ...]:
+    """Return the views of the closing round beyond the three: under test-time shift, and on corrupted inputs."""
+    models = VIEWS[:2]
+    shifted = [f"{view}-shift-{percent}" for view in models for percent in SHIFTS] if shift else []
+    return (*shifted, *(f"{view}-corrupted" for view in models if corruption))
+
+
+def degree(view: str) -> int | None:
+    """Return the per cent of a view like ``trained-shift-40``; None for any other view."""
+    _, found, percent = view.partition("-shift-")
+    return int(percent) if found and percent.isdigit() else None
+
+
 def check_counts(metrics: Mapping[str, float], views: Sequence[str]) -> None:
     """Refuse counts that cannot be: nothing is divided or looked up by them before.
 
@@ -65,7 +79,7 @@ def check_counts(metrics: Mapping[str, float], views: Sequence[str]) -> None:
     """
     for key in metrics:
         view, dot, _ = key.partition(".")
-        if dot and view in VIEWS and view not in views:
+        if dot and view.partition("-")[0] in VIEWS and view not in views:
             raise ContractError(f"metrics.{key}", f"counts of {', '.join(views) or 'no view'}", "another view")
     for name in (f"{view}.{part}" for view in views for part in ("", "validation-")):
         correct, examples = metrics.get(f"{name}correct", -1.0), metrics.get(f"{name}examples", -1.0)

@@ -20,10 +20,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from sepal.errors import DamagedError, StateError
+from sepal.files import make_directory, pack_tensors, read_tensors, set_aside, write_atomically
 from sepal.messages import Content
 from sepal.progress import Progress, RoundRecord
 from sepal.state import flatten, restore
-from sepal.store import make_directory, pack_tensors, read_tensors, set_aside, write_atomically
 
 log = logging.getLogger("sepal")
 

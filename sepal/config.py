@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sepal.data.corruption import Corruption
 from sepal.data.settings import OwnSettings, PartitionSettings, SplitSettings
 from sepal.errors import ConfigError
 
@@ -30,6 +31,15 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True, alias_generator=kebab
     )
+
+
+class EvaluateSettings(Settings):
+    """What the closing round evaluates beyond the three views: keys ``evaluate.*``."""
+
+    # DM-PFL, section 4.2: 0 to 100 % of a client's test set replaced from the test data of all clients.
+    shift: bool = Field(False, description="also at 0 … 100 % of each client's test data replaced by other clients'")
+    corruption: Corruption = Field("none", description="also on test images corrupted so")
+    severity: int = Field(3, ge=1, le=5, description="of the corruption, as in CIFAR-10-C")
 
 
 class RunConfig(Settings):
@@ -71,6 +81,7 @@ class RunConfig(Settings):
     partition: PartitionSettings = Field(default_factory=PartitionSettings)
     split: SplitSettings = Field(default_factory=SplitSettings)
     own: OwnSettings = Field(default_factory=OwnSettings)
+    evaluate: EvaluateSettings = Field(default_factory=EvaluateSettings)
 
     def flat(self) -> dict[str, Any]:
         """Every key with its value, parts as dotted keys: what ``config.toml`` holds."""
@@ -99,7 +110,7 @@ class RunConfig(Settings):
 
 
 AUTOMATIC = ("rounds", "local_epochs", "batch_size", "optimizer", "lr", "model")
-PARTS = ("partition", "split", "own")
+PARTS = ("partition", "split", "own", "evaluate")
 
 
 def flatten(settings: BaseModel, prefix: str = "") -> dict[str, Any]:

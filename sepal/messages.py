@@ -140,7 +140,7 @@ def read_order(records: RecordDict) -> tuple[Order, Content]:
         raise ContractError("who", "sampled, all or none", who)
     number = _number(head, "round", 0, _ROUNDS)
     plan = Plan(number, _text(head, "phase"), who, _scalars(records, "plan"))  # type: ignore[arg-type]
-    views = tuple(view for view in _text(head, "views").split(",") if view)
+    views = tuple(view for view in _text(head, "views", 1024).split(",") if view)
     keep = head.get("keep")
     if not isinstance(keep, bool):
         raise ContractError("keep", "a truth value", type(keep).__name__)
@@ -263,11 +263,11 @@ def _metrics(records: RecordDict) -> dict[str, float]:
     return {key: float(value) for key, value in found.items() if not isinstance(value, list)}
 
 
-def _text(head: ConfigRecord, key: str) -> str:
+def _text(head: ConfigRecord, key: str, most: int = 256) -> str:
     value = head.get(key)
-    if not isinstance(value, str) or len(value) > 256:
+    if not isinstance(value, str) or len(value) > most:
         shown = value if isinstance(value, str) else type(value).__name__
-        raise ContractError(key, "text of at most 256 characters", shown)
+        raise ContractError(key, f"text of at most {most} characters", shown)
     return value
 
 

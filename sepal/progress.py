@@ -148,7 +148,9 @@ def advance(
     kept = {name: reply for name, reply in record.replies.items() if reply.version}
     totals = progress.totals.plus(record.ledger)
     replies = [record.replies[name] for name in sorted(record.replies)]
-    figures = {view: view_figures([reply.metrics for reply in replies], view) for view in VIEWS}
+    named = {key.partition(".")[0] for reply in replies for key in reply.metrics}
+    further = sorted(name for name in named - set(VIEWS) if name.partition("-")[0] in VIEWS)
+    figures = {view: view_figures([reply.metrics for reply in replies], view) for view in (*VIEWS, *further)}
     validation = {view: view_figures([r.metrics for r in replies], view, "validation-") for view in VIEWS[:2]}
     best = dict(progress.best)
     if record.full:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from flwr.app import RecordDict
 
-from sepal.accuracy import VIEWS, check_counts
+from sepal.accuracy import VIEWS, check_counts, further_views
 from sepal.checkpoint import ServerStore
 from sepal.config import RunConfig
 from sepal.contract import seal, unseal
@@ -27,6 +27,10 @@ from sepal.roster import sample
 Orders: TypeAlias = Mapping[int, tuple[Kind, RecordDict]]
 Take: TypeAlias = Callable[[int, RecordDict], None]
 Deliver: TypeAlias = Callable[[Orders, Take], Mapping[int, str]]
+
+
+CLIENT_APP_RAISED = 2  # flwr.common.constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+MOST_RAISED = 3
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class Round:
         self._started = time.monotonic()
         self._replies: dict[str, Reply] = {}
         self._failed: dict[str, SepalError] = {}
+        self._raised: dict[str, int] = {}
         self._ledger: list[Entry] = []
         self._away: set[str] = set()
         self.full = closing or bool(config.evaluate_every and plan.round % config.evaluate_every == 0)
@@ -94,7 +99,10 @@ class Round:
         progress = self._progress
         kind = Kind.TRAIN if trains and not self._closing else Kind.ADAPT
         purpose = "closing" if self._closing else "training" if trains else "evaluation"
-        views = VIEWS if self.full else VIEWS[:2] if self._config.evaluate_sampled else ()
+        views: tuple[str, ...] = VIEWS if self.full else VIEWS[:2] if self._config.evaluate_sampled else ()
+        if self._closing:
+            evaluate = self._config.evaluate
+            views += further_views(evaluate.shift, evaluate.corruption != "none")
         base, durable = progress.versions.get(name, ""), self._store.durable().get(name, "")
         order = Order(progress.run, kind, self._plan, base, durable, views, keep=self._closing)
         payload = compose(self._half, progress.server, self._roster[name], self._plan, progress.versions)
@@ -118,10 +126,19 @@ class Round:
         missing = deliver(orders, lambda node, records: self.accept(names[node], records)) if orders else {}
         for node, reason in missing.items():
             self._enter(self._asked[names[node]], "up", Content(), None, ("missing", reason))
+            self._count_raised(names[node], reason)
         for name in absent:
             if name not in self._away:  # once a round, however often it is looked for
                 self._enter(self._asked[name], "up", Content(), None, ("missing", "not connected"))
         self._away.update(absent)
+
+    def _count_raised(self, name: str, reason: str) -> None:
+        """Give a client up whose app raises again and again: asking it until the deadline would change nothing."""
+        if reason.startswith(f"error {CLIENT_APP_RAISED}:"):
+            self._raised[name] = self._raised.get(name, 0) + 1
+        if self._raised.get(name, 0) == MOST_RAISED:
+            self.waiting.discard(name)
+            self._failed[name] = RoundError(name, "an answer", reason)
 
     def note_late(self, name: str, records: RecordDict) -> None:
         """Enter a reply to an earlier round, which is refused: that round has ended without it."""

@@ -25,9 +25,9 @@ import tomli_w
 from sepal.checkpoint import DiskServerStore
 from sepal.config import RunConfig, flatten
 from sepal.errors import ConfigError, StateError
+from sepal.files import write_atomically
 from sepal.method import resolve
 from sepal.progress import Progress, RoundRecord
-from sepal.store import write_atomically
 from server_app.summary import summarise
 from strategies.assembly import Assembly
 

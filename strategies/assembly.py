@@ -89,7 +89,7 @@ def first_weights(config: RunConfig, make: Callable[[], nn.Module]) -> tuple[Lay
     parameters = layout(module)
     if not config.initial_weights:
         return parameters, initial_weights(module, config.seed)
-    from sepal.store import read_plain_tensors
+    from sepal.files import read_plain_tensors
 
     try:
         stored = read_plain_tensors(Path(config.initial_weights))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sepal import store as store_module
+from sepal import files as files_module
 from sepal.checkpoint import DiskServerStore, MemoryServerStore
 from sepal.errors import DamagedError, StateError
 from sepal.ledger import Bytes, Entry, Totals
@@ -207,7 +207,7 @@ def test_a_full_disk_leaves_nothing_half_written(store, tmp_path, monkeypatch, s
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store_module.os, "fsync", fail)
+    monkeypatch.setattr(files_module.os, "fsync", fail)
     call = {
         "spool": lambda: store.spool(3, "a", Content(b"x")),
         "commit": lambda: store.commit(record(3)),

@@ -161,7 +161,7 @@ def test_a_full_disk_ends_the_run_and_it_can_be_continued(round, tmp_path, monke
 
 
 def test_a_client_whose_disk_is_full_ends_the_run_in_its_words_and_it_can_be_continued(tmp_path, monkeypatch):
-    from sepal import store
+    from sepal import files
     from sepal.errors import RoundError
 
     whole = federation().run()
@@ -174,7 +174,7 @@ def test_a_client_whose_disk_is_full_ends_the_run_in_its_words_and_it_can_be_con
             raise OSError(errno.ENOSPC, "No space left on device")
         write(handle)
 
-    monkeypatch.setattr(store.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(RoundError, match=r"client-1: .*room and permission to write, got No space left on device"):
         serve(subject, tmp_path)
     monkeypatch.undo()

@@ -11,20 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sepal import store as module
+from sepal import files as module
 from sepal.errors import DamagedError, StateError
+from sepal.files import pack_tensors, read_plain_tensors, read_tensors, write_atomically
 from sepal.messages import Content, Reply, version
 from sepal.method import ClientInfo, Kind
 from sepal.state import digest
-from sepal.store import (
-    DiskStore,
-    MemoryStore,
-    Stored,
-    pack_tensors,
-    read_plain_tensors,
-    read_tensors,
-    write_atomically,
-)
+from sepal.store import DiskStore, MemoryStore, Stored
 
 
 @dataclass(frozen=True)
