@@ -166,10 +166,10 @@ def test_a_client_whose_disk_is_full_ends_the_run_in_its_words_and_it_can_be_con
 
     whole = federation().run()
     subject = federation(tmp_path=tmp_path)
-    write = store.os.fsync
+    write = files.os.fsync
 
     def full(handle):
-        name = store.os.readlink(f"/proc/self/fd/{handle}")
+        name = files.os.readlink(f"/proc/self/fd/{handle}")
         if "/clients/client-1/" in name and "/.3-" in name:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(handle)
