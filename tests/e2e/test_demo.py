@@ -16,19 +16,25 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
 
 
+# `python -m experiments.demo`, but where a runner in the background ignores SIGINT, children inherit that
+DEMO = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("experiments.demo", run_name="__main__")
+"""
+
+
 def start(directory, **environment):
     """Start the demo; its processes are told from others by a mark in their environment."""
     mark = f"SEPAL_TEST_MARK={os.getpid()}-{time.monotonic_ns()}"
     name, _, value = mark.partition("=")
     process = subprocess.Popen(
-        [sys.executable, "-m", "experiments.demo"],
+        [sys.executable, "-c", DEMO],
         cwd=directory,
         env={**os.environ, "PYTHONPATH": str(ROOT), name: value, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # a runner in the background has SIGINT ignored, and children inherit that
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     return process, mark.encode()
 
