@@ -113,7 +113,8 @@ class AnyoneStrategy(SepalStrategy):
         run_config: Flat keys, as in Flower's run config; what is left out takes its default.
         store: What outlives this process; by default nothing does.
         observers: Told of every round.
-        keys: The method's own keys, with underscores for hyphens.
+        keys: The method's own keys, with underscores for hyphens. Clients read theirs from their run config, so what is
+            given here must stand there too; what does not fit is refused.
     """
 
     method: ClassVar[Method]

@@ -1,0 +1,69 @@
+"""A method in anyone's own ServerApp: a Flower Strategy over any Grid."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, Strategy
+
+from client_app.app import make_app
+from experiments.engine.grid import InProcessGrid
+from experiments.engine.worker import Clients
+from sepal.errors import ConfigError
+from strategies.assembly import assemble
+from strategies.baselines.fedavg import FedAvg
+from strategies.fedpse import FedPSE
+
+FLAT = {"dataset": "digits", "clients": 3, "rounds": 3, "partition.subsample": 150}
+
+
+def grid(method, tmp_path, **keys):
+    clients = Clients(assemble({**FLAT, "method": method, **keys}), tmp_path)
+    return InProcessGrid({number + 1: partial(clients.answer, number) for number in range(3)})
+
+
+def test_a_method_is_a_flower_strategy(tmp_path):
+    strategy = FedPSE(FLAT, keep=0.2)
+    assert isinstance(strategy, Strategy)
+    result = strategy.start(grid("fedpse", tmp_path, **{"fedpse.keep": 0.2}), num_rounds=2)
+    assert strategy.progress.round == 3
+    assert list(result.arrays) == [parameter.name for parameter in strategy.task.layout]
+    assert 0 <= result.evaluate_metrics_clientapp[3]["trained.mean"] <= 1
+
+
+def test_an_unknown_key_of_the_method_is_refused():
+    with pytest.raises(ConfigError, match=r"fedpse\.kep: expected a known key"):
+        FedPSE(FLAT, kep=0.2)
+
+
+def test_other_initial_arrays_are_refused(tmp_path):
+    strategy = FedAvg(FLAT)
+    arrays = ArrayRecord({name: Array(value + 1) for name, value in strategy.task.weights.items()})
+    with pytest.raises(ConfigError, match="initial_arrays: expected the run config's initial weights"):
+        strategy.start(grid("fedavg", tmp_path), arrays)
+
+
+def test_flowers_differential_privacy_around_a_method_is_refused_with_one_line(tmp_path):
+    strategy = FedAvg(FLAT)
+    arrays = ArrayRecord({name: Array(value) for name, value in strategy.task.weights.items()})
+    private = DifferentialPrivacyServerSideFixedClipping(strategy, 0.1, 1.0, 3)
+    with pytest.raises(ConfigError, match="wrappers that work on dense arrays cannot read a sparse payload"):
+        private.configure_train(1, arrays, ConfigRecord(), grid("fedavg", tmp_path))
+
+
+@pytest.mark.parametrize("name", ["fixedclipping_mod", "adaptiveclipping_mod"])
+def test_flowers_array_mods_are_refused_with_one_line(name):
+    from flwr.clientapp import mod
+
+    with pytest.raises(ConfigError, match=f"mods: expected mods that leave arrays alone .*, got {name}"):
+        make_app([getattr(mod, name)])
+
+
+def test_the_local_privacy_mod_is_refused_and_a_size_mod_is_not():
+    from flwr.clientapp.mod import LocalDpMod, message_size_mod
+
+    with pytest.raises(ConfigError, match="LocalDpMod"):
+        make_app([LocalDpMod(1.0, 1.0, 1.0, 1e-5)])
+    make_app([message_size_mod])
