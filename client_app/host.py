@@ -6,6 +6,7 @@ new state together with the reply, and answers; asked the same again, it answers
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -17,7 +18,9 @@ from sepal.errors import ContractError, SepalError, StateError
 from sepal.messages import GREATEST, Content, Order, Reply, read_order, version, write_error, write_reply
 from sepal.method import Client, ClientInfo, Kind, Payload, Predictor
 from sepal.state import digest
-from sepal.store import ClientStore, Stored
+from sepal.store import Asked, ClientStore, Stored
+
+log = logging.getLogger("sepal")
 
 Evaluate: TypeAlias = Callable[[Predictor, str], Mapping[str, float]]
 
@@ -83,7 +86,7 @@ class ClientHost:
         if kind is Kind.TRAIN or (kind is Kind.ADAPT and order.keep):
             name = version(plan.round, order.base, download_digest, answer.digest())
             reply = replace(reply, version=name, state=digest(after) if order.keep else "")
-            self.store.save(name, Stored(request, after, reply, answer))
+            self.store.save(name, Stored(request, after, reply, answer), Asked(order, content))
             self.store.prune(order.durable)
         return reply, answer
 
@@ -91,9 +94,27 @@ class ClientHost:
         if not base:
             return self.half.init()
         stored = self.store.load(base)
-        if stored is None:
+        return stored.state if stored else self._load_again(base)
+
+    def _load_again(self, base: str) -> Any:
+        """Make a version again that was damaged: from the one before it and the message that led to it.
+
+        The same bits come out, or it is not the version that was asked for.
+        """
+        asked = self.store.asked(base)
+        if asked is None:
             raise StateError("base", f"the state of version {base}", "none: it was lost, or is of another directory")
-        return stored.state
+        order, content = asked.order, asked.content
+        log.warning("%s: version %s is damaged; made again from %s", self.info.name, base, order.base or "the start")
+        state = self._load(order.base)
+        download = unseal(content, self.half.download_schema(state, order.plan))
+        after, upload = self._work(order, state, download)
+        answer, answered = seal(upload), content.digest()
+        if version(order.plan.round, order.base, answered, answer.digest()) != base:
+            raise StateError("base", f"the state of version {base}", "another: its round cannot be repeated here")
+        reply = Reply(order.run, order.plan.round, order.kind, self.info, order.base, answered, base)
+        self.store.save(base, Stored("", after, reply, answer), asked)
+        return after
 
     def _work(self, order: Order, state: Any, download: Payload) -> tuple[Any, Payload]:
         if order.kind is Kind.TRAIN:

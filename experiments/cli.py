@@ -82,7 +82,7 @@ def run_flat(flat: Flat, base: Path, workers: int = 0) -> Path:
     """
     from experiments.display import RoundDisplay
     from experiments.engine import run_in_process
-    from sepal.strategy import Observer
+    from sepal.observer import Observer
     from server_app.run_directory import IN_PROCESS, RunDirectory, run_path
     from strategies.assembly import assemble
 

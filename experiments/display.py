@@ -17,7 +17,7 @@ from sepal.progress import RoundRecord
 class RoundDisplay:
     """Shows round, accuracy received and trained, MB up and down, and the time left.
 
-    It is a :class:`sepal.strategy.Observer`, and can also be fed with lines that another process writes.
+    It is a :class:`sepal.observer.Observer`, and can also be fed with lines that another process writes.
 
     Args:
         console: Where to; standard error, so that what a command prints can be piped.
@@ -78,16 +78,16 @@ class RoundDisplay:
     def __exit__(self, *reason: object) -> None:
         self.stop()
 
-    # sepal.strategy.Observer
+    # sepal.observer.Observer
 
     def opened(self, progress: RunProgress, total: int) -> None:
-        """See :class:`sepal.strategy.Observer`."""
+        """See :class:`sepal.observer.Observer`."""
         self.start(progress.round, total)
 
     def round(self, progress: RunProgress, record: RoundRecord, line: Mapping[str, Any]) -> None:
-        """See :class:`sepal.strategy.Observer`."""
+        """See :class:`sepal.observer.Observer`."""
         self.show(line)
 
     def closed(self, progress: RunProgress, line: Mapping[str, Any]) -> None:
-        """See :class:`sepal.strategy.Observer`."""
+        """See :class:`sepal.observer.Observer`."""
         self.stop()

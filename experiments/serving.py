@@ -37,6 +37,8 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        # your own model or data: package.module:function, found as the sepal command finds it
+        "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
     return {**os.environ, **quiet}
@@ -77,9 +79,9 @@ def serve(
         typer.echo(f"clients join with: sepal join {host}:{port} --partition K --of {flat['clients']}", err=True)
         app = Path(__file__).parents[1]
         command = ["flwr", "run", str(app), CONNECTION, "--stream", "--run-config", str(home / "run-config.toml")]
-        run = processes.start(command, log=None)
-        run.wait()
-        status = _status(home)
+        before = set(_runs(home))
+        code = processes.start(command, log=None).wait()
+        status = _status(home, before) if code == 0 else f"exit code {code} of flwr run"
     if status != "finished:completed":
         raise FlowerError("run", "finished:completed", status)
 
@@ -97,7 +99,8 @@ def join(
     """Join a server as a client, until the server ends or Ctrl-C."""
     from client_app.build import Node
 
-    texts = {"name": name, "data": data, "device": device, "state-dir": state_dir}
+    states = str(Path(state_dir).expanduser().absolute()) if state_dir else ""
+    texts = {"name": name, "data": data, "device": device, "state-dir": states}
     node_config: dict[str, Scalar] = {"partition-id": partition, "num-partitions": of, "capacity": capacity}
     node_config |= {key: value for key, value in texts.items() if value}
     client = Node.of(node_config).client
@@ -174,17 +177,22 @@ def _wait(superlink: subprocess.Popen[bytes], control: int, home: Path, timeout:
         time.sleep(0.1)
 
 
-def _status(home: Path) -> str:
-    """Return the status of the newest run; ``flwr run --stream`` exits 0 whatever it was."""
+def _runs(home: Path) -> dict[str, str]:
+    """Return the status of each run that the SuperLink knows, by id."""
     command = ["flwr", "list", CONNECTION, "--format", "json"]
+    answer = subprocess.run(command, env=environment(home), capture_output=True, text=True, check=False)
+    try:
+        return {str(found["run-id"]): str(found["status"]) for found in json.loads(answer.stdout)["runs"]}
+    except (ValueError, KeyError):
+        return {}
+
+
+def _status(home: Path, before: set[str]) -> str:
+    """Return the status of the run that was not there before; ``flwr run --stream`` exits 0 whatever it was."""
+    status = "no run"
     for _ in range(50):
-        answer = subprocess.run(command, env=environment(home), capture_output=True, text=True, check=False)
-        try:
-            runs = json.loads(answer.stdout)["runs"]
-            status = str(max(runs, key=lambda found: str(found["pending-at"]))["status"])
-        except (ValueError, KeyError):
-            status = "unknown"
+        status = next((found for name, found in _runs(home).items() if name not in before), "no run")
         if status.startswith("finished"):
-            return status
+            break
         time.sleep(0.2)
     return status

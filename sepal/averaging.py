@@ -27,6 +27,8 @@ def weighted_mean(
         float32 by name, for ``names`` only.
     """
     wanted = list(previous) if names is None else list(names)
+    if not wanted:
+        return {}  # nothing to decode the uploads for
     sums: Sums = {name: np.zeros(previous[name].shape) for name in wanted}
     total = 0
     for upload in uploads:

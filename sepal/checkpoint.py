@@ -111,6 +111,8 @@ class DiskServerStore:
         self._directory, self._state = directory, state
         make_directory(directory / "journal")
         self._durable: dict[int, Mapping[str, str]] = {}
+        for part in directory.rglob(".*.part"):  # of a writer that was killed
+            part.unlink(missing_ok=True)
 
     def _round_directory(self, round: int) -> Path:
         return self._directory / "journal" / f"{round:06d}"
@@ -174,6 +176,9 @@ class DiskServerStore:
     def commit(self, record: RoundRecord) -> None:
         """See :class:`ServerStore`."""
         _, structure = flatten(record)
+        for later in (self._directory / "journal").iterdir():  # of a history that this round does not continue
+            if later.name.isdigit() and int(later.name) > record.round:
+                shutil.rmtree(later)
         directory = self._round_directory(record.round)
         make_directory(directory)
         text = json.dumps(structure)

@@ -10,16 +10,32 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from sepal.errors import ContractError
 from sepal.messages import Content
 from sepal.method import Payload, Scalar, Schema, SpecLike
 from sepal.wire import decode, encode
-from sepal.wire.tensors import SparseTensor, Support, Tensors, TensorSpec
+from sepal.wire.tensors import SparseTensor, Support, Tensors, TensorSpec, ValueCoding
+
+# No weight or update of a model that works is near it; sums of as many as a run can have stay finite in float32.
+GREATEST_VALUE = 1e6
 
 
 def seal(payload: Payload) -> Content:
-    """Return ``payload`` as it travels; no tensors, no bytes."""
-    return Content(encode(payload.tensors) if payload.tensors else b"", dict(payload.scalars))
+    """Return ``payload`` as it travels; no tensors, no bytes.
+
+    Values beyond what 16 bits hold are cut to the greatest that they do: a sum over rounds must not end a run.
+    """
+    tensors = {name: _within(tensor) for name, tensor in payload.tensors.items()}
+    return Content(encode(tensors) if tensors else b"", dict(payload.scalars))
+
+
+def _within(tensor: SparseTensor) -> SparseTensor:
+    if tensor.coding is not ValueCoding.FP16 or tensor.values is None:
+        return tensor
+    greatest = float(np.finfo(np.float16).max)
+    return replace(tensor, values=np.clip(tensor.values, -greatest, greatest))
 
 
 def unseal(content: Content, schema: Schema, answered: Callable[[], Tensors] | None = None) -> Payload:
@@ -45,7 +61,11 @@ def unseal(content: Content, schema: Schema, answered: Callable[[], Tensors] | N
         if required:
             raise ContractError("payload", f"tensors from {required[0]} on", "none")
         return Payload({}, content.scalars)
-    return Payload(decode(content.data, specs), content.scalars)
+    tensors = decode(content.data, specs)
+    for name, tensor in tensors.items():
+        if tensor.values is not None and tensor.values.size and np.abs(tensor.values).max() > GREATEST_VALUE:
+            raise ContractError(name, f"values of at most {GREATEST_VALUE:g}", f"{np.abs(tensor.values).max():g}")
+    return Payload(tensors, content.scalars)
 
 
 def _with_same(name: str, spec: SpecLike, answered: Callable[[], Tensors] | None) -> SpecLike:

@@ -6,6 +6,7 @@ ten times a second and matches by ``reply_to_message_id`` (errors come with the 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from flwr.serverapp import Grid
 
 from sepal.errors import one_line
 from sepal.method import Kind
+
+log = logging.getLogger("sepal")
 
 MESSAGE_TYPES = {
     Kind.QUERY: MessageType.QUERY,
@@ -70,7 +73,8 @@ class Exchange:
         waiting = {name: node for name, node in zip(pushed, orders, strict=True) if name}
         missing = {node: "not accepted by the SuperLink" for name, node in zip(pushed, orders, strict=True) if not name}
         while waiting:
-            replies = list(self.grid.pull_messages([*waiting, *self._stale]))
+            replies, unreadable = self._pull([*waiting, *self._stale])
+            missing |= {waiting.pop(name): reason for name, reason in unreadable.items() if name in waiting}
             for reply in replies:
                 asked = reply.metadata.reply_to_message_id
                 node = waiting.pop(asked, None)
@@ -90,3 +94,23 @@ class Exchange:
             if waiting and not replies:
                 time.sleep(self.poll)
         return missing
+
+    def _pull(self, names: list[str]) -> tuple[list[Message], dict[str, str]]:
+        """Return the replies that are there, and message id to reason for those that cannot be read.
+
+        Flower takes a reply apart while it pulls it, so one that a hostile client has bent raises here, whatever the
+        exception, and takes along the others of its batch: then each is pulled by itself, and those that are lost are
+        asked for again.
+        """
+        try:
+            return list(self.grid.pull_messages(names)), {}
+        except Exception as batch:
+            log.warning("a reply cannot be read: %s", one_line(f"{type(batch).__name__}: {batch}", 300))
+        replies: list[Message] = []
+        unreadable = {}
+        for name in names:
+            try:
+                replies += self.grid.pull_messages([name])
+            except Exception as reason:
+                unreadable[name] = one_line(f"a reply that cannot be read: {type(reason).__name__}: {reason}", 300)
+        return replies, unreadable

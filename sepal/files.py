@@ -50,8 +50,13 @@ def make_directory(path: Path) -> None:
     Raises:
         StateError: It cannot be made.
     """
+    missing = [path, *path.parents]
+    missing = missing[: next((number for number, part in enumerate(missing) if part.exists()), 0)]
     try:
         path.mkdir(parents=True, exist_ok=True)
+        for made in missing:  # or a power cut may take the directory along with what was synced in it
+            with _directory(made.parent) as handle:
+                os.fsync(handle)
     except OSError as reason:
         raise StateError(str(path), "a directory that can be made", reason.strerror or reason) from None
 
@@ -60,6 +65,21 @@ def set_aside(path: Path) -> None:
     """Rename a damaged file: out of the way, and still there to be looked at."""
     with suppress(FileNotFoundError):
         path.rename(path.with_suffix(".damaged"))
+
+
+def write_once(path: Path, data: bytes) -> bytes:
+    """Write ``data`` unless the file is there, and return what it holds: of several writers at once one wins.
+
+    Raises:
+        StateError: The disk is full or not writable.
+    """
+    if not path.exists():
+        part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+        write_atomically(part, data)
+        with suppress(FileExistsError):
+            os.link(part, path)
+        part.unlink(missing_ok=True)
+    return path.read_bytes()
 
 
 def read_plain_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:

@@ -40,6 +40,7 @@ class Progress:
         roster: Client name to roster entry, in no order; joined at a round boundary.
         best: View to its best full evaluation so far.
         accuracy: View to the figures of the last full evaluation.
+        closed: Whether the closing round is done: last downloads are delivered, so nothing may follow.
         unseen: Clients, in the last full evaluation, whose test part has labels that their training part lacks.
     """
 
@@ -57,6 +58,7 @@ class Progress:
     accuracy_round: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
     unseen: int = 0
+    closed: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ def advance(
         totals=totals,
         best=best,
         accuracy={v: f for v, f in figures.items() if f} if record.full else progress.accuracy,
+        closed=closing,
         accuracy_round=record.round if record.full else progress.accuracy_round,
         unseen=sum(r.metrics.get("unseen-test-labels", 0) > 0 for r in replies) if record.full else progress.unseen,
         seconds={**progress.seconds, **{k: progress.seconds.get(k, 0.0) + v for k, v in record.seconds.items()}},

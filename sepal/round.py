@@ -29,8 +29,9 @@ Take: TypeAlias = Callable[[int, RecordDict], None]
 Deliver: TypeAlias = Callable[[Orders, Take], Mapping[int, str]]
 
 
-CLIENT_APP_RAISED = 2  # flwr.common.constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-MOST_RAISED = 3
+# flwr.common.constant.ErrorCode: LOAD_CLIENT_APP_EXCEPTION, CLIENT_APP_RAISED_EXCEPTION
+CLIENT_APP_FAILED = ("error 1:", "error 2:")
+MOST_FAILED = 3  # a lock that is still held, or a disk that is full, may be over the next time
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Round:
         self._started = time.monotonic()
         self._replies: dict[str, Reply] = {}
         self._failed: dict[str, SepalError] = {}
-        self._raised: dict[str, int] = {}
+        self._failures: dict[str, int] = {}
         self._ledger: list[Entry] = []
         self._away: set[str] = set()
         self.full = closing or bool(config.evaluate_every and plan.round % config.evaluate_every == 0)
@@ -126,19 +127,19 @@ class Round:
         missing = deliver(orders, lambda node, records: self.accept(names[node], records)) if orders else {}
         for node, reason in missing.items():
             self._enter(self._asked[names[node]], "up", Content(), None, ("missing", reason))
-            self._count_raised(names[node], reason)
+            if reason.startswith(CLIENT_APP_FAILED):
+                self._count_failure(names[node], RoundError(names[node], "an answer", reason))
         for name in absent:
             if name not in self._away:  # once a round, however often it is looked for
                 self._enter(self._asked[name], "up", Content(), None, ("missing", "not connected"))
         self._away.update(absent)
 
-    def _count_raised(self, name: str, reason: str) -> None:
-        """Give a client up whose app raises again and again: asking it until the deadline would change nothing."""
-        if reason.startswith(f"error {CLIENT_APP_RAISED}:"):
-            self._raised[name] = self._raised.get(name, 0) + 1
-        if self._raised.get(name, 0) == MOST_RAISED:
+    def _count_failure(self, name: str, reason: SepalError) -> None:
+        """Give a client up that cannot, again and again: asking it until the deadline would change nothing."""
+        self._failures[name] = self._failures.get(name, 0) + 1
+        if self._failures[name] == MOST_FAILED:
             self.waiting.discard(name)
-            self._failed[name] = RoundError(name, "an answer", reason)
+            self._failed[name] = reason
 
     def note_late(self, name: str, records: RecordDict) -> None:
         """Enter a reply to an earlier round, which is refused: that round has ended without it."""
@@ -151,17 +152,19 @@ class Round:
         asked = self._asked.get(name)
         if asked is None or name not in self.waiting:
             return
-        self.waiting.discard(name)
         content = Content()
         try:
             reply, content = read_reply(records)
             self._check(asked, reply, content)
         except SepalError as reason:
+            self._enter(asked, "up", content, records, ("refused", str(reason)))
             if "error" in records.config_records:  # the client's own words, not our refusal
                 named = reason.key.startswith(f"{name}:")
-                self._failed[name] = reason if named else ContractError(name, "a reply", f"an error: {reason}")
-            self._enter(asked, "up", content, records, ("refused", str(reason)))
+                self._count_failure(name, reason if named else ContractError(name, "a reply", f"an error: {reason}"))
+            else:
+                self.waiting.discard(name)
             return
+        self.waiting.discard(name)
         if asked.order.kind is Kind.TRAIN:
             self._store.spool(self._plan.round, name, content)
         self._replies[name] = reply

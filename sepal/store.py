@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.errors import DamagedError, StateError
-from sepal.files import make_directory, pack_tensors, read_tensors, set_aside, write_atomically
-from sepal.messages import Content, Reply, version_round
+from sepal.files import make_directory, pack_tensors, read_tensors, set_aside, write_atomically, write_once
+from sepal.messages import Content, Order, Reply, version_round
 from sepal.method import Scalar
 from sepal.state import flatten, restore
 
@@ -40,6 +40,14 @@ class Stored:
     request: str
     state: Any
     reply: Reply
+    content: Content
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The message that led to a version: order and content, as they came."""
+
+    order: Order
     content: Content
 
 
@@ -63,8 +71,12 @@ class ClientStore(Protocol):
         """Return the version of ``round`` that answered ``request``, or None."""
         ...
 
-    def save(self, version: str, stored: Stored) -> None:
-        """Keep ``stored``; on disk when this returns, where the store is one on disk."""
+    def save(self, version: str, stored: Stored, asked: Asked | None = None) -> None:
+        """Keep ``stored``, and what led to it; on disk when this returns, where the store is one on disk."""
+        ...
+
+    def asked(self, version: str) -> Asked | None:
+        """Return what led to ``version``, so that it can be made again where it was damaged; None where unknown."""
         ...
 
     def prune(self, durable: str) -> None:
@@ -87,9 +99,12 @@ class MemoryStore:
         """See :class:`ClientStore`."""
         return _answered(self, list(self._versions), round, request)
 
-    def save(self, version: str, stored: Stored) -> None:
+    def save(self, version: str, stored: Stored, asked: Asked | None = None) -> None:
         """See :class:`ClientStore`."""
         self._versions[version] = stored
+
+    def asked(self, version: str) -> Asked | None:
+        """Return None: memory is not damaged."""
 
     def prune(self, durable: str) -> None:
         """See :class:`ClientStore`."""
@@ -109,10 +124,7 @@ class DiskStore:
     def __init__(self, directory: Path, kind: type, durable: bool = True) -> None:
         self._directory, self._kind, self._durable = directory, kind, durable
         make_directory(directory)
-        mark = directory / "identity"
-        if not mark.exists():
-            write_atomically(mark, uuid.uuid4().hex.encode())
-        self.identity = mark.read_text()
+        self.identity = write_once(directory / "identity", uuid.uuid4().hex.encode()).decode()
 
     @contextmanager
     def lock(self, patience: float = 10.0) -> Iterator[None]:
@@ -162,15 +174,32 @@ class DiskStore:
         """See :class:`ClientStore`."""
         return _answered(self, self._versions(), round, request)
 
-    def save(self, version: str, stored: Stored) -> None:
+    def save(self, version: str, stored: Stored, asked: Asked | None = None) -> None:
         """See :class:`ClientStore`."""
+        if asked is not None:
+            data = np.frombuffer(asked.content.data, np.uint8)
+            arrays, head = flatten(_Message(asked.order, data, dict(asked.content.scalars)))
+            write_atomically(self._asked_path(version), pack_tensors(arrays, json.dumps(head)), sync=self._durable)
         arrays, text = _pack(stored)
         write_atomically(self._path(version), pack_tensors(arrays, text), sync=self._durable)
+
+    def asked(self, version: str) -> Asked | None:
+        """See :class:`ClientStore`."""
+        try:
+            arrays, text = read_tensors(self._asked_path(version))
+            found = restore(_Message, arrays, json.loads(text))
+        except (StateError, ValueError):
+            return None
+        return Asked(found.order, Content(found.data.tobytes(), found.scalars))
+
+    def _asked_path(self, version: str) -> Path:
+        return self._directory / f"{version}.asked"
 
     def prune(self, durable: str) -> None:
         """See :class:`ClientStore`."""
         for version in _older(self._versions(), durable):
             self._path(version).unlink(missing_ok=True)
+            self._asked_path(version).unlink(missing_ok=True)
 
 
 def _older(versions: list[str], durable: str) -> list[str]:
@@ -192,6 +221,15 @@ class _Record:
 
     request: str
     reply: Reply
+    data: npt.NDArray[np.uint8]
+    scalars: dict[str, Scalar]
+
+
+@dataclass(frozen=True)
+class _Message:
+    """An order and its content, in a file."""
+
+    order: Order
     data: npt.NDArray[np.uint8]
     scalars: dict[str, Scalar]
 

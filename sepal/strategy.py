@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -24,25 +24,13 @@ from sepal.errors import ConfigError, DamagedError, RoundError, SepalError, Stat
 from sepal.exchange import MESSAGE_TYPES, Exchange
 from sepal.messages import Content, Order, Reply, read_reply, write_order
 from sepal.method import Kind, Method, Plan, Task
+from sepal.observer import Observer
 from sepal.progress import Progress, RoundRecord, advance
 from sepal.roster import PATIENCE, Connections, wait
 from sepal.round import Orders, Round, Take
 from sepal.state import digest_arrays
 
 log = logging.getLogger("sepal")
-
-
-class Observer(Protocol):
-    """Told what happens in a run: a progress bar, the run directory's writer."""
-
-    def opened(self, progress: Progress, total: int) -> None:
-        """Take note of the state that the run starts or continues from, and of its number of rounds."""
-
-    def round(self, progress: Progress, record: RoundRecord, line: Mapping[str, Any]) -> None:
-        """Take note of a completed (or replayed) round."""
-
-    def closed(self, progress: Progress, line: Mapping[str, Any]) -> None:
-        """Take note of the completed closing round."""
 
 
 class SepalStrategy(Strategy):
@@ -117,20 +105,28 @@ class SepalStrategy(Strategy):
                 raise ConfigError(name, "nothing: the run config says it", ", ".join(value))
         if evaluate_fn is not None:
             raise ConfigError("evaluate_fn", "nothing: clients report accuracy in three views", "a function")
-        changes = {"rounds": num_rounds, "timeout": timeout}
-        self.config = self.config.model_copy(update={k: v for k, v in changes.items() if v is not None})
+        self._change(num_rounds, timeout)
         self._check_initial(initial_arrays)
         self._exchange = Exchange(grid)
         self.summary()
         self._open(grid)
-        self._replay()
         for round in range(self._progress.round + 1, self.config.rounds + 1):
             self._round(grid, self.half.plan(round))
-        if self._progress.round == self.config.rounds:
+        if not self._progress.closed:
             self._round(grid, self.half.plan(self.config.rounds + 1), closing=True)
         return self._result()
 
     # The run's beginning
+
+    def _change(self, rounds: int | None, timeout: float | None) -> None:
+        """Take another number of rounds or timeout; schedules depend on the rounds, so the method is made anew."""
+        changes = {key: value for key, value in (("rounds", rounds), ("timeout", timeout)) if value is not None}
+        self.config = self.config.model_copy(update=changes)
+        self.task = replace(self.task, config=self.config)
+        self.half = self._method.make_server(self.task)
+        progress = self._progress
+        if progress.closed and progress.round != self.config.rounds + 1:
+            raise ConfigError("rounds", f"{progress.round - 1}: the run has ended", self.config.rounds)
 
     def _check_initial(self, arrays: ArrayRecord | None) -> None:
         given = None if arrays is None else {name: array.numpy() for name, array in arrays.items()}
@@ -138,8 +134,15 @@ class SepalStrategy(Strategy):
             raise ConfigError("initial_arrays", "the run config's initial weights (see initial-weights)", "others")
 
     def _open(self, grid: Grid) -> None:
-        """Wait for the clients, and write the first checkpoint of a new run."""
-        progress, config, found = self._progress, self.config, self._connections
+        """Bring a stored run up to date, wait for the clients, and write the first checkpoint of a new run."""
+        config, found = self.config, self._connections
+        if not self._fresh:
+            for observer in self._observers:
+                observer.opened(self._progress, config.rounds)
+            self._replay()
+            if self._progress.closed:
+                return
+        progress = self._progress
         found.stores.update(progress.stores)
         needed: Sequence[str] | int = config.clients if self._fresh else list(progress.roster)
         enough = 0 if config.on_missing == "retry" else min(config.min_replies, len(progress.roster))
@@ -148,8 +151,8 @@ class SepalStrategy(Strategy):
             self._progress = replace(progress, stores=dict(found.stores), roster=dict(found.infos))
             self.store.checkpoint(self._progress)
             self._fresh = False
-        for observer in self._observers:
-            observer.opened(self._progress, self.config.rounds)
+            for observer in self._observers:
+                observer.opened(self._progress, config.rounds)
 
     def _replay(self) -> None:
         """Fold the rounds that were completed after the checkpoint, as far as the journal can be read."""

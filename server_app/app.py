@@ -29,7 +29,7 @@ def speak() -> None:
 
 
 class RoundLog:
-    """Says a line a round in Flower's log stream; a :class:`sepal.strategy.Observer`."""
+    """Says a line a round in Flower's log stream; a :class:`sepal.observer.Observer`."""
 
     def __init__(self) -> None:
         self._total = 0

@@ -87,7 +87,7 @@ def stored_summary(path: Path) -> dict[str, Any] | None:
 
 
 class RunDirectory:
-    """Writes a run's files; told of the run as a :class:`sepal.strategy.Observer`.
+    """Writes a run's files; told of the run as a :class:`sepal.observer.Observer`.
 
     Opening it makes the directory, or checks that the run found there is this one. One process at a time may have it
     open.
@@ -150,25 +150,24 @@ class RunDirectory:
     ) -> None:
         self.close()
 
-    # sepal.strategy.Observer
+    # sepal.observer.Observer
 
     def opened(self, progress: Progress, total: int) -> None:
         """Cut off what will be written again: every line of a round after ``progress``."""
         self._total = total
         for name in ("metrics.jsonl", "ledger.jsonl"):
             _keep_until(self.path / name, progress.round)
-        if progress.round > total:  # killed after the closing round's checkpoint: no round comes any more
+        if progress.closed:  # killed after the closing round's checkpoint: no round comes any more
             self._summarise(progress)
 
     def round(self, progress: Progress, record: RoundRecord, line: Mapping[str, Any]) -> None:
-        """Append the round's lines; after the closing round, which may be a replayed one, write the summary."""
+        """Append the round's lines."""
         _append(self.path / "ledger.jsonl", (asdict(entry) for entry in record.ledger))
         _append(self.path / "metrics.jsonl", [line])
-        if progress.round > self._total:
-            self._summarise(progress)
 
     def closed(self, progress: Progress, line: Mapping[str, Any]) -> None:
-        """The summary is there already; let go of the directory."""
+        """Write the summary, which says that the run is complete: the last checkpoint is on disk now."""
+        self._summarise(progress)
         self.close()
 
     def _summarise(self, progress: Progress) -> None:

@@ -18,7 +18,8 @@ from sepal.data import DatasetInfo, DataSpec, info
 from sepal.errors import ConfigError, StateError
 from sepal.layout import Layout
 from sepal.method import Method, Task, Weights
-from sepal.strategy import Observer, SepalStrategy
+from sepal.observer import Observer
+from sepal.strategy import SepalStrategy
 
 if TYPE_CHECKING:
     from torch import nn

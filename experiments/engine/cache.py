@@ -15,7 +15,7 @@ import numpy as np
 
 from sepal.messages import version_round
 from sepal.state import flatten
-from sepal.store import DiskStore, Stored
+from sepal.store import Asked, DiskStore, Stored
 
 DEFAULT_LIMIT = 1 << 30  # bytes of states kept in memory, over all workers
 
@@ -74,16 +74,16 @@ class StateCache:
         self._forget((name, version))
 
     def flush(self, name: str | None = None) -> None:
-        """Write the newest version of every client (or of one) that is not on disk yet."""
-        newest: dict[str, str] = {}
-        for client, version in self._entries:
-            if name in (None, client):
-                newest[client] = max(version, newest.get(client, version), key=version_round)
-        for key in newest.items():
-            self._write(key)
+        """Write what is in memory of every client (or of one) and not on disk: its newest version, and the one before.
+
+        The newest may be one that the server refused.
+        """
+        for key in list(self._entries):
+            if name in (None, key[0]):
+                self._write(key)
 
     def release(self, name: str) -> None:
-        """Write a client's newest version and forget the client: another process takes it over."""
+        """Write a client's versions and forget the client: another process takes it over."""
         self.flush(name)
         for version in self.versions(name):
             self._forget((name, version))
@@ -120,7 +120,10 @@ class CachedStore:
                 return stored
         return None
 
-    def save(self, version: str, stored: Stored) -> None:
+    def asked(self, version: str) -> Asked | None:
+        """Return None: what a run in process has lost it trains again from its last checkpoint."""
+
+    def save(self, version: str, stored: Stored, asked: Asked | None = None) -> None:
         """Keep the version and the one that it came from; forget what lies before."""
         for old in self._cache.versions(self._name):
             if old not in (self._base, version):

@@ -17,8 +17,9 @@ from experiments.engine.worker import Clients
 from sepal.checkpoint import MemoryServerStore, ServerStore
 from sepal.errors import ConfigError
 from sepal.messages import Content
+from sepal.observer import Observer
 from sepal.progress import Progress, RoundRecord
-from sepal.strategy import Observer, SepalStrategy
+from sepal.strategy import SepalStrategy
 from strategies.assembly import Assembly
 
 
@@ -86,7 +87,7 @@ def run_in_process(
     config = assembly.task.config
     if not config.clients:
         raise ConfigError("clients", "a number: in process there is nobody to register", 0)
-    workers = min(workers or os.cpu_count() or 1, config.clients)
+    workers = min(workers or len(os.sched_getaffinity(0)), config.clients)
     with tempfile.TemporaryDirectory(prefix="sepal-") as scratch:
         directory = state_dir or Path(scratch)
         if workers == 1:

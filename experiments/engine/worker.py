@@ -28,7 +28,8 @@ class Clients:
 
     def __init__(self, assembly: Assembly, directory: Path, limit: int = DEFAULT_LIMIT) -> None:
         self._shared = Shared.around(assembly)
-        self._cache = StateCache(directory, resolve(assembly.method.client_state), limit)
+        self._directory, self._limit = directory, limit
+        self._cache: StateCache | None = None  # of the run, whose name the first message says
         self._hosts: dict[int, ClientHost] = {}
 
     def answer(self, number: int, message: Message) -> Message:
@@ -45,13 +46,18 @@ class Clients:
 
     def _build(self, node: Node, message: Message) -> ClientHost:
         run = read_order(message.content)[0].run
+        if self._cache is None:
+            kind = resolve(self._shared.assembly.method.client_state)
+            self._cache = StateCache(self._directory / run, kind, self._limit)
         return build_host(self._shared, node, run, self._cache.client(node.client))
 
     def release(self, number: int) -> None:
         """Let another process take over client ``number``."""
         self._hosts.pop(number, None)
-        self._cache.release(Node(number, number + 1).client)
+        if self._cache is not None:
+            self._cache.release(Node(number, number + 1).client)
 
     def flush(self) -> None:
         """Write every client's newest state to disk."""
-        self._cache.flush()
+        if self._cache is not None:
+            self._cache.flush()

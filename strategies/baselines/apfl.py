@@ -4,12 +4,13 @@ Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020 (https:/
 eq. 10 for α. Symbols: w_i → ``shared``, the client's version of the global model; v_i → ``personal``;
 v̄_i = α·v_i + (1 - α)·w_i → ``mixed``, with which the client predicts.
 
-On every batch w_i takes FedAvg's step, v_i becomes v_i - η·∇_v F_i(v̄_i), where ∇_v F_i(v̄_i) = α·∇F_i(v̄_i), and an
-adaptive α becomes α - η·⟨v_i - w_i, ∇F_i(v̄_i)⟩, cut to [0, 1]. Only w_i goes up. *Received* is v_i mixed with the
-received global model; *trained* is v̄_i after the local epochs.
+On every batch w_i takes FedAvg's step and v_i becomes v_i - η·∇_v F_i(v̄_i), where ∇_v F_i(v̄_i) = α·∇F_i(v̄_i). On a
+round's first batch an adaptive α becomes α - η·⟨v_i - w_i, ∇F_i(v̄_i)⟩, cut to [0, 1]; the authors' code, too, moves it
+once a round (moved at every step it falls to 0 within rounds, and 0 is a trap: v_i then has no gradient). Only w_i goes
+up. *Received* is v_i mixed with the received global model; *trained* is v̄_i after the local epochs.
 
-Deviations: clients do epochs; α moves at every step, by the plain rule whatever the optimizer; n_i weighs the mean;
-statistics of normalisation layers in v̄_i are its own.
+Deviations: clients do epochs; α moves by the plain rule whatever the optimizer (the authors' code adds a small penalty
+on α and mixes logits, the paper weights); n_i weighs the mean; statistics of normalisation layers in v̄_i are its own.
 """
 
 from __future__ import annotations
@@ -73,10 +74,11 @@ class Mixture(nn.Module):
         return functional.cross_entropy(self.shared(x), y) + functional.cross_entropy(self(x), y)
 
     def move_alpha(self, rate: float) -> None:
-        """α ← α - η·∂F_i(v̄_i)/∂α, cut to [0, 1]."""
+        """α ← α - η·∂F_i(v̄_i)/∂α, cut to [0, 1]; once, then it stays."""
         if self.alpha.grad is not None:
             with torch.no_grad():
                 self.alpha.sub_(rate * self.alpha.grad).clamp_(0, 1)
+            self.alpha.requires_grad_(False)
 
 
 def mix(personal: Weights, shared: Weights, alpha: float, parts: Layout) -> Weights:

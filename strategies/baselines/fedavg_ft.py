@@ -3,7 +3,8 @@
 The federated part is FedAvg (McMahan et al., AISTATS 2017). Whenever everybody is evaluated, and in the closing round,
 each client takes the global model and fine-tunes all of it on its own data for ``fedavg-ft.epochs`` passes; nothing of
 that goes back. Described as a strong baseline by Yu et al., 2020 (https://arxiv.org/abs/2002.04758) and Cheng et al.,
-2021 (https://arxiv.org/abs/2108.07313). *Received* is the global model, *trained* the fine-tuned one.
+2021 (https://arxiv.org/abs/2108.07313). *Received* is the global model, *trained* the fine-tuned one; in rounds without
+a full evaluation *trained* is FedAvg's model after E epochs.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from pydantic import Field
 
 from sepal.averaging import sparse_mean, weighted_mean
 from sepal.config import Settings
+from sepal.errors import SepalError
 from sepal.layout import Layout
 from sepal.masks.selection import count
 from sepal.method import ClientInfo, Method, Metrics, Payload, Plan, Predictor, Schema, SpecLike, Task, Uploads, Weights
@@ -80,6 +81,8 @@ def budget(parts: Layout, keep: float) -> int:
 def select(update: Weights, parts: Layout, hyper: Hyper) -> dict[str, Index]:
     """Return which entries go up, by name: int64, increasing positions, whole structures only."""
     scores = np.concatenate([np.abs(update[p.name]).reshape(rows(p.shape)).mean(1, dtype=np.float64) for p in parts])
+    if not np.isfinite(scores).all():
+        raise SepalError("update", "finite numbers", "a training that diverged")
     sizes = np.concatenate([np.full(rows(p.shape)[0], rows(p.shape)[1]) for p in parts])
     if hyper.threshold:
         chosen: npt.NDArray[np.bool_] = scores >= hyper.threshold

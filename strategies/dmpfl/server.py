@@ -29,6 +29,7 @@ from strategies.dmpfl.contract import (
     first_masks,
     masked,
     pack,
+    parse_schedule,
     phases,
     sparse,
     unpack,
@@ -57,7 +58,8 @@ class DmPflServer:
     def plan(self, round: int) -> Plan:
         """The round's phase, and the fraction α of its masks that a client readjusts (0: it does not)."""
         if round > len(self.phases):  # at the end, personal weights are refined once by all
-            return Plan(round, "2b" if "2b" in self.phases else self.phases[-1], scalars={"prune": 0.0})
+            last = "2b" if any(phase == "2b" for phase, _ in parse_schedule(self.hyper.schedule)) else self.phases[-1]
+            return Plan(round, last, scalars={"prune": 0.0})
         phase, prune, every = self.phases[round - 1], 0.0, self.hyper.readjust_every
         if phase == "1" and every and self.phases[:round].count("1") % every == 0:
             prune = cosine(self.hyper.alpha, round, len(self.phases))

@@ -7,13 +7,14 @@ Deviations: see NOTES.md.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from sepal.averaging import add_at, weighted_mean
 from sepal.flat import Flat
-from sepal.masks.selection import per_layer_top_k, random_subset, top_k
+from sepal.masks.selection import count, random_subset, top_k
 from sepal.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Upload, Uploads, Weights
 from sepal.rng import derive
 from sepal.wire.tensors import Index, SparseTensor, ValueCoding, Values, whole
@@ -67,7 +68,7 @@ class FedPSEServer:
             metrics[f"distance.{name}"] = distance
         distances = list(metrics.values())
         if distances:
-            metrics |= {"distance.mean": float(np.mean(distances)), "distance.variance": float(np.var(distances))}
+            metrics |= {"distance-mean": float(np.mean(distances)), "distance-variance": float(np.var(distances))}
         total = self.flat.join(state.total)
         total[chosen] += update[chosen]
         averaged = weighted_mean(uploads, state.statistics)
@@ -76,13 +77,13 @@ class FedPSEServer:
     def _top_k(self, update: Values, sent: npt.NDArray[np.bool_]) -> Index:
         """Positions of ΔŴ_s: the k largest entries of ΔW_s among those that anybody sent."""
         candidates = np.flatnonzero(sent).astype(np.int64)
-        if self.hyper.per_layer:
-            starts = self.flat.starts()
-            by_layer = per_layer_top_k(self.flat.cut(update), self.hyper.keep)
-            chosen = np.concatenate([by_layer[p.name] + starts[i] for i, p in enumerate(self.flat.layout)])
-            kept: Index = chosen[sent[chosen]]
-            return kept
-        return candidates[top_k(update[candidates], min(budget(self.task), candidates.size))]
+        if not self.hyper.per_layer:
+            return candidates[top_k(update[candidates], min(budget(self.task), candidates.size))]
+        chosen = []
+        for begin, end in pairwise(self.flat.starts()):
+            here = candidates[np.searchsorted(candidates, begin) : np.searchsorted(candidates, end)]
+            chosen.append(here[top_k(update[here], min(count(self.hyper.keep, int(end - begin)), here.size))])
+        return np.concatenate(chosen)
 
     def _support(self, update: Values, chosen: Index, upload: Upload, plan: Plan) -> tuple[Index, float]:
         index, values = self.flat.gather(upload.payload.tensors)

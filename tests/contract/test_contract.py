@@ -138,3 +138,31 @@ def test_the_order_of_clients_changes_nothing(kind):
     federation = Federation(FAKES[kind][0])
     federation.nodes = dict(reversed(federation.nodes.items()))
     assert outcome(federation.run()) == outcome(whole.strategy)
+
+
+@KINDS
+@pytest.mark.parametrize("damaged_round", [2, 5])
+def test_a_damaged_client_state_is_made_again_from_the_one_before(kind, damaged_round, tmp_path, caplog):
+    """The newest state file of every client is cut short between two rounds; the run ends with the same bits."""
+    whole = uninterrupted(kind, checkpoint_every=4)
+    federation = Federation(FAKES[kind][0], settings={"checkpoint_every": 4}, directory=tmp_path)
+    strategy = federation.server()
+
+    class Damage:
+        def opened(self, progress, total):
+            pass
+
+        def round(self, progress, record, line):
+            if record.round == damaged_round:
+                for name, version in progress.versions.items():
+                    path = tmp_path / name / f"{version}.safetensors"
+                    path.write_bytes(path.read_bytes()[:-5])
+
+        def closed(self, progress, line):
+            pass
+
+    strategy._observers = [Damage()]
+    federation.run(strategy=strategy)
+    assert outcome(strategy) == outcome(whole.strategy)
+    assert "is damaged; made again from" in caplog.text
+    assert agrees(kind, federation, strategy)

@@ -186,7 +186,7 @@ def test_a_client_whose_state_is_damaged_says_so(tmp_path):
 
     subject = federation(tmp_path=tmp_path)
     killed(subject, tmp_path, 4)
-    for path in (tmp_path / "clients" / "client-1").glob("3-*.safetensors"):
+    for path in (tmp_path / "clients" / "client-1").glob("3-*"):  # the state, and the message that led to it
         damage(path)
     with pytest.raises(RoundError, match=r"round 4: .*client-1: base: expected the state of version 3-"):
         serve(subject, tmp_path)

@@ -126,6 +126,14 @@ def test_apfl_step_by_hand():
     assert (v, alpha) == (pytest.approx(0.13447, abs=1e-5), pytest.approx(0.23106, abs=1e-5))
 
 
+def test_alpha_moves_once_a_round():
+    """Its value after one pass of one batch is that after three."""
+    one, three = (one_weight("apfl", **{"local-epochs": epochs}) for epochs in (1, 3))
+    after, longer = one.train(one.init(), sent(1.0), Plan(1))[0], three.train(three.init(), sent(1.0), Plan(1))[0]
+    assert after.alpha == longer.alpha != 0.5
+    assert after.personal["w"][0] != longer.personal["w"][0]
+
+
 def test_alpha_stays_within_0_and_1_and_where_it_is_not_adaptive():
     """Far below, by hand: α = .9, v = 0, w = 3, x = 4: F'(.3) = -4/(1 + e^1.2) = -.926; .9 - .5·(-3)(-.926) < 0.
 
