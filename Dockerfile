@@ -6,11 +6,12 @@ ARG TORCH_INDEX_URL=""
 ENV PYTHONUNBUFFERED=1 \
     PIP_NO_CACHE_DIR=1 \
     FLWR_HOME=/home/sepal/.flwr \
+    SEPAL_HOME=/home/sepal/.sepal \
     FLWR_TELEMETRY_ENABLED=0 \
     FLWR_DISABLE_UPDATE_CHECK=1 \
     FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 
-RUN useradd --uid 49999 --create-home sepal && install -d -o sepal "$FLWR_HOME"
+RUN useradd --uid 49999 --create-home sepal && install -d -o sepal "$FLWR_HOME" "$SEPAL_HOME"
 WORKDIR /app
 
 COPY constraints.txt ./
@@ -27,4 +28,4 @@ RUN pip install -c constraints.txt ".[simulation]"
 
 USER 49999
 WORKDIR /home/sepal
-VOLUME ["/home/sepal/.flwr"]
+VOLUME ["/home/sepal/.flwr", "/home/sepal/.sepal"]

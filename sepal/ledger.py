@@ -25,7 +25,7 @@ class Entry:
         payload: Encoded payload, bytes.
         message: The Flower message's content, bytes.
         dense: The dense equivalent, bytes; 0 where the message carries no model (a refusal).
-        status: ``accepted``; or ``refused``, ``missing``, ``late``, ``retried``, with the reason.
+        status: ``accepted``; or ``refused``, ``missing``, ``late``, with the reason.
     """
 
     round: int

@@ -92,19 +92,18 @@ class SepalStrategy(Strategy):
                 start is configured by ``initial-weights``, not sent.
             num_rounds: Overrides ``rounds``.
             timeout: Overrides ``timeout``, seconds.
-            train_config: Not used: what clients need is in the run config and in the plan.
-            evaluate_config: Not used.
-            evaluate_fn: Not used: accuracy is reported by the clients in three views.
+            train_config: Must be empty, as the next two: what clients need is in run config and plan.
+            evaluate_config: Must be empty.
+            evaluate_fn: Must be None.
 
         Raises:
             RosterError: The clients that the run needs do not come, or do not fit.
             RoundError: A round got too few replies.
         """
-        for name, value in (("train_config", train_config), ("evaluate_config", evaluate_config)):
+        extra = {"train_config": train_config, "evaluate_config": evaluate_config, "evaluate_fn": evaluate_fn}
+        for name, value in extra.items():
             if value:
-                raise ConfigError(name, "nothing: the run config says it", ", ".join(value))
-        if evaluate_fn is not None:
-            raise ConfigError("evaluate_fn", "nothing: clients report accuracy in three views", "a function")
+                raise ConfigError(name, "nothing: run config and plan say what clients do", value)
         self._change(num_rounds, timeout)
         self._check_initial(initial_arrays)
         self._exchange = Exchange(grid)
@@ -121,9 +120,10 @@ class SepalStrategy(Strategy):
     def _change(self, rounds: int | None, timeout: float | None) -> None:
         """Take another number of rounds or timeout; schedules depend on the rounds, so the method is made anew."""
         changes = {key: value for key, value in (("rounds", rounds), ("timeout", timeout)) if value is not None}
-        self.config = self.config.model_copy(update=changes)
-        self.task = replace(self.task, config=self.config)
-        self.half = self._method.make_server(self.task)
+        if changes:
+            self.config = self.config.model_copy(update=changes)
+            self.task = replace(self.task, config=self.config)
+            self.half = self._method.make_server(self.task)
         progress = self._progress
         if progress.closed and progress.round != self.config.rounds + 1:
             raise ConfigError("rounds", f"{progress.round - 1}: the run has ended", self.config.rounds)
@@ -280,8 +280,7 @@ class SepalStrategy(Strategy):
         for reply in replies:
             if not reply.has_error() and reply.metadata.src_node_id in names:
                 self._current.accept(names[reply.metadata.src_node_id], reply.content)
-        record = self._current.record()
-        self.store.commit(record)
+        self.store.commit(record := self._current.record())
         self._fold(record, self.half.plan(server_round))
         return self._result().arrays, None
 
@@ -297,6 +296,5 @@ class SepalStrategy(Strategy):
 
     def summary(self) -> None:
         """Log what is about to run."""
-        config = self.config
-        what = f"{self._method.name} on {config.dataset}"
+        config, what = self.config, f"{self._method.name} on {self.config.dataset}"
         log.info("%s: %d rounds, seed %d, run %s", what, config.rounds, config.seed, self._progress.run)
