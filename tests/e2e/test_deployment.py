@@ -29,6 +29,7 @@ CASES = {
     "fedavg-two": {"method": "fedavg", "clients-per-round": 2},
     "fedpse-all": {"method": "fedpse"},
     "fedpse-two": {"method": "fedpse", "clients-per-round": 2},
+    "dmpfl-two": {"method": "dmpfl", "clients-per-round": 2, "dmpfl.iterations": 1},
 }
 FLAT = {
     "dataset": "digits",
