@@ -127,6 +127,34 @@ def show_run(path: Path, beside: Path | None = None) -> None:
 
 
 @app.command()
+def paper(
+    plan: Annotated[Path, typer.Argument(help="TOML plan; those of the papers lie in experiments/papers/.")],
+    out: Annotated[Path | None, typer.Option(help="Directory of the runs; by default runs/PLAN.")] = None,
+    only: Annotated[str, typer.Option(help="One block of the plan.")] = "",
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes of each run; 0: one a core.")] = 0,
+    hours: Annotated[float | None, typer.Option(help="No run begins after so long; by default the plan's.")] = None,
+    report: Annotated[bool, typer.Option("--report", help="Run nothing: write the tables of what is there.")] = False,
+) -> None:
+    """Run a paper's tables: what has ended stays, what was cut off goes on; then write tables.md and results.json."""
+    from experiments.papers.execute import execute
+    from experiments.papers.plan import read_plan
+    from experiments.papers.report import write_report
+
+    found = read_plan(plan)
+    runs = list(found.runs(only))
+    place = (out or Path("runs") / plan.stem).absolute()
+    failed: list[str] = []
+    if not report:
+        budget = found.hours if hours is None else hours
+        failed = execute(runs, place, jobs, workers, budget, lambda line: typer.echo(line, err=True))
+    for path in write_report(found, list(found.runs()), place):
+        typer.echo(f"written to {path}")
+    if failed:
+        raise SepalError(str(plan), f"{len(runs)} runs that end", f"{len(failed)} that failed, the first: {failed[0]}")
+
+
+@app.command()
 def methods(
     keys: Annotated[bool, typer.Option("--keys", help="With each method's own keys.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="As README's table.")] = False,

@@ -48,17 +48,22 @@ def read_file(path: Path) -> Flat:
         ConfigError: It cannot be read, or a value is no scalar.
     """
     try:
-        return dict(_flat(tomllib.loads(path.read_text()), ""))
+        return dict(flatten_tables(tomllib.loads(path.read_text())))
     except OSError as reason:
         raise ConfigError("--config", "a TOML file", f"{path}: {reason.strerror}") from None
     except ValueError as reason:
         raise ConfigError("--config", "a TOML file", f"{path}: {reason}") from None
 
 
-def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Value]]:
+def flatten_tables(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:
+    """Yield a TOML table's keys and values, tables in it as dotted keys.
+
+    Raises:
+        ConfigError: A value is no scalar.
+    """
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flatten_tables(value, f"{prefix}{key}.")
         elif isinstance(value, bool | int | float | str):
             yield prefix + key, value
         else:

@@ -220,6 +220,7 @@ def _line(
                 "received": client_accuracy(reply.metrics, "received"),
                 "trained": client_accuracy(reply.metrics, "trained"),
                 "pooled": client_accuracy(reply.metrics, "pooled"),
+                "further": {v: client_accuracy(reply.metrics, v) for v in figures if v not in VIEWS},
                 "examples": reply.client.examples,
                 **sizes[reply.client.name],
                 "metrics": {k: v for k, v in reply.metrics.items() if "." not in k},

@@ -1,0 +1,1 @@
+"""The papers' tables, run again: TOML plans beside this file, run by ``sepal paper``."""
