@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.method import Uploads, Weights
-from sepal.wire.tensors import Index
 
 Sums = dict[str, npt.NDArray[np.float64]]
 
@@ -60,30 +59,11 @@ def sparse_mean(uploads: Uploads, shapes: Mapping[str, tuple[int, ...]], present
         for name in shapes:
             tensor = upload.payload.tensors[name]
             values = np.ones(tensor.nnz, np.float32) if tensor.values is None else tensor.values
-            index = slice(None) if tensor.index is None else tensor.index
-            sums[name].reshape(-1)[index] += values.astype(np.float64) * n
+            # positions are distinct; add.at is still nearly twice as fast as indexed +=, which copies twice
+            np.add.at(sums[name].reshape(-1), tensor.positions(), values.astype(np.float64) * n)
             if present:
-                weights[name].reshape(-1)[index] += n
+                np.add.at(weights[name].reshape(-1), tensor.positions(), float(n))
     if not present:
         return {name: array / max(total, 1) for name, array in sums.items()}
     return {name: np.divide(array, weights[name], out=array, where=weights[name] > 0) for name, array in sums.items()}
 
-
-BLOCK = 1 << 15  # entries added at a time: what they touch stays in the cache
-
-
-def add_at(total: npt.NDArray[np.float64], index: Index, values: npt.NDArray[np.float64] | float) -> None:
-    """Add ``values`` to ``total`` at ``index``, in place.
-
-    The same as ``total[index] += values``, in blocks of neighbouring entries, which is nearly twice as fast for large
-    sparse vectors.
-
-    Args:
-        total: float64 (d,), contiguous.
-        index: int64 (nnz,), strictly increasing.
-        values: float64 (nnz,), or one number for all.
-    """
-    for begin in range(0, index.size, BLOCK):
-        block = index[begin : begin + BLOCK]
-        part = total[block[0] : block[-1] + 1]
-        part[block - block[0]] += values if isinstance(values, float) else values[begin : begin + BLOCK]

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from sepal.averaging import add_at, weighted_mean
+from sepal.averaging import weighted_mean
 from sepal.flat import Flat
 from sepal.masks.selection import count, random_subset, top_k
 from sepal.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Upload, Uploads, Weights
@@ -111,9 +111,9 @@ def aggregate(uploads: Uploads, flat: Flat, ewa: bool = True) -> tuple[Values, n
         total += n
         for begin, parameter in zip(flat.starts(), flat.layout, strict=False):
             tensor, here = upload.payload.tensors[parameter.name], slice(begin, begin + parameter.size)
-            if tensor.values is not None:
-                add_at(sums[here], tensor.positions(), tensor.values.astype(np.float64) * n)
-                add_at(counts[here], tensor.positions(), float(n))
+            if tensor.values is not None:  # add.at is nearly twice as fast as indexed +=, which copies twice
+                np.add.at(sums[here], tensor.positions(), tensor.values.astype(np.float64) * n)
+                np.add.at(counts[here], tensor.positions(), float(n))
     sent = counts > 0
     divisor = counts if ewa else np.full(flat.size, float(max(total, 1)))
     return np.divide(sums, divisor, out=np.zeros(flat.size), where=sent).astype(np.float32), sent
