@@ -66,4 +66,3 @@ def sparse_mean(uploads: Uploads, shapes: Mapping[str, tuple[int, ...]], present
     if not present:
         return {name: array / max(total, 1) for name, array in sums.items()}
     return {name: np.divide(array, weights[name], out=array, where=weights[name] > 0) for name, array in sums.items()}
-

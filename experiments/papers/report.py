@@ -1,13 +1,170 @@
-"""What a plan's runs found, as Markdown tables and as JSON."""
+"""What a plan's runs found: tables in Markdown for people, everything in JSON for plots.
+
+A figure with ± is the mean and the standard deviation over seeds; a table says so where it means clients. Paired
+differences are taken client by client, each client's accuracy averaged over the seeds first, with the 95 % interval of
+Student's t over clients: clients of one federation are not independent, so an interval is a guide and no test.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from experiments.papers.plan import Paper, PaperRun
+import numpy as np
+from scipy import stats
+
+from experiments.papers.figures import figures
+from experiments.papers.plan import Block, Paper, PaperRun
+from sepal.accuracy import SHIFTS, VIEWS
+from sepal.files import write_atomically
+
+Found = Mapping[str, Any]
+Group = Sequence[Found]  # the seeds of one variant in one cell
+SHOWN = 8  # names of runs that did not fit
 
 
 def write_report(plan: Paper, runs: Sequence[PaperRun], out: Path) -> list[Path]:
-    """Write the tables of what is there, and return the files."""
-    return []
+    """Write ``tables.md`` and ``results.json`` of what is there under ``out``, and return the files."""
+    found = {run.name: figures(run, out) for run in runs}
+    lines = [f"# {plan.title}", "", plan.note, ""]
+    for block in plan.block:
+        lines += _block(block, [run for run in runs if run.block == block.name], found)
+    out.mkdir(parents=True, exist_ok=True)
+    tables, data = out / "tables.md", out / "results.json"
+    write_atomically(tables, "\n".join(lines).encode())
+    write_atomically(data, (json.dumps([f for f in found.values() if f]) + "\n").encode())
+    return [tables, data]
+
+
+def _block(block: Block, runs: Sequence[PaperRun], found: Mapping[str, Found | None]) -> Iterator[str]:
+    yield from (f"## {block.title or block.name}", "")
+    missing = [run.name for run in runs if not found[run.name]]
+    if missing:
+        names = ", ".join(missing[:SHOWN]) + (", …" if len(missing) > SHOWN else "")
+        yield from (f"Did not fit: {len(missing)} of {len(runs)} runs: {names}.", "")
+    for cell in dict.fromkeys(run.cell for run in runs):
+        groups: dict[str, list[Found]] = {}
+        for run in runs:
+            if run.cell == cell and (one := found[run.name]):
+                groups.setdefault(run.variant, []).append(one)
+        if groups:
+            yield from _cell(cell, groups)
+
+
+def _cell(cell: str, groups: Mapping[str, Group]) -> Iterator[str]:
+    if cell:
+        yield from (f"### {cell}", "")
+    yield from table(_main_header(), [_main_row(name, group) for name, group in groups.items()])
+    yield from table(*_curves(groups))
+    if any("trained-shift-100" in one["accuracy"] for group in groups.values() for one in group):
+        for view in VIEWS[:2]:
+            header = [f"{view}, shift %", *map(str, SHIFTS)]
+            names = [f"{view}-shift-{percent}" for percent in SHIFTS]
+            rows = [[name, *(over_seeds(group, each) for each in names)] for name, group in groups.items()]
+            yield from table(header, rows)
+    yield from table(*_own_figures(groups))
+    first = next(iter(groups))
+    views = ["received", "trained", "received-shift-100", "trained-shift-100"]
+    rows = [[f"{first} − {n}", *(paired(groups[first], g, v) for v in views)] for n, g in groups.items() if n != first]
+    yield from table(["paired difference, points", *views], rows)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield a Markdown table, without columns in which nothing stands."""
+    rows = list(rows)
+    if not rows:
+        return
+    kept = [n for n in range(len(header)) if n == 0 or any(row[n] != "–" for row in rows)]
+    for row in (header, ["---"] * len(header), *rows):
+        yield f"| {' | '.join(row[n] for n in kept)} |"
+    yield ""
+
+
+def _main_header() -> list[str]:
+    views = [f"{view} (over clients)" for view in VIEWS[:2]]
+    return [
+        "method",
+        *views,
+        "pooled",
+        "bottom 10 %",
+        "MB up",
+        "MB down",
+        "% of dense",
+        "10⁹ multiply-adds a client",
+        "s",
+    ]
+
+
+def _main_row(name: str, group: Group) -> list[str]:
+    clients = [f"{over_seeds(group, view)} ({_spread(group, view)})" for view in VIEWS[:2]]
+    clients = ["–" if cell.startswith("–") else cell for cell in clients]
+    up, down, dense = (_mean(sum(one["megabytes"][k] for k in keys) for one in group) for keys in _SIZES)
+    work = _mean(one["multiply_adds"] / max(len(one["clients"]), 1) for one in group) / 1e9
+    share = f"{100 * (up + down) / dense:.1f}" if up + down else "0"
+    figure = [f"{up:.2f}", f"{down:.2f}", share, f"{work:.2f}", f"{_mean(one['seconds'] for one in group):.0f}"]
+    return [name, *clients, over_seeds(group, "pooled"), over_seeds(group, "trained", "bottom_decile"), *figure]
+
+
+_SIZES = (("up",), ("down",), ("up_dense", "down_dense"))
+
+
+def over_seeds(group: Group, view: str, figure: str = "mean") -> str:
+    """Return a view's figure in %, mean ± standard deviation over seeds; a dash where no run has the view."""
+    values = [100 * one["accuracy"][view][figure] for one in group if one["accuracy"].get(view)]
+    if not values:
+        return "–"
+    return f"{np.mean(values):.1f}" + (f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else "")
+
+
+def _spread(group: Group, view: str) -> str:
+    values = [100 * one["accuracy"][view]["std"] for one in group if one["accuracy"].get(view)]
+    return f"{np.mean(values):.1f}" if values else ""
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
+def _curves(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
+    """Return received accuracy by round with the MB, up and down, that were spent until then: of the first seed."""
+    rounds = [point["round"] for point in next(iter(groups.values()))[0]["curve"]]
+    rows = []
+    for name, group in groups.items():
+        points = {point["round"]: point for point in group[0]["curve"]}
+        cells = []
+        for number in rounds:
+            point = points.get(number, {})
+            view = "received" if "received" in point else "trained"
+            cells.append(f"{100 * point[view]:.1f} ({point['megabytes']:.1f} MB)" if view in point else "–")
+        rows.append([name if any("received" in p for p in points.values()) else f"{name} (trained)", *cells])
+    return [f"received by round, seed {next(iter(groups.values()))[0]['seed']}", *map(str, rounds)], rows
+
+
+def _own_figures(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
+    """Return what the methods report of themselves: mean over rounds and seeds."""
+    rows = {}
+    for name, group in groups.items():
+        points = [point for one in group for point in one["method"]]
+        keys = [key for key in dict.fromkeys(key for point in points for key in point) if key != "round"]
+        rows[name] = {key: f"{_mean(point[key] for point in points if key in point):.3f}" for key in keys}
+    keys = list(dict.fromkeys(key for row in rows.values() for key in row))
+    header = ["the method's own figures, mean over rounds", *keys] if keys else []
+    return header, [[name, *(row.get(key, "–") for key in keys)] for name, row in rows.items() if row]
+
+
+def paired(ours: Group, theirs: Group, view: str) -> str:
+    """Return the mean difference over clients in points with its 95 % interval; a dash where it cannot be had."""
+    pairs: dict[str, list[float]] = {}
+    by_seed = {one["seed"]: one["clients"] for one in theirs}
+    for one in ours:
+        for name, views in one["clients"].items():
+            other = by_seed.get(one["seed"], {}).get(name, {})
+            if view in views and view in other:
+                pairs.setdefault(name, []).append(100 * (views[view] - other[view]))
+    differences = np.array([np.mean(values) for values in pairs.values()])
+    if len(differences) < 2:
+        return "–"
+    half = stats.t.ppf(0.975, len(differences) - 1) * differences.std(ddof=1) / np.sqrt(len(differences))
+    return f"{differences.mean():+.1f} ± {half:.1f}"

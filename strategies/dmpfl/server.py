@@ -88,9 +88,10 @@ class DmPflServer:
             return upload_schema(self.layout, self.budget, unpack(state.global_mask, self.layout))
         if plan.scalars["prune"]:
             return upload_schema(self.layout, self.budget, None)
-        return upload_schema(self.layout, self.budget, self._personal_mask(state, client.name))
+        return upload_schema(self.layout, self.budget, self.personal_mask(state, client.name))
 
-    def _personal_mask(self, state: ServerState, client: str) -> Masks:
+    def personal_mask(self, state: ServerState, client: str) -> Masks:
+        """m_c as the client last uploaded it, or its first mask."""
         mask = state.held.get(client, Held()).mask
         return unpack(mask or first_masks(self.task, self.budget, client), self.layout)
 
@@ -127,7 +128,7 @@ class DmPflServer:
             "global-mask.missing": float(sum(self.budget[p.name] for p in parts) - kept),
             "global-mask.moved": float(moved),
         }
-        overlaps = {f"overlap.{name}": overlap(masks, self._personal_mask(after, name), parts) for name in names}
+        overlaps = {f"overlap.{name}": overlap(masks, self.personal_mask(after, name), parts) for name in names}
         return after, {**metrics, **overlaps, "overlap.mean": float(np.mean(list(overlaps.values())))}
 
     def model(self, state: ServerState) -> Weights:

@@ -516,7 +516,7 @@ class Digits(Federation):
             held = server.held.get(name, Held())
             if not closed:
                 assert (held.global_mask, held.weights) == (state.mask_version, state.weights_version)
-            believed = strategy.half._personal_mask(server, name)
+            believed = strategy.half.personal_mask(server, name)
             for p in strategy.half.parts:
                 assert np.array_equal(believed[p.name], unpack(state.mask, layout)[p.name])
                 assert believed[p.name].sum() == strategy.half.budget[p.name]
