@@ -48,7 +48,7 @@ def spool(store: DiskServerStore) -> None:
         store.spool(1, f"c{number}", Content(encode(FLAT.scatter(index, values))))
 
 
-def measure(counts: tuple[int, ...] = (10, 100, 300)) -> list[dict[str, Any]]:
+def measure(counts: tuple[int, ...] = (10, 100, 1000)) -> list[dict[str, Any]]:
     """Return a row for each number of clients: seconds of element-wise aggregation over seconds of decoding alone."""
     from strategies.fedpse.server import aggregate
 

@@ -87,7 +87,7 @@ def version(name: str, data_dir: str | Path) -> str:
 
 def _reader(name: str) -> Reader:
     if name not in _READERS:
-        raise DataError("dataset", f"one of {', '.join(source_names())}", name)
+        raise DataError("dataset", f"one of {', '.join(sorted((*source_names(), 'own')))}", name)
     module, _, member = _READERS[name].partition(":")
     found: Any = importlib.import_module(f"sepal.data.sources.{module}")
     reader: Reader = getattr(found, member) if member else found
