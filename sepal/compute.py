@@ -15,32 +15,39 @@ import torch
 from torch import nn
 
 REST = ""  # what no layer's weight takes part in: attention, products of functions
-_KNOWN: WeakKeyDictionary[nn.Module, Mapping[str, int]] = WeakKeyDictionary()
+Trained = frozenset[str]  # names of parameters that gradients are computed of
+_KNOWN: WeakKeyDictionary[nn.Module, dict[Trained, Mapping[str, int]]] = WeakKeyDictionary()
 
 
 def multiply_adds(module: nn.Module, example: torch.Tensor) -> Mapping[str, int]:
-    """Return the multiply-adds of one example's forward and backward pass by name of weight; counted once a module.
+    """Return the multiply-adds of one example's forward and backward pass by name of weight.
+
+    Counted once for a module and the set of its parameters that require gradients: a frozen body has no backward pass.
 
     Args:
-        module: Its mode is left as it was, its gradients are gone.
+        module: Its mode and its gradients are left as they were.
         example: (1, …), on the module's device.
     """
-    if module not in _KNOWN:
-        _KNOWN[module] = MappingProxyType(_count(module, example))
-    return _KNOWN[module]
+    known = _KNOWN.setdefault(module, {})
+    trained = frozenset(name for name, parameter in module.named_parameters() if parameter.requires_grad)
+    if trained not in known:
+        known[trained] = MappingProxyType(_count(module, example))
+    return known[trained]
 
 
 def _count(module: nn.Module, example: torch.Tensor) -> dict[str, int]:
     from torch.utils.flop_counter import FlopCounterMode  # what it imports, torch.optim has imported by then
 
-    mode = module.training
+    mode, gradients = module.training, [parameter.grad for parameter in module.parameters()]
+    module.zero_grad(set_to_none=True)  # backward would add to gradients that a method still reads
     module.eval()  # one example is too few for statistics of a batch
     with torch.enable_grad(), FlopCounterMode(display=False) as counter:
         output = module(example).sum()
         if output.requires_grad:
             output.backward()
     module.train(mode)
-    module.zero_grad(set_to_none=True)
+    for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+        parameter.grad = gradient
     root, flops = type(module).__name__, counter.get_flop_counts()
     found = {}
     for name, layer in module.named_modules():

@@ -71,10 +71,10 @@ class Evaluator:
 
     def _shifted(self, predictor: Predictor, percent: int) -> Mapping[str, float]:
         """Count with ``percent`` % of the drawn order replaced; both parts are predicted once for all degrees."""
-        shift = self.shift()
-        if shift is None or not len(self.test[1]):
-            return {}
         if self._last is None or self._last[0] is not predictor:
+            shift = self.shift()
+            if shift is None or not len(self.test[1]):
+                return {}
             own = correct(predictor, *self.test)[shift.order]
             self._last = predictor, own, correct(predictor, *shift.others)
         _, own, others = self._last

@@ -72,6 +72,8 @@ def assemble(flat: Mapping[str, Any], method: Method | None = None) -> Assembly:
     config, hyper = parse(flat, hypers)
     chosen = method or registry.get(config.method)
     known = config.own.info() if config.dataset == OWN else info(config.dataset, config.data_dir)
+    if config.evaluate.corruption != "none" and known.kind != "image":
+        raise ConfigError("evaluate.corruption", f"none for data of kind {known.kind}", config.evaluate.corruption)
     config = config.completed(chosen.defaults, known.defaults)
     make = partial(models.build, config.model, known.input_shape, known.classes, known.vocabulary)
     layout, weights = first_weights(config, make)

@@ -1,8 +1,8 @@
 """A deployed round in which clients have almost nothing to do: what Flower's processes and polls cost.
 
 Broken down into the slowest client's training, the imports of the process that Flower starts for each message, and the
-rest: Flower's polls (of the SuperNode for messages, of the ServerApp for replies), reading state and data, transport. The
-server's own work between rounds stands beside it.
+rest: Flower's polls (of the SuperNode for messages, of the ServerApp for replies), reading state and data, transport.
+The server's own work between rounds stands beside it.
 """
 
 from __future__ import annotations

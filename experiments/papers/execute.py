@@ -21,7 +21,7 @@ FORM = "import sys; from experiments.cli import main; main()"
 def execute(
     runs: Sequence[PaperRun], out: Path, jobs: int, workers: int, hours: float, tell: Callable[[str], None]
 ) -> list[str]:
-    """Run what has not ended yet, and return the names of runs that failed.
+    """Run what has not ended yet, and return the names of runs that failed, in their order.
 
     Args:
         runs: In order.
@@ -31,7 +31,7 @@ def execute(
         hours: No run is begun after so long.
         tell: Is given a line for each run that has ended.
     """
-    begun, failed = time.monotonic(), list[str]()
+    begun, failed = time.monotonic(), set[str]()
     left = [run for run in runs if not stored_summary(out / run.name)]
     total, done = len(left), 0
     tell(f"{len(runs) - total} of {len(runs)} runs are there already")
@@ -48,7 +48,7 @@ def execute(
                     process = going.pop(name)
                     done += 1
                     words = "ended" if process.returncode == 0 else f"failed: {_last_line(Path(scratch) / name)}"
-                    failed += [name] * (process.returncode != 0)
+                    failed |= {name} if process.returncode else set()
                     tell(f"{done}/{total} {name} {words} ({time.monotonic() - begun:.0f} s)")
                 if late and not going:
                     break
@@ -57,7 +57,7 @@ def execute(
             for process in going.values():
                 process.terminate()
                 process.wait()
-    return failed
+    return [run.name for run in runs if run.name in failed]
 
 
 def _start(run: PaperRun, out: Path, scratch: Path, workers: int) -> subprocess.Popen[str]:

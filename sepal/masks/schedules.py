@@ -1,7 +1,7 @@
 """Masks that move: how much to prune when, and one step of prune and regrow.
 
 Sources: Dettmers & Zettlemoyer 2019 and Evci et al. 2020, "Rigging the Lottery" (cosine annealing, regrowth by
-gradient); DM-PFL, section 3.3.1 (readjusting, where a pruned weight may come back at once).
+gradient); DM-PFL, section 3.3.2 (readjusting, where a pruned weight may come back at once).
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class FedDSTClient(FedAvgClient):
             with torch.no_grad():
                 for name, parameter in module.named_parameters():
                     if name in factors:
-                        last[name] = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+                        last[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
                         parameter.mul_(factors[name])
 
         density = {name: float(mask.mean()) for name, mask in masks.items()}

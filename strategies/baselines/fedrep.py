@@ -39,9 +39,12 @@ class FedRepClient(PartClient):
         body, head = split(self.task.layout, hyper.personal_layers)
         for parts, epochs, purpose in ((head, hyper.head_epochs, "head"), (body, hyper.body_epochs, "train")):
             names = {parameter.name for parameter in parts}
+            for name, parameter in module.named_parameters():
+                parameter.requires_grad_(name in names)  # nothing is computed for what stays as it is
             parameters = [parameter for name, parameter in module.named_parameters() if name in names]
             if parameters:
                 self.work.fit(module, plan.round, epochs=epochs or None, purpose=purpose, parameters=parameters)
+        module.requires_grad_(True)
 
 
 METHOD = Method(

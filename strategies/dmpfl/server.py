@@ -97,8 +97,9 @@ class DmPflServer:
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Phase 1: eq. 5 and a new m_g. 2a: the weighted mean at m_g. 2b: take note of who has w_g."""
-        held = dict(state.held)
+        held, names = dict(state.held), []
         for upload in uploads:
+            names.append(upload.client.name)
             before = held.get(upload.client.name, Held())
             tensors, mask = upload.payload.tensors, before.mask
             if plan.scalars["prune"]:
@@ -110,7 +111,7 @@ class DmPflServer:
         after = replace(state, weights=weights, weights_version=plan.round, held=held)
         if plan.phase == "2a":
             return after, {}
-        return self._select(after, holders, len(uploads), plan, [upload.client.name for upload in uploads])
+        return self._select(after, holders, len(uploads), plan, names)
 
     def _select(
         self, state: ServerState, holders: Counts, clients: int, plan: Plan, names: list[str]
@@ -129,7 +130,7 @@ class DmPflServer:
             "global-mask.moved": float(moved),
         }
         overlaps = {f"overlap.{name}": overlap(masks, self.personal_mask(after, name), parts) for name in names}
-        return after, {**metrics, **overlaps, "overlap.mean": float(np.mean(list(overlaps.values())))}
+        return after, {**metrics, **overlaps, "overlap-mean": float(np.mean(list(overlaps.values())))}
 
     def model(self, state: ServerState) -> Weights:
         """θ_g = w_g ⊙ m_g."""

@@ -53,3 +53,24 @@ def test_counting_leaves_the_module_as_it_was(training):
     assert module.training is training
     assert all(p.grad is None for p in module.parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+def test_gradients_that_a_method_still_reads_survive_the_count():
+    """FedDST and DM-PFL regrow by gradients: what the counter's own backward pass adds would move masks."""
+    module = nn.Linear(3, 2)
+    module(torch.tensor([[1.0, 2.0, 3.0]])).square().sum().backward()
+    held = module.weight.grad
+    before = held.clone()
+    multiply_adds(module, torch.ones(1, 3))
+    assert module.weight.grad is held
+    assert torch.equal(held, before)
+
+
+def test_a_frozen_body_has_no_backward_pass():
+    """4·3 + 3·2 = 18 forward; backward of the whole: 12 + 6 + 6, of the last layer alone: 6."""
+    module = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    assert costs(module, torch.zeros(1, 4), {}) == 18 + 24
+    module[0].requires_grad_(False)
+    assert costs(module, torch.zeros(1, 4), {}) == 18 + 6
+    module.requires_grad_(True)
+    assert costs(module, torch.zeros(1, 4), {}) == 18 + 24

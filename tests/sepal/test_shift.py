@@ -94,6 +94,13 @@ def test_contrast_by_hand():
     np.testing.assert_allclose(changed[0, 0], [[0.125, 0.875], [0.875, 0.125]], atol=1e-6)
 
 
+def test_a_run_that_could_not_be_evaluated_is_refused_before_it_starts():
+    """Not in its closing round, when all training is done."""
+    keys = {"dataset": "own", "own.shape": "4", "own.classes": 2, "own.data": "x:y", "model": "har-mlp"}
+    with pytest.raises(ConfigError, match=r"evaluate\.corruption: expected none for data of kind signal"):
+        assemble({**keys, "evaluate.corruption": "contrast"})
+
+
 def test_corruption_of_signals_is_refused():
     info = DatasetInfo("toy", 2, (9, 128), "signal", False, {})
     with pytest.raises(ConfigError, match=r"evaluate\.corruption: expected none for data of kind signal"):

@@ -25,8 +25,8 @@ from sepal.wire.tensors import SparseTensor
 from strategies.assembly import assemble
 from strategies.dmpfl import METHOD, DmPfl
 from strategies.dmpfl.client import adaptive, entropy, prefers_personal
-from strategies.dmpfl.contract import HELD, PHASES, Held, Hyper, budgets, pack, parse_schedule, phases, spread, unpack
-from strategies.dmpfl.server import covered_mean, global_mask
+from strategies.dmpfl.contract import HELD, PHASES, Held, Hyper, budgets, parse_schedule, phases, spread, unpack
+from strategies.dmpfl.server import DmPflServer, covered_mean, global_mask
 from tests.contract.harness import Federation, Killed
 
 FLAT = {
@@ -129,6 +129,8 @@ def test_algorithm_4_by_hand():
 def test_entropy_and_the_choice_for_each_example():
     """Uniform logits over 4 classes: ln 4. Equal outputs (Sim = 1): E_c < E_g is false, so θ_g; a surer θ_c wins."""
     assert entropy(torch.zeros(1, 4)).item() == pytest.approx(np.log(4))
+    same = torch.full((1,), 0.3)
+    assert prefers_personal(same, same, torch.ones(1), 0.0, 0.0).tolist() == [False]  # a tie goes to θ_g
     personal, shared = torch.tensor([[1.0, 0.0], [9.0, 0.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     torch.testing.assert_close(adaptive(personal, shared, 0.0, 0.0), torch.tensor([[1.0, 0.0], [9.0, 0.0]]))
     opposite = adaptive(
@@ -359,8 +361,26 @@ def dense_share(clients, sampled, rounds, keep=0.5, every=10, mask_bits=1.0):
 
 
 def test_communication_of_the_published_setting():
-    """100 clients, 10 a round, 300 rounds: (33.1/2 + 32.26/4 + 4.19/4)/64 = 40.1 % (published 40.3 %)."""
+    """100 clients, 10 a round, 300 rounds: (33.1/2 + 32.26/4 + 4.19/4)/64 = 40.1 % (published 40.3 %).
+
+    Once by the formula, and once by the rounds that the server half plans, for clients drawn as a run draws them.
+    """
     assert dense_share(100, 10, 300) == pytest.approx(0.401, abs=0.0005)
+    server = DmPflServer(assemble({"method": "dmpfl", "dataset": "digits", "rounds": 300}).task)
+    rng, bits, visits = np.random.default_rng(0), 0.0, 0
+    masks, weights = {}, {}  # client to the round of the m_g and w_g that it holds
+    mask = weight = 0
+    for round in range(1, 301):
+        plan = server.plan(round)
+        for client in rng.choice(100, 10, replace=False):
+            visits += 1
+            fresh = plan.phase != "2b" or weights.get(client) != weight
+            bits += fresh * (16 + (masks.get(client) != mask))
+            bits += (plan.phase != "2b") * 16 + bool(plan.scalars["prune"])
+            masks[client], weights[client] = mask, weight
+        mask = round if plan.phase == "1" else mask
+        weight = round if plan.phase != "2b" else weight
+    assert bits / (64 * visits) == pytest.approx(0.402, abs=0.001)  # 76 rounds of 2a and 74 of 2b, not 75 and 75
 
 
 class Watch:
@@ -602,4 +622,5 @@ def test_the_order_of_clients_changes_nothing(whole):
 def test_the_method_as_anyone_s_strategy():
     strategy = DmPfl({**FLAT, "method": "fedavg"}, keep=0.25, adaptive_inference=True)
     assert (strategy.half.hyper.keep, strategy.half.hyper.adaptive_inference) == (0.25, True)
-    assert set(pack(unpack(strategy.half.init().global_mask, strategy.task.layout), strategy.half.parts))
+    masks = unpack(strategy.half.init().global_mask, strategy.task.layout)
+    assert all(masks[p.name].sum() == strategy.half.budget[p.name] <= 0.25 * p.size + 1 for p in strategy.half.parts)
