@@ -17,6 +17,10 @@
     clients = 5
     [block.grid]                 # optional: lists of values, all combinations
     "partition.lambda" = [1.0, 0.5, 0.0]
+    [[block.published]]          # optional: what the paper reports, in %, and which view we hold beside it
+    cell = "lambda=1.0"
+    view = "received"
+    values = { fedpse = 92.43, fedavg = 80.68 }
 
 Keys of a variant win over those of the grid, these over the block's, these over the file's.
 """
@@ -40,6 +44,15 @@ Keys = dict[str, Any]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
 
 
+class Published(BaseModel):
+    """Accuracies that the paper reports, in %, by variant."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    cell: str = ""
+    view: str
+    values: dict[Name, float]
+
+
 class Block(BaseModel):
     """One table of the paper."""
 
@@ -50,6 +63,7 @@ class Block(BaseModel):
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
     keys: Keys = {}
     grid: dict[str, tuple[Value, ...]] = {}  # dotted keys quoted
+    published: tuple[Published, ...] = ()
 
 
 class Paper(BaseModel):

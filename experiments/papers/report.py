@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 
 from experiments.papers.figures import figures
-from experiments.papers.plan import Block, Paper, PaperRun
+from experiments.papers.plan import Block, Paper, PaperRun, Published
 from sepal.accuracy import SHIFTS, VIEWS
 from sepal.files import write_atomically
 
@@ -34,7 +34,8 @@ def write_report(plan: Paper, runs: Sequence[PaperRun], out: Path) -> list[Path]
     out.mkdir(parents=True, exist_ok=True)
     tables, data = out / "tables.md", out / "results.json"
     write_atomically(tables, "\n".join(lines).encode())
-    write_atomically(data, (json.dumps([f for f in found.values() if f]) + "\n").encode())
+    short = json.loads(json.dumps([f for f in found.values() if f]), parse_float=lambda text: round(float(text), 5))
+    write_atomically(data, (json.dumps(short) + "\n").encode())
     return [tables, data]
 
 
@@ -51,6 +52,7 @@ def _block(block: Block, runs: Sequence[PaperRun], found: Mapping[str, Found | N
                 groups.setdefault(run.variant, []).append(one)
         if groups:
             yield from _cell(cell, groups)
+            yield from _published([each for each in block.published if each.cell == cell], groups)
 
 
 def _cell(cell: str, groups: Mapping[str, Group]) -> Iterator[str]:
@@ -69,6 +71,22 @@ def _cell(cell: str, groups: Mapping[str, Group]) -> Iterator[str]:
     views = ["received", "trained", "received-shift-100", "trained-shift-100"]
     rows = [[f"{first} − {n}", *(paired(groups[first], g, v) for v in views)] for n, g in groups.items() if n != first]
     yield from table(["paired difference, points", *views], rows)
+
+
+def _published(published: Sequence[Published], groups: Mapping[str, Group]) -> Iterator[str]:
+    """Yield what the paper reports beside what was measured in the view that stands in the plan."""
+    kinds = list(dict.fromkeys(each.view.partition("-")[2] or "accuracy" for each in published))
+    rows: dict[str, list[str]] = {}
+    for each in published:
+        view, _, kind = each.view.partition("-")
+        place = 3 * kinds.index(kind or "accuracy")
+        for name, value in each.values.items():
+            measured = over_seeds(groups.get(name, ()), each.view)
+            difference = "–" if measured == "–" else f"{float(measured.partition(' ')[0]) - value:+.1f}"
+            row = rows.setdefault(f"{name}, {view}", ["–"] * 3 * len(kinds))
+            row[place : place + 3] = [f"{value:.1f}", measured, difference]
+    cells = [f"{kind}, {figure}" for kind in kinds for figure in ("published", "measured", "difference")]
+    yield from table(["published beside measured, view", *cells], [[name, *row] for name, row in rows.items()])
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

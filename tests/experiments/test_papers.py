@@ -28,6 +28,10 @@ keys = { dataset = "digits", rounds = 2, local-epochs = 2, clients = 3, "evaluat
 name = "first"
 variants = ["half", "local"]
 seeds = [0, 1]
+published = [
+    { view = "received", values = { half = 50 } },
+    { view = "trained", values = { half = 50.0, other = 10 } },
+]
 """
 
 
@@ -89,6 +93,8 @@ def test_a_small_paper(tmp_path: Path) -> None:
     assert "| half |" in tables
     assert "| trained, shift % | 0 | 20 | 40 | 60 | 80 | 100 |" in tables
     assert "| half − local |" in tables
+    assert "| published beside measured, view | accuracy, published | accuracy, measured | accuracy, diff" in tables
+    assert "| other, trained | 10.0 | – | – |" in tables
     found = json.loads((out / "results.json").read_text())
     assert [(one["variant"], one["seed"]) for one in found] == [("half", 0), ("local", 0), ("half", 1), ("local", 1)]
     assert found[0]["megabytes"]["up"] > 0 == found[1]["megabytes"]["up"]
