@@ -119,7 +119,7 @@ def _main_row(name: str, group: Group) -> list[str]:
     clients = [f"{over_seeds(group, view)} ({_spread(group, view)})" for view in VIEWS[:2]]
     clients = ["–" if cell.startswith("–") else cell for cell in clients]
     up, down, dense = (_mean(sum(one["megabytes"][k] for k in keys) for one in group) for keys in _SIZES)
-    work = _mean(one["multiply_adds"] / max(len(one["clients"]), 1) for one in group) / 1e9
+    work = _mean(one["multiply_adds"] / len(one["clients"]["name"]) for one in group) / 1e9
     share = f"{100 * (up + down) / dense:.1f}" if up + down else "0"
     figure = [f"{up:.2f}", f"{down:.2f}", share, f"{work:.2f}", f"{_mean(one['seconds'] for one in group):.0f}"]
     return [name, *clients, over_seeds(group, "pooled"), over_seeds(group, "trained", "bottom_decile"), *figure]
@@ -164,9 +164,10 @@ def _own_figures(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]
     """Return what the methods report of themselves: mean over rounds and seeds."""
     rows = {}
     for name, group in groups.items():
-        points = [point for one in group for point in one["method"]]
-        keys = [key for key in dict.fromkeys(key for point in points for key in point) if key != "round"]
-        rows[name] = {key: f"{_mean(point[key] for point in points if key in point):.3f}" for key in keys}
+        found: dict[str, list[float]] = {}
+        for key, values in ((key, values) for one in group for key, values in one["method"].items() if key != "round"):
+            found.setdefault(key, []).extend(value for value in values if value is not None)
+        rows[name] = {key: f"{_mean(values):.3f}" for key, values in found.items()}
     keys = list(dict.fromkeys(key for row in rows.values() for key in row))
     header = ["the method's own figures, mean over rounds", *keys] if keys else []
     return header, [[name, *(row.get(key, "–") for key in keys)] for name, row in rows.items() if row]
@@ -175,14 +176,20 @@ def _own_figures(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]
 def paired(ours: Group, theirs: Group, view: str) -> str:
     """Return the mean difference over clients in points with its 95 % interval; a dash where it cannot be had."""
     pairs: dict[str, list[float]] = {}
-    by_seed = {one["seed"]: one["clients"] for one in theirs}
+    by_seed = {one["seed"]: _by_name(one, view) for one in theirs}
     for one in ours:
-        for name, views in one["clients"].items():
-            other = by_seed.get(one["seed"], {}).get(name, {})
-            if view in views and view in other:
-                pairs.setdefault(name, []).append(100 * (views[view] - other[view]))
+        others = by_seed.get(one["seed"], {})
+        for name, accuracy in _by_name(one, view).items():
+            if name in others:
+                pairs.setdefault(name, []).append(100 * (accuracy - others[name]))
     differences = np.array([np.mean(values) for values in pairs.values()])
     if len(differences) < 2:
         return "–"
     half = stats.t.ppf(0.975, len(differences) - 1) * differences.std(ddof=1) / np.sqrt(len(differences))
     return f"{differences.mean():+.1f} ± {half:.1f}"
+
+
+def _by_name(one: Found, view: str) -> dict[str, float]:
+    columns = one["clients"]
+    pairs = zip(columns["name"], columns.get(view, ()), strict=False)
+    return {name: accuracy for name, accuracy in pairs if accuracy is not None}

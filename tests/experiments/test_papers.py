@@ -99,7 +99,10 @@ def test_a_small_paper(tmp_path: Path) -> None:
     assert [(one["variant"], one["seed"]) for one in found] == [("half", 0), ("local", 0), ("half", 1), ("local", 1)]
     assert found[0]["megabytes"]["up"] > 0 == found[1]["megabytes"]["up"]
     assert 0 < found[0]["multiply_adds"] < found[1]["multiply_adds"]
-    assert set(found[0]["clients"]["client-00000"]) >= {"trained", "trained-shift-100", "received-shift-20"}
+    assert set(found[0]["clients"]) >= {"trained", "trained-shift-100", "received-shift-20"}
+    assert found[0]["clients"]["name"] == [f"client-0000{number}" for number in range(3)]
+    assert found[0]["method"]["round"] == [1, 2]
+    assert 0 < found[0]["method"]["overlap-mean"][0] < 1
 
     plan.write_text(SMALL.replace('"local"]', '"local", "no-method"]'))
     before = (out / "first-half-seed0" / "summary.json").stat().st_mtime_ns
@@ -122,7 +125,7 @@ def test_a_small_paper(tmp_path: Path) -> None:
 
 def run_of(seed: int, values: dict[str, float]) -> dict[str, Any]:
     """Make a run's figures."""
-    views = {name: {"trained": value} for name, value in values.items()}
+    views = {"name": list(values), "trained": list(values.values())}
     mean = sum(values.values()) / len(values)
     return {"seed": seed, "clients": views, "accuracy": {"trained": {"mean": mean}, "received": None}}
 
