@@ -1,4 +1,4 @@
-"""``python -m experiments.bench [part …]``: measure, print a table, write ``docs/results/bench.json``."""
+"""``python -m experiments.bench [part …]``: measure, print a table; of all parts write ``docs/results/bench.json``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def main() -> None:
     """Measure the parts named on the command line, or all."""
     parser = argparse.ArgumentParser(description="Ratios measured in one run; see docs/results/bench.md.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"one of {', '.join(PARTS)}; none: all")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/bench.json"), help="JSON file to write")
+    parser.add_argument("--out", type=Path, help="JSON file; of all parts docs/results/bench.json")
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.parts) - set(PARTS))
     if unknown:
@@ -67,9 +67,11 @@ def main() -> None:
             met = {True: "yes", False: "NO", None: ""}[row["met"]]
             table.add_row(row["what"], f"{row['ratio']:.3f}", row["goal"], met, figures)
     found["seconds"] = time.monotonic() - begun
-    arguments.out.write_text(json.dumps(found, indent=1) + "\n")
     Console(width=180).print(table)
-    Console().print(f"written to {arguments.out}", highlight=False)
+    out = arguments.out or (None if arguments.parts else Path("docs/results/bench.json"))
+    if out:
+        out.write_text(json.dumps(found, indent=1) + "\n")
+        Console().print(f"written to {out}", highlight=False)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def measure(workers: int = 2, repeats: int = 2) -> list[dict[str, Any]]:
         ratio = statistics.median(engine) / statistics.median(floor)
         rows.append(
             {
-                "what": f"in-process round over SGD floor, batch {batch}, {workers} processes",
+                "what": f"in-process round over SGD floor, batch {batch}, {workers} processes, no disk, no evaluation",
                 "ratio": ratio,
                 "goal": "at most 1.05",
                 "met": ratio <= 1.05,

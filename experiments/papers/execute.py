@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,10 +13,10 @@ from pathlib import Path
 
 import tomli_w
 
+from experiments.papers.figures import has_ended
 from experiments.papers.plan import PaperRun
-from server_app.run_directory import stored_summary
 
-FORM = "import sys; from experiments.cli import main; main()"
+FORM = "from experiments.cli import main; main()"
 
 
 def execute(
@@ -30,9 +31,13 @@ def execute(
         workers: Worker processes of each.
         hours: No run is begun after so long.
         tell: Is given a line for each run that has ended.
+
+    Raises:
+        ConfigError: A run of that name lies in ``out`` that was started with other keys.
     """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # no run is left behind by a kill
     begun, failed = time.monotonic(), set[str]()
-    left = [run for run in runs if not stored_summary(out / run.name)]
+    left = [run for run in runs if not has_ended(run, out)]
     total, done = len(left), 0
     tell(f"{len(runs) - total} of {len(runs)} runs are there already")
     out.mkdir(parents=True, exist_ok=True)
@@ -55,8 +60,10 @@ def execute(
                 time.sleep(0.1)
         finally:
             for process in going.values():
-                process.terminate()
+                process.send_signal(signal.SIGINT)
+            for process in going.values():
                 process.wait()
+            signal.signal(signal.SIGTERM, before)
     return [run.name for run in runs if run.name in failed]
 
 
@@ -66,7 +73,8 @@ def _start(run: PaperRun, out: Path, scratch: Path, workers: int) -> subprocess.
     options = ["run", "--config", str(config), "--out", str(out), "--workers", str(workers)]
     with (scratch / run.name).open("w") as log:
         command = [sys.executable, "-c", FORM, *options]
-        return subprocess.Popen(command, stdout=log, stderr=log, text=True, env={**os.environ, "NO_COLOR": "1"})
+        environment = {**os.environ, "NO_COLOR": "1"}  # a session of its own: a Ctrl-C reaches it once, through us
+        return subprocess.Popen(command, stdout=log, stderr=log, text=True, env=environment, start_new_session=True)
 
 
 def _last_line(log: Path) -> str:

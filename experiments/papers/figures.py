@@ -10,8 +10,25 @@ from typing import Any
 from experiments.papers.plan import PaperRun
 from experiments.runs import StoredRun, read_run
 from sepal.accuracy import VIEWS
+from sepal.errors import ConfigError
+from server_app.run_directory import stored_config, stored_summary
 
 MEGA = 1e6
+
+
+def has_ended(run: PaperRun, out: Path) -> bool:
+    """Return whether the run is there and at its end.
+
+    Raises:
+        ConfigError: What is there was started with other keys than the plan has now.
+    """
+    stored = stored_config(out / run.name)
+    if stored is None:
+        return False
+    for key, value in run.keys.items():  # 0, "" and "auto" stand for a default, which is what is stored
+        if value not in (0, "", "auto") and stored.get(key) != value:
+            raise ConfigError(f"{run.name}: {key}", f"{value!r}, as in the plan (delete that run)", stored.get(key))
+    return stored_summary(out / run.name) is not None
 
 
 def figures(run: PaperRun, out: Path) -> dict[str, Any] | None:
@@ -22,10 +39,9 @@ def figures(run: PaperRun, out: Path) -> dict[str, Any] | None:
     Accuracies are fractions of the closing round, MB are payload bytes of training over all clients and rounds / 10⁶,
     multiply-adds are those of the training that the server asked for (not of evaluation), summed over clients.
     """
-    path = out / run.name
-    if not (path / "summary.json").exists():
+    if not has_ended(run, out):
         return None
-    stored = read_run(path)
+    stored = read_run(out / run.name)
     summary, last = stored.summary or {}, stored.lines[-1]
     sizes = summary["bytes"]
     return {

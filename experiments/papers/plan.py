@@ -17,9 +17,9 @@
     clients = 5
     [block.grid]                 # optional: lists of values, all combinations
     "partition.lambda" = [1.0, 0.5, 0.0]
-    [[block.published]]          # optional: what the paper reports, in %, and which view we hold beside it
+    [[block.published]]          # optional: what the paper reports, in %, and the views beside it
     cell = "lambda=1.0"
-    view = "received"
+    views = ["received", "trained"]
     values = { fedpse = 92.43, fedavg = 80.68 }
 
 Keys of a variant win over those of the grid, these over the block's, these over the file's.
@@ -49,7 +49,7 @@ class Published(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     cell: str = ""
-    view: str
+    views: tuple[str, ...] = Field(min_length=1)
     values: dict[Name, float]
 
 
@@ -124,6 +124,14 @@ class PaperRun:
         return str(self.keys["name"])
 
 
+def _check_cells(paper: Paper, name: str) -> None:
+    for block in paper.block:
+        cells = list(dict.fromkeys(run.cell for run in paper.runs(block.name)))
+        for each in block.published:
+            if each.cell not in cells:
+                raise ConfigError(f"{name}: {block.name}.published.cell", f"one of {', '.join(cells)}", each.cell)
+
+
 def read_plan(path: Path) -> Paper:
     """Return the plan in ``path``.
 
@@ -131,7 +139,7 @@ def read_plan(path: Path) -> Paper:
         ConfigError: It cannot be read, or is not a plan.
     """
     try:
-        return Paper.model_validate(tomllib.loads(path.read_text()))
+        paper = Paper.model_validate(tomllib.loads(path.read_text()))
     except ValidationError as reason:
         first = reason.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -140,3 +148,5 @@ def read_plan(path: Path) -> Paper:
         raise ConfigError("plan", "a TOML file", f"{path}: {reason.strerror}") from None
     except ValueError as reason:
         raise ConfigError("plan", "a TOML file", f"{path}: {reason}") from None
+    _check_cells(paper, path.name)
+    return paper

@@ -22,7 +22,7 @@ from sepal.files import write_atomically
 
 Found = Mapping[str, Any]
 Group = Sequence[Found]  # the seeds of one variant in one cell
-SHOWN = 8  # names of runs that did not fit
+SHOWN = 8  # names of runs that are not there
 
 
 def write_report(plan: Paper, runs: Sequence[PaperRun], out: Path) -> list[Path]:
@@ -44,7 +44,7 @@ def _block(block: Block, runs: Sequence[PaperRun], found: Mapping[str, Found | N
     missing = [run.name for run in runs if not found[run.name]]
     if missing:
         names = ", ".join(missing[:SHOWN]) + (", …" if len(missing) > SHOWN else "")
-        yield from (f"Did not fit: {len(missing)} of {len(runs)} runs: {names}.", "")
+        yield from (f"Not there: {len(missing)} of {len(runs)} runs: {names}.", "")
     for cell in dict.fromkeys(run.cell for run in runs):
         groups: dict[str, list[Found]] = {}
         for run in runs:
@@ -74,14 +74,15 @@ def _cell(cell: str, groups: Mapping[str, Group]) -> Iterator[str]:
 
 
 def _published(published: Sequence[Published], groups: Mapping[str, Group]) -> Iterator[str]:
-    """Yield what the paper reports beside what was measured in the view that stands in the plan."""
-    kinds = list(dict.fromkeys(each.view.partition("-")[2] or "accuracy" for each in published))
+    """Yield what the paper reports beside what was measured in the views that stand in the plan."""
+    pairs = [(each, view) for each in published for view in each.views]
+    kinds = list(dict.fromkeys(view.partition("-")[2] or "accuracy" for _, view in pairs))
     rows: dict[str, list[str]] = {}
-    for each in published:
-        view, _, kind = each.view.partition("-")
+    for each, whole in pairs:
+        view, _, kind = whole.partition("-")
         place = 3 * kinds.index(kind or "accuracy")
         for name, value in each.values.items():
-            measured = over_seeds(groups.get(name, ()), each.view)
+            measured = over_seeds(groups.get(name, ()), whole)
             difference = "–" if measured == "–" else f"{float(measured.partition(' ')[0]) - value:+.1f}"
             row = rows.setdefault(f"{name}, {view}", ["–"] * 3 * len(kinds))
             row[place : place + 3] = [f"{value:.1f}", measured, difference]
@@ -147,17 +148,17 @@ def _mean(values: Iterable[float]) -> float:
 
 def _curves(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
     """Return received accuracy by round with the MB, up and down, that were spent until then: of the first seed."""
-    rounds = [point["round"] for point in next(iter(groups.values()))[0]["curve"]]
-    rows = []
+    seed, first = next((one["seed"], one["curve"]) for group in groups.values() for one in group)
+    rounds, rows = [point["round"] for point in first], []
     for name, group in groups.items():
-        points = {point["round"]: point for point in group[0]["curve"]}
+        points = {point["round"]: point for one in group if one["seed"] == seed for point in one["curve"]}
         cells = []
         for number in rounds:
             point = points.get(number, {})
             view = "received" if "received" in point else "trained"
             cells.append(f"{100 * point[view]:.1f} ({point['megabytes']:.1f} MB)" if view in point else "–")
         rows.append([name if any("received" in p for p in points.values()) else f"{name} (trained)", *cells])
-    return [f"received by round, seed {next(iter(groups.values()))[0]['seed']}", *map(str, rounds)], rows
+    return [f"received by round, seed {seed}", *map(str, rounds)], rows
 
 
 def _own_figures(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:

@@ -96,6 +96,7 @@ def stc(vector: Values, task: Task) -> SparseTensor:
         coding = ValueCoding(task.config.values)
         return SparseTensor(vector.shape, index, rounded(vector[index], coding), coding=coding)
     mean = np.abs(vector[index]).mean(dtype=np.float64).astype(np.float32) if index.size else np.float32(0)
+    index = index[vector[index] != 0]  # μ·sign(0) is 0, and ±μ cannot say so
     return SparseTensor(vector.shape, index, np.copysign(mean, vector[index]), coding=ValueCoding.SIGN)
 
 
@@ -145,10 +146,11 @@ class FedSTCServer:
     newcomer = download
 
     def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:
-        """Exactly k entries."""
+        """At most k entries, exactly k unless they are ternary: then an entry that is 0 is left out."""
         k = count(self.hyper.keep, self.flat.size)
+        least = 0 if self.hyper.ternary else k
         specs = schema(self.task, statistics(self.task.layout)).tensors
-        return Schema({"update": TensorSpec((self.flat.size,), min_count=k, max_count=k), **specs})
+        return Schema({"update": TensorSpec((self.flat.size,), min_count=least, max_count=k), **specs})
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """ΔW = mean + A; ΔW̃ = STC(ΔW); A = ΔW - ΔW̃; W = W + ΔW̃."""

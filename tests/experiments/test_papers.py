@@ -29,8 +29,8 @@ name = "first"
 variants = ["half", "local"]
 seeds = [0, 1]
 published = [
-    { view = "received", values = { half = 50 } },
-    { view = "trained", values = { half = 50.0, other = 10 } },
+    { views = ["received"], values = { half = 50 } },
+    { views = ["trained"], values = { half = 50.0, other = 10 } },
 ]
 """
 
@@ -53,7 +53,10 @@ def test_every_run_of_the_papers_is_a_valid_config(name: str) -> None:
 
 def test_grid_seeds_and_who_wins(tmp_path: Path) -> None:
     """2 cells × 2 seeds × 2 variants; a variant's key wins over the grid's, the grid's over the block's."""
-    grid = SMALL + 'grid = { clients = [2, 5], "split.validation" = [0.2] }\nkeys = { clients = 4, rounds = 3 }\n'
+    grid = (
+        SMALL.partition("published")[0]
+        + 'grid = { clients = [2, 5], "split.validation" = [0.2] }\nkeys = { clients = 4, rounds = 3 }\n'
+    )
     text = grid.replace('"dmpfl.readjust-every" = 1', "rounds = 7")
     runs = list(read_plan(plan_file(tmp_path, text)).runs())
     assert [(run.cell, run.seed, run.variant) for run in runs[:4]] == [
@@ -73,6 +76,11 @@ def test_grid_seeds_and_who_wins(tmp_path: Path) -> None:
         ("hours = 1", "hours = 0", "small.toml: hours: expected"),
         ('name = "first"', 'nam = "first"', "small.toml: block.0.name: expected"),
         ('title = "Small"', "title =", "plan: expected a TOML file"),
+        (
+            "values = { half = 50 }",
+            'cell = "c=1", values = { half = 50 }',
+            "small.toml: first.published.cell: expected",
+        ),
     ],
 )
 def test_a_bad_plan_is_one_line(tmp_path: Path, old: str, new: str, words: str) -> None:
@@ -86,10 +94,10 @@ def test_a_small_paper(tmp_path: Path) -> None:
     plan, out = plan_file(tmp_path, SMALL), tmp_path / "out"
     arguments = ["paper", str(plan), "--out", str(out), "--jobs", "2", "--workers", "1"]
     assert CliRunner().invoke(app, [*arguments, "--hours", "0"]).exit_code == 0
-    assert "Did not fit: 4 of 4 runs: first-half-seed0" in (out / "tables.md").read_text()
+    assert "Not there: 4 of 4 runs: first-half-seed0" in (out / "tables.md").read_text()
     assert CliRunner().invoke(app, arguments).exit_code == 0
     tables = (out / "tables.md").read_text()
-    assert "Did not fit" not in tables
+    assert "Not there" not in tables
     assert "| half |" in tables
     assert "| trained, shift % | 0 | 20 | 40 | 60 | 80 | 100 |" in tables
     assert "| half − local |" in tables
@@ -111,6 +119,11 @@ def test_a_small_paper(tmp_path: Path) -> None:
     assert "2 that failed, the first: first-no-method-seed0" in failed.output
     assert "method: expected one of" in failed.output
     assert (out / "first-half-seed0" / "summary.json").stat().st_mtime_ns == before
+
+    plan.write_text(SMALL.replace("rounds = 2", "rounds = 3"))
+    other = CliRunner().invoke(app, arguments)
+    assert other.exit_code == 2
+    assert "first-half-seed0: rounds: expected 3, as in the plan (delete that run), got 2" in other.output
 
     masks = analyse(out / "first-half-seed0")
     similarity = np.array(masks["similarity"])

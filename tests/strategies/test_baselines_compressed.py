@@ -40,6 +40,13 @@ def test_stc_by_hand():
     assert fedstc.less(vector, sent).tolist() == [1, 1, 1, 0]
 
 
+def test_stc_sends_nothing_for_an_entry_that_is_0():
+    """p = .5 of (0, 0, -2, 1, 0, 0, 0, 0): of k = 4 two are not 0; μ = (2 + 1)/4, and μ·sign(0) = 0."""
+    sent = fedstc.stc(np.array([0, 0, -2, 1, 0, 0, 0, 0], np.float32), four(fedstc.Hyper(keep=0.5)))
+    assert dense(sent) == [0, 0, -0.75, 0.75, 0, 0, 0, 0]
+    assert sent.nnz == 2
+
+
 def test_fedstc_round_by_hand():
     """Two clients, n = (1, 3), p = .5, A = 0.
 

@@ -16,7 +16,7 @@ from sepal.rng import derive
 from sepal.store import MemoryStore
 from sepal.wire.tensors import SparseTensor
 from strategies.assembly import assemble
-from strategies.fedpse.server import aggregate, correlation_distance, personal_support
+from strategies.fedpse.server import aggregate, contains, correlation_distance, personal_support
 
 PAIR = Flat((Parameter("w", (2,), Role.WEIGHT),))
 
@@ -236,3 +236,13 @@ def test_a_client_that_waits_gets_the_same_update_later(runs):
             assert after.pending[name] is before.pending[name]
             waited += 1
     assert waited
+
+
+def test_membership_is_that_of_numpy_s_set_functions():
+    """Of sorted positions, empty ones too."""
+    rng = np.random.default_rng(0)
+    for size in (0, 1, 50, 400):
+        a = np.sort(rng.choice(500, size, replace=False)).astype(np.int64)
+        b = np.sort(rng.choice(900, 100, replace=False)).astype(np.int64)
+        np.testing.assert_array_equal(contains(a, b), np.isin(b, a))
+        np.testing.assert_array_equal(contains(b, a), np.isin(a, b))
