@@ -136,7 +136,7 @@ def paper(
     hours: Annotated[float | None, typer.Option(help="No run begins after so long; by default the plan's.")] = None,
     report: Annotated[bool, typer.Option("--report", help="Run nothing: write the tables of what is there.")] = False,
 ) -> None:
-    """Run a paper's tables: what has ended stays, what was cut off goes on; then write tables.md and results.json."""
+    """Run a paper's tables: what has ended stays, what was cut off goes on; then write tables.md and results.ndjson."""
     from experiments.papers.execute import execute
     from experiments.papers.plan import read_plan
     from experiments.papers.report import write_report

@@ -1,4 +1,4 @@
-"""What a plan's runs found: tables in Markdown for people, everything in JSON for plots.
+"""What a plan's runs found: tables in Markdown for people, everything in JSON, a line a run, for plots.
 
 A figure with ± is the mean and the standard deviation over seeds; a table says so where it means clients. Paired
 differences are taken client by client, each client's accuracy averaged over the seeds first, with the 95 % interval of
@@ -26,17 +26,21 @@ SHOWN = 8  # names of runs that are not there
 
 
 def write_report(plan: Paper, runs: Sequence[PaperRun], out: Path) -> list[Path]:
-    """Write ``tables.md`` and ``results.json`` of what is there under ``out``, and return the files."""
+    """Write ``tables.md`` and ``results.ndjson``, a line a run, of what is there under ``out``, and return the files."""
     found = {run.name: figures(run, out) for run in runs}
     lines = [f"# {plan.title}", "", plan.note, ""]
     for block in plan.block:
         lines += _block(block, [run for run in runs if run.block == block.name], found)
     out.mkdir(parents=True, exist_ok=True)
-    tables, data = out / "tables.md", out / "results.json"
+    tables, data = out / "tables.md", out / "results.ndjson"
     write_atomically(tables, "\n".join(lines).encode())
-    short = json.loads(json.dumps([f for f in found.values() if f]), parse_float=lambda text: round(float(text), 5))
-    write_atomically(data, (json.dumps(short) + "\n").encode())
+    rows = [json.dumps(json.loads(json.dumps(f), parse_float=_rounded)) for f in found.values() if f]
+    write_atomically(data, "".join(f"{row}\n" for row in rows).encode())
     return [tables, data]
+
+
+def _rounded(text: str) -> float:
+    return round(float(text), 5)
 
 
 def _block(block: Block, runs: Sequence[PaperRun], found: Mapping[str, Found | None]) -> Iterator[str]:

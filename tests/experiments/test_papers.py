@@ -103,7 +103,7 @@ def test_a_small_paper(tmp_path: Path) -> None:
     assert "| half − local |" in tables
     assert "| published beside measured, view | accuracy, published | accuracy, measured | accuracy, diff" in tables
     assert "| other, trained | 10.0 | – | – |" in tables
-    found = json.loads((out / "results.json").read_text())
+    found = [json.loads(line) for line in (out / "results.ndjson").read_text().splitlines()]
     assert [(one["variant"], one["seed"]) for one in found] == [("half", 0), ("local", 0), ("half", 1), ("local", 1)]
     assert found[0]["megabytes"]["up"] > 0 == found[1]["megabytes"]["up"]
     assert 0 < found[0]["multiply_adds"] < found[1]["multiply_adds"]
