@@ -26,7 +26,7 @@ SHOWN = 8  # names of runs that are not there
 
 
 def write_report(plan: Paper, runs: Sequence[PaperRun], out: Path) -> list[Path]:
-    """Write ``tables.md`` and ``results.ndjson``, a line a run, of what is there under ``out``, and return the files."""
+    """Write ``tables.md`` and ``results.ndjson`` (a line a run) of the runs under ``out``; return them."""
     found = {run.name: figures(run, out) for run in runs}
     lines = [f"# {plan.title}", "", plan.note, ""]
     for block in plan.block:
