@@ -210,6 +210,18 @@ class LearnsRoster(Protocol[S]):
 
 
 @runtime_checkable
+class ForgetsEvicted(Protocol[S]):
+    """A server algorithm whose state has something of each client that other clients' downloads depend on."""
+
+    def evicted(self, state: S, names: Sequence[str]) -> S:
+        """Return the state without what is there of the clients ``names``, sorted; some may be unknown.
+
+        Called at the end of the round in which they were evicted, after ``aggregate``. Must be pure.
+        """
+        ...
+
+
+@runtime_checkable
 class Learns(Protocol):
     """A server algorithm that learns more than its model, such as a hypernetwork."""
 
