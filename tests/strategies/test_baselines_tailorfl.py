@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from sepal.protocol.method import ClientInfo, Payload
-from strategies.baselines.tailorfl import correlations, top, tuned
+from strategies.baselines.tailorfl import Tailored, correlations, top, tuned
 from tests.strategies.by_hand import data, gradients, softmax
 from tests.strategies.federation import Federation
 
@@ -154,3 +156,12 @@ def test_the_received_model_of_round_1_is_the_whole_first_one():
     hidden = torch.relu(x.flatten(1) @ w["fc1.weight"].T + w["fc1.bias"])
     torch.testing.assert_close(found, hidden @ w["fc2.weight"].T + w["fc2.bias"])
     assert algorithm.predictor(algorithm.init(), None, plan) is None
+
+
+@pytest.mark.parametrize(("personal", "layers"), [(0.0, 0), (0.8, 4), (1.0, 5)])
+def test_the_share_of_personal_layers_is_exact(personal, layers):
+    """Of five layers .8 are four; 5·(1 - .8) is .9999999999999998 in binary. The output layer has no group."""
+    shared = Tailored()
+    shared.coupling = tuple("abcd")
+    shared.task = SimpleNamespace(hyper=SimpleNamespace(personal=personal))
+    assert len(shared.personal) == max(0, layers - 1)
