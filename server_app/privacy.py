@@ -77,7 +77,9 @@ def privacy(config: RunConfig, noised: tuple[str, ...], uploads: Mapping[str, Ma
     if keys.noise and plain:
         which = ", ".join(f"{number} in phase {phase}" for phase, number in sorted(plain.items()))
         reason = f"some uploads have no noise: {which}"
-    largest = {kind: max((each[kind] for each in clients.values()), default=0.0) for kind in KINDS} if keys.noise else {}
+    largest = (
+        {kind: max((each[kind] for each in clients.values()), default=0.0) for kind in KINDS} if keys.noise else {}
+    )
     return {
         "clip": keys.clip,
         "noise": keys.noise,

@@ -24,6 +24,7 @@ from sepal.config import PrivacySettings
 from sepal.errors import ModelError
 from sepal.wire.tensors import Values
 
+BLOCK = 1 << 18  # numbers drawn at a time; only affects memory, and which numbers they are
 Doubles = npt.NDArray[np.float64]
 
 
@@ -84,8 +85,12 @@ def gaussian(key: bytes, size: int) -> Doubles:
     :mod:`sepal.rng`, a part of the numbers tells nothing about the others, and the server may know a part: where it
     knows that an update is 0, it sees the noise itself.
     """
-    pairs = (size + 1) // 2
-    words = np.frombuffer(hashlib.shake_256(key).digest(16 * pairs), "<u8")
-    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1)
-    radius, angle = np.sqrt(-2.0 * np.log(uniform[:pairs])), 2.0 * np.pi * uniform[pairs:]
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
+    drawn = np.empty(size)
+    for at in range(0, size, BLOCK):
+        block = drawn[at : at + BLOCK]
+        pairs = (block.size + 1) // 2
+        words = np.frombuffer(hashlib.shake_256(key + at.to_bytes(8, "little")).digest(16 * pairs), "<u8")
+        uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1)
+        radius, angle = np.sqrt(-2.0 * np.log(uniform[:pairs])), 2.0 * np.pi * uniform[pairs:]
+        block[:] = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[: block.size]
+    return drawn

@@ -58,7 +58,9 @@ class PrivacySettings(Settings):
 
     clip: float = Field(0.0, ge=0, description="largest L2 norm of a client's update; 0: no clipping and no noise")
     noise: float = Field(
-        0.0, ge=0, description="noise multiplier: Gaussian noise of this times privacy.clip on every entry of the update"
+        0.0,
+        ge=0,
+        description="noise multiplier: Gaussian noise of this times privacy.clip on every entry of the update",
     )
     delta: float = Field(1e-5, gt=0, lt=1, description="δ at which ε is reported")
 

@@ -225,7 +225,7 @@ def _privacy(comparison: Comparison) -> Iterator[str]:
     """Yield a line for each run with ``privacy.clip`` that has ended."""
     for cell in comparison.cells:
         for group in comparison.groups(cell):
-            found = (first_seed(group).stored.summary or {}).get("privacy")
-            if found:
+            found = first_seed(group).stored.summary or {}
+            if found.get("privacy"):
                 name = f"{group.label}{f' ({cell})' * bool(cell)}"
                 yield f'<p class="reading">{html.escape(f"{name}: {privacy_line(found)}")}</p>'

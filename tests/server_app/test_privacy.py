@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,7 +65,7 @@ def test_there_is_no_epsilon_where_an_upload_has_no_noise():
     found = privacy(config(), ("2a",), {"a": {"2a": 3, "1": 2}, "b": {"1": 1}})
     assert (found["epsilon"], found["epsilon_zero_out"], found["not_noised"]) == (None, None, {"1": 3})
     assert found["reason"] == "some uploads have no noise: 3 in phase 1"
-    assert privacy_line(found).endswith("no ε: some uploads have no noise: 3 in phase 1")
+    assert privacy_line({"privacy": found}).endswith("no ε: some uploads have no noise: 3 in phase 1")
 
 
 def test_clipping_alone_has_no_epsilon_and_no_clip_no_entry():
@@ -80,7 +82,7 @@ def test_a_run_without_the_library_is_refused_before_it_starts(tmp_path, monkeyp
 
 def test_a_run_that_goes_back_to_a_round_is_refused(tmp_path):
     """The server has seen the uploads that it undoes."""
-    with pytest.raises(ConfigError, match="--from-round: expected a run without privacy.noise"):
+    with pytest.raises(ConfigError, match=r"--from-round: expected a run without privacy\.noise"):
         RunDirectory(tmp_path / "r", assemble({**FLAT, **PRIVATE, "method": "fedavg"}), "in-process", from_round=1)
 
 
@@ -90,11 +92,23 @@ def test_the_summary_has_it(method, reason, tmp_path):
     assembly = assemble({**FLAT, **PRIVATE, "method": method})
     with RunDirectory(tmp_path / "run", assembly, "in-process") as directory:
         run_in_process(assembly, store=directory.store(), observers=[directory])
-    found = json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    found = summary["privacy"]
     assert found["reason"].startswith(reason)
     assert (found["epsilon"] is None) is bool(reason)
     sent = sum(client["uploads"] for client in found["clients"].values()) + sum(found["not_noised"].values())
     assert sent == (6 if method == "fedpse" else sent)
     if not reason:
         assert found["epsilon"] == epsilon(1.0, found["uploads"], 1e-5)
-        assert f"ε = {found['epsilon']:.3g} for" in privacy_line(found)
+        assert f"ε = {found['epsilon']:.3g} for" in privacy_line(summary)
+        assert privacy_line(summary).endswith("simulated: the noise came from the seed")
+
+
+def test_the_table_of_the_docs_is_computed():
+    """ε at δ = 1e-5 after n uploads, for a few noise multipliers; the last column is for a mean of 50 clients, 7·z."""
+    text = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text()
+    rows = re.findall(r"^\| ([\d.]+) \| (\d+) \| (\S+) \| (\S+) \| (\S+) \|$", text, re.MULTILINE)
+    assert len(rows) >= 6
+    for z, n, *figures in rows:
+        found = [epsilon(factor * float(z), int(n), 1e-5) for factor in (0.5, 1, 7)]
+        assert figures == [f"{one:.3g}" if one < 1000 else f"{one:,.0f}" for one in found], z

@@ -133,7 +133,9 @@ def test_the_residual_is_the_clipped_part_that_was_not_sent_without_noise(method
 @pytest.mark.parametrize("method", SPARSE)
 def test_the_residual_is_clipped_with_the_update(method):
     """A residual a thousand times the clip: what is sent still has a norm of at most the clip."""
-    found = federation(method, noise=0.0, **{f"{method}.keep": 1.0}, **({"fedstc.ternary": False} if "stc" in method else {}))
+    found = federation(
+        method, noise=0.0, **{f"{method}.keep": 1.0}, **({"fedstc.ternary": False} if "stc" in method else {})
+    )
     server, flat = found.server, Flat(trained(found.task.layout))
     large = np.full(flat.size, 1000 * CLIP, np.float32)
     from dataclasses import replace
@@ -169,5 +171,3 @@ def test_dmpfl_s_upload_of_phase_1_is_not_covered():
     ours, plain = dmpfl("1:1"), dmpfl("1:1", clip=0.0, noise=0.0)
     uploads = [each.trained(each.server.init(), 0, each.server.plan(1)) for each in (ours, plain)]
     assert values_of(uploads[0]).tobytes() == values_of(uploads[1]).tobytes()
-
-

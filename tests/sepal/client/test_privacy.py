@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sepal.client.privacy import clip, gaussian, release
+from sepal.client.privacy import BLOCK, clip, gaussian, release
 from sepal.config import PrivacySettings
 from sepal.errors import ModelError
 
@@ -52,7 +52,8 @@ def test_the_numbers_are_standard_normal():
     assert abs((x**4).mean() - 3) < 5 * np.sqrt(96 / n)
     for limit, share in ((1.0, 0.317311), (3.0, 0.002700)):
         assert abs((np.abs(x) > limit).mean() - share) < 5 * np.sqrt(share * (1 - share) / n)
-    assert abs(np.corrcoef(x[: n // 2], x[n // 2 :])[0, 1]) < 5 / np.sqrt(n / 2), "the two of a pair"
+    for apart in (1, BLOCK // 2, BLOCK):  # neighbours, the two of a pair, blocks
+        assert abs(np.corrcoef(x[:-apart], x[apart:])[0, 1]) < 5 / np.sqrt(n - apart), apart
     assert np.unique(x).size == n
 
 
@@ -60,6 +61,7 @@ def test_the_numbers_are_those_of_their_key():
     assert gaussian(KEY, 7).tobytes() == gaussian(KEY, 7).tobytes()
     assert gaussian(KEY, 7).size == 7
     assert gaussian(KEY, 0).size == 0
+    assert gaussian(KEY, BLOCK + 3).size == BLOCK + 3
     assert abs(np.corrcoef(gaussian(KEY, 10_000), gaussian(b"l" * 32, 10_000))[0, 1]) < 0.05
 
 

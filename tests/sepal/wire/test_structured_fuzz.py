@@ -1,4 +1,4 @@
-"""Some thousand uploads changed field by field, always the same ones; ``python -m tests.fuzz.structured`` makes more."""
+"""Uploads changed field by field, always the same ones; ``python -m tests.fuzz.structured`` makes more."""
 
 from __future__ import annotations
 
@@ -14,5 +14,7 @@ def test_whatever_is_changed_in_an_upload_it_is_refused_or_within_its_schema():
 
 
 def test_the_valid_uploads_have_every_coding():
-    expected = {f"index {coding.value}" for coding in IndexCoding} | {f"values {coding.value}" for coding in ValueCoding}
+    expected = {f"index {coding.value}" for coding in IndexCoding} | {
+        f"values {coding.value}" for coding in ValueCoding
+    }
     assert structured.codings(0, 500) == expected
