@@ -1,4 +1,4 @@
-"""ε of the clients of a run with ``privacy.noise``, by the RDP accountant of Opacus (``docs/privacy.md``).
+"""ε of the clients of a run with ``privacy.noise``, by the RDP accountant of dp-accounting (``docs/privacy.md``).
 
 Every noised upload is one release of the Gaussian mechanism. Uploads compose adaptively over rounds. Sampling of
 clients is not counted as an amplification, because the server knows who was sampled.
@@ -9,7 +9,6 @@ Source: Mironov, "Rényi Differential Privacy", CSF 2017 (https://arxiv.org/abs/
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import lru_cache
@@ -20,9 +19,10 @@ from typing import Any
 from sepal.config import PrivacySettings, RunConfig
 from sepal.errors import ConfigError
 
-# The accountant's orders end at 63, and at 1.1: too few for an ε far below 1 or far above 100.
-ORDERS = (*(1 + 2.0**-power for power in range(20, 3, -1)), *(1 + x / 10 for x in range(1, 100)))
-ORDERS += (*map(float, range(12, 64)), *(2.0**power for power in range(6, 15)))
+# Orders of the Rényi divergence. The library's own end at 1024, and at 1.1, which is too much for an ε above 100. It
+# takes none up to 1.01.
+ORDERS = (1.011, 1.02, 1.03, 1.05, 1.07, *(1 + x / 10 for x in range(1, 100)))
+ORDERS += (*map(float, range(11, 64)), *(2.0**power for power in range(6, 15)))
 # Against any other data of the client (local differential privacy), and against no update from it.
 KINDS = ("epsilon", "epsilon_zero_out")
 
@@ -33,8 +33,8 @@ def check_accountant(config: RunConfig) -> None:
     Raises:
         ConfigError: See above.
     """
-    if config.privacy.noise and find_spec("opacus") is None:
-        raise ConfigError("privacy.noise", "Opacus, for ε: pip install 'sepal-fl[privacy]'", "no module opacus")
+    if config.privacy.noise and find_spec("dp_accounting") is None:
+        raise ConfigError("privacy.noise", "dp-accounting, for ε: pip install 'sepal-fl[privacy]'", "no such package")
 
 
 @lru_cache(maxsize=1024)
@@ -48,13 +48,12 @@ def epsilon(noise: float, releases: int, delta: float) -> float:
     """
     if not releases:
         return 0.0
-    from opacus.accountants.analysis import rdp
+    from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+    from dp_accounting.rdp import RdpAccountant
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the best order is the last one: ε is then larger than necessary
-        divergences = rdp.compute_rdp(q=1.0, noise_multiplier=noise, steps=releases, orders=ORDERS)
-        found, _ = rdp.get_privacy_spent(orders=ORDERS, rdp=divergences, delta=delta)
-    return float(found)
+    accountant = RdpAccountant(orders=ORDERS)
+    accountant.compose(SelfComposedDpEvent(GaussianDpEvent(noise), releases))
+    return float(accountant.get_epsilon(delta))
 
 
 def privacy(config: RunConfig, noised: tuple[str, ...], uploads: Mapping[str, Mapping[str, int]]) -> Any:
@@ -89,7 +88,7 @@ def privacy(config: RunConfig, noised: tuple[str, ...], uploads: Mapping[str, Ma
         "uploads": max((each["uploads"] for each in clients.values()), default=0),
         "not_noised": dict(plain),
         "clients": clients,
-        "accountant": f"opacus {metadata.version('opacus')}, RDP" if keys.noise else "",
+        "accountant": f"dp-accounting {metadata.version('dp-accounting')}, RDP" if keys.noise else "",
     }
 
 

@@ -106,7 +106,7 @@ class RunDirectory:
 
     Raises:
         ConfigError: The existing run has another configuration; the error names the first different key. Or the run
-            has ``privacy.noise``, and is to go back to a round, or Opacus is not installed.
+            has ``privacy.noise``, and is to go back to a round, or dp-accounting is not installed.
         StateError: The directory cannot be written, or another process has it open.
     """
 
