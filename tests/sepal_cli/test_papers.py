@@ -45,7 +45,7 @@ def plan_file(path: Path, text: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize("name", ["fedpse", "dmpfl", "subfedavg", "pa3dfl"])
+@pytest.mark.parametrize("name", ["fedpse", "dmpfl", "subfedavg", "pa3dfl", "privacy"])
 def test_every_run_of_the_papers_is_a_valid_config(name: str) -> None:
     """Each block's variants assemble as far as keys and values go, and names are unique."""
     runs = list(read_plan(PLANS / f"{name}.toml").runs())
