@@ -45,6 +45,11 @@ class Group:
         """The method's name."""
         return str(self.results[0].stored.config["method"])
 
+    @property
+    def first(self) -> Result:
+        """The run that figures of single clients show: a client of another seed is another client."""
+        return min(self.results, key=lambda result: result.seed)
+
     def accuracy(self, view: str, figure: str = "mean") -> Estimate | None:
         """Return a figure of a view at the end, over seeds; None where the method has no such view."""
         found = [result.accuracy(view) for result in self.results]
@@ -119,6 +124,11 @@ class Comparison:
                 found.setdefault(result.label, []).append(result)
         target = self.aim(cell)
         return [Group(label, cell, tuple(found[label]), target, self.view) for label in self.labels if label in found]
+
+    def all_groups(self) -> Iterator[Group]:
+        """Yield the groups of all cells."""
+        for cell in self.cells:
+            yield from self.groups(cell)
 
     def aim(self, cell: str) -> float:
         """Return the accuracy to be reached in a cell, as a fraction."""

@@ -15,7 +15,7 @@ from sepal.errors import ConfigError
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.storage.files import write_atomically
 from sepal_cli.comparison import Comparison, Group, read_comparison
-from sepal_cli.report.data import datasets, first_seed, views
+from sepal_cli.report.data import datasets, views
 from sepal_cli.results import Estimate
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _details(comparison: Comparison) -> Iterator[str]:
     yield "<th>processor</th></tr></thead><tbody>"
     for cell in comparison.cells:
         for group in comparison.groups(cell):
-            summary = first_seed(group).stored.summary or {}
+            summary = group.first.stored.summary or {}
             versions = summary.get("versions", {})
             spent = [(r.stored.summary or {}).get("seconds", {}).get("total", 0.0) for r in group.results]
             name = f"{group.label}{f' ({cell})' * bool(cell)}"
