@@ -22,8 +22,8 @@ from sepal_cli.plans.plan import Block, Plan, read_plan
 ROOT = Path(__file__).resolve().parents[1]
 README, PLANS, RESULTS = ROOT / "README.md", ROOT / "experiments" / "papers", ROOT / "docs" / "results"
 PART = re.compile(r"(<!-- results: .*? -->)\n.*?(<!-- /results -->)", re.DOTALL)
-HEADER = ("data", "method", "kept", "received", "trained", "FedAvg, received", "FedAvg + fine-tuning", "Local", "MB")
-HEADER += ("MB of FedAvg",)
+OURS, OTHERS = ("kept", "received", "trained"), ("FedAvg, received", "FedAvg + fine-tuning", "Local")
+HEADER = ("data", "method", *OURS, *OTHERS, "MB", "MB of FedAvg")
 YARDSTICKS = (("fedavg", "received"), ("fedavg-ft", "trained"), ("local", "trained"))
 
 Found = Mapping[str, Any]
@@ -79,8 +79,8 @@ def _row(plan: Plan, block: Block, cell: str, groups: Mapping[str, Sequence[Foun
     """Return a row. Yardsticks are the block's first variants of these methods: a plan may give them a width."""
     assert block.headline is not None  # noqa: S101  (for mypy; the caller has looked)
     ours = groups[block.headline]
-    place = ", ".join(filter(None, (block.title, cell.replace("lambda=", "λ = ").replace("=", " = "))))
-    row = [f"[{place}]({page})", f"`{block.headline}`", *(accuracy(ours, v) for v in ("kept", "received", "trained"))]
+    place = ", ".join(filter(None, (block.title, cell.replace("lambda=", "λ=").replace("=", " = "))))
+    row = [f"[{place}]({page})", f"`{block.headline}`", *(accuracy(ours, view) for view in OURS)]
     of = {}
     for name in reversed(list(groups)):
         of[str(plan.variants.get(name, {}).get("method", name))] = groups[name]

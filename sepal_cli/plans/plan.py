@@ -299,9 +299,9 @@ def _bad_key(file: str, reason: ValidationError, alone: bool) -> ConfigError:
 
 def _check_cells(plan: Plan, name: str) -> None:
     known = [block.name for block in plan.block]
-    for each in plan.ranks.blocks if plan.ranks else ():
-        if each not in known:
-            raise ConfigError(f"{name}: ranks.blocks", f"names of blocks: {', '.join(known)}", each)
+    for ranked in plan.ranks.blocks if plan.ranks else ():
+        if ranked not in known:
+            raise ConfigError(f"{name}: ranks.blocks", f"names of blocks: {', '.join(known)}", ranked)
     for block in plan.block:
         if block.trials and block.trials not in known[: known.index(block.name)]:
             raise ConfigError(f"{name}: {block.name}.trials", "the name of a block before it", block.trials)

@@ -8,7 +8,6 @@ import altair as alt
 
 from sepal_cli.comparison import Comparison
 from sepal_cli.report import further, personal
-from sepal_cli.report.data import Rows
 from sepal_cli.report.figure import (
     CELL,
     COLOURS,
@@ -24,6 +23,7 @@ from sepal_cli.report.figure import (
     parameters,
     said,
 )
+from sepal_cli.report.learned import Rows
 
 
 def figures(comparison: Comparison, data: Mapping[str, Rows]) -> list[Figure]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 
 from sepal_cli.comparison import Comparison
-from sepal_cli.report.data import Row, Rows
 from sepal_cli.report.figure import CELL, PERCENT, VIEW, VISIBLE, Figure, chart_of, colour_of, finish, parameters
+from sepal_cli.report.learned import Row, Rows
 
 
 def shift(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
