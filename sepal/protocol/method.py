@@ -28,10 +28,9 @@ from sepal.wire.tensors import SparseTensor, Tensors, TensorSpec
 
 if TYPE_CHECKING:
     import torch
-    from pydantic import BaseModel
     from torch import nn
 
-    from sepal.config import RunConfig
+    from sepal.config import RunConfig, Settings
 
 Scalar: TypeAlias = int | float | str | bool
 Weights: TypeAlias = Mapping[str, npt.NDArray[np.float32]]
@@ -273,7 +272,7 @@ class Method:
     name: str
     title: str
     source: str
-    hyper: type[BaseModel]
+    hyper: type[Settings]
     server: ServerFactory | str
     client: ClientFactory | str
     defaults: Mapping[str, Scalar] = field(default_factory=dict)

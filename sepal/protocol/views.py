@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sepal.errors import ContractError
+from sepal.errors import ProtocolError
 
 VIEWS = ("received", "trained", "pooled")
 CLOSING_VIEWS = (*VIEWS, "kept")  # of every full evaluation, the closing one among them
@@ -39,15 +39,15 @@ def check_counts(metrics: Mapping[str, float], views: Sequence[str]) -> None:
         views: The views that were requested.
 
     Raises:
-        ContractError: A view that was not requested, one count without the other, or more correct examples than
+        ProtocolError: A view that was not requested, one count without the other, or more correct examples than
             examples.
     """
     for key in metrics:
         view, dot, _ = key.partition(".")
         if view.partition("-")[0] in CLOSING_VIEWS and not (dot and view in views):
-            raise ContractError(f"metrics.{key}", f"counts of {', '.join(views) or 'no view'}", "another view")
+            raise ProtocolError(f"metrics.{key}", f"counts of {', '.join(views) or 'no view'}", "another view")
     for name in (f"{view}.{part}" for view in views for part in ("", "validation-")):
         correct, examples = metrics.get(f"{name}correct", -1.0), metrics.get(f"{name}examples", -1.0)
         whole = correct.is_integer() and examples.is_integer() and examples < 2**40
         if not whole or correct > examples or (correct < 0 <= examples):
-            raise ContractError(f"metrics.{name}correct", "a count, at most examples", f"{correct:g} of {examples:g}")
+            raise ProtocolError(f"metrics.{name}correct", "a count, at most examples", f"{correct:g} of {examples:g}")

@@ -46,7 +46,7 @@ class Hyper(Settings):
 
     @property
     def dense_models(self) -> int:
-        """M models travel in a message: see ``max-message-bytes``."""
+        """M, because all models travel in one message."""
         return self.models
 
 

@@ -36,6 +36,7 @@ from sepal.protocol.layout import Layout, layers, trained
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Task, Uploads, Weights
 from sepal.protocol.tensors import dense, dense_specs
 from sepal.server.algorithm import ServerBase
+from strategies.baselines.fedper import ClientState
 from strategies.registration import register
 
 
@@ -58,14 +59,6 @@ class ServerState:
 
     columns: Mapping[str, Weights] = field(default_factory=dict)
     total: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ClientState:
-    """The client's own model, float32 by name, and in how many rounds it was trained."""
-
-    model: Weights
-    rounds: int = 0
 
 
 class Pulled:

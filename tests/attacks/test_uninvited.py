@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from sepal.errors import RosterError
 from sepal.protocol.messages import read_order
 from sepal.protocol.method import Kind
 from sepal.server.run_store import DiskRunStore, evict
+from sepal.server.strategy import SepalStrategy
 from tests.attacks.hostile import Hostile
 from tests.contract.fakes import FAKES
 from tests.contract.harness import Killed
@@ -102,3 +105,21 @@ def test_only_a_client_of_the_run_can_be_evicted(tmp_path):
     Visited(tmp_path / "clients").run(DiskRunStore(tmp_path / "server", METHOD.server_state))
     with pytest.raises(RosterError, match="did you mean client-1"):
         evict(tmp_path / "server", "client1")
+
+
+def test_an_eviction_in_the_last_moments_of_a_round_is_noticed(tmp_path, monkeypatch):
+    """The operator evicts the client while the server still waits for it, and then the time is up."""
+    federation = Visited(tmp_path / "clients", roster="open", timeout=1.0)
+    checkpoints, deliver = tmp_path / "server", SepalStrategy._deliver
+
+    def long(self, *arguments):
+        answers = deliver(self, *arguments)
+        if self.progress.round == 2 and not (checkpoints / "evicted").exists():
+            evict(checkpoints, "stranger")
+            time.sleep(1.1)
+        return answers
+
+    monkeypatch.setattr(SepalStrategy, "_deliver", long)
+    progress = federation.run(DiskRunStore(checkpoints, METHOD.server_state)).progress
+    assert progress.closed
+    assert progress.evicted == ("stranger",)

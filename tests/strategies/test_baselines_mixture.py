@@ -7,27 +7,17 @@ import pytest
 import torch
 from torch import nn
 
+import models
 from sepal.client.training import Trainer
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Plan, Task, Upload
 from sepal.wire.tensors import whole
 from strategies import registry
 from strategies.assembly import assemble
-from tests.strategies.baselines import BASE, Sent, assert_same_model, model, run
+from tests.strategies.baselines import BASE, Product, Sent, assert_same_model, model, run
 
 X, Y = np.array([2.0, -1.0, 0.5]), np.array([0, 1, 0])
 SIGNS = np.where(Y == 0, 1.0, -1.0)
-
-
-class Product(nn.Module):
-    """One weight, no bias: the logits of x are (w·x, 0), so an example's loss is ln(1 + exp(-±w·x))."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(1))
-
-    def forward(self, x):
-        return torch.cat([x * self.w, torch.zeros_like(x)], 1)
 
 
 def losses(w):
@@ -152,3 +142,21 @@ def test_one_model_of_fedem_is_fedavg():
     ours, theirs = run("fedem", **{"fedem.models": 1}), run("fedavg")
     for name, array in model(theirs).items():
         np.testing.assert_allclose(model(ours)[f"0/{name}"], array, rtol=0, atol=1e-5)
+
+
+def test_more_models_of_fedem_fit_into_its_messages():
+    """Four models are more than twice the dense one, which other methods' messages may have."""
+    strategy = run("fedem", rounds=1, **{"fedem.models": 4})
+    assert strategy.report.totals.training.up > 0
+
+
+def test_pfedme_counts_no_multiply_adds_where_no_step_was_taken():
+    """A model with batch normalisation and one example: no batch is large enough."""
+    made = assemble({**BASE, "method": "pfedme"}).task
+    normed = lambda: nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2))  # noqa: E731
+    task = Task(models.layout(normed()), models.read_weights(normed()), made.config, made.hyper, normed)
+    x, y = torch.ones(1, 1), torch.zeros(1, dtype=torch.int64)
+    trainer = Trainer(ClientInfo("c", 1), task.config, x, y, x[:0], y[:0], normed)
+    client = registry.get("pfedme").make_client(task, trainer)
+    client.train(client.init(), Payload(), Plan(1))
+    assert (trainer.steps, trainer.multiply_adds) == (0, 0.0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from sepal.protocol.method import ClientInfo
-from strategies.baselines.tailorfl import correlations, top, tuned
+from strategies.baselines.tailorfl import Tailored, correlations, top, tuned
 from tests.strategies.by_hand import data, gradients, softmax
 from tests.strategies.federation import Federation
 
@@ -128,3 +130,12 @@ def test_an_upload_of_importances_has_its_round(round):
     server = Federation([1.0], method="tailorfl").server
     names = list(server.upload_schema(server.init(), ClientInfo("a", 1), server.plan(round)).tensors)
     assert (names == ["fc1/importance"]) is (round == 1)
+
+
+@pytest.mark.parametrize(("personal", "layers"), [(0.0, 0), (0.8, 4), (1.0, 5)])
+def test_the_share_of_personal_layers_is_exact(personal, layers):
+    """Of five layers .8 are four; 5·(1 - .8) is .9999999999999998 in binary. The output layer has no group."""
+    shared = Tailored()
+    shared.coupling = tuple("abcd")
+    shared.task = SimpleNamespace(hyper=SimpleNamespace(personal=personal))
+    assert len(shared.personal) == max(0, layers - 1)

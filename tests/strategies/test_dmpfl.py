@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from client_app.build import Node, Shared, build_host, client_name
 from sepal.config import validate
-from sepal.errors import ConfigError, ContractError, WireError
+from sepal.errors import ConfigError, ProtocolError, WireError
 from sepal.masks.packed import spread, unpack
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Plan, Upload
@@ -341,10 +341,10 @@ def test_a_client_refuses_what_it_cannot_place():
     first = next(iter(download.tensors))
     older = replace(download, scalars={"mask": 4, "weights": 4})
     partial = replace(download, tensors={n: t for n, t in download.tensors.items() if n != first})
-    with pytest.raises(ContractError, match="expected mask 0, which is held"):
+    with pytest.raises(ProtocolError, match="expected mask 0, which is held"):
         algorithm.received(algorithm.init(), older)
     for wrong in (partial, replace(download, tensors={})):
-        with pytest.raises(ContractError, match="payload"):
+        with pytest.raises(ProtocolError, match="payload"):
             algorithm.received(algorithm.init(), wrong)
 
 
