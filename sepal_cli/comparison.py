@@ -149,8 +149,9 @@ class Comparison:
 
 
 def write_index(plan: Plan, runs: Sequence[PlannedRun], out: Path) -> None:
-    """Write which runs the directory ``out`` compares."""
-    rows = [{"name": r.name, "label": r.variant, "cell": _cell(r)} for r in runs]
+    """Write which runs the directory ``out`` compares: all but trials."""
+    trials = {block.trials for block in plan.block} - {""}
+    rows = [{"name": r.name, "label": r.variant, "cell": _cell(r)} for r in runs if r.block not in trials]
     index = {"title": plan.title, "view": plan.view, "target": plan.target, "runs": rows}
     write_atomically(out / INDEX, f"{json.dumps(index, indent=1)}\n".encode())
 

@@ -41,7 +41,11 @@ def paper(
         Path | None, typer.Option(help="Start no run; recompute the tables of this page from its .ndjson.")
     ] = None,
 ) -> None:
-    """Run the missing and unfinished runs of a paper's tables; then write tables.md and results.ndjson."""
+    """Run the missing and unfinished runs of a paper's tables; then write tables.md and results.ndjson.
+
+    Each published figure stands beside the measured one, with their difference, the wall time and the commit. With
+    --table, the tables are printed too.
+    """
     from sepal_cli.comparison import write_index
     from sepal_cli.paper.report import rewrite_page, write_report
     from sepal_cli.plans.plan import read_plan
@@ -61,7 +65,10 @@ def paper(
         limit = found.hours if hours is None else hours
         failed = in_stages(found, only, place, Executor(place, jobs, workers, limit))
         write_index(found, list(found.runs()), place)
-    for path in write_report(found, list(found.runs(chosen=chosen(found, place))), place):
+    written = write_report(found, list(found.runs(chosen=chosen(found, place))), place)
+    if table:
+        typer.echo(written[0].read_text())
+    for path in written:
         typer.echo(f"written to {path}")
     if failed:
         count = len(list(found.runs(only)))

@@ -134,7 +134,9 @@ def test_a_paper_is_found_by_its_name_and_one_table_of_it_is_taken(tmp_path: Pat
     """The sweep of p has six runs, of which none is begun."""
     done = sepal("fedpse", "--table", "figure 4", "--hours", "0")
     assert done.exit_code == 0, done.output
-    assert "Not there: 6 of 6 runs: sweep-p0.1-seed0" in (tmp_path / "runs" / "fedpse" / "tables.md").read_text()
+    tables = (tmp_path / "runs" / "fedpse" / "tables.md").read_text()
+    assert "Not there: 6 of 6 runs: sweep-p0.1-seed0" in tables
+    assert tables in done.stdout
     done = sepal("fedpse", "--scale", "quick", "--hours", "0")
     assert done.exit_code == 0, done.output
     assert "Not there: 24 of 24 runs" in (tmp_path / "runs" / "fedpse-quick" / "tables.md").read_text()
