@@ -26,6 +26,8 @@ Several tables, as a paper has them::
     name = "n5"
     variants = ["fedpse", "NAME", "fedavg"]
     seeds = [0, 1, 2]
+    tables = ["1", "figure 3"]   # optional: of the paper, for `sepal paper --table`
+    headline = "fedpse"          # optional: the variant that README's table of results shows
     [block.keys]
     clients = 5
     [block.grid]                 # optional: lists of values, all combinations
