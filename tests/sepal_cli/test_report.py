@@ -43,14 +43,11 @@ def page(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
-    """A comparison of three methods whose masks and gates are figures of their own."""
+    """A comparison of methods whose masks, gates and embeddings are figures of their own."""
     directory = tmp_path_factory.mktemp("learned")
     keys = {"dataset": "digits", "clients": 4, "rounds": 3, "partition.subsample": 400, "evaluate-every": 1}
-    for method, own in (
-        ("dmpfl", {}),
-        ("subfedavg", {"subfedavg.accuracy": 0.0}),
-        ("pfedgate", {"pfedgate.keep": 0.5}),
-    ):
+    methods = {"dmpfl": {}, "subfedavg": {"subfedavg.accuracy": 0.0}, "pfedgate": {"pfedgate.keep": 0.5}, "pa3dfl": {}}
+    for method, own in methods.items():
         run_flat({**keys, **own, "method": method, "name": method, "out": str(directory)}, directory, workers=1)
     return write_html([str(directory)], directory / "report.html")
 
@@ -94,6 +91,7 @@ def test_figures_about_masks_and_gates_have_the_rows_that_they_need(learned):
     assert all(
         row["kept"] < 100 for row in rows["layers"] if row["label"] == "subfedavg"
     )  # pruned twice, at least once
+    assert {row["label"] for row in rows["tree"]} == {"pfedgate", "pa3dfl"}
     tree = [row for row in rows["tree"] if row["label"] == "pfedgate"]
     assert [row["kind"] for row in tree] == ["link"] * 12 + ["leaf"] * 4
     assert sorted(row["place"] for row in tree if row["kind"] == "leaf") == [0, 1, 2, 3]
