@@ -1,6 +1,7 @@
 """What a run leaves, and how a run is continued: every file, every refusal."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
