@@ -6,6 +6,7 @@ the received view for a variant that the plan's ``ranks`` judge by that, and oth
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,7 +56,9 @@ def _best(plan: Plan, block: Block, runs: Sequence[PlannedRun], out: Path) -> di
 
 
 def in_stages(plan: Plan, only: str, out: Path, execute: Execute) -> list[str]:
-    """Run a plan: what needs no trials, then what their results make ready; return the names of runs that failed.
+    """Run a plan in its order, each block's trials before it; return the names of runs that failed.
+
+    A block that waits for trials is run as soon as they have ended, before trials further down in the file.
 
     Args:
         plan: The plan.
@@ -70,11 +73,12 @@ def in_stages(plan: Plan, only: str, out: Path, execute: Execute) -> list[str]:
     list(plan.runs(only))  # refuses a name that is none
     while True:
         every = plan.runs(chosen=chosen(plan, out))
-        ready = [run for run in every if run.ready and run.block in wanted and run.name not in tried]
-        if not ready:
+        left = [run for run in every if run.block in wanted and run.name not in tried]
+        stage = list(itertools.takewhile(lambda run: run.ready, left)) or [run for run in left if run.ready]
+        if not stage:
             return failed
-        tried |= {run.name for run in ready}
-        failed += execute(ready)
+        tried |= {run.name for run in stage}
+        failed += execute(stage)
 
 
 class Executor:

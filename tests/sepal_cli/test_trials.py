@@ -85,6 +85,37 @@ def test_trials_run_before_what_waits_for_them_and_a_block_brings_its_trials(fil
         in_stages(plan, "mian", out, execute)
 
 
+def test_a_block_runs_before_trials_further_down(tmp_path: Path) -> None:
+    """Trials, their block, other trials, their block: in this order, and a variant whose trials fail is left out."""
+    (tmp_path / "two.toml").write_text(
+        'title = "Two"\nkeys = { dataset = "digits", rounds = 2, clients = 3 }\n'
+        + "".join(
+            f'[[block]]\nname = "{n}-rates"\nvariants = ["fedavg", "local"]\n[block.grid]\nlr = [0.1]\n'
+            f'[[block]]\nname = "{n}"\ntrials = "{n}-rates"\nvariants = ["fedavg", "local"]\n'
+            for n in "ab"
+        )
+    )
+    calls: list[list[str]] = []
+
+    def execute(runs):
+        calls.append([run.name for run in runs])
+        for run in runs:
+            if run.name != "a-rates-lr_0.1-local-seed0":
+                write_run(tmp_path / run.name, method=str(run.keys["method"]))
+        return []
+
+    in_stages(read_plan(tmp_path / "two.toml"), "", tmp_path, execute)
+    assert [name.rpartition("-seed0")[0] for names in calls for name in names] == [
+        "a-rates-lr_0.1-fedavg",
+        "a-rates-lr_0.1-local",
+        "a-fedavg",
+        "b-rates-lr_0.1-fedavg",
+        "b-rates-lr_0.1-local",
+        "b-fedavg",
+        "b-local",
+    ]
+
+
 def test_a_scale_changes_blocks_seeds_and_keys_but_not_how_long_trials_are(file: Path) -> None:
     quick = read_plan(file).at("quick")
     runs = list(quick.runs())
