@@ -199,6 +199,7 @@ def test_a_page_s_tables_are_rewritten_and_the_rest_is_left(tmp_path: Path) -> N
     accuracy = {view: {"mean": 0.625, "std": 0.125, "bottom_decile": 0.5} for view in ("kept", "trained")}
     point = {"round": 2, "megabytes": 2.0, "trained": 0.625}
     rest = {"megabytes": sizes, "multiply_adds": 2e9, "seconds": 1.0, "curve": [point], "method": {}}
+    rest["versions"] = {"commit": "abc1234", "cpu": "a processor"}
     page.with_suffix(".ndjson").write_text(
         json.dumps({**run, **rest, "name": "first-half-seed0", "accuracy": accuracy})
     )
@@ -212,6 +213,7 @@ def test_a_page_s_tables_are_rewritten_and_the_rest_is_left(tmp_path: Path) -> N
     header = next(line for line in lines if line.startswith("| method |"))
     assert header.startswith("| method | kept (over clients) | trained (over clients) | bottom 10 % |")
     assert "| half | 62.5 (12.5) | 62.5 (12.5) | 50.0 | 1.00 | 1.00 | 100.0 | 1.00 | 1 |" in lines
+    assert "1 run, 0.0 minutes of wall time in all, on a processor; commit abc1234." in lines
 
 
 @pytest.mark.parametrize(
