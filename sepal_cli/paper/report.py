@@ -57,7 +57,8 @@ def _budget(found: Group) -> Iterator[str]:
     commits = sorted({one.get("versions", {}).get("commit", "") for one in found} - {""})
     if commits:
         minutes = sum(one["seconds"] for one in found) / 60
-        words = f"{len(found)} run{'s' * (len(found) > 1)}, {minutes:.1f} minutes of wall time in all, on {found[0]['versions']['cpu']}"
+        count, cpu = f"{len(found)} run{'s' * (len(found) > 1)}", found[0]["versions"]["cpu"]
+        words = f"{count}, {minutes:.1f} minutes of wall time in all, on {cpu}"
         yield from (f"{words}; commit {', '.join(commits)}.", "")
 
 

@@ -165,7 +165,10 @@ class Plan(BaseModel):
         wanted = {block.name for block in self.block if block.name in (change.blocks or (block.name,))}
         wanted |= {block.trials for block in self.block if block.name in wanted}
         there = [block for block in self.block if scale in block.scales and block.name in wanted]
-        return self.model_copy(update={"block": tuple(self._scaled(block, change) for block in there)})
+        words = ", ".join(f"{key} = {value}" for key, value in flatten_tables(change.keys))
+        said = f"At scale {scale}, with {words}; titles are those of the paper's data. " if words else ""
+        update = {"block": tuple(self._scaled(block, change) for block in there), "note": said + self.note}
+        return self.model_copy(update=update)
 
     def _scaled(self, block: Block, change: AtScale) -> Block:
         keys, seeds = dict(flatten_tables(change.keys)), change.seeds

@@ -118,6 +118,7 @@ def test_a_block_runs_before_trials_further_down(tmp_path: Path) -> None:
 
 def test_a_scale_changes_blocks_seeds_and_keys_but_not_how_long_trials_are(file: Path) -> None:
     quick = read_plan(file).at("quick")
+    assert quick.note.startswith("At scale quick, with rounds = 1, partition.alpha = 9.0;")
     runs = list(quick.runs())
     assert {run.block for run in runs} == {"rates", "main", "small"}
     assert {(run.block, run.seed, run.keys["rounds"]) for run in runs} == {
