@@ -80,7 +80,8 @@ class DmPflServer(ServerBase[ServerState]):
             return Schema(at_masks_specs(self.layout, self.budget))
         shared = plan.phase == "2a"
         known = unpack(state.global_mask, self.layout) if shared else self.personal_mask(state, client.name)
-        return Schema(at_masks_specs(self.layout, self.budget, known, fresh=False))
+        sizes = {name: int(np.count_nonzero(mask)) for name, mask in known.items()}  # m_g may be below the budget
+        return Schema(at_masks_specs(self.layout, sizes, known, fresh=False))
 
     def personal_mask(self, state: ServerState, client: str) -> Masks:
         """Return m_c as last uploaded, or the initial mask."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sepal.errors import ProtocolError, WireError
+from sepal.masks.packed import pack, unpack
 from sepal.protocol.method import Payload, Plan
 from sepal.protocol.payloads import seal, unseal
 from sepal.wire import inspect
@@ -45,6 +46,18 @@ def test_a_mask_travels_only_where_the_other_side_lacks_it():
     assert not any(coded(first_round(server, host)[2]).values())
     sizes = coded(first_round(server, host, replace(one, scalars={"prune": 0.3}))[2])
     assert {n for n, size in sizes.items() if size} == masked_names
+
+
+def test_a_global_mask_below_its_budget_is_trained_in_phase_2a():
+    """Where fewer positions are eligible than the budget, m_g is smaller, and so is the upload at it."""
+    server, host, _ = parts()
+    state, plan = server.init(), Plan(2, "2a", scalars={"prune": 0.0})
+    name, mask = server.parts[0].name, unpack(state.global_mask, server.layout)
+    mask[name].reshape(-1)[np.flatnonzero(mask[name])[:3]] = False
+    smaller = replace(state, global_mask=pack(mask, server.parts), mask_version=1, weights_version=1)
+    _, sent = host.algorithm.train(host.algorithm.init(), server.newcomer(smaller, host.info, plan), plan)
+    got = unseal(seal(sent), server.upload_schema(smaller, host.info, plan))
+    assert got.tensors[name].values.size == server.budget[name] - 3
 
 
 def test_a_client_refuses_what_it_cannot_place():
