@@ -124,13 +124,13 @@ def evict(
     run: Annotated[str, typer.Argument(help="A run directory, or a run's name.")],
     client: Annotated[str, typer.Argument(help="The client's name.")],
 ) -> None:
-    """Let a run go on without a client, from now on; for example one that has left for good."""
+    """Let a run go on without a client, from now on; for example one that has left for good, or a stranger."""
     from sepal.server.run_store import evict as evict_client
     from sepal_cli.runs import find_run
 
     path = find_run(run)
-    evict_client(path / "checkpoints", client)
-    typer.echo(f"{client} takes no further part in {path.name}")
+    odd = evict_client(path / "checkpoints", client)
+    typer.echo(f"{client} takes no further part in {path.name}{f'; {odd}' * bool(odd)}")
 
 
 @app.command()

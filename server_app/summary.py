@@ -18,6 +18,7 @@ from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server.report import Report, populations
 from sepal.server.run_state import RunState, learned
 from sepal.storage.serialize import digest_arrays
+from server_app.privacy import privacy
 from strategies.assembly import Assembly
 
 GIT_SECONDS = 10
@@ -61,6 +62,7 @@ def summarise(
         "model_round": report.accuracy_round - 1,
         "bytes": report.totals.summary(),
         "seconds": seconds(report.seconds),
+        "privacy": privacy(config, assembly.method.private, report.uploads),
         "weights_sha256": weights_digest(algorithm, progress.server) or clients_sha256,
         "clients_sha256": clients_sha256,
         "config": "config.toml",

@@ -36,6 +36,7 @@ METHODS = {
     "mtl": "strategies.baselines.mtl:Mtl",
     "pfedme": "strategies.baselines.pfedme:PFedMe",
     "fedem": "strategies.baselines.fedem:FedEM",
+    "fedmask": "strategies.baselines.fedmask:FedMask",
     "feddst": "strategies.baselines.feddst:FedDST",
     "fedpse": "strategies.fedpse:FedPSE",
     "dmpfl": "strategies.dmpfl:DmPfl",

@@ -209,6 +209,18 @@ class LearnsRoster(Protocol[S]):
 
 
 @runtime_checkable
+class ForgetsEvicted(Protocol[S]):
+    """A server algorithm whose state has something of each client that other clients' downloads depend on."""
+
+    def evicted(self, state: S, names: Sequence[str]) -> S:
+        """Return the state without what is there of the clients ``names``, sorted; some may be unknown.
+
+        Called at the end of the round in which they were evicted, after ``aggregate``. Must be pure.
+        """
+        ...
+
+
+@runtime_checkable
 class Learns(Protocol):
     """A server algorithm that learns more than its model, such as a hypernetwork."""
 
@@ -267,6 +279,8 @@ class Method:
         received: If the method has no received model: why.
         uses_capacity: Whether clients with a capacity below 1 get a smaller model. If not, such clients are refused
             unless ``width`` makes the model of all clients small enough.
+        private: Phases (:attr:`Plan.phase`) whose uploads ``privacy.*`` clips and noises. Empty: the method refuses
+            these keys.
     """
 
     name: str
@@ -278,6 +292,7 @@ class Method:
     defaults: Mapping[str, Scalar] = field(default_factory=dict)
     received: str = ""
     uses_capacity: bool = False
+    private: tuple[str, ...] = ()
 
     @property
     def server_state(self) -> type:

@@ -62,6 +62,7 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
         "megabytes": {key: sizes[key] / MEGA for key in ("up", "down", "up_dense", "down_dense")},
         "multiply_adds": _multiply_adds(stored),
         "seconds": summary["seconds"]["total"],
+        **_privacy(summary.get("privacy")),
         "weights_sha256": summary["weights_sha256"],
         "versions": summary["versions"],
         "curve": [_point(line) for line in stored.lines if line["full"] or line["phase"] == "closing"],
@@ -90,6 +91,11 @@ def _within(stored: StoredRun, megabytes: float) -> dict[str, Any] | None:
         return None
     clients = _columns([{"name": client["name"], **_views(client)} for client in line["clients"]])
     return {"round": line["model_round"], "megabytes": spent[line["model_round"]] / MEGA, "clients": clients}
+
+
+def _privacy(found: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the run's ε without the clients' own; nothing for a run without ``privacy.clip``."""
+    return {"privacy": {key: value for key, value in found.items() if key != "clients"}} if found else {}
 
 
 def _views(client: Mapping[str, Any]) -> dict[str, float]:

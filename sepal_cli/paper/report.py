@@ -149,6 +149,7 @@ def _cell(cell: str, groups: Mapping[str, Group]) -> Iterator[str]:
         words = cell.replace("lambda=", "λ=").replace("alpha=", "α=").replace("=", " = ").replace(",", ", ")
         yield from (f"### {words}", "")
     yield from table(_main_header(), [_main_row(name, group) for name, group in groups.items()])
+    yield from table(*_privacy(groups))
     yield from table(*_curves(groups))
     there = {view for group in groups.values() for one in group for view in one["accuracy"]}
     for view in MODELS:
@@ -252,6 +253,20 @@ def by_capacity(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]
         values = {quarter: [r[quarter]["trained"]["mean"] for r in runs if quarter in r] for quarter in quarters}
         rows.append([name, *(f"{100 * _mean(each):.1f}" if each else "–" for each in values.values())])
     return ["trained by capacity", *quarters], rows if quarters else []
+
+
+def _privacy(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
+    """Return clip, noise and ε of the variants that have them, the largest over seeds and clients."""
+    rows = []
+    for name, group in groups.items():
+        found = [one["privacy"] for one in group if one.get("privacy")]
+        if found:
+            cells = [f"{found[0][key]:g}" for key in ("clip", "noise", "delta")]
+            for kind in ("epsilon", "epsilon_zero_out"):
+                values = [each[kind] for each in found]
+                cells.append("none" if None in values else f"{max(values):.3g}")
+            rows.append([name, *cells, str(max(each["uploads"] for each in found))])
+    return ["privacy", "clip", "noise", "δ", "ε, other data", "ε, no update", "uploads"], rows
 
 
 def _own_figures(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:

@@ -172,6 +172,7 @@ def check_keys(file: str, runs: list[PlannedRun]) -> None:
         ConfigError: A key is unknown or has a value that it cannot have.
     """
     from strategies import registry
+    from strategies.assembly import check_private
 
     hypers = registry.Hypers()
     for run in {(run.block, run.cell, run.variant): run for run in runs}.values():
@@ -182,7 +183,7 @@ def check_keys(file: str, runs: list[PlannedRun]) -> None:
             raise ConfigError(f"{file}: methods", words, method)
         flat: Flat = {key: value for key, value in run.keys.items() if key != "name"}
         try:
-            parse(flat, hypers)
+            check_private(registry.get(method), parse(flat, hypers)[0])
         except ConfigError as error:
             where = f"{file}: {run.variant}{f', {run.cell}' * bool(run.cell)}: {error.key}"
             raise ConfigError(where, error.expected, error.got) from None

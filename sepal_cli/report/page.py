@@ -17,6 +17,7 @@ from sepal.storage.files import write_atomically
 from sepal_cli.comparison import Comparison, Group, read_comparison
 from sepal_cli.report.data import datasets, views
 from sepal_cli.results import Estimate
+from sepal_cli.tables import privacy_line
 
 if TYPE_CHECKING:
     from sepal_cli.report.figure import Figure
@@ -217,3 +218,14 @@ def _details(comparison: Comparison) -> Iterator[str]:
             figures += [versions.get("sepal", "–"), versions.get("cpu", "–")]
             yield "<tr>" + "".join(f"<td>{html.escape(each)}</td>" for each in (name, *figures)) + "</tr>"
     yield "</tbody></table></div>"
+    yield from _privacy(comparison)
+
+
+def _privacy(comparison: Comparison) -> Iterator[str]:
+    """Yield a line for each run with ``privacy.clip`` that has ended."""
+    for cell in comparison.cells:
+        for group in comparison.groups(cell):
+            found = group.first.stored.summary or {}
+            if found.get("privacy"):
+                name = f"{group.label}{f' ({cell})' * bool(cell)}"
+                yield f'<p class="reading">{html.escape(f"{name}: {privacy_line(found)}")}</p>'

@@ -448,6 +448,21 @@ def test_everything_may_be_always_on():
     assembly.method.make_server(assembly.task).init()
 
 
+@pytest.mark.parametrize("without", ["none", "pre-norm", "post-norm", "sigmoid"])
+def test_the_ablations_of_table_2_train_and_keep_the_budget(without):
+    """Without the sigmoid M and G may be negative: a block of negative importance stays off, the first ones are on."""
+    client = alone(30, **{"pfedgate.without": without, "pfedgate.keep": 0.5})
+    state, upload = client.train(client.init(), Payload(), Plan(1))
+    figures = client.trainer.spent()
+    assert 0 < figures["share"] <= 0.5
+    assert figures["steps"] > 0
+    assert np.isfinite(upload.tensors["delta"].values).all()
+    parts = {name.partition(".")[0] for name in state.gate}
+    assert ("norm" in parts, "batch_norm" in parts) == (without != "pre-norm", without != "post-norm")
+    gates, _ = client._loaded(state.model, state)[1].eval().sparse_weights(client.trainer.x)
+    assert bool((gates < 0).any()) is (without == "sigmoid")
+
+
 @pytest.mark.parametrize("without", ["none", "post-norm"])
 def test_a_client_with_one_example_makes_no_step(without):
     """The gate cannot be trained on a batch of one, whatever norms the ablation leaves."""
