@@ -17,7 +17,8 @@ from sepal.storage.files import write_atomically
 from sepal_cli.paper.markdown import table
 from sepal_cli.paper.ranks import SETTINGS, mean_ranks
 from sepal_cli.paper.report import accuracy, read_results
-from sepal_cli.plans.plan import Block, Plan, read_plan
+from sepal_cli.plans.model import Block, Plan
+from sepal_cli.plans.plan import read_plan
 
 ROOT = Path(__file__).resolve().parents[1]
 README, PLANS, RESULTS = ROOT / "README.md", ROOT / "experiments" / "papers", ROOT / "docs" / "results"

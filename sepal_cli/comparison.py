@@ -14,7 +14,7 @@ from sepal.config import Flat
 from sepal.errors import ConfigError, StateError
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.storage.files import write_atomically
-from sepal_cli.plans.plan import Plan, PlannedRun
+from sepal_cli.plans.model import Plan, PlannedRun
 from sepal_cli.results import MEGA, Estimate, Result, difference, over_seeds, read_result
 from sepal_cli.runs import find_run
 from server_app.run_directory import stored_config

@@ -9,7 +9,7 @@ from typing import Any
 
 from sepal.errors import ConfigError
 from sepal.protocol.views import CLOSING_VIEWS, VIEWS
-from sepal_cli.plans.plan import PlannedRun
+from sepal_cli.plans.model import PlannedRun
 from sepal_cli.runs import StoredRun, read_run
 from server_app.run_directory import stored_config, stored_summary
 

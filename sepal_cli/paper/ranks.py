@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from sepal_cli.paper.markdown import of_clients, table
-from sepal_cli.plans.plan import Plan, Ranks
+from sepal_cli.plans.model import Plan, Ranks
 from sepal_cli.results import over_seeds, paired
 
 NAME = "ranks"  # of the part of a page

@@ -26,7 +26,7 @@ from sepal.storage.files import write_atomically
 from sepal_cli.paper.figures import figures
 from sepal_cli.paper.markdown import of_clients, table
 from sepal_cli.paper.ranks import NAME, rank_tables
-from sepal_cli.plans.plan import Block, Plan, PlannedRun, Published
+from sepal_cli.plans.model import Block, Plan, PlannedRun, Published
 from sepal_cli.results import over_seeds, paired
 
 Found = Mapping[str, Any]

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from sepal_cli.plans.plan import PlannedRun
+from sepal_cli.plans.model import PlannedRun
 from sepal_cli.tables import percent
 
 EVERY = 0.5  # seconds between looks at the runs' files

@@ -15,7 +15,7 @@ import tomli_w
 
 from sepal_cli.paper.figures import has_ended
 from sepal_cli.plans.display import PlanDisplay
-from sepal_cli.plans.plan import PlannedRun
+from sepal_cli.plans.model import PlannedRun
 
 POLL = 0.1  # seconds between looks at the processes
 

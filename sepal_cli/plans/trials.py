@@ -16,7 +16,7 @@ from rich.console import Console
 from sepal_cli.arguments import Value
 from sepal_cli.plans.display import PlanDisplay
 from sepal_cli.plans.execute import execute
-from sepal_cli.plans.plan import Block, Chosen, Plan, PlannedRun
+from sepal_cli.plans.model import Block, Chosen, Plan, PlannedRun
 from sepal_cli.plans.tune import validation
 
 Execute = Callable[[Sequence[PlannedRun]], list[str]]

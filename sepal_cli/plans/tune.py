@@ -30,7 +30,8 @@ from rich.markup import escape
 from sepal.errors import ConfigError, SepalError
 from sepal.rng import derive
 from sepal.storage.files import write_atomically
-from sepal_cli.plans.plan import Plan, PlannedRun, check_keys, make_plan, read_table
+from sepal_cli.plans.model import Plan, PlannedRun
+from sepal_cli.plans.plan import check_keys, make_plan, read_table
 from sepal_cli.plans.settings import Table, combinations, own_keys, split
 
 VIEWS = ("trained", "received")  # those with validation data

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sepal.errors import SepalError
-from sepal.protocol.views import CLOSING_VIEWS, SHIFTS, VIEWS
+from sepal.protocol.views import CLOSING_VIEWS, MODELS, SHIFTS
 from sepal_cli.comparison import Comparison, Group
 from sepal_cli.report.learned import Row, Rows, learned
 from sepal_cli.results import DIRECTIONS
@@ -156,7 +156,7 @@ def _label_counts(items: tuple[tuple[str, Any], ...]) -> dict[str, list[int]]:
 
 def _shift(comparison: Comparison) -> Iterator[Row]:
     for group in comparison.all_groups():
-        for view in VIEWS[:2]:
+        for view in MODELS:
             for percent in SHIFTS:
                 found = group.accuracy_further(f"{view}-shift-{percent}")
                 if found:

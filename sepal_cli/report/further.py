@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import altair as alt
 
+from sepal.protocol.views import MODELS
 from sepal_cli.comparison import Comparison
 from sepal_cli.report.figure import CELL, PERCENT, VIEW, VISIBLE, Figure, chart_of, colour_of, finish, parameters
 from sepal_cli.report.learned import Row, Rows
@@ -17,7 +18,8 @@ def shift(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
         return None
     used = ("cell", "view", "hidden")
     shown = chart_of("shift", parameters(comparison, *used)).transform_filter(f"{CELL} && {VISIBLE}")
-    shown = shown.transform_filter("datum.view == (view == 'received' ? 'received' : 'trained')")
+    there = [view for view in MODELS if any(row["view"] == view for row in data["shift"])]
+    shown = shown.transform_filter(f"datum.view == (indexof({there}, view) < 0 ? 'trained' : view)")
     chart = shown.mark_line(point=True, strokeWidth=2).encode(
         alt.X("shift:Q", title="test data from other clients, %"),
         alt.Y("mean:Q", title="accuracy, %", scale=PERCENT),
@@ -26,7 +28,10 @@ def shift(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     )
     ends = {r["label"]: r["mean"] for r in data["shift"] if r["shift"] == 100 and r["view"] == "trained"}
     words = "; ".join(f"{label} {value:.1f} %" for label, value in ends.items())
-    reading = "Mean accuracy in % when a share of each client's test data is replaced by other clients'."
+    reading = (
+        "Mean accuracy in % when a share of each client's test data is replaced by other clients'. Trained models "
+        "where the chosen ones were not evaluated so."
+    )
     spoken = f"Accuracy under test-time shift; of trained models under full shift: {words}."
     return Figure("shift", "shift", "Accuracy under test-time shift", reading, spoken, finish(chart, spoken), used)
 

@@ -21,7 +21,8 @@ from sepal.errors import ConfigError, StateError
 from sepal_cli.comparison import read_comparison
 from sepal_cli.main import app
 from sepal_cli.plans.display import PlanDisplay
-from sepal_cli.plans.plan import PlannedRun, check_keys, read_plan
+from sepal_cli.plans.model import PlannedRun
+from sepal_cli.plans.plan import check_keys, read_plan
 from sepal_cli.results import difference, over_seeds
 from tests.sepal_cli.runs_for_tests import write_run
 

@@ -16,7 +16,8 @@ from sepal_cli.main import app
 from sepal_cli.paper.markdown import table
 from sepal_cli.paper.masks import analyse
 from sepal_cli.paper.report import accuracy, by_capacity, difference, read_results, rewritten
-from sepal_cli.plans.plan import SCALES, Scale, read_plan
+from sepal_cli.plans.model import SCALES, Scale
+from sepal_cli.plans.plan import read_plan
 from sepal_cli.report.data import datasets
 from strategies.assembly import assemble
 

@@ -13,7 +13,8 @@ from scipy import stats
 
 from sepal_cli.paper.figures import figures
 from sepal_cli.paper.ranks import SETTINGS, collect, complete, mean_ranks, rank, rank_tables
-from sepal_cli.plans.plan import PlannedRun, read_plan
+from sepal_cli.plans.model import PlannedRun
+from sepal_cli.plans.plan import read_plan
 from tests.sepal_cli.runs_for_tests import write_run
 
 ROUNDS, SHIFT, BYTES = SETTINGS

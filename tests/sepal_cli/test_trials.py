@@ -143,6 +143,11 @@ def test_a_table_brings_the_trials_of_its_blocks(file: Path) -> None:
     [
         ('trials = "rates"', 'trials = "small"', "tried.toml: main.trials: expected the name of a block before it"),
         ("[scale.quick]", "[scale.fast]", "tried.toml: scale.fast"),
+        (
+            "seeds = [5]",
+            'seeds = [5]\nblocks = ["smal"]',
+            "tried.toml: scale.quick.blocks: expected names of blocks: rat",
+        ),
         ('scales = ["quick"]', 'scales = ["fast"]', "tried.toml: block.2.scales.0: expected"),
         (
             "[scale.quick]",
