@@ -73,8 +73,9 @@ load: $(STAMP) ## 10, 100 and 1,000 light clients on one SuperLink
 hosts: $(STAMP) ## clients in network namespaces with limited links, a cut of two minutes; needs root
 	$(BIN)/python -m experiments.hosts --cut 120
 
-fuzz: $(STAMP) ## decode a million damaged payloads
+fuzz: $(STAMP) ## read a million damaged payloads, and a million uploads changed field by field
 	$(BIN)/python -m tests.fuzz.wire --count 1000000
+	$(BIN)/python -m tests.fuzz.structured --count 1000000
 
 mutants: $(STAMP) ## check that each error in tests/mutants.py is noticed by its test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants

@@ -114,7 +114,8 @@ def handle(message: Message, context: Context) -> Message:
         store = open_store(shared, node, order.run)
         # A query may arrive while the client trains; all other messages are answered one at a time.
         with nullcontext() if order.kind is Kind.QUERY else store.lock():
-            host = build_host(shared, node, order.run, store)
+            secret = b"" if on_one_machine() else store.secret.encode()  # a simulation is the same for every seed
+            host = build_host(shared, node, order.run, store, secret)
             return Message(host.answer(message.content), reply_to=message)
     except Exception as error:  # Flower would send the text of an exception to the server
         code = uuid.uuid4().hex[:8]

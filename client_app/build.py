@@ -143,7 +143,7 @@ class Node:
         return self.name or client_name(self.partition)
 
 
-def build_host(shared: Shared, node: Node, run: str, store: StateStore) -> ClientHost:
+def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: bytes = b"") -> ClientHost:
     """Return the client's host.
 
     Args:
@@ -151,6 +151,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore) -> Clien
         node: The client's own configuration.
         run: UUID of the run.
         store: The client's states in this run.
+        secret: What the noise of ``privacy.noise`` is drawn from; empty to draw it from the run's seed.
 
     Raises:
         DataError: The client has no data, or its private data does not match the run config.
@@ -165,7 +166,9 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore) -> Clien
         shared.digests[node.client] = data_digest(data, getattr(store, "secret", ""))
     info = ClientInfo(node.client, len(data.train), capacity, device, shared.digests[node.client])
     train, validation, test = (tensors(part, device) for part in (data.train, data.validation, data.test))
-    trainer = Trainer(info, task.config, *train, *validation, shared.assembly.make, shared.networks, device)
+    trainer = Trainer(
+        info, task.config, *train, *validation, shared.assembly.make, shared.networks, device, secret=secret
+    )
     algorithm = shared.assembly.method.make_client(task, trainer)
     evaluator = Evaluator(
         test,

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sepal_cli.runs import Line, StoredRun
+from server_app.run_directory import IN_PROCESS
 
 MEGA = 1e6  # bytes in a MB
 LEGEND = (
@@ -35,6 +36,8 @@ def print_run(console: Console, run: StoredRun, yardstick: StoredRun | None = No
         console.print(figures_table(run, yardstick))
         if run.summary.get("novel"):
             console.print(novel_line(run.summary), highlight=False)
+        if run.summary.get("privacy"):
+            console.print(privacy_line(run.summary), soft_wrap=True, highlight=False)
         if run.summary.get("by_capacity"):
             console.print()
             console.print(capacity_table(run.summary))
@@ -151,6 +154,19 @@ def novel_line(summary: Mapping[str, Any]) -> str:
         f"{view} {100 * found['accuracy'][view]['mean']:.1f} ({-100 * gap:+.1f})" for view, gap in found["gap"].items()
     ]
     return f"{count} novel clients, which never trained, in % (points above the others): {', '.join(figures)}"
+
+
+def privacy_line(summary: Mapping[str, Any]) -> str:
+    """Return one line about differential privacy: clip, noise, and ε of the client with the most uploads."""
+    found = summary["privacy"]
+    head = f"Privacy: clip {found['clip']:g}, noise {found['noise']:g}"
+    if found["reason"]:
+        return f"{head}; no ε: {found['reason']}"
+    seed = "; simulated: the noise came from the seed" if summary["engine"] == IN_PROCESS else ""
+    return (
+        f"{head}: ε = {found['epsilon']:.3g} for a client's data against any other, {found['epsilon_zero_out']:.3g} "
+        f"against no update, at δ = {found['delta']:g} and {found['uploads']} uploads; metrics are not covered{seed}"
+    )
 
 
 def best(chosen: Mapping[str, Any] | None) -> str:

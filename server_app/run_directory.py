@@ -29,6 +29,7 @@ from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.files import private_directory, write_atomically
 from sepal.storage.home import home
+from server_app.privacy import check_accountant
 from server_app.summary import summarise
 from strategies.assembly import Assembly
 
@@ -104,11 +105,16 @@ class RunDirectory:
         from_round: Go back to the checkpoint of this round; None to continue after the last one.
 
     Raises:
-        ConfigError: The existing run has another configuration; the error names the first different key.
+        ConfigError: The existing run has another configuration; the error names the first different key. Or the run
+            has ``privacy.noise``, and is to go back to a round, or dp-accounting is not installed.
         StateError: The directory cannot be written, or another process has it open.
     """
 
     def __init__(self, path: Path, assembly: Assembly, engine: str, from_round: int | None = None) -> None:
+        check_accountant(assembly.task.config)
+        if from_round is not None and assembly.task.config.privacy.noise:
+            expected = "a run without privacy.noise: ε would leave out the uploads of the rounds that are undone"
+            raise ConfigError("--from-round", expected, from_round)
         self._free = FREE if from_round is None else FREE | FREE_BACK
         self.path, self._assembly, self._engine = path, assembly, engine
         self._total = assembly.task.config.rounds

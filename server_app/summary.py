@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
@@ -17,7 +18,10 @@ from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server.report import Report, populations
 from sepal.server.run_state import RunState, learned
 from sepal.storage.serialize import digest_arrays
+from server_app.privacy import privacy
 from strategies.assembly import Assembly
+
+GIT_SECONDS = 10
 
 
 def summarise(
@@ -58,6 +62,7 @@ def summarise(
         "model_round": report.accuracy_round - 1,
         "bytes": report.totals.summary(),
         "seconds": seconds(report.seconds),
+        "privacy": privacy(config, assembly.method.private, report.uploads),
         "weights_sha256": weights_digest(algorithm, progress.server) or clients_sha256,
         "clients_sha256": clients_sha256,
         "config": "config.toml",
@@ -109,11 +114,25 @@ def versions() -> dict[str, str]:
     packages = {name: metadata.version(name) for name in ("flwr", "torch", "numpy")}
     return {
         "sepal": sepal.__version__,
+        "commit": commit(),
         **packages,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": processor(),
     }
+
+
+def commit() -> str:
+    """Return the commit of the checkout that Sepal runs from, with ``-dirty`` if files differ; empty without one."""
+    root = Path(sepal.__file__).resolve().parents[1]
+    if not (root / ".git").exists():  # an installed package inside of somebody's repository has no commit of ours
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):  # no git, or a checkout of another user
+        return ""
+    return done.stdout.strip()
 
 
 def processor() -> str:

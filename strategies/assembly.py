@@ -17,7 +17,7 @@ from sepal.config import RunConfig, parse
 from sepal.config.agreement import agreed_text
 from sepal.data import DatasetInfo, FederatedData, federated_data
 from sepal.errors import ConfigError, StateError
-from sepal.protocol.layout import Layout
+from sepal.protocol.layout import Layout, statistics
 from sepal.protocol.method import Method, Task, Weights
 from sepal.server.observer import Observer
 from sepal.server.strategy import SepalStrategy
@@ -81,11 +81,29 @@ def assemble(
         raise ConfigError("evaluate.corruption", f"none for data of kind {known.kind}", config.evaluate.corruption)
     if config.evaluate.shift and data.private:
         raise ConfigError("evaluate.shift", f"false ({data.private})", "true")
+    check_private(chosen, config)
     config = config.completed(chosen.defaults, {"partition.name": known.partition, **known.defaults})
     make = partial(models.build, config.model, known.input_shape, known.classes, known.vocabulary, config.width)
     layout, weights = first_weights(config, make)
+    if config.privacy.clip and statistics(layout):
+        expected = "a model without running statistics, which no clipping bounds (such as one with group norm)"
+        raise ConfigError("model", f"{expected}, with privacy.clip", config.model)
     agreed = agreed_text(config, hyper, flat, sources or {})
     return Assembly(chosen, Task(layout, weights, config, hyper, make, known.input_shape), data, make, agreed)
+
+
+def check_private(method: Method, config: RunConfig) -> None:
+    """Raise if ``privacy.*`` is set and the method has no upload that they protect.
+
+    Raises:
+        ConfigError: See above; the error names the methods that have.
+    """
+    from strategies import registry
+
+    if config.privacy.clip and not method.private:
+        others = ", ".join(name for name in registry.METHODS if registry.get(name).private)
+        expected = f"0: uploads of {method.name} are not clipped and noised (those of {others} are)"
+        raise ConfigError("privacy.clip", expected, config.privacy.clip)
 
 
 def _prefixes(flat: Mapping[str, Any]) -> set[str]:

@@ -24,13 +24,14 @@ def register(
     defaults: Mapping[str, Scalar] | None = None,
     received: str = "",
     uses_capacity: bool = False,
+    private: tuple[str, ...] = (),
 ) -> type[MethodStrategy]:
     """Return the method as a Flower Strategy, with its record as ``method``. Arguments are those of :class:`Method`.
 
     State types are taken from the return annotations of ``init``. The Strategy is named like the client algorithm,
     without ``Client``.
     """
-    record = Method(name, title, source, hyper, server, client, defaults or {}, received, uses_capacity)
+    record = Method(name, title, source, hyper, server, client, defaults or {}, received, uses_capacity, private)
     doc = f"{title} ({source}) as a Flower Strategy, for a custom ServerApp."
     side = client if isinstance(client, str) else client.__name__
     own = side.rpartition(":")[2].removesuffix("Client")

@@ -49,6 +49,8 @@ TWO = "tests/strategies/test_two_rounds.py::test_"
 BASELINES = "strategies/baselines/"
 FT = TWO + "fedavg_ft_tunes_for_its_epochs_and_uploads_the_model_before"
 STAYS = TWO + "what_stays_with_the_client_is_used_in_the_second_round"
+PRIVATE = "tests/strategies/test_private_uploads.py::test_"
+STRUCTURED = "tests/sepal/wire/test_structured_fuzz.py::test_"
 APFL = TWO + "apfl_goes_on_from_its_personal_model_and_its_alpha"
 
 MUTANTS = (
@@ -236,6 +238,48 @@ MUTANTS = (
         "payload=len(content.data),",
         'payload=len(content.data) // (2 if direction == "up" else 1),',
         "tests/test_methods_common.py::test_the_ledger_counts_the_encoded_bytes[fedavg]",
+    ),
+    Mutant(
+        "fedpse selects before the noise is added",
+        "strategies/fedpse/client.py",
+        "index = self._top_k(found.noised)",
+        "index = self._top_k(found.clipped)",
+        PRIVATE + "noise_comes_before_the_selection[fedpse]",
+    ),
+    Mutant(
+        "fedstc selects before the noise is added",
+        BASELINES + "fedstc.py",
+        "update = stc(found.noised, self.task)",
+        "update = stc(found.clipped, self.task)",
+        PRIVATE + "noise_comes_before_the_selection[fedstc]",
+    ),
+    Mutant(
+        "noise depends on the round and not on the update",
+        "sepal/client/privacy.py",
+        'hmac.digest(key, head + content, "sha256")',
+        'hmac.digest(key, head, "sha256")',
+        "tests/sepal/client/test_privacy.py::test_the_difference_of_two_uploads_never_cancels_the_noise",
+    ),
+    Mutant(
+        "a deployed client's noise comes from the seed",
+        "client_app/app.py",
+        'secret = b"" if on_one_machine() else store.secret.encode()',
+        'secret = b""',
+        "tests/client_app/test_privacy.py::test_a_deployed_clients_noise_is_a_secret_of_its_home",
+    ),
+    Mutant(
+        "an upload's number of entries is not compared with its schema",
+        "sepal/wire/codec.py",
+        "if not fewest <= entry.count <= most and not _known(support, spec):",
+        "if False:",
+        STRUCTURED + "whatever_is_changed_in_an_upload_it_is_refused_or_within_its_schema",
+    ),
+    Mutant(
+        "a scalar's upper bound is not checked",
+        "sepal/protocol/payloads.py",
+        "if greatest is not None and value > greatest:",
+        "if False:",
+        STRUCTURED + "whatever_is_changed_in_an_upload_it_is_refused_or_within_its_schema",
     ),
 )
 

@@ -35,6 +35,11 @@ class ClientBase(Generic[C]):
         self.hyper: Any = task.hyper
         self.coding = ValueCoding(task.config.values)
 
+    @property
+    def private(self) -> bool:
+        """Whether uploads are clipped, and noised where ``privacy.noise`` is set."""
+        return self.task.config.privacy.clip > 0
+
     def shared(self) -> Layout:
         """Return the tensors that are exchanged; by default all of them."""
         return self.layout

@@ -21,13 +21,15 @@ from sepal.client.hooks import Hooks, Loss, cross_entropy, frozen
 from sepal.client.multiply_adds import costs
 from sepal.client.network import Network
 from sepal.client.optimizers import Group, OptimizerState, Trained, load_state, make_optimizer, read_state
+from sepal.client.privacy import Released, release
 from sepal.client.steps import Optimizer
 from sepal.config import RunConfig
 from sepal.errors import ConfigError, ProtocolError
 from sepal.protocol.messages import GREATEST, NAME
 from sepal.protocol.method import ClientInfo, Predictor, Weights
 from sepal.protocol.views import CLOSING_VIEWS
-from sepal.rng import derive
+from sepal.rng import derive, derive_seed
+from sepal.wire.tensors import Values
 
 __all__ = ["Group", "Hooks", "Network", "Trainer", "cross_entropy", "frozen", "read_state"]
 
@@ -55,6 +57,8 @@ class Trainer:
         steps: Optimizer steps since then.
         multiply_adds: Multiply-adds since then; see :mod:`sepal.client.multiply_adds`.
         reports: The method's own figures since then; see :meth:`report`.
+        secret: What the noise of ``privacy.noise`` is drawn from, known to this client only; empty to draw it from the
+            run's seed, which the server knows.
     """
 
     client: ClientInfo
@@ -70,6 +74,7 @@ class Trainer:
     steps: int = 0
     multiply_adds: float = 0.0
     reports: dict[str, float] = field(default_factory=dict)
+    secret: bytes = b""
 
     def network(self, use: str = "model", make: Callable[[], nn.Module] | None = None) -> Network:
         """Return the network for ``use``. Its weights are arbitrary until some are loaded.
@@ -226,6 +231,16 @@ class Trainer:
         self.seconds += time.monotonic() - begun
         self.account(module, len(self.y))
         return found
+
+    def release(self, update: Values, round: int) -> Released:
+        """Return an update, float32 (d,), as ``privacy.*`` says that it may leave the client; see :func:`release`.
+
+        Without ``privacy.clip`` it is returned as it is.
+        """
+        if not self.config.privacy.clip:
+            return Released(update, update)
+        key = self.secret or derive_seed(self.config.seed, "privacy", self.client.name).to_bytes(16, "little")
+        return release(update, self.config.privacy, key, round)
 
     def account(self, module: nn.Module, examples: int, density: Mapping[str, float] | None = None) -> None:
         """Count the multiply-adds of ``examples`` forward and backward passes; :meth:`fit` counts its own."""

@@ -3,7 +3,7 @@
 from sepal.config.base import Settings, flatten, kebab, validate
 from sepal.config.data import Corruption, OwnSettings, PartitionSettings, SplitSettings
 from sepal.config.parse import Flat, parse
-from sepal.config.run import AUTOMATIC, PARTS, CapacitySettings, EvaluateSettings, RunConfig
+from sepal.config.run import AUTOMATIC, PARTS, CapacitySettings, EvaluateSettings, PrivacySettings, RunConfig
 
 __all__ = [
     "AUTOMATIC",
@@ -14,6 +14,7 @@ __all__ = [
     "Flat",
     "OwnSettings",
     "PartitionSettings",
+    "PrivacySettings",
     "RunConfig",
     "Settings",
     "SplitSettings",

@@ -44,7 +44,7 @@ def parse(flat: Flat, methods: Mapping[str, type[Settings]]) -> tuple[RunConfig,
     if config.method not in methods:
         known = ", ".join(methods)
         raise ConfigError("method", f"one of {known}", suggest(config.method, config.method, methods))
-    _check_counts(config)
+    _check_together(config)
     return config, validate(methods[config.method], groups.get(config.method, {}), f"{config.method}.")
 
 
@@ -60,7 +60,9 @@ def _check_known(flat: Flat, methods: Mapping[str, type[Settings]]) -> None:
             raise ConfigError(key, "a known key", suggest("an unknown one", key, [*own, *shared]))
 
 
-def _check_counts(config: RunConfig) -> None:
+def _check_together(config: RunConfig) -> None:
+    if config.privacy.noise and not config.privacy.clip:
+        raise ConfigError("privacy.clip", "above 0 with privacy.noise, which is a multiple of it", config.privacy.clip)
     if config.clients and config.clients_per_round > config.clients:
         raise ConfigError("clients-per-round", f"at most clients = {config.clients}", config.clients_per_round)
     asked = config.clients_per_round or config.clients

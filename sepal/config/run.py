@@ -53,6 +53,18 @@ class CapacitySettings(Settings):
         return float(rng.uniform(0.01, 1.0) if self.profile == "hetero" else rng.choice(_numbers(self.profile)))
 
 
+class PrivacySettings(Settings):
+    """Differential privacy of clients' uploads: keys ``privacy.*``; see docs/privacy.md."""
+
+    clip: float = Field(0.0, ge=0, description="largest L2 norm of a client's update; 0: no clipping and no noise")
+    noise: float = Field(
+        0.0,
+        ge=0,
+        description="noise multiplier: Gaussian noise of this times privacy.clip on every entry of the update",
+    )
+    delta: float = Field(1e-5, gt=0, lt=1, description="δ at which ε is reported")
+
+
 def _numbers(text: str) -> list[float]:
     """Return the numbers in a text such as ``0.25,0.5,1``; a single NaN if it cannot be parsed."""
     try:
@@ -129,6 +141,7 @@ class RunConfig(Settings):
     own: OwnSettings = Field(default_factory=OwnSettings)
     evaluate: EvaluateSettings = Field(default_factory=EvaluateSettings)
     capacity: CapacitySettings = Field(default_factory=CapacitySettings)
+    privacy: PrivacySettings = Field(default_factory=PrivacySettings)
 
     def flat(self) -> dict[str, Any]:
         """Return every key with its value, as in ``config.toml``."""
@@ -163,4 +176,4 @@ class RunConfig(Settings):
 
 # Flat keys for which 0 or ``auto`` means the default.
 AUTOMATIC = ("rounds", "local-epochs", "batch-size", "optimizer", "lr", "model", "partition.name")
-PARTS = ("partition", "split", "own", "evaluate", "capacity")
+PARTS = ("partition", "split", "own", "evaluate", "capacity", "privacy")

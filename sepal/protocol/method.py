@@ -279,6 +279,8 @@ class Method:
         received: If the method has no received model: why.
         uses_capacity: Whether clients with a capacity below 1 get a smaller model. If not, such clients are refused
             unless ``width`` makes the model of all clients small enough.
+        private: Phases (:attr:`Plan.phase`) whose uploads ``privacy.*`` clips and noises. Empty: the method refuses
+            these keys.
     """
 
     name: str
@@ -290,6 +292,7 @@ class Method:
     defaults: Mapping[str, Scalar] = field(default_factory=dict)
     received: str = ""
     uses_capacity: bool = False
+    private: tuple[str, ...] = ()
 
     @property
     def server_state(self) -> type:

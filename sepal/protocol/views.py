@@ -1,8 +1,9 @@
 """The views in which a client's accuracy is evaluated.
 
 *received*: the downloaded model before any local step. *trained*: the model after the client's local steps. *pooled*:
-the trained model on the test data of all clients. *kept*, in the closing round only: the model that the client would
-keep without the last download, with which a user of the client predicts between rounds; tables show it first.
+the trained model on the test data of all clients. *kept*: the model that the client would keep without the last
+download, with which a user of the client predicts between rounds; tables show it first. A client that has not taken
+part yet has none.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from sepal.errors import ProtocolError
 
 VIEWS = ("received", "trained", "pooled")
-CLOSING_VIEWS = (*VIEWS, "kept")
+CLOSING_VIEWS = (*VIEWS, "kept")  # of every full evaluation, the closing one among them
+MODELS = ("received", "trained", "kept")  # views on the client's own test data
 SHIFTS = (0, 20, 40, 60, 80, 100)  # per cent of a client's test data replaced (DM-PFL, Table 2)
 
 
 def further_views(shift: bool, corruption: bool) -> tuple[str, ...]:
     """Return the additional views of the closing round: under test-time shift, and on corrupted inputs."""
-    models = VIEWS[:2]
+    models = MODELS
     shifted = [f"{view}-shift-{percent}" for view in models for percent in SHIFTS] if shift else []
     return (*shifted, *(f"{view}-corrupted" for view in models if corruption))
 

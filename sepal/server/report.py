@@ -13,7 +13,7 @@ from typing import Any
 
 from sepal.protocol.messages import Reply
 from sepal.protocol.method import Metrics, Plan
-from sepal.protocol.views import CLOSING_VIEWS, VIEWS
+from sepal.protocol.views import CLOSING_VIEWS, MODELS, VIEWS
 from sepal.server.accuracy import Figures, capacity_group, client_accuracy, view_figures
 from sepal.server.ledger import Totals
 from sepal.server.run_state import RoundRecord
@@ -50,7 +50,7 @@ class RoundFigures:
         metrics = [record.replies[name].metrics for name in names if name not in record.novel]
         novel = [record.replies[name].metrics for name in names if name in record.novel]
         named = {key.partition(".")[0] for counts in (*metrics, *novel) for key in counts} - set(CLOSING_VIEWS)
-        views = (*CLOSING_VIEWS, *sorted(name for name in named if name.partition("-")[0] in VIEWS))
+        views = (*CLOSING_VIEWS, *sorted(name for name in named if name.partition("-")[0] in MODELS))
         return cls(
             {view: view_figures(metrics, view) for view in views},
             {view: view_figures(metrics, view, "validation-") for view in VIEWS[:2]},
@@ -82,6 +82,8 @@ class Report:
         novel: The novel clients' accuracy and its gap to the participants', after the closing round; else None.
         by_capacity: Quarter of the capacities to view to the figures of the last full evaluation, of the participants;
             empty where all have the same capacity.
+        uploads: Client name to phase to the number of uploads in training that the server has seen, also those that it
+            refused or that came too late.
     """
 
     totals: Totals = field(default_factory=Totals)
@@ -93,9 +95,10 @@ class Report:
     unseen: int = 0
     novel: Mapping[str, Any] | None = None
     by_capacity: Mapping[str, Mapping[str, Figures]] = field(default_factory=dict)
+    uploads: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
-    def plus(self, record: RoundRecord) -> Report:
-        """Return the report with the next round added."""
+    def plus(self, record: RoundRecord, phase: str = "") -> Report:
+        """Return the report with the next round added; ``phase`` is that of the round's plan."""
         digests = {name: reply.state for name, reply in record.replies.items() if reply.state}
         spent = {key: self.seconds.get(key, 0.0) + value for key, value in record.seconds.items()}
         after = replace(
@@ -103,6 +106,7 @@ class Report:
             totals=self.totals.plus(record.ledger),
             seconds={**self.seconds, **spent},
             digests={**self.digests, **digests},
+            uploads=_with_uploads(self.uploads, record, phase),
         )
         if not record.full:
             return after
@@ -117,6 +121,19 @@ class Report:
             novel=figures.novel_clients(),
             by_capacity=capacity_groups(record),
         )
+
+
+def _with_uploads(
+    before: Mapping[str, Mapping[str, int]], record: RoundRecord, phase: str
+) -> dict[str, Mapping[str, int]]:
+    """Count the round's uploads. A refused message counts, unless nothing came, because its content is unknown."""
+    after = dict(before)
+    for entry in record.ledger:
+        unread = entry.status in ("refused", "late") and entry.message
+        if entry.purpose == "training" and entry.direction == "up" and (entry.payload or unread):
+            known = after.get(entry.client, {})
+            after[entry.client] = {**known, phase: known.get(phase, 0) + 1}
+    return after
 
 
 def capacity_groups(record: RoundRecord) -> dict[str, dict[str, Figures]]:

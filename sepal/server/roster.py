@@ -30,6 +30,10 @@ class OtherDataError(DataError):
     """A client of the roster has other data than before. A class of its own, because a client cannot report it."""
 
 
+class EvictedError(RosterError):
+    """A client that an operator has evicted. It does not end the start of a run, unlike others that do not fit."""
+
+
 class Ask(Protocol):
     """Queries nodes. Returns node id to reply or error; nodes that do not answer are left out."""
 
@@ -107,7 +111,7 @@ class Connections:
         """Return why ``node`` is refused as the client it claims to be; None if it is accepted."""
         name, store, weights = reply.client.name, reply.facts.get("store", ""), reply.facts.get("weights", "")
         if name in self.evicted:
-            return RosterError(f"client {name}", "a client that was not evicted", f"one that was (node {node})")
+            return EvictedError(f"client {name}", "a client that was not evicted", f"one that was (node {node})")
         if self.invited is not None and name not in self.invited:
             expected = f"one of the {len(self.invited)} clients of the start (roster = closed)"
             return RosterError(f"client {name}", expected, f"another one (node {node})")
@@ -174,10 +178,12 @@ def wait(
     start, said, since, before = time.monotonic(), 0.0, time.monotonic(), -1
     refused: dict[str, None] = {}
     while True:
+        evicted = gone()
         refusals = connections.refresh(list(online()), ask)
-        if refusals and isinstance(needed, int):
-            several = RosterError("clients", "clients that fit", "; ".join(map(str, refusals)))
-            raise refusals[0] if len(refusals) == 1 else several
+        unfit = [refusal for refusal in refusals if not isinstance(refusal, EvictedError)]
+        if unfit and isinstance(needed, int):
+            several = RosterError("clients", "clients that fit", "; ".join(map(str, unfit)))
+            raise unfit[0] if len(unfit) == 1 else several
         _raise_for_other_data(refusals, () if isinstance(needed, int) or enough else needed)
         refused |= dict.fromkeys(map(str, refusals))
         present, now = len(connections.nodes), time.monotonic()
@@ -192,7 +198,7 @@ def wait(
             wanted = f"{needed}" if needed else "all"
             hint = f" (Flower's simulation: --federation-config 'num-supernodes={needed}')" if needed else ""
         else:
-            wanted_names = set(needed) - set(gone())
+            wanted_names = set(needed) - set(evicted)
             absent = sorted(wanted_names - set(connections.nodes))
             present = len(wanted_names) - len(absent)
             if not absent or (enough and present >= enough and settled):

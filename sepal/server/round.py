@@ -116,7 +116,7 @@ class Round:
         state, closing = self._start.state, self._start.closing
         kind = Kind.TRAIN if trains and not closing else Kind.ADAPT
         purpose = "closing" if closing else "training" if trains else "evaluation"
-        views: tuple[str, ...] = VIEWS if self.full else VIEWS[:2] if self._config.evaluate_sampled else ()
+        views: tuple[str, ...] = CLOSING_VIEWS if self.full else VIEWS[:2] if self._config.evaluate_sampled else ()
         if closing:
             evaluate = self._config.evaluate
             views = CLOSING_VIEWS + further_views(evaluate.shift, evaluate.corruption != "none")

@@ -316,22 +316,29 @@ class DiskRunStore:
         return frozenset(path.name for path in place.iterdir() if NAME.match(path.name)) if place.is_dir() else NOBODY
 
 
-def evict(directory: Path, client: str) -> None:
+def evict(directory: Path, client: str) -> str:
     """Evict ``client`` from the run whose checkpoints are in ``directory``. A running run notices it within a round.
 
+    A name that no checkpoint and no record has is evicted, too: a node that came after the last record, or that is yet
+    to come. It is refused under this name.
+
+    Returns:
+        Empty if the client is in the run's records. Otherwise a few words about what was found, for the operator.
+
     Raises:
-        RosterError: The run has no such client.
+        RosterError: It is not the name of a client.
         StateError: The checkpoints cannot be read, or the directory is not writable.
     """
+    if not NAME.match(client):
+        raise RosterError("client", "at most 64 letters, digits, '.', '_' or '-'", client)
     known: set[str] = set()
     for path in sorted(directory.glob("round-*.safetensors")):
         known |= json.loads(read_tensors(path)[1])["roster"].keys()
     for path in (directory / "records").glob("[0-9]*"):
         known |= {info["name"] for info in json.loads(path.read_text().partition("\n")[2])["record"]["joined"]}
-    if client not in known:
-        raise RosterError("client", "a client of the run", suggest(client, client, known))
     make_directory(directory / EVICTED)
     write_atomically(directory / EVICTED / client, b"")
+    return "" if client in known else suggest("no record of the run has that name", client, known)
 
 
 def _round_of(checkpoint: Path) -> int:

@@ -78,7 +78,7 @@ class SepalStrategy(Strategy):
         self._progress = stored or RunState(uuid.uuid4().hex, 0, self.algorithm.init(), weights)
         self._report = Report()
         for record in self.store.records(self._progress.round):
-            self._report = self._report.plus(record)
+            self._report = self._report.plus(record, self.algorithm.plan(record.round).phase)
         self._spent = 0.0
 
     @property
@@ -250,8 +250,8 @@ class SepalStrategy(Strategy):
 
     def _round(self, grid: Grid) -> None:
         self._refresh(grid)
-        infos, known = self._connections.infos, self._progress.roster
-        joined = [infos[name] for name in sorted(infos) if name not in known]
+        infos, others = self._connections.infos, self._progress.roster.keys() | self._connections.evicted
+        joined = [infos[name] for name in sorted(infos.keys() - others)]
         stores = {client.name: self._connections.stores[client.name] for client in joined}
         start = self._start(self._progress.round + 1, joined, stores)
         round = Round(start, self.task, self.store, joined, stores, self._connections.evicted)
@@ -285,7 +285,7 @@ class SepalStrategy(Strategy):
         uploads.check_robust()
         if record.joined:
             self._pin_data()
-        self._report = self._report.plus(record)
+        self._report = self._report.plus(record, start.plan.phase)
         line = metrics_line(record, start.plan, start.closing, method, self._report.totals)
         for observer in self._observers:
             observer.round(self._progress, record, line)

@@ -18,7 +18,9 @@ from pydantic import Field
 
 from sepal.client.algorithm import ClientBase
 from sepal.config import Settings
+from sepal.masks.flat import Flat
 from sepal.protocol.method import Metrics, Payload, Plan, Upload, Uploads, Weights
+from sepal.protocol.tensors import dense
 from sepal.server.algorithm import ServerBase
 from sepal.server.means import weighted_mean
 from strategies.registration import register
@@ -79,5 +81,24 @@ class FedAvgClient(ClientBase[ClientState]):
         """Train the global model for E epochs."""
         return ClientState(self.fit(self.arrived(state, download, plan), plan))
 
+    def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
+        """Train the global model. With ``privacy.*``, W plus the noised change of W is sent; the state has no noise."""
+        after, upload = super().train(state, download, plan)
+        return after, self._private(self.arrived(state, download, plan), after, plan) if self.private else upload
 
-FedAvg = register("fedavg", "Federated averaging", "McMahan et al., AISTATS 2017", FedAvgServer, FedAvgClient, Hyper)
+    def _private(self, received: Weights, after: ClientState, plan: Plan) -> Payload:
+        flat = Flat(self.shared())
+        start = flat.join(received)
+        change = self.trainer.release(flat.join(after.model) - start, plan.round).noised
+        return Payload(dense(flat.cut(start + change), self.shared(), self.coding))
+
+
+FedAvg = register(
+    "fedavg",
+    "Federated averaging",
+    "McMahan et al., AISTATS 2017",
+    FedAvgServer,
+    FedAvgClient,
+    Hyper,
+    private=("",),
+)

@@ -39,7 +39,7 @@ from sepal.protocol.tensors import dense, dense_specs
 from sepal.server.algorithm import ServerBase
 from sepal.server.means import sparse_mean
 from sepal.wire import rounded
-from sepal.wire.tensors import SparseTensor, TensorSpec, ValueCoding, Values, at
+from sepal.wire.tensors import Index, SparseTensor, TensorSpec, ValueCoding, Values, at
 from strategies.registration import register
 
 
@@ -108,6 +108,13 @@ def less(vector: Values, sent: SparseTensor) -> Values:
     """Return the residual: ``vector`` minus what was sent."""
     rest, index = vector.copy(), sent.positions()
     rest[index] -= sent.dense()[index]
+    return rest
+
+
+def without(vector: Values, index: Index) -> Values:
+    """Return ``vector`` with 0 at the positions ``index``."""
+    rest = vector.copy()
+    rest[index] = 0
     return rest
 
 
@@ -221,12 +228,17 @@ class FedSTCClient(ClientBase[ClientState]):
         return state.model
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
-        """Compute ΔW_i = A_i + SGD(W) - W and send STC(ΔW_i); the rest is the new A_i (Algorithm 2)."""
+        """Compute ΔW_i = A_i + SGD(W) - W and send STC(ΔW_i); the rest is the new A_i (Algorithm 2).
+
+        With ``privacy.*``, ΔW_i is clipped and noised before STC selects. A_i is then the clipped part without noise,
+        0 at all entries that were sent.
+        """
         after = self.adapt(state, download, plan)
-        gained = self.flat.join(after.model) - after.base + state.residual
-        update = stc(gained, self.task)
+        found = self.trainer.release(self.flat.join(after.model) - after.base + state.residual, plan.round)
+        update = stc(found.noised, self.task)
+        rest = without(found.clipped, update.positions()) if self.private else less(found.noised, update)
         fixed = dense(after.model, self.fixed, self.coding)
-        return replace(after, residual=less(gained, update)), Payload({"update": update, **fixed})
+        return replace(after, residual=rest), Payload({"update": update, **fixed})
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train in the same way, without an upload; the residual does not change."""
@@ -235,5 +247,11 @@ class FedSTCClient(ClientBase[ClientState]):
 
 
 FedSTC = register(
-    "fedstc", "Sparse ternary compression, both ways", "Sattler et al., TNNLS 2019", FedSTCServer, FedSTCClient, Hyper
+    "fedstc",
+    "Sparse ternary compression, both ways",
+    "Sattler et al., TNNLS 2019",
+    FedSTCServer,
+    FedSTCClient,
+    Hyper,
+    private=("",),
 )

@@ -10,4 +10,5 @@ DmPfl = register(
     "strategies.dmpfl.server:DmPflServer",
     "strategies.dmpfl.client:DmPflClient",
     Hyper,
+    private=("2a",),
 )

@@ -56,7 +56,8 @@ class DmPflClient(ClientBase[ClientState]):
         if plan.phase == "2a":
             masks = unpack(state.global_mask, self.layout)
             weights = self._fit(spread(state.shared, masks), masks, masks, plan).read()
-            return state, Payload(at_masks(weights, masks, self.coding, known=True))
+            sent = spread(self._private(state.shared, take(weights, masks), plan), masks) if self.private else weights
+            return state, Payload(at_masks(sent, masks, self.coding, known=True))
         state = self._train_personal(state, plan)
         masks = unpack(state.mask, self.layout)
         personal = spread(state.personal, masks)
@@ -70,6 +71,14 @@ class DmPflClient(ClientBase[ClientState]):
         if plan.phase == "2b":
             return self._refine_personal(state, plan)
         return self._train_personal(state, replace(plan, scalars={"prune": 0.0}))
+
+    def _private(self, received: Weights, trained: Weights, plan: Plan) -> Weights:
+        """Return values at m_g, as ``privacy.*`` lets them leave the client: those received plus a noised change."""
+        names = list(received)
+        start, end = (np.concatenate([part[name] for name in names]) for part in (received, trained))
+        moved = start + self.trainer.release(end - start, plan.round).noised
+        ends = np.cumsum([received[name].size for name in names])
+        return dict(zip(names, np.split(moved, ends[:-1]), strict=True))
 
     # What the client holds
 

@@ -10,4 +10,5 @@ FedPSE = register(
     "strategies.fedpse.server:FedPSEServer",
     "strategies.fedpse.client:FedPSEClient",
     Hyper,
+    private=("",),
 )

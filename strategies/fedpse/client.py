@@ -47,13 +47,18 @@ class FedPSEClient(ClientBase[ClientState]):
         return state.model
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
-        """Train and sparsify the update (Algorithm 1). Only downloads change the base, not local training."""
+        """Train and sparsify the update (Algorithm 1). Only downloads change the base, not local training.
+
+        With ``privacy.*``, update plus residual is clipped and noised before top-k selects. The new residual is then
+        the clipped part without noise, 0 at all entries that were sent.
+        """
         after = self.adapt(state, download, plan)
         gained = self.flat.join(after.model) - self.flat.join(after.base) + self.flat.join(state.residual)
-        index = self._top_k(gained)
-        sent = rounded(gained[index], self.coding)
-        owed = gained.copy()
-        owed[index] = gained[index] - sent
+        found = self.trainer.release(gained, plan.round)
+        index = self._top_k(found.noised)
+        sent = rounded(found.noised[index], self.coding)
+        owed = found.clipped.copy()
+        owed[index] = 0 if self.private else found.noised[index] - sent
         upload: dict[str, SparseTensor] = self.flat.scatter(index, sent, self.coding)
         upload |= dense(after.model, statistics(self.layout), self.coding)
         return replace(after, residual=self.flat.cut(owed)), Payload(upload)

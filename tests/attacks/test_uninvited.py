@@ -11,7 +11,7 @@ from sepal.protocol.messages import read_order
 from sepal.protocol.method import Kind
 from sepal.server.run_store import DiskRunStore, evict
 from sepal.server.strategy import SepalStrategy
-from tests.attacks.hostile import Hostile
+from tests.attacks.hostile import Hostile, silence
 from tests.contract.fakes import FAKES
 from tests.contract.harness import Killed
 
@@ -101,10 +101,47 @@ def test_a_client_evicted_between_two_starts_is_not_waited_for(tmp_path):
     assert federation.run(DiskRunStore(checkpoints, METHOD.server_state)).progress.closed
 
 
-def test_only_a_client_of_the_run_can_be_evicted(tmp_path):
+def test_a_stranger_that_no_record_names_is_evicted_while_the_round_waits_for_it(tmp_path):
+    """It joins after round 1 and never answers, so its first round would wait for ever: no record names it yet."""
+    federation = Visited(tmp_path / "clients", roster="open", timeout=20.0)
+    checkpoints = tmp_path / "server"
+    handle = federation._handle
+    said = []
+
+    def handle_and_evict(message):
+        order, _ = read_order(message.content)
+        if federation.nodes[message.metadata.dst_node_id] == "stranger" and order.kind is Kind.TRAIN:
+            said.append(evict(checkpoints, "stranger"))
+            return silence(message, order, None, None)
+        return handle(message)
+
+    federation._handle = handle_and_evict
+    progress = federation.run(DiskRunStore(checkpoints, METHOD.server_state)).progress
+    assert said == ["no record of the run has that name"]
+    assert progress.closed
+    assert progress.evicted == ("stranger",)
+    assert all("stranger" not in record.replies for record in federation.records)
+
+
+def test_a_node_that_is_yet_to_come_is_evicted_by_name_and_does_not_end_the_start(tmp_path):
+    federation = Visited(tmp_path / "clients", roster="open")
+    store = DiskRunStore(tmp_path / "server", METHOD.server_state)
+    evict(tmp_path / "server", "stranger")
+    federation.join("stranger")
+    progress = federation.run(store).progress
+    assert progress.closed
+    assert set(progress.roster) == {f"client-{n}" for n in range(4)}
+    assert {(name, words.partition(",")[0]) for name, words in federation.told} == {
+        ("stranger", "client stranger: expected a client that was not evicted")
+    }
+
+
+def test_a_name_that_may_be_a_slip_of_the_pen_is_evicted_with_a_hint(tmp_path):
     Visited(tmp_path / "clients").run(DiskRunStore(tmp_path / "server", METHOD.server_state))
-    with pytest.raises(RosterError, match="did you mean client-1"):
-        evict(tmp_path / "server", "client1")
+    assert "did you mean client-1" in evict(tmp_path / "server", "client1")
+    assert evict(tmp_path / "server", "client-1") == ""
+    with pytest.raises(RosterError, match="client: expected at most 64 letters"):
+        evict(tmp_path / "server", "../client-1")
 
 
 def test_an_eviction_in_the_last_moments_of_a_round_is_noticed(tmp_path, monkeypatch):

@@ -102,3 +102,19 @@ def test_accuracy_by_quarter_of_the_capacities():
     assert means == {"0-0.25": (pytest.approx(0.6), 2), "0.25-0.5": (0.2, 1), "0.75-1": (0.9, 1)}
     assert all(list(views) == ["trained"] for views in groups.values())
     assert Report().plus(found).by_capacity == {}, "all have capacity 1"
+
+
+def test_uploads_are_counted_by_client_and_phase_if_the_server_may_have_seen_them():
+    """Accepted ones with content, and whatever was refused or late; not a reply without an upload, nor silence."""
+
+    def up(client, purpose="training", payload=10, status="accepted", message=20, direction="up"):
+        return LedgerEntry(1, client, purpose, direction, payload, message, 100, status)
+
+    ledger = (
+        *(up("a"), up("a", status="late", payload=0), up("b", status="refused"), up("c", payload=0)),
+        *(up("d", status="missing", payload=0, message=0), up("e", "closing"), up("f", "evaluation")),
+        up("g", direction="down"),
+    )
+    first = Report().plus(replace(record(1), ledger=ledger), "2a")
+    assert first.uploads == {"a": {"2a": 2}, "b": {"2a": 1}}
+    assert first.plus(replace(record(2), ledger=ledger[:1]), "1").uploads["a"] == {"2a": 2, "1": 1}

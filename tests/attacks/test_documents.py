@@ -1,0 +1,79 @@
+"""The tests that the threat model and the log of attacks name are there."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.test_hostile_replies import ATTACKS
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
+PAGES = (ROOT / "docs" / "threat-model.md", TESTS / "attacks" / "README.md")
+PARTIES = 7
+
+
+@cache
+def functions(path):
+    tree = ast.parse(path.read_text())
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+
+
+@cache
+def everywhere():
+    return frozenset(name for path in TESTS.rglob("test_*.py") for name in functions(path))
+
+
+def named(text):
+    """What stands in backquotes and names a test: a file, a file and a test, or a test, which may end in ``*``."""
+    return [word for word in re.findall(r"`([^`\n]+)`", text) if re.match(r"(tests/|[\w/]+/)?test_\w*", word)]
+
+
+def missing(word):
+    """Why a named test is not there; empty if it is."""
+    word, _, case = word.removeprefix("tests/").rstrip("]").partition("[")
+    if case and case not in ATTACKS:
+        return f"no case {case}"
+    file, _, test = word.partition("::")
+    if not file.endswith(".py"):
+        return "" if fnmatch.filter(everywhere(), file) else "no such test"
+    found = [path for path in (TESTS.rglob(file) if "/" not in file else [TESTS / file]) if path.is_file()]
+    if not found:
+        return "no such file"
+    return "" if not test or any(test in functions(path) for path in found) else f"no such test in {file}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_test_that_is_named_exists(page):
+    words = named(page.read_text())
+    assert len(words) > 40
+    assert [f"{word}: {reason}" for word in words if (reason := missing(word))] == []
+
+
+def test_a_test_that_does_not_exist_would_be_noticed():
+    for word in ("attacks/test_nodes.py::test_nothing", "test_nowhere.py", "attacks/test_gone.py", "test_none_such_*"):
+        assert missing(word), word
+    assert missing("attacks/test_hostile_replies.py::test_an_attack_is_refused_by_name_and_the_round_goes_on[a lie]")
+
+
+def test_cases_that_the_log_names_are_cases():
+    text = PAGES[1].read_text()
+    assert [case for case in re.findall(r"`\[([^\]]+)\]`", text) if case not in {*ATTACKS, "…"}] == []
+
+
+def test_every_line_of_the_threat_model_says_what_it_is_and_names_a_test_or_says_why_none():
+    parties = PAGES[0].read_text().split("\n## ")[1:]
+    assert len(parties) == PARTIES
+    for party in parties:
+        rows = [line.strip("| ").split(" | ") for line in party.splitlines() if re.match(r"\| \w", line)]
+        kinds = {row[0].partition(",")[0] for row in rows}
+        assert kinds <= {"sees", "refused", "not defended"}, kinds
+        assert "refused" in kinds
+        for row in rows:
+            assert len(row) == 3, row
+            assert "`" in row[2] or row[2].startswith("none"), row

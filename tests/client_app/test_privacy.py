@@ -1,0 +1,73 @@
+"""Where a deployed client draws its noise from, and that a message which is sent again has the same bits."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from client_app.app import handle
+from sepal.protocol.messages import Content, Order, read_reply, write_order
+from sepal.protocol.method import Kind, Plan
+from sepal.server.flower_private import enter_run
+
+RUN = {
+    "method": "fedavg",
+    "dataset": "digits",
+    "clients": 2,
+    "partition.subsample": 100,
+    "privacy.clip": 1.0,
+    "privacy.noise": 1.0,
+}
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """A function that sends round 1 to the client of a home directory, and returns reply and content."""
+    enter_run()
+
+    def send(home, **keys):
+        monkeypatch.setenv("SEPAL_HOME", str(tmp_path / home))
+        order = Order("0" * 32, Kind.TRAIN, Plan(1))
+        message = Message(write_order(order, Content()), dst_node_id=1, message_type="train")
+        node = {"partition-id": 0, "num-partitions": 2}
+        return read_reply(handle(message, Context(1, 1, node, RecordDict(), {**RUN, **keys})).content)
+
+    return send
+
+
+def test_a_deployed_clients_noise_is_a_secret_of_its_home(train):
+    """The same seed, data and round: two homes send different values, far more than training would explain."""
+    contents = [train(home)[1] for home in ("one", "two")]
+    values = [np.frombuffer(content.data[-4000:], "<f4") for content in contents]
+    assert (values[0] != values[1]).all()
+    plain = [train(home, **{"privacy.noise": 0.0, "method": "fedavg", "seed": 1})[1] for home in ("three", "four")]
+    assert plain[0].data == plain[1].data, "without noise, the homes do not matter"
+
+
+def test_a_round_that_is_asked_again_has_the_same_bits_even_if_its_state_was_lost(train, tmp_path):
+    reply, content = train("one")
+    assert train("one")[1].data == content.data, "the stored reply"
+    (path,) = (tmp_path / "one").rglob(f"{reply.version}.safetensors")
+    path.unlink()
+    again, repeated = train("one")
+    assert repeated.data == content.data, "trained again"
+    assert again.version == reply.version
+
+
+def test_in_a_simulation_the_noise_comes_from_the_seed(train, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+    assert train("one")[1].data == train("two")[1].data
+    assert train("three", seed=1)[1].data != train("one")[1].data
+
+
+def test_the_secret_does_not_leave_the_client(train, tmp_path):
+    reply, content = train("one")
+    (identity,) = (tmp_path / "one").rglob("identity")
+    secret = identity.read_text()
+    assert len(secret) == 32
+    assert secret not in repr(reply)
+    assert secret.encode() not in content.data
