@@ -226,6 +226,12 @@ class Masked(nn.Module):
         self.scores = nn.ParameterDict({key(p.name): nn.Parameter(torch.zeros(p.shape)) for p in masked})
         self.names = {key(p.name): p.name for p in masked}
 
+    def train(self, mode: bool = True) -> Masked:
+        """Change the mode of nothing inside: norms keep W_0's statistics in training, too."""
+        super().train(mode)
+        self.model.eval()
+        return self
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map inputs to logits; the gradient goes through σ as if nothing were cut at ½."""
         weights = {}

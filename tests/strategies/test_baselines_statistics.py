@@ -8,6 +8,7 @@ import pytest
 from strategies import registry
 from tests.strategies.baselines import model, run
 
+FROZEN = {"fedmask"}  # its statistics stay W_0's
 COMPOSED = {"flanc"}  # its layers are convolutions, linear layers and group norms: another model is refused
 BASELINES = [name for name, at in registry.METHODS.items() if ".baselines." in at and name not in COMPOSED]
 
@@ -29,4 +30,4 @@ def test_a_model_with_batch_normalisation(method):
         assert np.isfinite(value).all()
         if name.endswith("running_var"):
             assert (value > 0).all()
-            assert np.abs(value - 1).max() > 1e-3, "it was not trained"
+            assert bool(np.abs(value - 1).max() > 1e-3) is (method not in FROZEN), "it was not trained"
