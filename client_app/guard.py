@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from sepal.errors import ContractError
+from sepal.errors import ProtocolError
 
 if TYPE_CHECKING:
     from client_app.build import Node
@@ -33,7 +33,7 @@ def local_config(run_config: Mapping[str, Any], node: Node) -> dict[str, Any]:
     """Return the run config with this node's own paths and code.
 
     Raises:
-        ContractError: The run config names code or a path that the node neither has in its own config nor allows.
+        ProtocolError: The run config names code or a path that the node neither has in its own config nor allows.
     """
     flat = dict(run_config)
     if node.data:
@@ -41,7 +41,7 @@ def local_config(run_config: Mapping[str, Any], node: Node) -> dict[str, Any]:
     for key in ("model", "own.data"):
         value = str(flat.get(key, ""))
         if ":" in value and value not in node.allow:
-            raise ContractError(key, "code that this node allows (sepal join --allow package.module:function)", value)
+            raise ProtocolError(key, "code that this node allows (sepal join --allow package.module:function)", value)
     own = {"data-dir": node.data_dir, "initial-weights": node.initial_weights, "state-dir": node.state_dir}
     for key in PATHS:
         value = str(flat.get(key, ""))
@@ -49,7 +49,7 @@ def local_config(run_config: Mapping[str, Any], node: Node) -> dict[str, Any]:
             flat[key] = own[key]
         elif value and value not in node.allow:
             expected = f"a path that this node allows (sepal join --allow PATH, or its own --{key})"
-            raise ContractError(key, expected, value)
+            raise ProtocolError(key, expected, value)
     return flat
 
 
@@ -63,7 +63,7 @@ def check_sizes(flat: Mapping[str, Any], room: int = 0) -> None:
         room: Bytes that may be used; 0 for half of the available memory.
 
     Raises:
-        ContractError: They do not fit.
+        ProtocolError: They do not fit.
     """
     if flat.get("dataset") != "own":
         return
@@ -73,14 +73,14 @@ def check_sizes(flat: Mapping[str, Any], room: int = 0) -> None:
     sides = [int(side[:12]) for side in text.split("x") if side.isdigit()]
     batch = flat.get("batch-size", 0)
     if 4 * math.prod(sides) * max(batch if isinstance(batch, int) else 0, 1) > room:
-        raise ContractError("own.shape", expected, f"{text} in batches of {batch}")
+        raise ProtocolError("own.shape", expected, f"{text} in batches of {batch}")
     model = str(flat.get("model", "auto"))
     if model == "auto" or ":" in model or not sides:
         return
     counts = [flat.get(key, 0) for key in ("own.classes", "own.vocabulary")]
     size = _model_bytes(model, sides, *(count if isinstance(count, int) else 0 for count in counts))
     if COPIES * size > room:
-        raise ContractError("model", expected, f"{model} of {size / 2**30:.3g} GiB")
+        raise ProtocolError("model", expected, f"{model} of {size / 2**30:.3g} GiB")
 
 
 def _model_bytes(model: str, shape: list[int], classes: int, vocabulary: int) -> int:

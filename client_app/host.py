@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from flwr.app import RecordDict
 
 from sepal.client.state_store import Origin, StateStore, Stored
-from sepal.errors import ContractError, SepalError, StateError
+from sepal.errors import ProtocolError, SepalError, StateError
 from sepal.protocol.messages import (
     GREATEST,
     Content,
@@ -74,9 +74,9 @@ class ClientHost:
         """
         order, content = read_order(records)
         if self.run and order.run != self.run:
-            raise ContractError("run", self.run, order.run)
+            raise ProtocolError("run", self.run, order.run)
         if version_round(order.durable) > version_round(order.base):
-            raise ContractError("durable", f"a version no newer than base, {order.base or 'none'}", order.durable)
+            raise ProtocolError("durable", f"a version no newer than base, {order.base or 'none'}", order.durable)
         reply, answer = self._answer(order, content)
         return write_reply(reply, answer)
 

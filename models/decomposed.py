@@ -154,7 +154,7 @@ class DecomposedLayer(nn.Module):
 
     @property
     def recovery(self) -> int:
-        """Multiply-adds of putting the weight together once, forward; 0 for a linear layer, which never does."""
+        """Return the forward multiply-adds of recovering the weight; 0 for a linear layer, which never does."""
         return self.area * self.rank * self.outputs * self.inputs if self.kernel else 0
 
     def regulariser(self) -> torch.Tensor:
@@ -278,7 +278,7 @@ class Decomposed(nn.Module):
 
     @property
     def recovery(self) -> int:
-        """Multiply-adds of putting all weights together once, forward: for a batch, not for an example."""
+        """Return the forward multiply-adds of recovering all weights once, for a whole batch."""
         return sum(layer.recovery for layer in self.body.modules() if isinstance(layer, DecomposedLayer))
 
     def cost(self, counted: float, examples: int, batches: int) -> float:
@@ -312,7 +312,7 @@ class Decomposed(nn.Module):
 
 
 class _Pending(nn.Module):
-    """Stands where a layer will be, until the first batch says how many inputs are kept."""
+    """Placeholder for a layer until the first batch shows how many inputs are kept."""
 
     def __init__(self, make: Callable[[int], nn.Module], axis: int) -> None:
         super().__init__()
@@ -358,8 +358,8 @@ def _layers(model: nn.Module) -> list[str]:
 def initial_weights(model: Decomposed, seed: int) -> dict[str, NDArray[np.float32]]:
     """Return first weights, float32 by name in the order of ``layout``; each factor from (seed, "init", name).
 
-    θ_u ~ N(0, 1/R2) and θ_v ~ N(0, 2/(inputs·k²)), so that the recovered weight has He's variance. All else is what
-    the model holds.
+    θ_u ~ N(0, 1/R2) and θ_v ~ N(0, 2/(inputs·k²)), so that the recovered weight has He's variance. All other
+    tensors are the model's.
 
     Args:
         model: At width 1, because He's variance is of the whole layer: cut the result for a narrower one.
@@ -381,5 +381,5 @@ def initial_weights(model: Decomposed, seed: int) -> dict[str, NDArray[np.float3
 
 
 def cut(weights: Weights, parts: Layout) -> dict[str, NDArray[np.float32]]:
-    """Return copies of the first entries, along each axis, of the tensors that ``parts`` names, in its shapes."""
+    """Return the tensors named in ``parts``, cut to its shapes: copies of the first entries along each axis."""
     return {p.name: weights[p.name][tuple(slice(side) for side in p.shape)].copy() for p in parts}

@@ -32,8 +32,9 @@ def _affine(
 ) -> torch.Tensor:
     """Return x·scale + shift for x (N, R, …), scale and shift (N, R); ``parts`` (N, P, …) are added to rows ``place``.
 
-    Where there are further axes, batch normalisation with mean 0 and variance 1 is that function: one pass over the
-    data forward and one back, a quarter of the time of a product and a sum. In place is cheap only on what is no view.
+    For inputs with further axes this is batch normalisation with mean 0 and variance 1, which reads the data once
+    forward and once backward: a quarter of the time of a product and a sum. Writing in place is cheap for tensors that
+    are not views.
     """
     if x.ndim == 2:
         out = torch.addcmul(shift, x, scale)
@@ -48,7 +49,7 @@ def _affine(
 
 
 class _Gated(nn.Module):
-    """What the gated layers share: each is the layer that it was, with M' at hand for the length of one forward.
+    """Base of the gated layers, which hold M' during one forward pass.
 
     Attributes:
         spans: By parameter: its blocks' sizes, and the number of the first among all blocks.
@@ -61,13 +62,13 @@ class _Gated(nn.Module):
     live: Mask
 
     def prepare(self) -> None:
-        """Work out how the blocks lie, once ``spans`` is there."""
+        """Compute where the blocks lie; ``spans`` must be set."""
         for name, (sizes, first) in self.spans.items():
             if self.get_parameter(name).ndim == 1:
                 self.lay(f"{name}_block", first + np.repeat(np.arange(len(sizes)), sizes))
 
     def lay(self, name: str, array: npt.NDArray[Any]) -> None:
-        """Keep ``array`` as a buffer that follows the module to its device and is no part of its state."""
+        """Register ``array`` as a buffer that is not part of the module's ``state_dict``."""
         self.register_buffer(name, torch.from_numpy(array), persistent=False)
 
     def vector(self, name: str) -> torch.Tensor:
@@ -161,21 +162,22 @@ _LAYERS = {nn.Conv1d: _Conv1d, nn.Conv2d: _Conv2d, nn.GroupNorm: _GroupNorm, nn.
 class GatedModule(nn.Module):
     """A model and its gate: (N, …) to logits (N, classes).
 
-    Training by ``client`` works by batch; its evaluation, which is what runs without gradients, takes M and G as
-    :meth:`pool` found them. With gradients everything is computed, off or on, because the straight-through gradient of
-    G needs it. Without, rows that are off for all examples are left out, which saves their multiply-adds: by batch and
-    client in proportion, by sample only what a batch's examples agree on. The gate, activations and pooling stay.
+    With gating by ``client``, training gates by batch; evaluation, any forward pass without gradients, uses the M and G
+    that :meth:`pool` computed. A forward pass with gradients computes all blocks, also those that are off, because the
+    straight-through gradient of G needs them. A forward pass without gradients skips rows that are off for all
+    examples, which saves their multiply-adds: in proportion by batch and by client; by sample only the rows that are
+    off for every example of the batch. The gate, activations and pooling cost the same.
 
     Args:
-        model: Layers Conv1d, Conv2d, Linear and GroupNorm, and what has no parameters. It is taken over: its layers are
-            gated from now on, its parameters and their names stay.
+        model: Layers Conv1d, Conv2d, Linear and GroupNorm, and layers without parameters. It is modified: its
+            layers become gated, its parameters and their names stay.
         input_shape: Shape of one example.
         blocks: Each parameter's block sizes, positive, in the order of the blocks' numbers; L in all.
         choose: The knapsack: from G, float32 (N, L), to the blocks that are on, bool (N, L).
         gating: Whether M' is made by ``sample``, ``batch`` (mean of the gate's outputs) or ``client``.
         paths: 2, or 1: G is M, M' = M·I*, and nothing goes straight through.
         shift: See :class:`models.gate.Gate`.
-        without: See there, too.
+        without: See :class:`models.gate.Gate`.
 
     Attributes:
         model: θ. Its ``state_dict`` has the names of the plain model.
@@ -260,7 +262,7 @@ class GatedModule(nn.Module):
 
     @torch.no_grad()
     def pool(self, batches: Iterable[torch.Tensor]) -> None:
-        """Take the mean of the gate's outputs over all examples of ``batches`` as the client's, until it trains."""
+        """Use the mean of the gate's outputs over ``batches`` as the client's gate until the next training step."""
         mode = self.gate.training
         self.gate.eval()
         total, count = torch.zeros_like(self.gate.pooled), 0
@@ -271,7 +273,7 @@ class GatedModule(nn.Module):
 
     @torch.no_grad()
     def hold(self) -> None:
-        """Before the optimizer's step: remember the entries of θ whose blocks are off for the whole batch."""
+        """Save the entries of θ whose blocks are off for the whole batch. Call before the optimizer's step."""
         self._held = []
         for name, parameter in self.model.named_parameters():
             sizes, first = self._spans[name]
@@ -280,7 +282,7 @@ class GatedModule(nn.Module):
 
     @torch.no_grad()
     def restore(self) -> None:
-        """After the step: put them back, whatever momentum, weight decay or Adam made of them."""
+        """Restore the saved entries after the step, which momentum, weight decay or Adam may have changed."""
         for piece, value in self._held:
             piece.copy_(value)
         self._held = []

@@ -68,7 +68,7 @@ class WireError(SepalError):
     """Bytes are not a valid payload (see ``sepal/wire/FORMAT.md``)."""
 
 
-class ContractError(SepalError):
+class ProtocolError(SepalError):
     """The content of a message does not match the protocol or the method's schema."""
 
 

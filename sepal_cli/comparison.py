@@ -45,6 +45,11 @@ class Group:
         """The method's name."""
         return str(self.results[0].stored.config["method"])
 
+    @property
+    def first(self) -> Result:
+        """The run that figures of single clients show: a client of another seed is another client."""
+        return min(self.results, key=lambda result: result.seed)
+
     def accuracy(self, view: str, figure: str = "mean") -> Estimate | None:
         """Return a figure of a view at the end, over seeds; None where the method has no such view."""
         found = [result.accuracy(view) for result in self.results]
@@ -120,6 +125,11 @@ class Comparison:
         target = self.aim(cell)
         return [Group(label, cell, tuple(found[label]), target, self.view) for label in self.labels if label in found]
 
+    def all_groups(self) -> Iterator[Group]:
+        """Yield the groups of all cells."""
+        for cell in self.cells:
+            yield from self.groups(cell)
+
     def aim(self, cell: str) -> float:
         """Return the accuracy to be reached in a cell, as a fraction."""
         if self.target is not None:
@@ -139,8 +149,9 @@ class Comparison:
 
 
 def write_index(plan: Plan, runs: Sequence[PlannedRun], out: Path) -> None:
-    """Write which runs the directory ``out`` compares."""
-    rows = [{"name": r.name, "label": r.variant, "cell": _cell(r)} for r in runs]
+    """Write which runs the directory ``out`` compares: all but trials."""
+    trials = {block.trials for block in plan.block} - {""}
+    rows = [{"name": r.name, "label": r.variant, "cell": _cell(r)} for r in runs if r.block not in trials]
     index = {"title": plan.title, "view": plan.view, "target": plan.target, "runs": rows}
     write_atomically(out / INDEX, f"{json.dumps(index, indent=1)}\n".encode())
 

@@ -21,6 +21,7 @@ from sepal.config import Flat, RunConfig
 from sepal.errors import SepalError
 from sepal_cli import deployment, serving
 from sepal_cli.export import export, predict
+from sepal_cli.paper.command import paper
 from sepal_cli.plans.compare import compare
 from sepal_cli.plans.tune import tune
 
@@ -176,46 +177,6 @@ def show_run(path: Path, beside: Path | None = None) -> None:
 
 
 @app.command()
-def paper(
-    plan: Annotated[Path, typer.Argument(help="TOML plan; those of the papers lie in experiments/papers/.")],
-    out: Annotated[Path | None, typer.Option(help="Directory of the runs; by default runs/PLAN.")] = None,
-    only: Annotated[str, typer.Option(help="One block of the plan.")] = "",
-    jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one for each core.")] = 1,
-    workers: Annotated[int, typer.Option(min=0, help="Worker processes of each run; 0: by the cores.")] = 0,
-    hours: Annotated[
-        float | None, typer.Option(help="Start no run after so many hours; by default the plan's.")
-    ] = None,
-    report: Annotated[bool, typer.Option("--report", help="Start no run; write tables of the existing ones.")] = False,
-    page: Annotated[
-        Path | None, typer.Option(help="Start no run; recompute the tables of this page from its .ndjson.")
-    ] = None,
-) -> None:
-    """Run the missing and unfinished runs of a paper's tables; then write tables.md and results.ndjson."""
-    from sepal_cli.comparison import write_index
-    from sepal_cli.paper.report import rewrite_page, write_report
-    from sepal_cli.plans.display import PlanDisplay
-    from sepal_cli.plans.execute import execute
-    from sepal_cli.plans.plan import read_plan
-
-    found = read_plan(plan)
-    if page is not None:
-        typer.echo(f"written to {rewrite_page(page, found)}")
-        return
-    runs = list(found.runs(only))
-    place = (out or Path("runs") / plan.stem).absolute()
-    failed: list[str] = []
-    if not report:
-        budget = found.hours if hours is None else hours
-        display = PlanDisplay(Console(stderr=True))
-        failed = execute(runs, place, display, jobs=jobs, workers=workers, hours=budget)
-        write_index(found, list(found.runs()), place)
-    for path in write_report(found, list(found.runs()), place):
-        typer.echo(f"written to {path}")
-    if failed:
-        raise SepalError(str(plan), f"{len(runs)} runs that end", f"{len(failed)} that failed, the first: {failed[0]}")
-
-
-@app.command()
 def report(
     runs: Annotated[list[str], typer.Argument(help="Run directories, runs' names, or directories of `sepal compare`.")],
     out: Annotated[Path | None, typer.Option(help="The file; by default report.html beside the runs.")] = None,
@@ -291,7 +252,7 @@ def print_keys(console: Console, title: str, model: Any, prefix: str) -> None:
     console.print(table)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (compare, tune, export, predict, serving.serve, serving.join)
+COMMANDS: tuple[Callable[..., None], ...] = (compare, tune, paper, export, predict, serving.serve, serving.join)
 COMMANDS += (serving.watch, deployment.certs, deployment.submit)
 for command in COMMANDS:
     app.command()(command)

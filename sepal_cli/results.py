@@ -150,17 +150,24 @@ def over_seeds(values: Sequence[float]) -> Estimate | None:
     return Estimate(float(np.mean(values)), spread, len(values))
 
 
+BySeed = Mapping[int, Mapping[str, float]]  # seed → client → accuracy
+
+
 def difference(ours: Sequence[Result], theirs: Sequence[Result], view: str) -> Estimate | None:
+    """Return the paired difference of accuracies in a view, ours less theirs (:func:`paired`)."""
+    return paired(*({result.seed: result.clients(view) for result in group} for group in (ours, theirs)))
+
+
+def paired(ours: BySeed, theirs: BySeed) -> Estimate | None:
     """Return the paired difference of accuracies, ours less theirs, with the 95 % interval of Student's t.
 
     Client by client, each client's difference averaged over the seeds that both have. Clients of one federation are
     not independent, so the interval is a guide and no test. Two clients have none.
     """
-    others = {result.seed: result.clients(view) for result in theirs}
     pairs: dict[str, list[float]] = {}
-    for result in ours:
-        there = others.get(result.seed, {})
-        for name, accuracy in result.clients(view).items():
+    for seed, clients in ours.items():
+        there = theirs.get(seed, {})
+        for name, accuracy in clients.items():
             if name in there:
                 pairs.setdefault(name, []).append(accuracy - there[name])
     values = np.array([np.mean(found) for found in pairs.values()])

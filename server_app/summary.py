@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
@@ -19,6 +20,8 @@ from sepal.server.run_state import RunState, learned
 from sepal.storage.serialize import digest_arrays
 from server_app.privacy import privacy
 from strategies.assembly import Assembly
+
+GIT_SECONDS = 10
 
 
 def summarise(
@@ -111,11 +114,25 @@ def versions() -> dict[str, str]:
     packages = {name: metadata.version(name) for name in ("flwr", "torch", "numpy")}
     return {
         "sepal": sepal.__version__,
+        "commit": commit(),
         **packages,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": processor(),
     }
+
+
+def commit() -> str:
+    """Return the commit of the checkout that Sepal runs from, with ``-dirty`` if files differ; empty without one."""
+    root = Path(sepal.__file__).resolve().parents[1]
+    if not (root / ".git").exists():  # an installed package inside of somebody's repository has no commit of ours
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):  # no git, or a checkout of another user
+        return ""
+    return done.stdout.strip()
 
 
 def processor() -> str:

@@ -10,9 +10,7 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from pydantic import BaseModel
-
-from sepal.config import RunConfig, flatten
+from sepal.config import RunConfig, Settings, flatten
 from sepal.errors import ConfigError, suggest
 from sepal.protocol.method import Method, Scalar, resolve
 
@@ -38,6 +36,7 @@ METHODS = {
     "mtl": "strategies.baselines.mtl:Mtl",
     "pfedme": "strategies.baselines.pfedme:PFedMe",
     "fedem": "strategies.baselines.fedem:FedEM",
+    "fedmask": "strategies.baselines.fedmask:FedMask",
     "feddst": "strategies.baselines.feddst:FedDST",
     "fedpse": "strategies.fedpse:FedPSE",
     "dmpfl": "strategies.dmpfl:DmPfl",
@@ -88,10 +87,10 @@ def defaults() -> dict[str, Scalar]:
     return keys
 
 
-class Hypers(Mapping[str, type[BaseModel]]):
+class Hypers(Mapping[str, type[Settings]]):
     """Method name → the model of its own keys; a method is imported when its keys are accessed."""
 
-    def __getitem__(self, name: str) -> type[BaseModel]:
+    def __getitem__(self, name: str) -> type[Settings]:
         if name not in table():
             raise KeyError(name)
         return get(name).hyper

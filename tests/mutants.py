@@ -57,10 +57,17 @@ MUTANTS = (
     Mutant(
         "subfedavg's last step on weights is of the candidate from before the channel cut",
         "strategies/subfedavg/client.py",
-        "after |= self.prunable.prune_weights(weights, after)",
+        "after |= self.prunable.prune_weights(weights, after, self.capacity)",
         "after = self.prunable.within({**after, **{p.name: last[p.name] for p in self.prunable.weights}})",
         "tests/strategies/test_subfedavg.py::"
         "test_the_last_step_on_weights_is_taken_from_what_a_channel_cut_of_the_same_round_leaves",
+    ),
+    Mutant(
+        "subfedavg takes no notice of the capacity",
+        "strategies/subfedavg/client.py",
+        "return self.prunable.fitted(weights, self.gated(weights, kept, first), self.capacity)",
+        "return self.gated(weights, kept, first)",
+        "tests/strategies/test_subfedavg_capacity.py::test_every_client_ends_with_a_model_that_fits",
     ),
     Mutant(
         "pa3dfl compares with what was generated, not with what was delivered",

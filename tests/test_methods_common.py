@@ -9,12 +9,14 @@ from outside: no test here knows a method by name.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from client_app.build import Node, Shared, build_host
 from sepal.config import flatten
+from sepal.errors import SepalError
 from sepal.protocol.method import Kind, resolve
 from sepal.protocol.payloads import seal, unseal
 from sepal.server.run_state import RoundStart
@@ -24,6 +26,7 @@ from sepal.storage.serialize import digest, restore
 from sepal.storage.serialize import flatten as flatten_state
 from sepal.wire.tensors import ValueCoding
 from sepal_engines.in_process import run_in_process
+from server_app.summary import summarise
 from strategies import registry
 from strategies.assembly import assemble
 from tests.stores import ScratchStore
@@ -36,6 +39,7 @@ CASES = {  # name of the case: its keys; a variant of a method joins by a line
         "subfedavg.accuracy": 0.1,
         "model": "digits-cnn-bn",
     },
+    "subfedavg-mixed": {"method": "subfedavg", "subfedavg.accuracy": 0.1, "capacity.profile": "0.25,0.6,1"},
     "pfedme": {
         "method": "pfedme",
         "pfedme.lambda": 2.0,
@@ -279,10 +283,6 @@ def test_an_upload_follows_the_contract_and_a_bent_one_does_not(name):
     kind = resolve(assembly.method.client_state)
     arrays, structure = flatten_state(after)
     assert digest(restore(kind, arrays, structure)) == digest(after)
-    from dataclasses import replace
-
-    from sepal.errors import SepalError
-
     bent = replace(content, scalars={**content.scalars, "unknown": 1})
     with pytest.raises(SepalError, match="unknown"):
         unseal(bent, schema, lambda: download.tensors)
@@ -321,3 +321,34 @@ def test_predictions_do_not_change_the_weights(name):
     assert len(often.report.digests) == 4
     assert often.report.digests == seldom.report.digests
     assert digest(often.progress.server) == digest(seldom.progress.server)
+
+
+@METHODS
+def test_novel_clients_never_train_and_are_reported_apart(name):
+    """One of four joins in the closing round. It starts from the method's first state, and from a newcomer's download:
+    its private part, where the method has one, is as fresh as a new client's, and adapted by the method's own rule.
+    """
+    strategy, lines = finished(name, **{"novel-clients": 0.25})
+    (novel,) = strategy.progress.novel
+    *before, closing = lines.records
+    assert all(novel not in record.replies for record in before)
+    assert all(novel != entry.client for record in before for entry in record.ledger)
+    assert closing.replies[novel].kind is Kind.ADAPT
+    assembly = assemble(flat(name, **{"novel-clients": 0.25}))
+    summary = summarise(assembly, strategy.progress, strategy.report, name=name, engine="in-process", rounds=4)
+    assert summary["populations"] == {"participants": 3, "novel": 1}
+    theirs = summary["novel"]["accuracy"]
+    for view in ("received", "trained", "pooled"):
+        ours = summary["accuracy"][view]
+        assert ours is not None or (view == "received" and assembly.method.received)
+        if ours is not None:
+            assert (ours["clients"], theirs[view]["clients"]) == (3, 1)
+            assert summary["novel"]["gap"][view] == pytest.approx(ours["mean"] - theirs[view]["mean"])
+    assert theirs["kept"] is None, "there was no model before the closing round"
+    shared, algorithm = Shared.around(assembly, "cpu"), strategy.algorithm
+    hosts = {host.info.name: host for n in range(4) for host in [build_host(shared, Node(n, 4), "run", ScratchStore())]}
+    host, plan = hosts[novel], replace(algorithm.plan(5), novel=True)
+    start = host.algorithm.init()
+    download = algorithm.newcomer(strategy.progress.server, host.info, plan)
+    after = host.algorithm.adapt(start, unseal(seal(download), host.algorithm.download_schema(start, plan)), plan)
+    assert digest(after) == strategy.report.digests[novel]

@@ -15,7 +15,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from experiments.bench import aggregation, clients, codec, cuts, deployed, engine, gate, hypernetwork, server_memory
+from experiments.bench import (
+    aggregation,
+    clients,
+    codec,
+    cuts,
+    deployed,
+    engine,
+    gate,
+    hypernetwork,
+    server_memory,
+    widths,
+)
 from server_app.summary import processor
 
 PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
@@ -24,6 +35,7 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "engine": engine.measure,
     "clients": clients.measure,
     "cuts": cuts.measure,
+    "widths": widths.measure,
     "hypernetwork": hypernetwork.measure,
     "server-memory": server_memory.measure,
     "deployed": deployed.measure,

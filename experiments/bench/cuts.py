@@ -12,8 +12,9 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
+
+from experiments.bench.widths import memory
 
 BATCH, WARM, STEPS, REPEATS = 64, 1, 4, 3
 SHAPE, CLASSES = (3, 64, 64), 10
@@ -48,12 +49,6 @@ def half_of_the_width(groups: Any) -> Any:
     return windows(groups, 0.5)
 
 
-def _memory(field: str) -> float:
-    """Return a field of the kernel's account of this process, MB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(float(line.split()[1]) / 1024 for line in lines if line.startswith(field))
-
-
 def _run(choose: Callable[[Any], Any]) -> dict[str, float]:
     import torch
     from torch.nn import functional
@@ -67,7 +62,7 @@ def _run(choose: Callable[[Any], Any]) -> dict[str, float]:
         described = wide()
     groups = models.coupling(described)
     cut = Cut(models.layout(described), groups, choose(groups))
-    before = _memory("VmRSS")
+    before = memory("VmRSS")
     module = models.cut_model(wide, cut).train()
     optimizer = torch.optim.SGD(module.parameters(), 0.01, momentum=0.5)
     clocks = []
@@ -78,7 +73,7 @@ def _run(choose: Callable[[Any], Any]) -> dict[str, float]:
         optimizer.step()
         clocks.append((time.monotonic() - begun[0], time.process_time() - begun[1]))
     seconds, cpu_seconds = (statistics.median(column) for column in zip(*clocks[WARM:], strict=True))
-    peak = _memory("VmHWM")  # before multiply-adds are counted, which imports more
+    peak = memory("VmHWM")  # before multiply-adds are counted, which imports more
     count = sum(models.forward_multiply_adds(module, x[:1]).values())
     return {"seconds": seconds, "cpu": cpu_seconds, "peak": peak, "before": before, "multiply_adds": count}
 

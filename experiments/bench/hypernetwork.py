@@ -1,98 +1,16 @@
-"""Pa3dFL's server against its clients' training, and a training step by width against the plain model's."""
+"""Pa3dFL's server against its clients' training; :mod:`experiments.bench.widths` has training by width."""
 
 from __future__ import annotations
 
-import multiprocessing
-import resource
-import time
-from collections.abc import Callable, Iterator
-from statistics import median
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import psutil
 
-from sepal.rng import derive
+from experiments.bench.widths import CLASSES, MODEL, SHAPE, alone, memory, step_of, timed
 
-MODEL, SHAPE, CLASSES = "cnn-cifar100-pa3dfl", (3, 32, 32), 100
 CLIENTS, SAMPLED, EXAMPLES, BATCH, EPOCHS = 100, 20, 400, 50, 5  # 50,000 images, .8 of each client's train
 WIDTHS = (1 / 16, 1 / 4, 1 / 2, 1.0)
-
-
-def alone(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what ``function`` gives in a new process with one thread, whose peak memory is its own."""
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=_answer, args=(queue, function, arguments))
-    process.start()
-    found = queue.get()
-    process.join()
-    return found
-
-
-def _answer(queue: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    queue.put(function(*arguments))
-
-
-def peak() -> float:
-    """Return the most memory that this process has had, MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def resident() -> float:
-    """Return the memory that this process has now, MiB."""
-    return float(psutil.Process().memory_info().rss / 2**20)
-
-
-def timed(function: Callable[[], Any], times: int) -> float:
-    """Return the median of the processor's seconds that ``function`` takes, after two calls that do not count.
-
-    With one thread these are the clock's seconds on an idle machine, and what runs beside it disturbs them less.
-    """
-    taken = []
-    for _ in range(times + 2):
-        begun = time.process_time()
-        function()
-        taken.append(time.process_time() - begun)
-    return median(taken[2:])
-
-
-def step_of(width: float | None, batch: int, times: int) -> dict[str, float]:
-    """Return seconds, peak memory above what was there before (MiB) and parameters of an SGD step; None: plain."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    import models
-    from models.decomposed import Decomposed, cut, initial_weights
-
-    plain = models.build(MODEL, SHAPE, CLASSES)
-    module = plain if width is None else Decomposed(plain, SHAPE, width)
-    if width is not None:
-        first = initial_weights(Decomposed(plain, SHAPE), 0)
-        models.load_weights(module, cut(first, models.layout(module)))
-    rng = derive(0, "bench-hypernetwork")
-    images = torch.from_numpy(rng.standard_normal((batch, *SHAPE), np.float32))
-    labels = torch.from_numpy(rng.integers(0, CLASSES, batch))
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=0.01)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        if isinstance(module, Decomposed):
-            of_global, of_local = module(images)
-            loss = cross_entropy(of_global, labels) + cross_entropy(of_local, labels) + 0.01 * module.regulariser()
-        else:
-            loss = cross_entropy(module(images), labels)
-        torch.autograd.backward(loss)
-        optimizer.step()
-
-    before = resident()
-    seconds = timed(step, times)
-    held = sum(parameter.numel() for parameter in module.parameters())
-    return {"seconds": seconds, "megabytes": peak() - before, "parameters": held}
 
 
 def server(widths: tuple[float, ...], clients: int, rank: int) -> dict[str, float]:
@@ -117,18 +35,16 @@ def server(widths: tuple[float, ...], clients: int, rank: int) -> dict[str, floa
         for client, shapes in chosen:
             yield client, {name: np.full(shape, 0.01, np.float32) for name, shape in shapes.items()}
 
-    before = resident()
+    before = memory("VmRSS")
     found = {"generate": timed(generate, 3), "step": timed(lambda: network.step(state, uploads(), np.copy), 3)}
-    over = peak() - before + network.bytes / 2**20  # the state itself was there before
+    over = memory("VmHWM") - before + network.bytes / 2**20  # the state itself was there before
     return {**found, "bytes": network.bytes, "peak": over, "over_hypernetwork": over * 2**20 / network.bytes}
 
 
 def measure(times: int = 15) -> list[dict[str, Any]]:
-    """Return rows: the server's work over its clients' training, its peak memory, and a step by width."""
-    full = alone(step_of, None, 128, times)
-    by_width = {width: alone(step_of, width, 128, times) for width in WIDTHS}
-    rows = [_step_row(width, found, full) for width, found in by_width.items()]
-    small = {width: alone(step_of, width, BATCH, times)["seconds"] for width in WIDTHS}
+    """Return rows: the server's work over its clients' training, and its peak memory."""
+    rows: list[dict[str, Any]] = []
+    small = {width: alone(step_of, True, width, BATCH, times)["seconds"] for width in WIDTHS}
     steps = EPOCHS * EXAMPLES // BATCH
     for what, widths, clients, rank in (
         ("full width", (1.0,), CLIENTS, 0),
@@ -156,16 +72,3 @@ def measure(times: int = 15) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _step_row(width: float, found: dict[str, float], full: dict[str, float]) -> dict[str, Any]:
-    ratio = found["seconds"] / full["seconds"]
-    return {
-        "what": f"training step at width {width:g} over the plain model's, batch 128",
-        "ratio": ratio,
-        "goal": "at most .3" if width == 1 / 4 else "",
-        "met": ratio <= 0.3 if width == 1 / 4 else None,
-        **found,
-        "plain_seconds": full["seconds"],
-        "memory_ratio": found["megabytes"] / full["megabytes"],
-    }

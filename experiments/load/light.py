@@ -21,7 +21,7 @@ from flwr.supercore.retry import make_simple_grpc_retry_invoker
 from sepal.protocol.messages import Content, Reply, read_order, version, write_reply
 from sepal.protocol.method import ClientInfo, Kind
 
-Answer: TypeAlias = Callable[[Message], Message | None]
+Answer: TypeAlias = Callable[[Message, int, int], list[Message]]
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Premade:
     upload: Content
     facts: Mapping[str, str]
 
-    def __call__(self, message: Message) -> Message:
+    def __call__(self, message: Message, node: int, run: int) -> list[Message]:
         """Return the reply to a message of the server."""
         order, download = read_order(message.content)
         reply = Reply(order.run, order.plan.round, order.kind, self.info, order.base)
@@ -51,7 +51,7 @@ class Premade:
             kept = order.kind is Kind.TRAIN or order.keep
             reached = version(order.plan.round, order.base, digest, content.digest()) if kept else ""
             reply = replace(reply, download=digest, version=reached)
-        return Message(write_reply(reply, content), reply_to=message)
+        return [Message(write_reply(reply, content), reply_to=message)]
 
 
 @dataclass
@@ -60,9 +60,11 @@ class Light:
 
     Attributes:
         address: HOST:PORT of the Fleet API.
-        answer: Makes the reply to a message; None sends none.
+        answer: Makes the replies to a message, from the message, the node's id and the run's id.
         poll: Seconds between looks for a message; a SuperNode of Flower 1.39 looks every 3 s.
-        timings: ``down`` and ``up`` seconds and the bytes of each message that was answered.
+        connection: Further arguments of Flower's client connection, such as certificates and keys.
+        timings: ``down`` and ``up`` seconds and the bytes of each reply.
+        failures: What failed, a line each; a reply that the SuperLink did not take is one.
     """
 
     address: str
@@ -93,7 +95,7 @@ class Light:
             with grpc_request_response(self.address, **options) as connection:
                 while not self._stop.is_set():
                     try:
-                        idle = not self._exchange(*connection[1:])
+                        idle = not self._exchange(*connection)
                     except Exception as reason:
                         self.failures.append(f"{type(reason).__name__}: {reason}"[:300])
                         idle = True
@@ -102,7 +104,10 @@ class Light:
         except BaseException as reason:  # Flower ends the process where it cannot register
             self.failures.append(f"connection: {type(reason).__name__}: {reason}"[:300])
 
-    def _exchange(self, receive: Any, send: Any, _run: Any, _fab: Any, pull: Any, push: Any, confirm: Any) -> bool:
+    def _exchange(
+        self, node: int, receive: Any, send: Any, _run: Any, _fab: Any, pull: Any, push: Any, confirm: Any
+    ) -> bool:
+        """Look for a message and answer it; return whether there was one."""
         found = receive()
         if found is None:
             return False
@@ -113,17 +118,21 @@ class Light:
         )
         message.metadata.__dict__["_message_id"] = tree.object_id
         down = time.monotonic() - begun
-        reply = self.answer(message)
-        if reply is None:
-            return True
-        begun = time.monotonic()
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        wanted, session = send(reply, get_object_tree(reply), 0.0)
-        size = 0
-        for name, part in get_all_nested_objects(reply).items():
-            if name in wanted:
-                data = part.deflate()
-                size += len(data)
-                push(run, session, name, data)
-        self.timings.append({"down": down, "up": time.monotonic() - begun, "bytes": float(size)})
+        for reply in self.answer(message, node, run):
+            try:
+                begun = time.monotonic()
+                size = _push(reply, run, send, push)
+                self.timings.append({"down": down, "up": time.monotonic() - begun, "bytes": float(size)})
+            except Exception as reason:  # the replies after it are sent
+                self.failures.append(f"{type(reason).__name__}: {reason}"[:300])
         return True
+
+
+def _push(reply: Message, run: int, send: Any, push: Any) -> int:
+    """Send a reply; return the bytes that the SuperLink asked for."""
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    contents = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+    wanted, session = send(reply, get_object_tree(reply), 0.0)
+    for name in wanted:
+        push(run, session, name, contents[name])
+    return sum(len(contents[name]) for name in wanted)

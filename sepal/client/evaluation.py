@@ -57,8 +57,7 @@ class Evaluator:
         """Return ``correct``, ``examples`` and the summed ``loss`` for ``view``.
 
         The views ``received``, ``trained`` and ``kept`` also have these counts on validation data, with the prefix
-        ``validation-``. Other views are ``pooled``, and ``received`` or ``trained`` with ``-shift-PERCENT`` or
-        ``-corrupted``.
+        ``validation-``. Other views are ``pooled``, and these three with ``-shift-PERCENT`` or ``-corrupted``.
         """
         percent = degree(view)
         if percent is not None:

@@ -24,7 +24,7 @@ from sepal.client.optimizers import Group, OptimizerState, Trained, load_state, 
 from sepal.client.privacy import Released, release
 from sepal.client.steps import Optimizer
 from sepal.config import RunConfig
-from sepal.errors import ConfigError, ContractError
+from sepal.errors import ConfigError, ProtocolError
 from sepal.protocol.messages import GREATEST, NAME
 from sepal.protocol.method import ClientInfo, Predictor, Weights
 from sepal.protocol.views import CLOSING_VIEWS
@@ -257,19 +257,19 @@ class Trainer:
             value: From 0 to 1e18.
 
         Raises:
-            ContractError: The name is invalid or reserved, the value is out of range, or there are too many names.
+            ProtocolError: The name is invalid or reserved, the value is out of range, or there are too many names.
         """
         if not NAME.match(name) or "." in name:
-            raise ContractError("report", "a name of at most 64 letters, digits, '_' or '-'", name)
+            raise ProtocolError("report", "a name of at most 64 letters, digits, '_' or '-'", name)
         if name in OURS or name.partition("-")[0] in CLOSING_VIEWS:
-            raise ContractError("report", f"another name than {', '.join(sorted(OURS))} and views", name)
+            raise ProtocolError("report", f"another name than {', '.join(sorted(OURS))} and views", name)
         if not math.isfinite(value):
             return
         if not 0 <= value <= GREATEST:
-            raise ContractError(f"report {name}", f"a number from 0 to {GREATEST:g}", value)
+            raise ProtocolError(f"report {name}", f"a number from 0 to {GREATEST:g}", value)
         self.reports[name] = float(value)
         if len(self.reports) > MOST_REPORTS:
-            raise ContractError("report", f"at most {MOST_REPORTS} names", f"{len(self.reports)}, the last {name}")
+            raise ProtocolError("report", f"at most {MOST_REPORTS} names", f"{len(self.reports)}, the last {name}")
 
     def spent(self) -> Mapping[str, float]:
         """Return the figures since the last call, and reset them: seconds, steps, multiply-adds, reports."""

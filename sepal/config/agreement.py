@@ -10,10 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
-
 from sepal import __version__
-from sepal.config.base import flatten
+from sepal.config.base import Settings, flatten
 from sepal.config.run import RunConfig
 from sepal.errors import ConfigError
 
@@ -30,7 +28,7 @@ SERVER_ONLY = frozenset(
 LOCAL = frozenset({"data-dir", "device", "initial-weights", "own.data", "state-dir", "threads"})
 
 
-def agreed_text(config: RunConfig, hyper: BaseModel, given: Mapping[str, Any], sources: Mapping[str, str]) -> str:
+def agreed_text(config: RunConfig, hyper: Settings, given: Mapping[str, Any], sources: Mapping[str, str]) -> str:
     """Return a line for each key on which both sides must agree: name, value and where it was set, tab-separated.
 
     Args:

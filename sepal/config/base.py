@@ -24,6 +24,11 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True, alias_generator=kebab
     )
 
+    @property
+    def dense_models(self) -> int:
+        """Of a method's keys: how many dense models its largest message holds. ``max-message-bytes`` follows it."""
+        return 1
+
 
 def flat_keys(kind: type[BaseModel], prefix: str = "") -> list[str]:
     """Return the flat keys of a group; keys of nested groups are dotted."""

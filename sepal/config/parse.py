@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from pydantic import BaseModel
-
-from sepal.config.base import flat_keys, kebab, validate
+from sepal.config.base import Settings, flat_keys, kebab, validate
 from sepal.config.run import PARTS, RunConfig
 from sepal.errors import ConfigError, nearest, suggest
 
 Flat: TypeAlias = Mapping[str, int | float | str | bool]
 
 
-def parse(flat: Flat, methods: Mapping[str, type[BaseModel]]) -> tuple[RunConfig, BaseModel]:
+def parse(flat: Flat, methods: Mapping[str, type[Settings]]) -> tuple[RunConfig, Settings]:
     """Return the shared keys and the chosen method's own, validated.
 
     Args:
@@ -50,7 +48,7 @@ def parse(flat: Flat, methods: Mapping[str, type[BaseModel]]) -> tuple[RunConfig
     return config, validate(methods[config.method], groups.get(config.method, {}), f"{config.method}.")
 
 
-def _check_known(flat: Flat, methods: Mapping[str, type[BaseModel]]) -> None:
+def _check_known(flat: Flat, methods: Mapping[str, type[Settings]]) -> None:
     """Raise for the first unknown key, and suggest a similar one."""
     shared = flat_keys(RunConfig)
     chosen = str(flat.get("method", RunConfig.model_fields["method"].default))

@@ -2,7 +2,7 @@
 
 An order names the run, the round, the version of the client's state to start from (``base``) and the oldest version
 that the server may still ask for (``durable``). All tensors are in one Array (:mod:`sepal.wire.records`), everything
-else in config and metric records. A malformed record raises ContractError.
+else in config and metric records. A malformed record raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from sepal import errors
-from sepal.errors import ConfigError, ContractError, SepalError, WireError
+from sepal.errors import ConfigError, ProtocolError, SepalError, WireError
 from sepal.protocol.method import ClientInfo, Kind, Plan, Scalar
 from sepal.wire.records import from_array, to_array
 
@@ -63,10 +63,10 @@ def version_round(name: str) -> int:
     """Return the round of a version; -1 for the empty version, which is the initial state.
 
     Raises:
-        ContractError: ``name`` is neither a version nor empty.
+        ProtocolError: ``name`` is neither a version nor empty.
     """
     if name and not _VERSION.match(name):
-        raise ContractError("version", "ROUND-DIGEST or nothing", name)
+        raise ProtocolError("version", "ROUND-DIGEST or nothing", name)
     return int(name.partition("-")[0]) if name else -1
 
 
@@ -146,12 +146,12 @@ def read_order(records: RecordDict) -> tuple[Order, Content]:
     """Return the order and content of a message.
 
     Raises:
-        ContractError: A record is missing or of the wrong type, or the protocol version differs.
+        ProtocolError: A record is missing or of the wrong type, or the protocol version differs.
     """
     head, content = _read(records)
     who = _text(head, "who")
     if who not in ("sampled", "all", "none"):
-        raise ContractError("who", "sampled, all or none", who)
+        raise ProtocolError("who", "sampled, all or none", who)
     number = _number(head, "round", 0, _ROUNDS)
     scalars = _scalars(records, "plan")
     plan = Plan(number, _text(head, "phase"), who, scalars, _truth(head, "novel"))  # type: ignore[arg-type]
@@ -190,7 +190,7 @@ def read_reply(records: RecordDict) -> tuple[Reply, Content]:
     """Return the reply and content of a message.
 
     Raises:
-        ContractError: A record is missing or of the wrong type, or the protocol version differs.
+        ProtocolError: A record is missing or of the wrong type, or the protocol version differs.
         SepalError: The client reported this error.
     """
     if "error" in records.config_records:
@@ -198,10 +198,10 @@ def read_reply(records: RecordDict) -> tuple[Reply, Content]:
     head, content = _read(records)
     name, examples, capacity = _name(head, "client"), _number(head, "examples", 1, 2**40), head.get("capacity")
     if not isinstance(capacity, float) or not 0 < capacity <= 1:
-        raise ContractError("capacity", "a number in (0, 1]", capacity)
+        raise ProtocolError("capacity", "a number in (0, 1]", capacity)
     device = _text(head, "device")
     if not _DEVICE.match(device):
-        raise ContractError("device", "cpu, cuda or mps", device)
+        raise ProtocolError("device", "cpu, cuda or mps", device)
     metrics = _metrics(records)
     found = records.config_records.get("facts", ConfigRecord())
     facts = {key: _text(found, key, MOST_FACT) for key in list(found)[:MOST_METRICS]}
@@ -237,7 +237,7 @@ def without_details(error: Exception, code: str) -> SepalError:
         error: Any exception.
         code: Names the entry in the node's log that has the details.
     """
-    if isinstance(error, ContractError | WireError):
+    if isinstance(error, ProtocolError | WireError):
         return error
     kind = type(error) if isinstance(error, SepalError) and hasattr(errors, type(error).__name__) else SepalError
     key = error.key if isinstance(error, ConfigError) and _KEY.match(error.key) else "node"
@@ -268,32 +268,32 @@ def check_counts_of(records: RecordDict) -> None:
     """Check the numbers of records, keys and items of a message, which takes no longer for a large message.
 
     Raises:
-        ContractError: There are more than any message of ours has.
+        ProtocolError: There are more than any message of ours has.
     """
     if len(records) > MOST_RECORDS:
-        raise ContractError("message", f"at most {MOST_RECORDS} records", len(records))
+        raise ProtocolError("message", f"at most {MOST_RECORDS} records", len(records))
     for name, record in records.items():
         most = MOST_METRICS if name in ("metrics", "facts") else MOST_KEYS
         if len(record) > most:
-            raise ContractError(name, f"at most {most}", len(record))
+            raise ProtocolError(name, f"at most {most}", len(record))
         for key, value in record.items():
             if isinstance(value, list | str | bytes) and len(value) > MOST_ITEMS:
-                raise ContractError(f"{name}.{key}"[:100], f"at most {MOST_ITEMS} items", len(value))
+                raise ProtocolError(f"{name}.{key}"[:100], f"at most {MOST_ITEMS} items", len(value))
 
 
 def _read(records: RecordDict) -> tuple[ConfigRecord, Content]:
     check_counts_of(records)
     if "sepal" not in records.config_records:
-        raise ContractError("message", "a record named sepal", ", ".join(records) or "an empty message")
+        raise ProtocolError("message", "a record named sepal", ", ".join(records) or "an empty message")
     head = records.config_records["sepal"]
     if head.get("protocol") != PROTOCOL:
-        raise ContractError("protocol", f"version {PROTOCOL}", head.get("protocol"))
+        raise ProtocolError("protocol", f"version {PROTOCOL}", head.get("protocol"))
     if not RECORDS.issuperset(records):
         odd = ", ".join(name for name in records if name not in RECORDS)[:100]
-        raise ContractError("message", f"no records but {', '.join(sorted(RECORDS))}", odd)
+        raise ProtocolError("message", f"no records but {', '.join(sorted(RECORDS))}", odd)
     arrays = records.array_records.get("payload")
     if arrays is not None and list(arrays) != ["payload"]:
-        raise ContractError("payload", "one array named payload", ", ".join(arrays)[:100])
+        raise ProtocolError("payload", "one array named payload", ", ".join(arrays)[:100])
     data = b"" if arrays is None else from_array(arrays["payload"])
     return head, Content(data, _scalars(records, "scalars"))
 
@@ -302,7 +302,7 @@ def _scalars(records: RecordDict, name: str) -> dict[str, Scalar]:
     out: dict[str, Scalar] = {}
     for key, value in records.config_records.get(name, {}).items():
         if not isinstance(value, bool | int | float | str):
-            raise ContractError(f"{name}.{key}", "a number, text or truth value", type(value).__name__)
+            raise ProtocolError(f"{name}.{key}", "a number, text or truth value", type(value).__name__)
         out[key] = value
     return out
 
@@ -310,12 +310,12 @@ def _scalars(records: RecordDict, name: str) -> dict[str, Scalar]:
 def _metrics(records: RecordDict) -> dict[str, float]:
     found = records.metric_records.get("metrics", MetricRecord())
     if len(found) > MOST_METRICS:
-        raise ContractError("metrics", f"at most {MOST_METRICS}", len(found))
+        raise ProtocolError("metrics", f"at most {MOST_METRICS}", len(found))
     for key, value in found.items():
         if not NAME.match(key):
-            raise ContractError("metrics", "names of at most 64 letters, digits, '.', '_' or '-'", key)
+            raise ProtocolError("metrics", "names of at most 64 letters, digits, '.', '_' or '-'", key)
         if isinstance(value, list) or not 0 <= value <= GREATEST:
-            raise ContractError(f"metrics.{key}", f"a number from 0 to {GREATEST:g}", value)
+            raise ProtocolError(f"metrics.{key}", f"a number from 0 to {GREATEST:g}", value)
     return {key: float(value) for key, value in found.items() if not isinstance(value, list)}
 
 
@@ -323,33 +323,33 @@ def _text(head: ConfigRecord, key: str, most: int = 256) -> str:
     value = head.get(key)
     if not isinstance(value, str) or len(value) > most:
         shown = value if isinstance(value, str) else type(value).__name__
-        raise ContractError(key, f"text of at most {most} characters", shown)
+        raise ProtocolError(key, f"text of at most {most} characters", shown)
     return value
 
 
 def _name(head: ConfigRecord, key: str) -> str:
     value = _text(head, key)
     if not NAME.match(value):
-        raise ContractError(key, "a name of at most 64 letters, digits, '.', '_' or '-'", value)
+        raise ProtocolError(key, "a name of at most 64 letters, digits, '.', '_' or '-'", value)
     return value
 
 
 def _truth(head: ConfigRecord, key: str) -> bool:
     value = head.get(key)
     if not isinstance(value, bool):
-        raise ContractError(key, "a truth value", type(value).__name__)
+        raise ProtocolError(key, "a truth value", type(value).__name__)
     return value
 
 
 def _number(head: ConfigRecord, key: str, least: int, above: int) -> int:
     value = head.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < above:
-        raise ContractError(key, f"a whole number from {least} to {above - 1}", value)
+        raise ProtocolError(key, f"a whole number from {least} to {above - 1}", value)
     return value
 
 
 def _kind(head: ConfigRecord) -> Kind:
     value = _text(head, "kind")
     if value not in {kind.value for kind in Kind}:
-        raise ContractError("kind", "query, train or adapt", value)
+        raise ProtocolError("kind", "query, train or adapt", value)
     return Kind(value)

@@ -28,10 +28,9 @@ from sepal.wire.tensors import SparseTensor, Tensors, TensorSpec
 
 if TYPE_CHECKING:
     import torch
-    from pydantic import BaseModel
     from torch import nn
 
-    from sepal.config import RunConfig
+    from sepal.config import RunConfig, Settings
 
 Scalar: TypeAlias = int | float | str | bool
 Weights: TypeAlias = Mapping[str, npt.NDArray[np.float32]]
@@ -210,6 +209,18 @@ class LearnsRoster(Protocol[S]):
 
 
 @runtime_checkable
+class ForgetsEvicted(Protocol[S]):
+    """A server algorithm whose state has something of each client that other clients' downloads depend on."""
+
+    def evicted(self, state: S, names: Sequence[str]) -> S:
+        """Return the state without what is there of the clients ``names``, sorted; some may be unknown.
+
+        Called at the end of the round in which they were evicted, after ``aggregate``. Must be pure.
+        """
+        ...
+
+
+@runtime_checkable
 class Learns(Protocol):
     """A server algorithm that learns more than its model, such as a hypernetwork."""
 
@@ -275,7 +286,7 @@ class Method:
     name: str
     title: str
     source: str
-    hyper: type[BaseModel]
+    hyper: type[Settings]
     server: ServerFactory | str
     client: ClientFactory | str
     defaults: Mapping[str, Scalar] = field(default_factory=dict)

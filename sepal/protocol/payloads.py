@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sepal.errors import ContractError
+from sepal.errors import ProtocolError
 from sepal.protocol.messages import Content
 from sepal.protocol.method import Payload, Scalar, Schema, SpecLike
 from sepal.wire import decode, encode, rounded
@@ -62,23 +62,23 @@ def unseal(content: Content, schema: Schema, answered: Callable[[], Tensors] | N
 
     Raises:
         WireError: The bytes are not a valid payload or do not match the schema.
-        ContractError: A scalar is missing, unknown, of the wrong type or out of bounds.
+        ProtocolError: A scalar is missing, unknown, of the wrong type or out of bounds.
     """
     _check_scalars(content.scalars, schema.scalars)
     if not schema.tensors:
         if content.data:
-            raise ContractError("payload", "none", f"{len(content.data)} bytes")
+            raise ProtocolError("payload", "none", f"{len(content.data)} bytes")
         return Payload({}, content.scalars)
     specs = {name: _with_same(name, spec, answered) for name, spec in schema.tensors.items()}
     if not content.data:
         required = [n for n, s in specs.items() if not (isinstance(s, TensorSpec) and s.optional)]
         if required:
-            raise ContractError("payload", f"tensors from {required[0]} on", "none")
+            raise ProtocolError("payload", f"tensors from {required[0]} on", "none")
         return Payload({}, content.scalars)
     tensors = decode(content.data, specs)
     for name, tensor in tensors.items():
         if tensor.values is not None and tensor.values.size and np.abs(tensor.values).max() > GREATEST_VALUE:
-            raise ContractError(name, f"values of at most {GREATEST_VALUE:g}", f"{np.abs(tensor.values).max():g}")
+            raise ProtocolError(name, f"values of at most {GREATEST_VALUE:g}", f"{np.abs(tensor.values).max():g}")
     return Payload(tensors, content.scalars)
 
 
@@ -90,7 +90,7 @@ def _with_same(name: str, spec: SpecLike, answered: Callable[[], Tensors] | None
             return known
         tensors = answered() if answered else {}
         if name not in tensors:
-            raise ContractError(name, "a tensor of that name in the download that this answers", "none")
+            raise ProtocolError(name, "a tensor of that name in the download that this answers", "none")
         return replace(known, index=tensors[name].index)
 
     if isinstance(spec, TensorSpec):
@@ -108,16 +108,16 @@ def _check_scalars(
 ) -> None:
     for name in scalars:
         if name not in schema:
-            raise ContractError(f"scalars.{name}", f"one of {', '.join(schema) or 'none'}", "an unknown scalar")
+            raise ProtocolError(f"scalars.{name}", f"one of {', '.join(schema) or 'none'}", "an unknown scalar")
     for name, (kind, least, greatest) in schema.items():
         if name not in scalars:
-            raise ContractError(f"scalars.{name}", kind.__name__, "none")
+            raise ProtocolError(f"scalars.{name}", kind.__name__, "none")
         value = scalars[name]
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ContractError(f"scalars.{name}", kind.__name__, value)
+            raise ProtocolError(f"scalars.{name}", kind.__name__, value)
         if isinstance(value, str):
             continue
         if (isinstance(value, float) and not math.isfinite(value)) or (least is not None and value < least):
-            raise ContractError(f"scalars.{name}", f"at least {least}", value)
+            raise ProtocolError(f"scalars.{name}", f"at least {least}", value)
         if greatest is not None and value > greatest:
-            raise ContractError(f"scalars.{name}", f"at most {greatest}", value)
+            raise ProtocolError(f"scalars.{name}", f"at most {greatest}", value)

@@ -1,24 +1,26 @@
 """The views in which a client's accuracy is evaluated.
 
 *received*: the downloaded model before any local step. *trained*: the model after the client's local steps. *pooled*:
-the trained model on the test data of all clients. *kept*, in the closing round only: the model that the client would
-keep without the last download, with which a user of the client predicts between rounds; tables show it first.
+the trained model on the test data of all clients. *kept*: the model that the client would keep without the last
+download, with which a user of the client predicts between rounds; tables show it first. A client that has not taken
+part yet has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sepal.errors import ContractError
+from sepal.errors import ProtocolError
 
 VIEWS = ("received", "trained", "pooled")
-CLOSING_VIEWS = (*VIEWS, "kept")
+CLOSING_VIEWS = (*VIEWS, "kept")  # of every full evaluation, the closing one among them
+MODELS = ("received", "trained", "kept")  # views on the client's own test data
 SHIFTS = (0, 20, 40, 60, 80, 100)  # per cent of a client's test data replaced (DM-PFL, Table 2)
 
 
 def further_views(shift: bool, corruption: bool) -> tuple[str, ...]:
     """Return the additional views of the closing round: under test-time shift, and on corrupted inputs."""
-    models = VIEWS[:2]
+    models = MODELS
     shifted = [f"{view}-shift-{percent}" for view in models for percent in SHIFTS] if shift else []
     return (*shifted, *(f"{view}-corrupted" for view in models if corruption))
 
@@ -37,15 +39,15 @@ def check_counts(metrics: Mapping[str, float], views: Sequence[str]) -> None:
         views: The views that were requested.
 
     Raises:
-        ContractError: A view that was not requested, one count without the other, or more correct examples than
+        ProtocolError: A view that was not requested, one count without the other, or more correct examples than
             examples.
     """
     for key in metrics:
         view, dot, _ = key.partition(".")
         if view.partition("-")[0] in CLOSING_VIEWS and not (dot and view in views):
-            raise ContractError(f"metrics.{key}", f"counts of {', '.join(views) or 'no view'}", "another view")
+            raise ProtocolError(f"metrics.{key}", f"counts of {', '.join(views) or 'no view'}", "another view")
     for name in (f"{view}.{part}" for view in views for part in ("", "validation-")):
         correct, examples = metrics.get(f"{name}correct", -1.0), metrics.get(f"{name}examples", -1.0)
         whole = correct.is_integer() and examples.is_integer() and examples < 2**40
         if not whole or correct > examples or (correct < 0 <= examples):
-            raise ContractError(f"metrics.{name}correct", "a count, at most examples", f"{correct:g} of {examples:g}")
+            raise ProtocolError(f"metrics.{name}correct", "a count, at most examples", f"{correct:g} of {examples:g}")

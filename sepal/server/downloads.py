@@ -65,11 +65,11 @@ def room(task: Task) -> int:
 def most_message_bytes(task: Task) -> int:
     """Return the size of the largest reply that the server takes: ``max-message-bytes``.
 
-    By default twice what the method sends at most, and 64 KiB for a reply's head, figures and facts. A method sends at
-    most the dense model, or ``hyper.dense_models`` of them.
+    By default twice the dense models that the method's largest message holds, and 64 KiB for a reply's head, figures
+    and facts.
     """
-    models = getattr(task.hyper, "dense_models", 1)
-    return task.config.max_message_bytes or 2 * 4 * models * sum(p.size for p in task.layout) + (64 << 10)
+    dense = 4 * task.hyper.dense_models * sum(parameter.size for parameter in task.layout)
+    return task.config.max_message_bytes or 2 * dense + (64 << 10)
 
 
 def largest_reply(task: Task) -> int:

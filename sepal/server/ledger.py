@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from flwr.app import ArrayRecord, RecordDict
 
-from sepal.errors import ContractError
+from sepal.errors import ProtocolError
 from sepal.protocol.messages import check_counts_of
 from sepal.server.flower_private import array_bytes, serialized_bytes
 
@@ -94,7 +94,7 @@ def message_bytes(records: RecordDict) -> int:
     arrays = [array for record in records.array_records.values() for array in record.values()]
     try:
         check_counts_of(records)
-    except ContractError:
+    except ProtocolError:
         names = sum(map(len, records)) + sum(sum(map(len, record)) for record in records.values())
         return names + sum(len(array.data) for array in arrays)
     light = RecordDict({name: record for name, record in records.items() if not isinstance(record, ArrayRecord)})
@@ -102,7 +102,7 @@ def message_bytes(records: RecordDict) -> int:
 
 
 def check_size(records: RecordDict, most: int) -> None:
-    """Raise ContractError if a message has more than ``most`` bytes; nothing of it has been decoded yet."""
+    """Raise ProtocolError if a message has more than ``most`` bytes; nothing of it has been decoded yet."""
     size = message_bytes(records)
     if size > most:
-        raise ContractError("max-message-bytes", f"a message of at most {most} bytes", f"{size} bytes")
+        raise ProtocolError("max-message-bytes", f"a message of at most {most} bytes", f"{size} bytes")

@@ -13,7 +13,7 @@ from typing import Any
 
 from sepal.protocol.messages import Reply
 from sepal.protocol.method import Metrics, Plan
-from sepal.protocol.views import CLOSING_VIEWS, VIEWS
+from sepal.protocol.views import CLOSING_VIEWS, MODELS, VIEWS
 from sepal.server.accuracy import Figures, capacity_group, client_accuracy, view_figures
 from sepal.server.ledger import Totals
 from sepal.server.run_state import RoundRecord
@@ -50,7 +50,7 @@ class RoundFigures:
         metrics = [record.replies[name].metrics for name in names if name not in record.novel]
         novel = [record.replies[name].metrics for name in names if name in record.novel]
         named = {key.partition(".")[0] for counts in (*metrics, *novel) for key in counts} - set(CLOSING_VIEWS)
-        views = (*CLOSING_VIEWS, *sorted(name for name in named if name.partition("-")[0] in VIEWS))
+        views = (*CLOSING_VIEWS, *sorted(name for name in named if name.partition("-")[0] in MODELS))
         return cls(
             {view: view_figures(metrics, view) for view in views},
             {view: view_figures(metrics, view, "validation-") for view in VIEWS[:2]},

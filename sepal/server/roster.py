@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sepal.config.agreement import disagreement
-from sepal.errors import ConfigError, ContractError, DataError, RosterError, SepalError
+from sepal.errors import ConfigError, DataError, ProtocolError, RosterError, SepalError
 from sepal.protocol.messages import Reply
 from sepal.protocol.method import ClientInfo, Method
 from sepal.rng import derive
@@ -116,7 +116,7 @@ class Connections:
             expected = f"one of the {len(self.invited)} clients of the start (roster = closed)"
             return RosterError(f"client {name}", expected, f"another one (node {node})")
         if not store:
-            return ContractError(f"{name}: store", "the identity of its state store", "none")
+            return ProtocolError(f"{name}: store", "the identity of its state store", "none")
         if self.stores.get(name, store) != store:
             return RosterError(f"client {name}", "one client of that name", f"a second one (node {node})")
         if self.data.get(name, reply.client.data) != reply.client.data:

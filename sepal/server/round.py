@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from flwr.app import RecordDict
 
-from sepal.errors import ContractError, RoundError, SepalError
+from sepal.errors import ProtocolError, RoundError, SepalError
 from sepal.protocol.messages import Content, Order, Reply, read_reply, version, write_order
 from sepal.protocol.method import ClientInfo, Kind, Task
 from sepal.protocol.views import CLOSING_VIEWS, VIEWS, check_counts, further_views
@@ -116,7 +116,7 @@ class Round:
         state, closing = self._start.state, self._start.closing
         kind = Kind.TRAIN if trains and not closing else Kind.ADAPT
         purpose = "closing" if closing else "training" if trains else "evaluation"
-        views: tuple[str, ...] = VIEWS if self.full else VIEWS[:2] if self._config.evaluate_sampled else ()
+        views: tuple[str, ...] = CLOSING_VIEWS if self.full else VIEWS[:2] if self._config.evaluate_sampled else ()
         if closing:
             evaluate = self._config.evaluate
             views = CLOSING_VIEWS + further_views(evaluate.shift, evaluate.corruption != "none")
@@ -182,7 +182,7 @@ class Round:
         except SepalError as reason:
             reported = "error" in records.config_records
             if reported and not reason.key.startswith(f"{name}:"):  # it names another client, or none
-                reason = ContractError(name, "a reply", f"an error: {reason}")
+                reason = ProtocolError(name, "a reply", f"an error: {reason}")
             self._enter(request, "up", content, records, ("refused", str(reason)))
             if reported:
                 self._count_failure(name, reason)
@@ -211,13 +211,13 @@ class Round:
             pairs[key] = getattr(expected, key), getattr(reply, key)
         for key, (ours, theirs) in pairs.items():
             if ours != theirs:
-                raise ContractError(key, repr(ours), repr(theirs))
+                raise ProtocolError(key, repr(ours), repr(theirs))
         if order.keep and not _DIGEST.match(reply.state):
-            raise ContractError("state", "64 hexadecimal digits or nothing", reply.state)
+            raise ProtocolError("state", "64 hexadecimal digits or nothing", reply.state)
         check_counts(reply.metrics, order.views)
         if order.kind is not Kind.TRAIN:
             if content.data or content.scalars:
-                raise ContractError("payload", "none in answer to adapt", f"{len(content.data)} bytes")
+                raise ProtocolError("payload", "none in answer to adapt", f"{len(content.data)} bytes")
             return
         self.uploads.check(request.client, content)
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from sepal.protocol.messages import Reply
 from sepal.protocol.method import (
     ClientInfo,
+    ForgetsEvicted,
     Learns,
     LearnsRoster,
     Metrics,
@@ -184,6 +185,9 @@ def advance(start: RoundStart, record: RoundRecord, uploads: Uploads) -> tuple[R
     metrics: Metrics = {}
     if not start.closing:
         state, metrics = start.algorithm.aggregate(state, uploads, start.plan)
+    gone = sorted(set(record.evicted) - set(start.state.evicted))
+    if gone and isinstance(start.algorithm, ForgetsEvicted):
+        state = start.algorithm.evicted(state, gone)
     versions = {name: reply.version for name, reply in record.replies.items() if reply.version}
     after = replace(
         start.state,

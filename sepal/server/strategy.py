@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from sepal.errors import ConfigError, ContractError, DamagedError, RoundError, SepalError, StateError
+from sepal.errors import ConfigError, DamagedError, ProtocolError, RoundError, SepalError, StateError
 from sepal.protocol.messages import Content, Order, Reply, read_reply, write_order
 from sepal.protocol.method import ClientInfo, Kind, Method, Plan, Task
 from sepal.protocol.threads import set_threads
@@ -349,10 +349,10 @@ def _answer_to(order: Order, reply: Reply) -> Reply:
     """Return ``reply`` if it answers the query ``order``.
 
     Raises:
-        ContractError: It is of another run, round or kind.
+        ProtocolError: It is of another run, round or kind.
     """
     pairs = {"run": (order.run, reply.run), "kind": (order.kind, reply.kind), "round": (order.plan.round, reply.round)}
     for key, (ours, theirs) in pairs.items():
         if ours != theirs:
-            raise ContractError(f"{reply.client.name}: {key}", repr(ours), repr(theirs))
+            raise ProtocolError(f"{reply.client.name}: {key}", repr(ours), repr(theirs))
     return reply

@@ -51,7 +51,7 @@ class RoundUploads:
 
         Raises:
             WireError: The bytes are not a payload, or do not match the schema.
-            ContractError: A scalar is missing, unknown, of the wrong type or out of bounds.
+            ProtocolError: A scalar is missing, unknown, of the wrong type or out of bounds.
         """
         payload = self._decode(name, content)
         self._decoded.keep(name, payload, payload_bytes(payload))

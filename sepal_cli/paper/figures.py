@@ -31,19 +31,25 @@ def has_ended(run: PlannedRun, out: Path) -> bool:
     return stored_summary(out / run.name) is not None
 
 
-def figures(run: PlannedRun, out: Path) -> dict[str, Any] | None:
+def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[str, Any] | None:
     """Return the figures of a run; None if it does not exist or has not ended.
+
+    Args:
+        run: Of a plan.
+        out: Directory of run directories.
+        megabytes: MB a client that may be sent; None for no ``within``.
 
     ``clients`` and ``method`` have columns of equal length; the first has the clients' names or the rounds. Accuracies
     are fractions, of the closing round. MB are payload bytes of training over all clients and rounds / 10⁶.
-    Multiply-adds are those of training, not of evaluation, summed over clients.
+    Multiply-adds are those of training, not of evaluation, summed over clients. ``within`` is the last full evaluation
+    of a model for which no more than the given MB a client had been sent, up and down; null if there is none.
     """
     if not has_ended(run, out):
         return None
     stored = read_run(out / run.name)
     summary, last = stored.summary or {}, stored.lines[-1]
     sizes = summary["bytes"]
-    return {
+    found = {
         "name": run.name,
         "block": run.block,
         "cell": run.cell,
@@ -61,7 +67,30 @@ def figures(run: PlannedRun, out: Path) -> dict[str, Any] | None:
         "versions": summary["versions"],
         "curve": [_point(line) for line in stored.lines if line["full"] or line["phase"] == "closing"],
         "method": _columns([{"round": r["round"], **_means(r["method"])} for r in stored.lines if r["method"]]),
+        "validation": {view: means["mean"] for view, means in last["validation"].items() if means},
     }
+    if run.chosen:
+        found["chosen"] = dict(run.chosen)
+    if megabytes is not None:
+        found["within"] = _within(stored, megabytes)
+    return found
+
+
+def _within(stored: StoredRun, megabytes: float) -> dict[str, Any] | None:
+    """Return the clients' accuracies in the last full evaluation of a model that cost at most so many MB a client.
+
+    The model of round r was made by the bytes of rounds 1 to r; that the evaluating round goes on is not counted.
+    """
+    most, spent = MEGA * megabytes * int(stored.config["clients"] or len(stored.lines[-1]["clients"])), {0: 0}
+    spent |= {line["round"]: line["bytes"]["up"] + line["bytes"]["down"] for line in stored.lines}
+    full = [line for line in stored.lines if line["full"] or line["phase"] == "closing"]
+    line = next(
+        (line for line in reversed(full) if line["model_round"] > 0 and spent[line["model_round"]] <= most), None
+    )
+    if line is None:
+        return None
+    clients = _columns([{"name": client["name"], **_views(client)} for client in line["clients"]])
+    return {"round": line["model_round"], "megabytes": spent[line["model_round"]] / MEGA, "clients": clients}
 
 
 def _privacy(found: Mapping[str, Any] | None) -> dict[str, Any]:

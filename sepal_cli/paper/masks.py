@@ -1,14 +1,14 @@
-"""What DM-PFL's masks have learned (Zhang et al., KDD 2023, Figure 6), from a run's directory, as data for a plot.
+"""What personal masks have learned, from a run's directory, as data for plots: of DM-PFL and of Sub-FedAvg.
 
-``python -m sepal_cli.paper.masks RUN`` prints JSON:
+DM-PFL: Zhang et al., KDD 2023, Figure 6. ``python -m sepal_cli.paper.masks RUN`` prints JSON:
 
 - ``clients``: names, the order of rows and columns below;
-- ``similarity``: |m_a ∩ m_b| / |m_b| of every two clients' personal masks (Figure 6 a); masks are of the same size;
+- ``similarity``: |m_a ∩ m_b| / |m_b| of every two clients' personal masks (Figure 6 a); DM-PFL's are of one size;
 - ``labels``: cosine of every two clients' counts of training labels, what the similarity is held against;
-- ``overlap``: |m_g ∩ m_c| / |m_c| of each client (Figure 6 b);
+- ``overlap``: |m_g ∩ m_c| / |m_c| of each client (Figure 6 b); null without a global mask, as in Sub-FedAvg;
 - ``global_labels``: cosine of each client's counts and those of all clients;
-- ``layers``: of each masked tensor its ``name`` and the share of its entries that masks keep, ``personal`` (mean over
-  clients) and ``global``;
+- ``layers``: of each masked part its ``name`` and the share of its entries that masks keep, ``personal`` (mean over
+  clients) and ``global`` (null without a global mask);
 - ``correlation``: Pearson's r of similarity with labels over pairs of clients, and of overlap with global_labels over
   clients; null where one of the two does not vary.
 """
@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,76 +28,120 @@ import numpy.typing as npt
 from client_app.build import client_name
 from sepal.errors import ConfigError
 from sepal.masks.packed import Masks, unpack
+from sepal.protocol.layout import Layout
 from server_app.run_directory import IN_PROCESS, RunDirectory, stored_config
 from strategies.assembly import Assembly, assemble
-from strategies.dmpfl.contract import ServerState
 from strategies.dmpfl.server import DmPflServer
+from strategies.subfedavg.server import SubFedAvgServer
 
 Matrix = npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class Learned:
+    """The masks of a run, 0 or 1 over all entries of ``parts`` one after the other.
+
+    Attributes:
+        names: Clients, in order.
+        personal: float64 (clients, entries).
+        shared: float64 (entries,), the mask of the model for all; None where there is none.
+    """
+
+    names: list[str]
+    parts: Layout
+    personal: Matrix
+    shared: Matrix | None
+
+
 def analyse(path: Path) -> dict[str, Any]:
-    """Return the figures above for the DM-PFL run in ``path``.
+    """Return the figures above for the run in ``path``.
 
     Raises:
-        ConfigError: It is no run directory, or another method's.
+        ConfigError: It is no run directory, or its method has no masks of each client.
+    """
+    assembly, state = stored_state(path, READERS)
+    found = READERS[assembly.method.name](assembly, state)
+    labels = label_counts(assembly, found.names)
+    similarity = (found.personal @ found.personal.T) / found.personal.sum(1)
+    pairs = np.triu_indices(len(found.names), 1)
+    alike, whole = _cosine(labels, labels), _cosine(labels, labels.sum(0, keepdims=True))[:, 0]
+    overlap = None if found.shared is None else (found.personal @ found.shared) / found.personal.sum(1)
+    return {
+        "run": path.name,
+        "clients": found.names,
+        "similarity": similarity.round(4).tolist(),
+        "labels": alike.round(4).tolist(),
+        "overlap": None if overlap is None else overlap.round(4).tolist(),
+        "global_labels": whole.round(4).tolist(),
+        "layers": _layers(found),
+        "correlation": {
+            "similarity": _correlation(similarity[pairs], alike[pairs]),
+            "overlap": None if overlap is None else _correlation(overlap, whole),
+        },
+    }
+
+
+def stored_state(path: Path, methods: Mapping[str, Any]) -> tuple[Assembly, Any]:
+    """Return a run's parts and the server's state in its newest checkpoint.
+
+    Args:
+        path: A run directory.
+        methods: Names of the methods that can be read.
+
+    Raises:
+        ConfigError: It is no run directory, of another method, or without a checkpoint.
     """
     flat = stored_config(path)
-    if flat is None or flat["method"] != "dmpfl":
-        raise ConfigError("run", "the directory of a dmpfl run", str(path))
+    if flat is None or flat["method"] not in methods:
+        raise ConfigError("run", f"the directory of a run of {' or '.join(methods)}", str(path))
     assembly = assemble(flat)
     with RunDirectory(path, assembly, IN_PROCESS) as directory:
         progress = directory.store().latest()
     if progress is None:
         raise ConfigError("run", "a run with a checkpoint", str(path))
-    names = sorted(progress.server.held)
-    algorithm = DmPflServer(assembly.task)
-    personal, shared = _masks(algorithm, progress.server, names)
-    labels = _label_counts(assembly, names)
-    similarity = (personal @ personal.T) / personal.sum(1)
-    overlap = (personal @ shared) / personal.sum(1)
-    pairs = np.triu_indices(len(names), 1)
-    alike, whole = _cosine(labels, labels), _cosine(labels, labels.sum(0, keepdims=True))[:, 0]
-    return {
-        "run": path.name,
-        "clients": names,
-        "similarity": similarity.round(4).tolist(),
-        "labels": alike.round(4).tolist(),
-        "overlap": overlap.round(4).tolist(),
-        "global_labels": whole.round(4).tolist(),
-        "layers": _layers(algorithm, personal, shared),
-        "correlation": {
-            "similarity": _correlation(similarity[pairs], alike[pairs]),
-            "overlap": _correlation(overlap, whole),
-        },
-    }
+    return assembly, progress.server
 
 
-def _layers(algorithm: DmPflServer, personal: Matrix, shared: Matrix) -> list[dict[str, Any]]:
-    """Return the share that masks keep of each tensor."""
-    ends = np.cumsum([part.size for part in algorithm.parts])[:-1]
-    own, common = np.split(personal.mean(0), ends), np.split(shared, ends)
-    return [
-        {"name": part.name, "personal": round(float(a.mean()), 4), "global": round(float(b.mean()), 4)}
-        for part, a, b in zip(algorithm.parts, own, common, strict=True)
-    ]
-
-
-def _masks(algorithm: DmPflServer, state: ServerState, names: list[str]) -> tuple[Matrix, Matrix]:
-    """Return m_c of the clients, 0 or 1 (C, d), and m_g (d,), over the tensors that are masked."""
-
-    def join(masks: Masks) -> Matrix:
-        return np.concatenate([masks[part.name].reshape(-1) for part in algorithm.parts]).astype(np.float64)
-
-    personal = np.stack([join(algorithm.personal_mask(state, name)) for name in names])
-    return personal, join(unpack(state.global_mask, algorithm.layout))
-
-
-def _label_counts(assembly: Assembly, names: list[str]) -> Matrix:
+def label_counts(assembly: Assembly, names: list[str]) -> Matrix:
+    """Return float64 (clients, classes): how many training examples of each label the clients ``names`` have."""
     count = assembly.task.config.clients
     clients = [client_name(number) for number in range(count)]
     labels = [assembly.data.client(clients.index(name), count, name).train.y for name in names]
     return np.stack([np.bincount(y, minlength=assembly.info.classes) for y in labels]).astype(np.float64)
+
+
+def _dmpfl(assembly: Assembly, state: Any) -> Learned:
+    algorithm, names = DmPflServer(assembly.task), sorted(state.held)
+    personal = [_join(algorithm.personal_mask(state, name), algorithm.parts) for name in names]
+    shared = _join(unpack(state.global_mask, algorithm.layout), algorithm.parts)
+    return Learned(names, algorithm.parts, np.stack(personal), shared)
+
+
+def _subfedavg(assembly: Assembly, state: Any) -> Learned:
+    parts, names = SubFedAvgServer(assembly.task).prunable.parts, sorted(state.kept)
+    if not names:
+        raise ConfigError("run", "one in which a client has taken part", "none")
+    return Learned(names, parts, np.stack([_join(unpack(state.kept[name], parts), parts) for name in names]), None)
+
+
+READERS: Mapping[str, Callable[[Assembly, Any], Learned]] = {"dmpfl": _dmpfl, "subfedavg": _subfedavg}
+
+
+def _join(masks: Masks, parts: Layout) -> Matrix:
+    return np.concatenate([masks[part.name].reshape(-1) for part in parts]).astype(np.float64)
+
+
+def _layers(found: Learned) -> list[dict[str, Any]]:
+    """Return the share that masks keep of each part."""
+    ends = np.cumsum([part.size for part in found.parts])[:-1]
+    own = [float(part.mean()) for part in np.split(found.personal.mean(0), ends)]
+    common: list[float | None] = [None] * len(own)
+    if found.shared is not None:
+        common = [round(float(part.mean()), 4) for part in np.split(found.shared, ends)]
+    return [
+        {"name": part.name, "personal": round(a, 4), "global": b}
+        for part, a, b in zip(found.parts, own, common, strict=True)
+    ]
 
 
 def _cosine(a: Matrix, b: Matrix) -> Matrix:
@@ -111,7 +157,7 @@ def _correlation(a: Matrix, b: Matrix) -> float | None:
 
 def main() -> None:
     """Print the analysis of a run."""
-    parser = argparse.ArgumentParser(description="DM-PFL's masks (Figure 6) as JSON.")
+    parser = argparse.ArgumentParser(description="What personal masks have learned, as JSON.")
     parser.add_argument("run", type=Path, help="run directory")
     print(json.dumps(analyse(parser.parse_args().run)))
 

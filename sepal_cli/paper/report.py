@@ -19,13 +19,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from sepal.errors import ConfigError
 from sepal.protocol.views import SHIFTS, VIEWS
 from sepal.storage.files import write_atomically
 from sepal_cli.paper.figures import figures
+from sepal_cli.paper.markdown import of_clients, table
+from sepal_cli.paper.ranks import NAME, rank_tables
 from sepal_cli.plans.plan import Block, Plan, PlannedRun, Published
+from sepal_cli.results import over_seeds, paired
 
 Found = Mapping[str, Any]
 Group = Sequence[Found]  # the seeds of one variant in one cell
@@ -35,7 +37,8 @@ SHOWN = 8  # names of missing runs
 
 def write_report(plan: Plan, runs: Sequence[PlannedRun], out: Path) -> list[Path]:
     """Write ``tables.md`` and ``results.ndjson`` (a line per run) for the runs under ``out``; return their paths."""
-    found = {run.name: figures(run, out) for run in runs}
+    most = plan.ranks.megabytes if plan.ranks else {}
+    found = {run.name: figures(run, out, most.get(run.block)) for run in runs}
     rows = [json.dumps(json.loads(json.dumps(f), parse_float=_rounded)) for f in found.values() if f]
     out.mkdir(parents=True, exist_ok=True)
     tables, data = out / "tables.md", out / "results.ndjson"
@@ -43,8 +46,20 @@ def write_report(plan: Plan, runs: Sequence[PlannedRun], out: Path) -> list[Path
     stored, lines = read_results(data), [f"# {plan.title}", "", plan.note, ""]
     for block in plan.block:
         lines += [f"## {block.title or block.name}", "", *block_tables(plan, block.name, stored)]
+    if plan.ranks:
+        lines += ["## Ranks", "", *block_tables(plan, NAME, stored)]
     write_atomically(tables, "\n".join(lines).encode())
     return [tables, data]
+
+
+def _budget(found: Group) -> Iterator[str]:
+    """Yield a line that says what the runs took, and of which commits they are; of runs that say none, nothing."""
+    commits = sorted({one.get("versions", {}).get("commit", "") for one in found} - {""})
+    if commits:
+        minutes = sum(one["seconds"] for one in found) / 60
+        count, cpu = f"{len(found)} run{'s' * (len(found) > 1)}", found[0]["versions"]["cpu"]
+        words = f"{count}, {minutes:.1f} minutes of wall time in all, on {cpu}"
+        yield from (f"{words}; commit {', '.join(commits)}.", "")
 
 
 def read_results(path: Path) -> dict[str, Found]:
@@ -77,7 +92,8 @@ def rewrite_page(path: Path, plan: Plan) -> Path:
 def rewritten(page: str, plan: Plan, results: Mapping[str, Found]) -> str:
     """Return the text of a page with its generated parts recomputed.
 
-    A part lies between ``<!-- tables: BLOCK -->`` and ``<!-- /tables -->``; BLOCK names a block of the plan.
+    A part lies between ``<!-- tables: BLOCK -->`` and ``<!-- /tables -->``; BLOCK names a block of the plan, or is
+    ``ranks``.
 
     Raises:
         ConfigError: The page has no such part, or names another block.
@@ -99,6 +115,9 @@ def block_tables(plan: Plan, name: str, results: Mapping[str, Found]) -> Iterato
         ConfigError: The plan has no block of that name.
     """
     blocks = {block.name: block for block in plan.block}
+    if plan.ranks and name == NAME:
+        yield from rank_tables(plan, results)
+        return
     if name not in blocks:
         raise ConfigError("tables", f"one of {', '.join(blocks)}", name)
     yield from _block(blocks[name], list(plan.runs(name)), results)
@@ -114,6 +133,7 @@ def _block(block: Block, runs: Sequence[PlannedRun], found: Mapping[str, Found])
     if missing:
         names = ", ".join(missing[:SHOWN]) + (", …" if len(missing) > SHOWN else "")
         yield from (f"Not there: {len(missing)} of {len(runs)} runs: {names}.", "")
+    yield from _budget([found[run.name] for run in runs if run.name in found])
     for cell in dict.fromkeys(run.cell for run in runs):
         groups: dict[str, list[Found]] = {}
         for run in runs:
@@ -131,17 +151,21 @@ def _cell(cell: str, groups: Mapping[str, Group]) -> Iterator[str]:
     yield from table(_main_header(), [_main_row(name, group) for name, group in groups.items()])
     yield from table(*_privacy(groups))
     yield from table(*_curves(groups))
-    if any("trained-shift-100" in one["accuracy"] for group in groups.values() for one in group):
-        for view in VIEWS[:2]:
+    there = {view for group in groups.values() for one in group for view in one["accuracy"]}
+    for view in MODELS:
+        if f"{view}-shift-100" in there:
             header = [f"{view}, shift %", *map(str, SHIFTS)]
             names = [f"{view}-shift-{percent}" for percent in SHIFTS]
-            rows = [[name, *(over_seeds(group, each) for each in names)] for name, group in groups.items()]
+            rows = [[name, *(accuracy(group, each) for each in names)] for name, group in groups.items()]
             yield from table(header, rows)
     yield from table(*by_capacity(groups))
     yield from table(*_own_figures(groups))
+    yield from table(*_chosen(groups))
     first = next(iter(groups))
-    views = [*MODELS, "received-shift-100", "trained-shift-100"]
-    rows = [[f"{first} − {n}", *(paired(groups[first], g, v) for v in views)] for n, g in groups.items() if n != first]
+    views = [*MODELS, *(f"{view}-shift-100" for view in MODELS)]
+    rows = [
+        [f"{first} − {n}", *(difference(groups[first], g, v) for v in views)] for n, g in groups.items() if n != first
+    ]
     yield from table(["paired difference, points", *views], rows)
 
 
@@ -154,23 +178,12 @@ def _published(published: Sequence[Published], groups: Mapping[str, Group]) -> I
         view, _, kind = whole.partition("-")
         place = 3 * kinds.index(kind or "accuracy")
         for name, value in each.values.items():
-            measured = over_seeds(groups.get(name, ()), whole)
+            measured = accuracy(groups.get(name, ()), whole)
             difference = "–" if measured == "–" else f"{float(measured.partition(' ')[0]) - value:+.1f}"
             row = rows.setdefault(f"{name}, {view}", ["–"] * 3 * len(kinds))
             row[place : place + 3] = [f"{value:.1f}", measured, difference]
     cells = [f"{kind}, {figure}" for kind in kinds for figure in ("published", "measured", "difference")]
     yield from table(["published beside measured, view", *cells], [[name, *row] for name, row in rows.items()])
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield a Markdown table, without empty columns."""
-    rows = list(rows)
-    if not rows:
-        return
-    kept = [n for n in range(len(header)) if n == 0 or any(row[n] != "–" for row in rows)]
-    for row in (header, ["---"] * len(header), *rows):
-        yield f"| {' | '.join(row[n] for n in kept)} |"
-    yield ""
 
 
 def _main_header() -> list[str]:
@@ -189,24 +202,22 @@ def _main_header() -> list[str]:
 
 
 def _main_row(name: str, group: Group) -> list[str]:
-    clients = [f"{over_seeds(group, view)} ({_spread(group, view)})" for view in MODELS]
+    clients = [f"{accuracy(group, view)} ({_spread(group, view)})" for view in MODELS]
     clients = ["–" if cell.startswith("–") else cell for cell in clients]
     up, down, dense = (_mean(sum(one["megabytes"][k] for k in keys) for one in group) for keys in _SIZES)
     work = _mean(one["multiply_adds"] / len(one["clients"]["name"]) for one in group) / 1e9
     share = f"{100 * (up + down) / dense:.1f}" if up + down else "0"
     figure = [f"{up:.2f}", f"{down:.2f}", share, f"{work:.2f}", f"{_mean(one['seconds'] for one in group):.0f}"]
-    return [name, *clients, over_seeds(group, "pooled"), over_seeds(group, "trained", "bottom_decile"), *figure]
+    return [name, *clients, accuracy(group, "pooled"), accuracy(group, "trained", "bottom_decile"), *figure]
 
 
 _SIZES = (("up",), ("down",), ("up_dense", "down_dense"))
 
 
-def over_seeds(group: Group, view: str, figure: str = "mean") -> str:
+def accuracy(group: Group, view: str, figure: str = "mean") -> str:
     """Return a view's figure in %, as mean ± standard deviation over seeds; a dash if no run has the view."""
-    values = [100 * one["accuracy"][view][figure] for one in group if one["accuracy"].get(view)]
-    if not values:
-        return "–"
-    return f"{np.mean(values):.1f}" + (f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else "")
+    found = over_seeds([one["accuracy"][view][figure] for one in group if one["accuracy"].get(view)])
+    return found.text() if found else "–"
 
 
 def _spread(group: Group, view: str) -> str:
@@ -267,19 +278,20 @@ def _own_figures(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]
     return ["the method's own figures, mean over rounds", *means.index], rows
 
 
-def paired(ours: Group, theirs: Group, view: str) -> str:
-    """Return the mean difference over clients, in points, with its 95 % interval.
+def _chosen(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
+    """Return what trials have chosen for each variant."""
+    found = {name: group[0].get("chosen", {}) for name, group in groups.items()}
+    keys = list(dict.fromkeys(key for values in found.values() for key in values))
+    rows = [[name, *(str(values.get(key, "–")) for key in keys)] for name, values in found.items()]
+    return ["chosen by trials", *keys], rows if keys else []
 
-    An interval needs three clients: from two, its factor of 12.7 says nothing. A dash for less than two clients.
-    """
-    first, second = (
-        pd.concat({one["seed"]: pd.Series(one["clients"].get(view), one["clients"]["name"], float) for one in group})
-        for group in (ours, theirs)
-    )
-    differences = 100 * (first - second).dropna().groupby(level=1).mean()  # by seed and client, then by client
-    if len(differences) < 2:
-        return "–"
-    if len(differences) == 2:
-        return f"{differences.mean():+.1f}"
-    margin = stats.t.ppf(0.975, len(differences) - 1) * differences.sem()
-    return f"{differences.mean():+.1f} ± {margin:.1f}"
+
+def difference(ours: Group, theirs: Group, view: str) -> str:
+    """Return the mean difference over clients, in points, with its 95 % interval; a dash where no two have the view."""
+    found = paired(by_seed(ours, view), by_seed(theirs, view))
+    return found.text(sign="+") if found and found.count > 1 else "–"
+
+
+def by_seed(group: Group, view: str) -> dict[int, dict[str, float]]:
+    """Return seed → client → accuracy in a view."""
+    return {one["seed"]: of_clients(one["clients"], view) for one in group}

@@ -26,16 +26,16 @@ def compare(
     from sepal_cli.comparison import read_comparison, write_index
     from sepal_cli.comparison_tables import print_comparison, write_csv
     from sepal_cli.paper.report import write_report
-    from sepal_cli.plans.display import PlanDisplay
-    from sepal_cli.plans.execute import execute
     from sepal_cli.plans.plan import check_keys, read_plan
+    from sepal_cli.plans.trials import Executor, chosen, in_stages
 
     found = read_plan(plan)
     runs = list(found.runs())
     check_keys(plan.name, runs)
     place = (out or Path("runs") / plan.stem).absolute()
-    display = PlanDisplay(Console(stderr=True))
-    failed = execute(runs, place, display, jobs=jobs, workers=workers, hours=found.hours if hours is None else hours)
+    execute = Executor(place, jobs, workers, found.hours if hours is None else hours)
+    failed = in_stages(found, "", place, execute)
+    runs = list(found.runs(chosen=chosen(found, place)))
     write_index(found, runs, place)
     written = write_report(found, runs, place)
     if len(failed) < len(runs):

@@ -26,6 +26,8 @@ Several tables, as a paper has them::
     name = "n5"
     variants = ["fedpse", "NAME", "fedavg"]
     seeds = [0, 1, 2]
+    tables = ["1", "figure 3"]   # optional: of the paper, for `sepal paper --table`
+    headline = "fedpse"          # optional: the variant that README's table of results shows
     [block.keys]
     clients = 5
     [block.grid]                 # optional: lists of values, all combinations
@@ -37,6 +39,26 @@ Several tables, as a paper has them::
 
 Keys of a variant win over those of the grid, these over the block's, these over the file's. ``tuned = "FILE"`` names a
 file that `sepal tune` wrote: its settings of a method are taken where the plan's own for that method say nothing.
+
+A block's ``trials = "BLOCK"`` names another block whose cells are trials: when they have ended, each variant takes the
+values of the cell in which its validation accuracy was best, and runs.
+
+What one plan runs at another scale (`sepal paper --scale`)::
+
+    [scale.quick]                # or full; without a choice, cpu: the plan as written
+    blocks = ["n5"]              # only these; otherwise all that have the scale in their ``scales``
+    seeds = [0]                  # instead of theirs
+    keys = { dataset = "digits" }  # win over the block's keys, not over those of its grid and of variants; trials
+                                 # keep their seeds and rounds
+    published = false            # without published figures, where they belong to other data
+
+Variants ranked over several blocks, seeds and clients (:mod:`sepal_cli.paper.ranks`)::
+
+    [ranks]
+    blocks = ["har", "fashion"]
+    views = { fedavg = "received" }  # what a user of a deployed client predicts with; otherwise kept
+    megabytes = { har = 2.0 }    # MB a client that may be sent, for accuracy at equal bytes
+    against = ["local"]          # from which the others' paired differences are taken
 """
 
 from __future__ import annotations
@@ -45,7 +67,7 @@ import itertools
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -57,6 +79,9 @@ from sepal_cli.arguments import Value, flatten_tables
 from sepal_cli.plans.settings import Table, as_block, own_keys
 
 Keys = dict[str, Any]
+Chosen = Mapping[str, Mapping[str, Mapping[str, Value]]]  # block → variant → what its trials chose
+Scale = Literal["quick", "cpu", "full"]
+SCALES: tuple[Scale, ...] = ("quick", "cpu", "full")
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=,-]*$")]
 
 
@@ -80,6 +105,34 @@ class Block(BaseModel):
     keys: Keys = {}
     grid: dict[str, tuple[Value, ...]] = {}  # dotted keys quoted
     published: tuple[Published, ...] = ()
+    tables: tuple[str, ...] = ()  # of the paper, for `sepal paper --table`: "1", "figure 4"
+    trials: str = ""  # a block whose cells are trials
+    headline: Name | None = None  # the variant whose figures README shows (experiments/readme.py)
+    scales: tuple[Scale, ...] = SCALES
+
+
+class AtScale(BaseModel):
+    """What another scale changes in a plan."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    blocks: tuple[Name, ...] = ()
+    seeds: tuple[int, ...] = ()
+    keys: Keys = {}
+    published: bool = True
+
+
+class Ranks(BaseModel):
+    """Which blocks variants are ranked over, and by what."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    blocks: tuple[Name, ...] = Field(min_length=1)
+    views: dict[Name, Literal["received", "trained", "kept"]] = {}
+    megabytes: dict[Name, Annotated[float, Field(gt=0)]] = {}
+    against: tuple[Name, ...] = ()
+
+    def view(self, variant: str) -> str:
+        """Return the view in which a variant is judged: what a user of a deployed client predicts with."""
+        return self.views.get(variant, "kept")
 
 
 class Plan(BaseModel):
@@ -94,32 +147,81 @@ class Plan(BaseModel):
     tuned: str = ""
     keys: Keys = {}
     variants: dict[Name, Keys] = {}
+    scale: dict[Literal["quick", "full"], AtScale] = {}
+    ranks: Ranks | None = None
     block: tuple[Block, ...] = Field(min_length=1)
 
-    def runs(self, only: str = "") -> Iterator[PlannedRun]:
+    def at(self, scale: Scale) -> Plan:
+        """Return the plan at a scale: with the blocks that it has there, and with what the scale changes in them.
+
+        Raises:
+            ConfigError: The plan has nothing at that scale.
+        """
+        named = {each for block in self.block if block.scales != SCALES for each in block.scales}
+        known = [each for each in SCALES if each in {"cpu", *self.scale, *named}]
+        if scale not in known:
+            raise ConfigError("--scale", f"{' or '.join(known)}, which {self.title} has", scale)
+        change = self.scale.get(scale, AtScale()) if scale != "cpu" else AtScale()
+        wanted = {block.name for block in self.block if block.name in (change.blocks or (block.name,))}
+        wanted |= {block.trials for block in self.block if block.name in wanted}
+        there = [block for block in self.block if scale in block.scales and block.name in wanted]
+        words = ", ".join(f"{key} = {value}" for key, value in flatten_tables(change.keys))
+        said = f"At scale {scale}, with {words}; titles are those of the paper's data. " if words else ""
+        update = {"block": tuple(self._scaled(block, change) for block in there), "note": said + self.note}
+        return self.model_copy(update=update)
+
+    def _scaled(self, block: Block, change: AtScale) -> Block:
+        keys, seeds = dict(flatten_tables(change.keys)), change.seeds
+        if block.name in {each.trials for each in self.block}:  # trials stay as short as they are
+            keys, seeds = {key: value for key, value in keys.items() if key != "rounds"}, ()
+        update = {"keys": {**block.keys, **keys}, "seeds": seeds or block.seeds}
+        return block.model_copy(update=update if change.published else {**update, "published": ()})
+
+    def of_table(self, table: str) -> Plan:
+        """Return the plan with the blocks of one table of the paper, and those that their trials lie in.
+
+        Raises:
+            ConfigError: No block belongs to that table.
+        """
+        known = sorted({each for block in self.block for each in block.tables})
+        if table not in known:
+            raise ConfigError("--table", f"one of {', '.join(known) or 'none: the plan names no tables'}", table)
+        needed = {block.trials for block in self.block if table in block.tables and block.trials}
+        blocks = tuple(block for block in self.block if table in block.tables or block.name in needed)
+        return self.model_copy(update={"block": blocks})
+
+    def runs(self, only: str = "", chosen: Chosen | None = None) -> Iterator[PlannedRun]:
         """Yield the runs in the order of the file: by block, seed, cell and variant.
+
+        Args:
+            only: Name of one block; empty: all.
+            chosen: What trials have chosen (:func:`sepal_cli.plans.trials.chosen`).
 
         Raises:
             ConfigError: ``only`` is no block.
         """
         if only and only not in [block.name for block in self.block]:
             raise ConfigError("--only", f"one of {', '.join(block.name for block in self.block)}", only)
+        found: Chosen = chosen or {}
         for block in self.block:
             if only not in ("", block.name):
                 continue
             for seed, values in itertools.product(block.seeds, itertools.product(*block.grid.values())):
                 cell = dict(zip(block.grid, values, strict=True))
                 for variant in block.variants:
-                    yield self._run(block, cell, variant, seed)
+                    yield self._run(block, cell, variant, seed, found.get(block.name, {}).get(variant))
 
-    def _run(self, block: Block, cell: Mapping[str, Value], variant: str, seed: int) -> PlannedRun:
+    def _run(
+        self, block: Block, cell: Mapping[str, Value], variant: str, seed: int, best: Mapping[str, Value] | None
+    ) -> PlannedRun:
         own = self.variants.get(variant, {"method": variant})
-        tables = (self.keys, block.keys, cell, own)
+        tables = (self.keys, block.keys, best or {}, cell, own)
         keys = {key: value for table in tables for key, value in flatten_tables(table)}
         place = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in cell.items())
         name = "-".join(filter(None, (block.name, place, variant, f"seed{seed}")))
         name = re.sub(r"[^A-Za-z0-9_.+-]", "_", name)
-        return PlannedRun(block.name, place, variant, seed, {**keys, "seed": seed, "name": name})
+        flat = {**keys, "seed": seed, "name": name}
+        return PlannedRun(block.name, place, variant, seed, flat, best or {}, not block.trials or best is not None)
 
 
 @dataclass(frozen=True)
@@ -129,6 +231,8 @@ class PlannedRun:
     Attributes:
         cell: The grid's values, as a text.
         keys: Flat run-config keys, the run's name among them.
+        chosen: Which of them trials have chosen.
+        ready: Whether it can be run: its trials, if it has any, have ended.
     """
 
     block: str
@@ -136,6 +240,8 @@ class PlannedRun:
     variant: str
     seed: int
     keys: Mapping[str, Value]
+    chosen: Mapping[str, Value] = field(default_factory=dict)
+    ready: bool = True
 
     @property
     def name(self) -> str:
@@ -197,7 +303,13 @@ def _bad_key(file: str, reason: ValidationError, alone: bool) -> ConfigError:
 
 
 def _check_cells(plan: Plan, name: str) -> None:
+    known = [block.name for block in plan.block]
+    for ranked in plan.ranks.blocks if plan.ranks else ():
+        if ranked not in known:
+            raise ConfigError(f"{name}: ranks.blocks", f"names of blocks: {', '.join(known)}", ranked)
     for block in plan.block:
+        if block.trials and block.trials not in known[: known.index(block.name)]:
+            raise ConfigError(f"{name}: {block.name}.trials", "the name of a block before it", block.trials)
         cells = list(dict.fromkeys(run.cell for run in plan.runs(block.name)))
         for each in block.published:
             if each.cell not in cells:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 import altair as alt
 
 from sepal_cli.comparison import Comparison
-from sepal_cli.report import further
-from sepal_cli.report.data import Rows
+from sepal_cli.report import further, personal
 from sepal_cli.report.figure import (
     CELL,
     COLOURS,
@@ -17,7 +16,6 @@ from sepal_cli.report.figure import (
     VIEW,
     VISIBLE,
     Figure,
-    all_groups,
     called,
     chart_of,
     colour_of,
@@ -25,6 +23,7 @@ from sepal_cli.report.figure import (
     parameters,
     said,
 )
+from sepal_cli.report.learned import Rows
 
 
 def figures(comparison: Comparison, data: Mapping[str, Rows]) -> list[Figure]:
@@ -66,7 +65,7 @@ def _curve(x: str, title: str, axis: str, name: str) -> Callable[[Comparison, Ma
             free = free.transform_filter("datum.most == 0 && datum.last")
             layers.append(free.mark_rule(strokeWidth=2, strokeDash=[2, 3]).encode(mean, colour, tooltip=tips))
         words = "; ".join(
-            f"{called(group)} ends at {said(group.accuracy(comparison.view))}" for group in all_groups(comparison)
+            f"{called(group)} ends at {said(group.accuracy(comparison.view))}" for group in comparison.all_groups()
         )
         reading = (
             "Mean accuracy over clients in %, band: ± one standard deviation over seeds. Dashed: the method has no "
@@ -140,7 +139,8 @@ def _bytes(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
         tooltip=[alt.Tooltip("client:N"), alt.Tooltip("direction:N"), alt.Tooltip("mb:Q", title="MB", format=".4~g")],
     )
     words = "; ".join(
-        f"{called(g)}: {g.megabytes('up'):.2f} MB up, {g.megabytes('down'):.2f} MB down" for g in all_groups(comparison)
+        f"{called(g)}: {g.megabytes('up'):.2f} MB up, {g.megabytes('down'):.2f} MB down"
+        for g in comparison.all_groups()
     )
     reading = "Payloads of training in MB over all rounds, from each client (up) and to it (down)."
     spoken = f"Bytes by client and direction, sums over clients: {words}."
@@ -187,6 +187,10 @@ _MAKE: Mapping[str, Callable[[Comparison, Mapping[str, Rows]], Figure | None]] =
     "shift": further.shift,
     "capacity": further.capacity,
     "own": further.own,
-    "masks": further.masks,
-    "layers": further.layers,
+    "masks": personal.masks,
+    "similar": personal.similar,
+    "overlap": personal.overlap,
+    "layers": personal.layers,
+    "pruning": personal.pruning,
+    "tree": personal.tree,
 }

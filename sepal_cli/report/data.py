@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -12,10 +11,9 @@ import numpy as np
 from sepal.errors import SepalError
 from sepal.protocol.views import CLOSING_VIEWS, SHIFTS, VIEWS
 from sepal_cli.comparison import Comparison, Group
-from sepal_cli.results import DIRECTIONS, Result
+from sepal_cli.report.learned import Row, Rows, learned
+from sepal_cli.results import DIRECTIONS
 
-Row = dict[str, Any]
-Rows = list[Row]
 YARDSTICKS = ("local", "fedavg-ft")  # beside every method's clients: what one has without, or with plain, federation
 STAND_IN = "trained"  # is shown, dashed, for a view that a method does not have
 
@@ -31,7 +29,7 @@ def datasets(comparison: Comparison) -> dict[str, Rows]:
         "pairs": list(_pairs(comparison)),
         "capacity": list(_capacity(comparison)),
         "own": list(_own(comparison)),
-        **_masks(comparison),
+        **learned(comparison),
     }
     return {name: rows for name, rows in found.items() if rows}
 
@@ -41,18 +39,13 @@ def views(comparison: Comparison) -> list[str]:
     return [view for view in CLOSING_VIEWS if any(result.points(view) for result in comparison.results)]
 
 
-def _groups(comparison: Comparison) -> Iterator[Group]:
-    for cell in comparison.cells:
-        yield from comparison.groups(cell)
-
-
 def _shown(group: Group, view: str) -> str:
     """Return the view itself, or what stands in for it."""
     return view if any(result.points(view) for result in group.results) else STAND_IN
 
 
 def _curve(comparison: Comparison) -> Iterator[Row]:
-    for group in _groups(comparison):
+    for group in comparison.all_groups():
         for view in views(comparison):
             shown = _shown(group, view)
             by_round: dict[int, list[Any]] = {}
@@ -78,19 +71,14 @@ def _curve(comparison: Comparison) -> Iterator[Row]:
                 }
 
 
-def first_seed(group: Group) -> Result:
-    """Return the run of a group that figures of single clients show: a client of another seed is another client."""
-    return min(group.results, key=lambda result: result.seed)
-
-
 def _clients(comparison: Comparison) -> Iterator[Row]:
-    groups = list(_groups(comparison))
+    groups = list(comparison.all_groups())
     for group in groups:
         for view in views(comparison):
             shown = _shown(group, view)
-            accuracy = first_seed(group).clients(shown)
+            accuracy = group.first.clients(shown)
             beside = {
-                other.label: first_seed(other).clients(_shown(other, view))
+                other.label: other.first.clients(_shown(other, view))
                 for other in groups
                 if other.cell == group.cell and other.method in YARDSTICKS and other.label != group.label
             }
@@ -113,8 +101,8 @@ def _clients(comparison: Comparison) -> Iterator[Row]:
 
 
 def _bytes(comparison: Comparison) -> Iterator[Row]:
-    for group in _groups(comparison):
-        sent = first_seed(group).sent
+    for group in comparison.all_groups():
+        sent = group.first.sent
         names = sorted({name for way in DIRECTIONS for name in sent[way]})
         total = {name: sum(sent[way].get(name, 0.0) for way in DIRECTIONS) for name in names}
         for rank, name in enumerate(sorted(names, key=lambda each: (-total[each], each)), 1):
@@ -134,7 +122,7 @@ def _labels(comparison: Comparison) -> Iterator[Row]:
     """Yield how many training examples of each label every client has; nothing where the data is not at hand."""
     for cell in comparison.cells:
         groups = comparison.groups(cell)
-        counts = label_counts(first_seed(groups[0]).stored.config) if groups else {}
+        counts = label_counts(groups[0].first.stored.config) if groups else {}
         for client, found in counts.items():
             for label, count in enumerate(found):
                 if count:
@@ -167,7 +155,7 @@ def _label_counts(items: tuple[tuple[str, Any], ...]) -> dict[str, list[int]]:
 
 
 def _shift(comparison: Comparison) -> Iterator[Row]:
-    for group in _groups(comparison):
+    for group in comparison.all_groups():
         for view in VIEWS[:2]:
             for percent in SHIFTS:
                 found = group.accuracy_further(f"{view}-shift-{percent}")
@@ -187,8 +175,8 @@ def _pairs(comparison: Comparison) -> Iterator[Row]:
 
 def _capacity(comparison: Comparison) -> Iterator[Row]:
     """Yield capacity and accuracy of clients, where their capacities differ."""
-    for group in _groups(comparison):
-        result = first_seed(group)
+    for group in comparison.all_groups():
+        result = group.first
         capacity = {client["name"]: client["capacity"] for client in result.stored.lines[-1]["clients"]}
         if len(set(capacity.values())) < 2:
             continue
@@ -206,8 +194,8 @@ def _capacity(comparison: Comparison) -> Iterator[Row]:
 
 def _own(comparison: Comparison) -> Iterator[Row]:
     """Yield what methods report of themselves by round, and the means over clients of what clients report."""
-    for group in _groups(comparison):
-        for line in first_seed(group).stored.lines:
+    for group in comparison.all_groups():
+        for line in group.first.stored.lines:
             if line["phase"] == "closing":
                 continue
             own = {name: value for name, value in line["method"].items() if ".client-" not in name}
@@ -215,36 +203,6 @@ def _own(comparison: Comparison) -> Iterator[Row]:
                 if value is not None:
                     row = {"label": group.label, "round": line["round"], "figure": name, "value": float(f"{value:.5g}")}
                     yield {"cell": group.cell, **row}
-
-
-MOST_MASKS = 60  # clients whose masks are compared with each other: a row for every two of them
-
-
-def _masks(comparison: Comparison) -> dict[str, Rows]:
-    """Return rows about masks (DM-PFL, Figure 6 a), where runs have them.
-
-    ``masks``: how alike every two clients' masks and labels are. ``layers``: what share of each tensor masks keep.
-    """
-    from sepal_cli.paper.masks import analyse
-
-    alike: Rows = []
-    layers: Rows = []
-    for group in _groups(comparison):
-        result = first_seed(group)
-        if result.stored.summary is None or int(result.stored.config["clients"]) > MOST_MASKS:
-            continue
-        try:
-            found = analyse(result.stored.path)
-        except SepalError:  # another method's run, or its checkpoint is gone
-            continue
-        names, head = found["clients"], {"cell": group.cell, "label": group.label}
-        for a, b in itertools.product(range(len(names)), repeat=2):
-            shares = {"similarity": found["similarity"][a][b], "labels": found["labels"][a][b]}
-            percent = {name: round(100 * value, 2) for name, value in shares.items()}
-            alike.append({**head, "one": names[a], "other": names[b], **percent})
-        for layer, kind in itertools.product(found["layers"], ("personal", "global")):
-            layers.append({**head, "layer": layer["name"], "mask": kind, "kept": round(100 * layer[kind], 2)})
-    return {"masks": alike, "layers": layers}
 
 
 COMMON = ("seconds", "steps", "multiply-adds", "unseen-test-labels")  # of every method: shown elsewhere, or the same

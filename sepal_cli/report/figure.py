@@ -6,7 +6,7 @@ the parameters ``cell``, ``view``, ``label``, ``figure`` and ``hidden`` of all c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,12 +83,6 @@ def parameters(comparison: Comparison, *names: str) -> dict[str, Any]:
 def said(found: Estimate | None, unit: str = " %") -> str:
     """Return an estimate as text."""
     return f"{found.text()}{unit}" if found else "no figure"
-
-
-def all_groups(comparison: Comparison) -> Iterator[Group]:
-    """Yield the groups of all cells."""
-    for cell in comparison.cells:
-        yield from comparison.groups(cell)
 
 
 def called(group: Group) -> str:

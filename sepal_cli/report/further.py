@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 
 from sepal_cli.comparison import Comparison
-from sepal_cli.report.data import Row, Rows
 from sepal_cli.report.figure import CELL, PERCENT, VIEW, VISIBLE, Figure, chart_of, colour_of, finish, parameters
+from sepal_cli.report.learned import Row, Rows
 
 
 def shift(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
@@ -99,49 +99,3 @@ def own(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     )
     spoken = f"Figures of the methods' own by round: {', '.join(names)}."
     return Figure("own", "own", "The methods' own figures", reading, spoken, finish(chart, spoken), used)
-
-
-def masks(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
-    """Return how alike clients' masks are by how alike their labels are (DM-PFL, Figure 6)."""
-    if "masks" not in data:
-        return None
-    used = ("cell",)
-    pairs = [row for row in data["masks"] if row["one"] != row["other"]]
-    shown = chart_of("masks", parameters(comparison, *used)).transform_filter(f"{CELL} && datum.one < datum.other")
-    chart = shown.mark_circle(size=44, opacity=0.7).encode(
-        alt.X("labels:Q", title="likeness of the two clients' labels, %"),
-        alt.Y("similarity:Q", title="shared part of their masks, %", scale=alt.Scale(zero=False)),
-        colour_of(comparison),
-        tooltip=["one:N", "other:N", alt.Tooltip("labels:Q"), alt.Tooltip("similarity:Q")],
-    )
-    mean = sum(row["similarity"] for row in pairs) / max(1, len(pairs))
-    spoken = f"Similarity of clients' masks: {len(pairs) // 2} pairs of clients, {mean:.1f} % shared on average."
-    reading = (
-        "A dot for every two clients: the share of one's personal mask that the other's has too, in %, against the "
-        "cosine of their label counts, in % (DM-PFL, Figure 6)."
-    )
-    return Figure("masks", "masks", "Masks and labels", reading, spoken, finish(chart, spoken), used)
-
-
-def layers(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
-    """Return the share of each tensor that masks keep."""
-    if "layers" not in data:
-        return None
-    used = ("cell", "hidden")
-    order = list(dict.fromkeys(row["layer"] for row in data["layers"]))
-    shown = chart_of("layers", parameters(comparison, *used)).transform_filter(f"{CELL} && {VISIBLE}")
-    chart = shown.mark_point(size=80, filled=True, opacity=0.9).encode(
-        alt.X("kept:Q", title="entries kept, %", scale=PERCENT),
-        alt.Y("layer:N", title=None, sort=order, axis=alt.Axis(labelLimit=150)),
-        alt.Shape("mask:N", legend=alt.Legend(orient="top", title=None)),
-        colour_of(comparison),
-        tooltip=["label:N", "layer:N", "mask:N", alt.Tooltip("kept:Q", title="kept, %")],
-    )
-    words = "; ".join(f"{row['layer']} {row['kept']:.0f} % ({row['mask']})" for row in data["layers"][: 2 * len(order)])
-    reading = (
-        "Share of each tensor's entries that masks keep, in %: of clients' own masks the mean, and of the global one."
-    )
-    spoken = f"Entries kept by layer: {words}."
-    return Figure(
-        "layers", "layers", "Sparsity by layer", reading, spoken, finish(chart, spoken, 24 * len(order) + 30), used
-    )

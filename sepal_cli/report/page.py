@@ -15,7 +15,7 @@ from sepal.errors import ConfigError
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.storage.files import write_atomically
 from sepal_cli.comparison import Comparison, Group, read_comparison
-from sepal_cli.report.data import datasets, first_seed, views
+from sepal_cli.report.data import datasets, views
 from sepal_cli.results import Estimate
 from sepal_cli.tables import privacy_line
 
@@ -210,7 +210,7 @@ def _details(comparison: Comparison) -> Iterator[str]:
     yield "<th>processor</th></tr></thead><tbody>"
     for cell in comparison.cells:
         for group in comparison.groups(cell):
-            summary = first_seed(group).stored.summary or {}
+            summary = group.first.stored.summary or {}
             versions = summary.get("versions", {})
             spent = [(r.stored.summary or {}).get("seconds", {}).get("total", 0.0) for r in group.results]
             name = f"{group.label}{f' ({cell})' * bool(cell)}"
@@ -225,7 +225,7 @@ def _privacy(comparison: Comparison) -> Iterator[str]:
     """Yield a line for each run with ``privacy.clip`` that has ended."""
     for cell in comparison.cells:
         for group in comparison.groups(cell):
-            found = first_seed(group).stored.summary or {}
+            found = group.first.stored.summary or {}
             if found.get("privacy"):
                 name = f"{group.label}{f' ({cell})' * bool(cell)}"
                 yield f'<p class="reading">{html.escape(f"{name}: {privacy_line(found)}")}</p>'

@@ -45,7 +45,7 @@ from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExec
 from flwr.supercore.superexec.plugin import AutoExecPlugin
 from flwr.supercore.utils import get_flwr_home
 
-from sepal.errors import ContractError
+from sepal.errors import ProtocolError
 from sepal_engines.flower.code import Code, preload
 
 Mod: TypeAlias = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
@@ -144,7 +144,7 @@ class ForkExecutor:
 
         def check(message: Message, context: Context, further: Callable[[Message, Context], Message]) -> Message:
             if not self._is_ours(fab):
-                raise ContractError(
+                raise ProtocolError(
                     "bundle", "the code that this client has imported", f"another, {fab[:8]}: ask again"
                 )
             return further(message, context)

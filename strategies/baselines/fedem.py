@@ -10,6 +10,8 @@ weighted by q (batch: Σ q·loss / size). The server averages each model by itse
 
 The models start from different draws of the seed; the first is W_0. A novel client takes the E-step alone, as the
 authors' unseen clients do.
+A model whose outputs are no numbers, because somebody sent a running variance below 0, has no part in a mixture until
+training has made it whole.
 Deviations: the E-step is done on the training part, as in the paper; its forward pass is not in the multiply-adds.
 """
 
@@ -46,7 +48,7 @@ class Hyper(Settings):
 
     @property
     def dense_models(self) -> int:
-        """M models travel in a message: see ``max-message-bytes``."""
+        """M, because all models travel in one message."""
         return self.models
 
 
@@ -110,7 +112,8 @@ class FedEmClient(Mixture, ClientBase[ClientState]):
 
         def mixture(x: torch.Tensor) -> torch.Tensor:
             pairs = zip(predict, np.log(shares), strict=True)
-            return torch.logsumexp(torch.stack([torch.log_softmax(one(x), 1) + float(log) for one, log in pairs]), 0)
+            logs = torch.stack([torch.log_softmax(one(x), 1) + float(log) for one, log in pairs])
+            return torch.logsumexp(logs.masked_fill(logs.isnan(), -torch.inf), 0)
 
         return mixture
 
@@ -140,7 +143,10 @@ class FedEmClient(Mixture, ClientBase[ClientState]):
             parts = zip(torch.split(self.trainer.x, EXAMPLES), torch.split(self.trainer.y, EXAMPLES), strict=True)
             found = [functional.cross_entropy(predict(x), y, reduction="none") for x, y in parts]
             losses.append(torch.cat(found).cpu().numpy().astype(np.float64))
-        scores = np.log(shares) - np.stack(losses, 1)
+        loss = np.stack(losses, 1)
+        loss[~np.isfinite(loss)] = np.inf
+        loss[np.isinf(loss).all(1)] = 0  # no model says anything of the example: q = π
+        scores = np.log(shares) - loss
         weights = np.exp(scores - scores.max(1, keepdims=True))
         q: npt.NDArray[np.float64] = weights / weights.sum(1, keepdims=True)
         return q

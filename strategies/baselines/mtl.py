@@ -20,7 +20,7 @@ Simpler than the papers, or different:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +36,7 @@ from sepal.protocol.layout import Layout, layers, trained
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Task, Uploads, Weights
 from sepal.protocol.tensors import dense, dense_specs
 from sepal.server.algorithm import ServerBase
+from strategies.baselines.fedper import ClientState
 from strategies.registration import register
 
 
@@ -58,14 +59,6 @@ class ServerState:
 
     columns: Mapping[str, Weights] = field(default_factory=dict)
     total: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ClientState:
-    """The client's own model, float32 by name, and in how many rounds it was trained."""
-
-    model: Weights
-    rounds: int = 0
 
 
 class Pulled:
@@ -105,11 +98,19 @@ class MtlServer(Pulled, ServerBase[ServerState]):
         columns = dict(state.columns)
         for upload in uploads:
             columns[upload.client.name] = {p.name: upload.payload.tensors[p.name].dense() for p in self.shared()}
+        return self.summed(columns), {}
+
+    def evicted(self, state: ServerState, names: Sequence[str]) -> ServerState:
+        """Return W without the columns of evicted clients, so that nobody is pulled to them."""
+        return self.summed({name: column for name, column in state.columns.items() if name not in names})
+
+    def summed(self, columns: Mapping[str, Weights]) -> ServerState:
+        """Return the state with these columns."""
         total = {p.name: np.zeros(p.shape) for p in self.shared()}
         for name in sorted(columns):
             for p in self.shared():
                 total[p.name] += columns[name][p.name]
-        return ServerState(columns, total), {}
+        return ServerState(columns, total if columns else {})
 
     def model(self, state: ServerState) -> Weights:
         """Return the mean of the columns."""

@@ -41,6 +41,7 @@ from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Ta
 from sepal.protocol.tensors import dense, dense_schema
 from sepal.rng import derive
 from sepal.server.algorithm import ServerBase
+from strategies.baselines.fedper import ClientState
 from strategies.registration import register
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
@@ -76,14 +77,6 @@ class ServerState:
 
     weights: Weights
     momentum: Weights = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ClientState:
-    """The client's model after its last round, and in how many rounds it was trained."""
-
-    model: Weights
-    rounds: int = 0
 
 
 class Generated:

@@ -20,6 +20,7 @@ from torch import nn
 
 from sepal.client.hooks import Hooks, cross_entropy
 from sepal.config import Settings
+from sepal.protocol.layout import trained
 from sepal.protocol.method import Metrics, Payload, Plan, Uploads
 from sepal.protocol.tensors import dense
 from strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer, ServerState
@@ -41,11 +42,11 @@ class PFedMeServer(FedAvgServer):
     """FedAvg's server, which moves to the mean by β."""
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
-        """W ← (1 - β)·W + β·mean."""
+        """W ← (1 - β)·W + β·mean; statistics are the mean, because beyond it a variance may be below 0."""
         after, metrics = super().aggregate(state, uploads, plan)
         keep, take = np.float32(1 - self.hyper.beta), np.float32(self.hyper.beta)
-        moved = {name: keep * state.weights[name] + take * array for name, array in after.weights.items()}
-        return ServerState(moved), metrics
+        moved = {p.name: keep * state.weights[p.name] + take * after.weights[p.name] for p in trained(self.layout)}
+        return ServerState({**after.weights, **moved}), metrics
 
 
 class PFedMeClient(FedAvgClient):

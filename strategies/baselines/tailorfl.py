@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -39,7 +39,7 @@ from torch.nn import functional
 from sepal.client.hooks import Hooks
 from sepal.masks.cuts import ChannelGroup, Cut, Index, windows
 from sepal.protocol.layout import Role
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Upload, Uploads, Weights
+from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Upload, Uploads, Weights
 from sepal.protocol.tensors import dense, dense_schema
 from sepal.server.algorithm import ServerBase
 from sepal.server.means import Part, mean_of_parts
@@ -168,6 +168,12 @@ class TailorServer(Tailored, ServerBase[ServerState]):
         weights = mean.over(state.weights)
         return replace(state, weights=weights, filters=self.moved(state, weights)), {}
 
+    def evicted(self, state: ServerState, names: Sequence[str]) -> ServerState:
+        """Return the state without evicted clients, so that nobody shares filters with them."""
+        filters = {name: kept for name, kept in state.filters.items() if name not in names}
+        importance = {name: array for name, array in state.importance.items() if name not in names}
+        return replace(state, filters=filters, importance=importance)
+
     def tailored(self, state: ServerState, upload: Upload) -> dict[str, Part]:
         """Return where an upload's tensors lie in the full ones, and their values as the server's."""
         cut = self.own_cut(state, upload.client)
@@ -291,6 +297,12 @@ class TailorClient(Tailored, WidthClient):
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train the part that came; in round 1 nothing."""
         return state if plan.phase == "importance" else super().adapt(state, download, plan)
+
+    def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
+        """Return the model that arrived, in round 1 the whole W_0; or without a download the client's own."""
+        if download is not None and plan.phase == "importance":
+            return self.trainer.predictor(self.task.weights)
+        return super().predictor(state, download, plan)
 
     def importances(self, plan: Plan) -> Dense:
         """Return the importance of each channel of the personal layers, float32 (channels,) by group."""

@@ -17,7 +17,7 @@ from sepal.client.algorithm import ClientBase
 from sepal.client.hooks import frozen
 from sepal.client.network import Network
 from sepal.client.training import Trainer
-from sepal.errors import ContractError
+from sepal.errors import ProtocolError
 from sepal.masks.packed import Masks, density, pack, spread, take, unpack
 from sepal.masks.schedules import prune_and_regrow
 from sepal.protocol.method import Payload, Plan, Predictor, Schema, Task, Weights
@@ -86,16 +86,16 @@ class DmPflClient(ClientBase[ClientState]):
         """Return the state with the received m_g and m_g ⊙ w_g; an empty download means that the client has both.
 
         Raises:
-            ContractError: Some tensors are missing, or the client has another mask than the server assumes.
+            ProtocolError: Some tensors are missing, or the client has another mask than the server assumes.
         """
         came, versions = download.tensors, download.scalars
         if not came and versions["weights"] == state.weights_version:
             return replace(state, ahead=False)
         if len(came) < len(self.layout):
-            raise ContractError("payload", "each tensor of the model", f"{len(came)} of {len(self.layout)}")
+            raise ProtocolError("payload", "each tensor of the model", f"{len(came)} of {len(self.layout)}")
         for name, tensor in came.items():
             if tensor.support is Support.DERIVED and versions["mask"] != state.mask_version:
-                raise ContractError(name, f"mask {state.mask_version}, which is held", versions["mask"])
+                raise ProtocolError(name, f"mask {state.mask_version}, which is held", versions["mask"])
         bits = pack({p.name: came[p.name].mask() for p in self.parts}, self.parts)
         shared = {name: np.asarray(tensor.values) for name, tensor in came.items()}
         mask, weights = int(versions["mask"]), int(versions["weights"])

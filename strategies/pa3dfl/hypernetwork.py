@@ -250,5 +250,4 @@ class _Tensors:
 def _blocks(shape: tuple[int, ...]) -> list[Place]:
     """Return where the blocks of a tensor of ``shape`` lie: of three axes and more one for each first index."""
     step = 1 if len(shape) > 2 else shape[0]
-    rest = [slice(side) for side in shape[1:]]
-    return [(slice(first, first + step), *rest) for first in range(0, shape[0], step)]
+    return [(slice(first, first + step), *map(slice, shape[1:])) for first in range(0, shape[0], step)]

@@ -46,8 +46,12 @@ class Pa3dFLServer(ServerBase[ServerState]):
         """Return the state with initial embeddings for new clients, so that late ones take part at once."""
         if not self.hypernetwork:
             return state
-        names = [client.name for client in clients]
-        return replace(state, hypernetwork=self.hypernetwork.join(state.hypernetwork, names))
+        return replace(state, hypernetwork=self.hypernetwork.join(state.hypernetwork, [c.name for c in clients]))
+
+    def evicted(self, state: ServerState, names: Sequence[str]) -> ServerState:
+        """Return the state without the embeddings of evicted clients, so that nobody attends them."""
+        left = {name: array for name, array in state.hypernetwork.embeddings.items() if name not in names}
+        return replace(state, hypernetwork=replace(state.hypernetwork, embeddings=left))
 
     def download(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
         """Return the general tensors and the client's personal ones, generated from the current state.
@@ -88,8 +92,7 @@ class Pa3dFLServer(ServerBase[ServerState]):
         moved, figures = self.hypernetwork.step(state.hypernetwork, new, partial(delivered, coding=self.coding))
         if not figures.finite and self.hyper.non_finite == "end":
             raise RoundError(f"round {plan.round}: the hypernetwork's step", "finite numbers", f"loss {figures.loss}")
-        found = {f"hypernetwork.{name}": float(value) for name, value in figures._asdict().items()}
-        metrics = {name: value for name, value in found.items() if math.isfinite(value)}
+        metrics = {f"hypernetwork.{n}": float(x) for n, x in figures._asdict().items() if math.isfinite(x)}
         return (replace(after, hypernetwork=moved) if figures.finite else state), metrics
 
     def model(self, state: ServerState) -> Weights:

@@ -17,7 +17,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from sepal.errors import ConfigError, ContractError
+from sepal.errors import ConfigError, ProtocolError
 from sepal.protocol.layout import Layout, Role
 
 Mask = npt.NDArray[np.bool_]
@@ -78,24 +78,24 @@ class Blocks:
         """Return the entries of the blocks of ``mask``, bool (L,): int64, strictly increasing.
 
         Raises:
-            ContractError: ``mask`` is not over these blocks, or lacks a first block.
+            ProtocolError: ``mask`` is not over these blocks, or lacks a first block.
         """
         if mask.shape != self.first.shape:
-            raise ContractError("blocks", f"shape {self.first.shape}", mask.shape)
+            raise ProtocolError("blocks", f"shape {self.first.shape}", mask.shape)
         if not mask[self.first].all():
             missing = self.names[int(np.argmax(self.first & ~mask))]
-            raise ContractError("blocks", "every tensor's first block", f"without that of {missing}")
+            raise ProtocolError("blocks", "every tensor's first block", f"without that of {missing}")
         return np.flatnonzero(np.repeat(mask, self.sizes)).astype(np.int64, copy=False)
 
     def mask(self, positions: Index) -> Mask:
         """Return bool (L,): the blocks that make up ``positions``; the inverse of :meth:`positions`.
 
         Raises:
-            ContractError: The positions are not all those of whole blocks, or lack a first block.
+            ProtocolError: The positions are not all those of whole blocks, or lack a first block.
         """
         mask = np.diff(np.searchsorted(positions, self.bounds)) > 0
         if not np.array_equal(self.positions(mask), positions):
-            raise ContractError("positions", f"all {self.sizes[mask].sum()} entries of their blocks", positions.size)
+            raise ProtocolError("positions", f"all {self.sizes[mask].sum()} entries of their blocks", positions.size)
         return mask
 
 

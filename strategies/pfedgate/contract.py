@@ -168,7 +168,7 @@ class Gated:
         """Return the entries of the blocks ``on``, int64, increasing; None for all of the model.
 
         Raises:
-            ContractError: A first block is missing, and ``on`` is not empty.
+            ProtocolError: A first block is missing, and ``on`` is not empty.
         """
         if on.all():
             return None

@@ -10,4 +10,5 @@ SubFedAvg = register(
     "strategies.subfedavg.server:SubFedAvgServer",
     "strategies.subfedavg.client:SubFedAvgClient",
     Hyper,
+    uses_capacity=True,
 )

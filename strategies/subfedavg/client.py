@@ -23,7 +23,8 @@ from sepal.masks.cuts import Cut, parameters
 from sepal.masks.packed import Mask, Masks, density, masked, pack, spread, take, unpack
 from sepal.protocol.method import Payload, Plan, Predictor, Schema, Task, Weights
 from sepal.protocol.tensors import at_masks
-from strategies.subfedavg.contract import ClientState, Prunable, distance
+from strategies.subfedavg.contract import ClientState
+from strategies.subfedavg.parts import Prunable, distance
 
 Dense = dict[str, npt.NDArray[np.float32]]
 
@@ -33,7 +34,7 @@ class SubFedAvgClient(ClientBase[ClientState]):
 
     def __init__(self, task: Task, trainer: Trainer) -> None:
         super().__init__(task, trainer)
-        self.prunable = Prunable(task)
+        self.prunable, self.capacity = Prunable(task), trainer.client.capacity
 
     def init(self) -> ClientState:
         """Start with all entries and without a model."""
@@ -79,28 +80,39 @@ class SubFedAvgClient(ClientBase[ClientState]):
         return ClientState(pack(after, self.prunable.parts), take(weights, masks)), Payload(sent)
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
-        """Train in the same way without pruning; if the plan says so, keep the model unchanged."""
+        """Train in the same way without pruning; if the plan says so, keep the model unchanged.
+
+        Only a client that has never taken part is above its capacity; it is pruned to fit after it has trained.
+        """
         if plan.scalars["kept"] and state.model:
             return state
         kept = self.kept(state)
         weights = self.fit_kept(self.arrived(state, download, plan), kept, plan)
+        if not self.prunable.fits(kept, self.capacity):
+            kept = self.prunable.fitted(weights, kept, self.capacity)
+            state = replace(state, kept=pack(kept, self.prunable.parts))
         self.report(kept)
         return replace(state, model=take(weights, self.prunable.masks(kept)))
 
     def candidate(self, weights: Weights, kept: Masks) -> dict[str, Mask]:
         """Return the masks after one more pruning step, regardless of the gates."""
-        return self.prunable.prune_channels(weights, kept) | self.prunable.prune_weights(weights, kept)
+        return self.prunable.prune_channels(weights, kept) | self.prunable.prune_weights(weights, kept, self.capacity)
 
     def prune(self, weights: Weights, kept: Masks, first: Masks) -> dict[str, Mask]:
-        """Return the masks after the round (Algorithm 1, line 14; Algorithm 2, lines 18-21).
-
-        Channels and weights have separate gates. Once the target is reached, the candidate equals the current mask.
-        Weights are pruned after channels, so that they meet their target even if entries were removed with a channel.
+        """Return the masks after the round: those that the gates allow, or fewer entries if they do not fit.
 
         Args:
             weights: θ_k after the last epoch, in full shapes.
             kept: The masks used in training.
             first: The candidate after the first epoch.
+        """
+        return self.prunable.fitted(weights, self.gated(weights, kept, first), self.capacity)
+
+    def gated(self, weights: Weights, kept: Masks, first: Masks) -> dict[str, Mask]:
+        """Return the masks after the three gates (Algorithm 1, line 14; Algorithm 2, lines 18-21).
+
+        Channels and weights have separate gates. Once the target is reached, the candidate equals the current mask.
+        Weights are pruned after channels, so that they meet their target even if entries were removed with a channel.
         """
         last, after = self.candidate(weights, kept), dict(kept)
         if self.accuracy(weights, kept) < self.hyper.accuracy:
@@ -108,7 +120,7 @@ class SubFedAvgClient(ClientBase[ClientState]):
         if distance(first, last, self.prunable.channels) >= self.hyper.channel_distance:
             after = self.prunable.within({**kept, **{p.name: last[p.name] for p in self.prunable.channels}})
         if distance(first, last, self.prunable.weights) >= self.hyper.distance:
-            after |= self.prunable.prune_weights(weights, after)
+            after |= self.prunable.prune_weights(weights, after, self.capacity)
         return after
 
     def accuracy(self, weights: Weights, kept: Masks) -> float:

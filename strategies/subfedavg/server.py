@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from sepal.masks.cuts import parameters
 from sepal.masks.packed import Mask, Packed, pack, unpack
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Upload, Uploads, Weights
 from sepal.protocol.tensors import at_masks
 from sepal.server.algorithm import ServerBase
 from sepal.server.means import mean_of_holders
-from strategies.subfedavg.contract import Prunable, ServerState, paper_cost
+from strategies.subfedavg.contract import ServerState
+from strategies.subfedavg.parts import Prunable, paper_cost
 
 
 class SubFedAvgServer(ServerBase[ServerState]):
@@ -23,7 +23,6 @@ class SubFedAvgServer(ServerBase[ServerState]):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.prunable = Prunable(task)
-        self.size = parameters(self.layout)
 
     def init(self) -> ServerState:
         """Start from W_0."""
@@ -45,7 +44,7 @@ class SubFedAvgServer(ServerBase[ServerState]):
 
     def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:
         """Admit changed masks, and θ_k at the new masks."""
-        return self.prunable.upload_schema(self.kept(state, client.name))
+        return self.prunable.upload_schema(self.kept(state, client.name), client.capacity)
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Average each entry over the clients that kept it, with equal weights; other entries do not change."""
@@ -60,7 +59,7 @@ class SubFedAvgServer(ServerBase[ServerState]):
             return 1
 
         mean = mean_of_holders(uploads, {p.name: p.shape for p in self.layout}, note)
-        cost = state.cost + sum(paper_cost(self.size, pruned) for pruned, _ in shares)
+        cost = state.cost + sum(paper_cost(self.prunable.size, pruned) for pruned, _ in shares)
         metrics = {"paper-cost": cost}
         if shares:
             weights, channels = np.mean(shares, axis=0)

@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from typer.testing import CliRunner
 
 from sepal.client.state_store import DiskStateStore
-from sepal.errors import ContractError, StateError
+from sepal.errors import ProtocolError, StateError
 from sepal.protocol.messages import read_reply
 from sepal.protocol.method import Kind
 from sepal.protocol.views import check_counts
@@ -153,7 +153,7 @@ def test_a_digest_of_a_state_cannot_forge_that_of_all_clients(state):
 )
 def test_an_answer_to_another_query_is_refused(change, words):
     attack = changed(lambda head, content: (replace(head, **change), content))
-    with pytest.raises(ContractError, match=words):
+    with pytest.raises(ProtocolError, match=words):
         Hostile(attack, when=lambda order: order.kind is Kind.QUERY).run()
 
 
@@ -161,7 +161,7 @@ def test_a_device_is_a_word_that_is_known():
     federation = Hostile(None, when=lambda order: False)
     records = federation.host(EVIL).handle(_query())
     records["sepal"]["device"] = "cpu; see http://evil.example"
-    with pytest.raises(ContractError, match="device: expected cpu, cuda or mps"):
+    with pytest.raises(ProtocolError, match="device: expected cpu, cuda or mps"):
         read_reply(records)
 
 
@@ -185,6 +185,6 @@ def test_a_reason_names_the_client_that_gave_it():
 
 @pytest.mark.parametrize("key", ["trained-shift-40", "trained", "received"])
 def test_a_figure_that_poses_as_a_view_is_refused(key):
-    with pytest.raises(ContractError, match=f"metrics.{key}: expected counts of received, trained, got another view"):
+    with pytest.raises(ProtocolError, match=f"metrics.{key}: expected counts of received, trained, got another view"):
         check_counts({key: 1.0}, ("received", "trained"))
     check_counts({"seconds": 1.0, "unseen-test-labels": 2.0}, ("received", "trained"))

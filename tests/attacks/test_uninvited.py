@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from sepal.errors import RosterError
 from sepal.protocol.messages import read_order
 from sepal.protocol.method import Kind
 from sepal.server.run_store import DiskRunStore, evict
+from sepal.server.strategy import SepalStrategy
 from tests.attacks.hostile import Hostile, silence
 from tests.contract.fakes import FAKES
 from tests.contract.harness import Killed
@@ -139,3 +142,21 @@ def test_a_name_that_may_be_a_slip_of_the_pen_is_evicted_with_a_hint(tmp_path):
     assert evict(tmp_path / "server", "client-1") == ""
     with pytest.raises(RosterError, match="client: expected at most 64 letters"):
         evict(tmp_path / "server", "../client-1")
+
+
+def test_an_eviction_in_the_last_moments_of_a_round_is_noticed(tmp_path, monkeypatch):
+    """The operator evicts the client while the server still waits for it, and then the time is up."""
+    federation = Visited(tmp_path / "clients", roster="open", timeout=1.0)
+    checkpoints, deliver = tmp_path / "server", SepalStrategy._deliver
+
+    def long(self, *arguments):
+        answers = deliver(self, *arguments)
+        if self.progress.round == 2 and not (checkpoints / "evicted").exists():
+            evict(checkpoints, "stranger")
+            time.sleep(1.1)
+        return answers
+
+    monkeypatch.setattr(SepalStrategy, "_deliver", long)
+    progress = federation.run(DiskRunStore(checkpoints, METHOD.server_state)).progress
+    assert progress.closed
+    assert progress.evicted == ("stranger",)

@@ -12,7 +12,7 @@ from flwr.app import RecordDict
 
 from client_app.host import ClientHost
 from sepal.client.state_store import DiskStateStore
-from sepal.errors import ContractError, DataError, StateError
+from sepal.errors import DataError, ProtocolError, StateError
 from sepal.protocol.messages import Content, Order, read_reply, version, write_order
 from sepal.protocol.method import ClientInfo, Kind, Payload, Plan, Schema
 from sepal.protocol.payloads import seal
@@ -194,8 +194,8 @@ def test_an_unknown_base_is_refused(host):
 
 
 def test_another_run_is_refused(host):
-    assert refused(host, order(run="run-2"), content(), ContractError) == "a: run: expected run-1, got run-2"
-    with pytest.raises(ContractError):
+    assert refused(host, order(run="run-2"), content(), ProtocolError) == "a: run: expected run-1, got run-2"
+    with pytest.raises(ProtocolError):
         read_reply(ask(host, order(Kind.QUERY, run="run-2"), Content()))
 
 
@@ -234,7 +234,7 @@ def test_a_bug_is_raised_and_not_dressed_up(host):
 
 
 def test_junk_is_answered_with_an_error(host):
-    with pytest.raises(ContractError, match="a: message: expected a record named sepal"):
+    with pytest.raises(ProtocolError, match="a: message: expected a record named sepal"):
         read_reply(host.handle(RecordDict()))
 
 
@@ -262,8 +262,8 @@ def test_a_server_cannot_wipe_states_by_a_durable_that_is_newer_than_base(host, 
         names.append(read_reply(ask(host, order(round=round, base=names[-1]), content()))[0].version)
     future = version(10**8, "", "x", "y")
     for durable in (names[3], future):
-        with pytest.raises(ContractError, match="durable: expected a version no newer than base"):
+        with pytest.raises(ProtocolError, match="durable: expected a version no newer than base"):
             read_reply(ask(host, order(kind, 4, names[2], durable, keep=True), content()))
-    with pytest.raises(ContractError, match="durable: expected a version no newer than base, none"):
+    with pytest.raises(ProtocolError, match="durable: expected a version no newer than base, none"):
         read_reply(ask(host, order(kind, 4, "", future, keep=True), content()))
     assert all(host.store.load(name) for name in names[1:])

@@ -12,7 +12,7 @@ from flwr.app import Error, Message
 
 from client_app.host import ClientHost
 from sepal.client.state_store import DiskStateStore, StateStore
-from sepal.config import RunConfig
+from sepal.config import RunConfig, Settings
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.messages import read_order
 from sepal.protocol.method import ClientInfo, Kind, Method, Task
@@ -42,7 +42,7 @@ class Federation:
         config = RunConfig(**{**values, "evaluate_every": 3, "seed": 5, **self.settings})
         layout = (Parameter("w", (SIZE,), Role.WEIGHT),)
         start = np.linspace(-1, 1, SIZE).astype(np.float32)
-        self.task = Task(layout, {"w": start}, config, None)
+        self.task = Task(layout, {"w": start}, config, Settings())
         self.stores: dict[str, StateStore] = {}
         self.nodes: dict[int, str] = {}
         for number in range(self.clients):

@@ -38,7 +38,7 @@ FLAT = {
     "partition.name": "iid",
     "partition.subsample": 200,
     "on-missing": "skip",
-    "timeout": 25.0,
+    "timeout": 45.0,
 }
 
 
@@ -52,14 +52,16 @@ def resealed(message, content, **changes):
 class Liar(Premade):
     """Honest in the roster and in rounds 1 and 7."""
 
-    def __call__(self, message):
+    def __call__(self, message, node, run):
         order, _ = read_order(message.content)
-        reply = super().__call__(message)
+        (reply,) = super().__call__(message, node, run)
         attack = getattr(self, f"round_{order.plan.round}", None)
         if order.kind is not Kind.TRAIN or attack is None:
-            return reply
+            return [reply]
         records = attack(reply)
-        return records if records is None or isinstance(records, Message) else Message(records, reply_to=message)
+        if records is None:
+            return []
+        return [records if isinstance(records, Message) else Message(records, reply_to=message)]
 
     def round_2(self, reply):
         """It raises: the SuperNode reports Flower's error."""

@@ -26,7 +26,7 @@ from sepal_engines.flower.engine import Flower
 from sepal_engines.flower.probe import examine
 from sepal_engines.flower.processes import free_port
 from sepal_engines.flower.registration import Registry
-from tests.e2e.light import LightClient
+from tests.e2e.light import light_client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -214,7 +214,7 @@ class Attacks:
     def __init__(self) -> None:
         self.first: tuple | None = None
 
-    def __call__(self, client: LightClient, message: Message, reply: Message) -> list[Message]:
+    def __call__(self, message: Message, reply: Message) -> list[Message]:
         order, _ = read_order(message.content)
         if order.kind is not Kind.TRAIN:
             return [reply]
@@ -244,13 +244,13 @@ def ledger(server, address, certs, tmp_path_factory):
     for number, name in enumerate((HONEST, EVIL)):
         node = {"partition-id": number, "num-partitions": 2, "state-dir": str(out / "states")}
         attack = {"attack": Attacks()} if name == EVIL else {}
-        clients.append(LightClient(address, NodeCredentials.of(certs, name), node, FLAT, **attack))
+        clients.append(light_client(address, NodeCredentials.of(certs, name), node, FLAT, **attack))
         clients[-1].start()
     write_app(out / "app")
     run = server.run_app(out / "app", {**FLAT, "out": str(out), "name": "attacked"}, timeout=240)
     for client in clients:
-        client.stop()
-        assert client.failed is None
+        client.stop(20)
+    assert clients[0].failures == []
     assert run.status == "finished:completed", "\n".join(run.log[-20:])
     entries = [json.loads(line) for line in (out / "attacked" / "ledger.jsonl").read_text().splitlines()]
     found: dict[int, list] = {}
@@ -287,7 +287,7 @@ def test_an_upload_that_is_sent_twice_counts_once(ledger):
 
 def test_a_message_for_another_run_of_flowers_is_not_taken_by_the_superlink(ledger):
     found, _, evil = ledger
-    assert len(evil.refused) >= 1, "the SuperLink took a message for a run that it does not have"
+    assert len(evil.failures) >= 1, "the SuperLink took a message for a run that it does not have"
     assert found[6] == [("accepted", "")]
 
 

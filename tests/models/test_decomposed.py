@@ -307,6 +307,7 @@ def test_on_the_device_meta_only_shapes_are_made():
         (0.01, 1 / 16, 1 / 16),  # p = .1, lowered
         (1 / 256, 1 / 16, 1 / 16),
         (0.09, 0.1, 0.3),
+        (0.01, 0.1, 0.1),  # .1² is 0.010000000000000002 in binary
         ((15 / 22) ** 2, 1 / 22, 15 / 22),  # its root times 22 is 14.999999999999998 in binary
         (0.5, 1, None),
         (0.0039, 1 / 16, None),

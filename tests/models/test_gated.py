@@ -524,3 +524,18 @@ def test_resnet_with_group_norm_can_be_gated():
     module = GatedModule(model, (3, 8, 8), blocks.by_tensor(), Knapsack(blocks, 0.5))
     module(torch.randn(2, 3, 8, 8)).sum().backward()
     assert module(torch.randn(2, 3, 8, 8)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("without", ["none", "pre-norm", "post-norm", "sigmoid"])
+def test_each_ablation_of_table_2_leaves_out_one_part_of_the_gate(without):
+    """Two paths of 7 blocks over 3 channels of 4 × 4: the first norm has 12 parameters, the second 2 · 14."""
+    torch.manual_seed(0)
+    gate, whole = (Gate((3, 4, 4), 7, without=part) for part in (without, "none"))
+    x = 2 + 3 * torch.randn(9, 3, 4, 4)
+    z = x if without == "pre-norm" else SwitchNorm(3).train()(x)
+    z = F.linear(z.flatten(1), gate.linear.weight, gate.linear.bias)
+    if without != "post-norm":
+        z = (z - z.mean(0)) / (z.var(0, correction=0) + 1e-5).sqrt()
+    torch.testing.assert_close(gate.train()(x), z if without == "sigmoid" else z.sigmoid())
+    count = {name: sum(p.numel() for p in module.parameters()) for name, module in (("ours", gate), ("all", whole))}
+    assert count["all"] - count["ours"] == {"pre-norm": 12, "post-norm": 28}.get(without, 0)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
 from sepal import errors
 from sepal.errors import ConfigError, SepalError, one_line
+from tests.pipe import through_a_pipe
 
 
 def test_an_error_says_key_expected_and_got():
@@ -35,7 +34,7 @@ def test_a_long_value_is_cut():
 @pytest.mark.parametrize(
     "kind", [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, SepalError)]
 )
-def test_every_error_pickles(kind):
-    back = pickle.loads(pickle.dumps(kind("key", "this", "that")))
+def test_every_error_travels_from_worker_processes(kind):
+    back = through_a_pipe(kind("key", "this", "that"))
     assert type(back) is kind
     assert str(back) == "key: expected this, got that"

@@ -97,6 +97,7 @@ def write_run(
         "bytes": lines[-1]["bytes"],
         "seconds": {"total": 4.5, "train": 3.0, "server": 1.5},
         "versions": {"sepal": "0.1.0", "cpu": "a <processor>"},
+        "weights_sha256": "",
     }
     (path / "summary.json").write_text(json.dumps(summary))
     return path

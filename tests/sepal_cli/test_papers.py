@@ -13,13 +13,15 @@ from typer.testing import CliRunner
 from sepal.errors import ConfigError
 from sepal_cli.comparison import read_comparison
 from sepal_cli.main import app
+from sepal_cli.paper.markdown import table
 from sepal_cli.paper.masks import analyse
-from sepal_cli.paper.report import by_capacity, over_seeds, paired, read_results, rewritten, table
-from sepal_cli.plans.plan import read_plan
+from sepal_cli.paper.report import accuracy, by_capacity, difference, read_results, rewritten
+from sepal_cli.plans.plan import SCALES, Scale, read_plan
 from sepal_cli.report.data import datasets
 from strategies.assembly import assemble
 
 PLANS = Path(__file__).parents[2] / "experiments" / "papers"
+NAMES = sorted(path.stem for path in PLANS.glob("*.toml"))
 RESULTS = PLANS.parents[1] / "docs" / "results"
 SMALL = """
 title = "Small"
@@ -45,10 +47,11 @@ def plan_file(path: Path, text: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize("name", ["fedpse", "dmpfl", "subfedavg", "pa3dfl", "privacy"])
-def test_every_run_of_the_papers_is_a_valid_config(name: str) -> None:
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_run_of_the_papers_is_a_valid_config(name: str, scale: Scale) -> None:
     """Each block's variants assemble as far as keys and values go, and names are unique."""
-    runs = list(read_plan(PLANS / f"{name}.toml").runs())
+    runs = list(read_plan(PLANS / f"{name}.toml").at(scale).runs())
     assert len({run.name for run in runs}) == len(runs)
     for run in {(run.block, run.variant): run for run in runs if run.keys["dataset"] != "imdb"}.values():
         assert assemble(dict(run.keys)).task.config.name == run.name
@@ -141,7 +144,7 @@ def test_a_small_paper(tmp_path: Path) -> None:
     assert len(found["masks"]) == 9
     assert {row["mask"] for row in found["layers"]} == {"personal", "global"}
     assert "masks" not in datasets(read_comparison([str(out / "first-local-seed0")]))
-    with pytest.raises(ConfigError, match="run: expected the directory of a dmpfl run"):
+    with pytest.raises(ConfigError, match="run: expected the directory of a run of dmpfl or subfedavg"):
         analyse(out / "first-local-seed0")
 
 
@@ -156,12 +159,12 @@ def test_figures_over_seeds_and_pairs() -> None:
     """Means .6 and .7: 65.0 ± 7.1 points (ddof 1). Differences 10, 20, 30 over three: 20 ± 4.303·10/√3 = 24.8."""
     ours = [run_of(0, {"a": 0.5, "b": 0.7, "c": 0.6}), run_of(1, {"a": 0.6, "b": 0.8, "c": 0.7})]
     theirs = [run_of(0, {"a": 0.4, "b": 0.5, "c": 0.3}), run_of(1, {"a": 0.5, "b": 0.6, "c": 0.4})]
-    assert over_seeds(ours, "trained") == "65.0 ± 7.1"
-    assert over_seeds(ours[:1], "trained") == "60.0"
-    assert over_seeds(ours, "received") == "–"
-    assert paired(ours, theirs, "trained") == "+20.0 ± 24.8"
-    assert paired(ours, theirs[1:], "trained") == "+20.0 ± 24.8"  # seeds that both have
-    assert paired(ours, theirs, "received") == "–"
+    assert accuracy(ours, "trained") == "65.0 ± 7.1"
+    assert accuracy(ours[:1], "trained") == "60.0"
+    assert accuracy(ours, "received") == "–"
+    assert difference(ours, theirs, "trained") == "+20.0 ± 24.8"
+    assert difference(ours, theirs[1:], "trained") == "+20.0 ± 24.8"  # seeds that both have
+    assert difference(ours, theirs, "received") == "–"
 
 
 def test_trained_accuracy_by_capacity_is_a_mean_over_seeds() -> None:
@@ -177,10 +180,10 @@ def test_trained_accuracy_by_capacity_is_a_mean_over_seeds() -> None:
 def test_two_clients_give_a_difference_without_an_interval() -> None:
     """One degree of freedom: its interval is 12.7 standard errors wide, which says nothing."""
     ours, theirs = [run_of(0, {"a": 0.5, "b": 0.7})], [run_of(0, {"a": 0.4, "b": 0.5})]
-    assert paired(ours, theirs, "trained") == "+15.0"
+    assert difference(ours, theirs, "trained") == "+15.0"
 
 
-@pytest.mark.parametrize("name", ["fedpse", "dmpfl"])
+@pytest.mark.parametrize("name", [name for name in NAMES if (RESULTS / f"{name}.ndjson").is_file()])
 def test_the_tables_of_a_results_page_are_those_of_its_data(name: str) -> None:
     """`sepal paper PLAN --page PAGE` recomputes them from PAGE.ndjson. No figure in them was written by hand."""
     page, plan = RESULTS / f"{name}.md", read_plan(PLANS / f"{name}.toml")
@@ -196,6 +199,7 @@ def test_a_page_s_tables_are_rewritten_and_the_rest_is_left(tmp_path: Path) -> N
     accuracy = {view: {"mean": 0.625, "std": 0.125, "bottom_decile": 0.5} for view in ("kept", "trained")}
     point = {"round": 2, "megabytes": 2.0, "trained": 0.625}
     rest = {"megabytes": sizes, "multiply_adds": 2e9, "seconds": 1.0, "curve": [point], "method": {}}
+    rest["versions"] = {"commit": "abc1234", "cpu": "a processor"}
     page.with_suffix(".ndjson").write_text(
         json.dumps({**run, **rest, "name": "first-half-seed0", "accuracy": accuracy})
     )
@@ -209,6 +213,7 @@ def test_a_page_s_tables_are_rewritten_and_the_rest_is_left(tmp_path: Path) -> N
     header = next(line for line in lines if line.startswith("| method |"))
     assert header.startswith("| method | kept (over clients) | trained (over clients) | bottom 10 % |")
     assert "| half | 62.5 (12.5) | 62.5 (12.5) | 50.0 | 1.00 | 1.00 | 100.0 | 1.00 | 1 |" in lines
+    assert "1 run, 0.0 minutes of wall time in all, on a processor; commit abc1234." in lines
 
 
 @pytest.mark.parametrize(

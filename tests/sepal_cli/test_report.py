@@ -16,12 +16,13 @@ import pytest
 from typer.testing import CliRunner
 
 from sepal_cli.comparison import read_comparison
-from sepal_cli.main import app
+from sepal_cli.main import app, run_flat
 from tests.sepal_cli.runs_for_tests import write_run
 
 pytest.importorskip("altair", reason="the extra report is not installed")
 
 from sepal_cli.report import render, write_html
+from sepal_cli.report.data import datasets
 from sepal_cli.report.live import ReportServer
 
 FIRST = ["round", "mb", "clients", "bytes", "labels"]
@@ -40,21 +41,65 @@ def page(tmp_path_factory):
     return write_html([str(directory)], directory / "report.html")
 
 
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """A comparison of methods whose masks, gates and embeddings are figures of their own."""
+    directory = tmp_path_factory.mktemp("learned")
+    keys = {"dataset": "digits", "clients": 4, "rounds": 3, "partition.subsample": 400, "evaluate-every": 1}
+    methods = {"dmpfl": {}, "subfedavg": {"subfedavg.accuracy": 0.0}, "pfedgate": {"pfedgate.keep": 0.5}, "pa3dfl": {}}
+    for method, own in methods.items():
+        run_flat({**keys, **own, "method": method, "name": method, "out": str(directory)}, directory, workers=1)
+    return write_html([str(directory)], directory / "report.html")
+
+
 def specs(text):
     return json.loads(re.search(r'id="specs">(.*?)</script>', text, re.S)[1].replace("<\\/", "</"))
 
 
-def test_every_figure_has_title_units_and_words(page):
-    text = page.read_text()
+@pytest.mark.parametrize("which", ["page", "learned"])
+def test_every_figure_has_title_units_and_words(which, request):
+    text = request.getfixturevalue(which).read_text()
     found = specs(text)
     assert list(found)[:5] == FIRST
-    assert {"pairs", "seconds", "shift", "capacity", "own"} < set(found)
     for name, figure in found.items():
         title = re.search(rf'<h3 id="figure-{name}">(.+?)</h3>\s*<p class="reading">(.+?)</p>', text, re.S)
         words = re.search(rf'id="figure-{name}-words">(.+?)</p>', text, re.S)
         assert re.search(r"%|MB|seconds|area|unit", title[2]), name
         assert html.unescape(words[1]) == figure["spec"]["description"]
+
+
+def test_a_figure_is_shown_where_runs_have_its_data(page, learned):
+    text = page.read_text()
     assert "fedavg ends at 63.5 ± 0.2 %" in text  # means of .6, .7, .6 and of .6, .7, .61
+    assert {"pairs", "seconds", "shift", "capacity", "own", "pruning"} < set(specs(text))
+    ours = {"masks", "similar", "overlap", "layers", "pruning", "tree"}
+    assert ours < set(specs(learned.read_text()))
+    assert ours & set(specs(text)) == {"pruning"}
+
+
+def test_figures_about_masks_and_gates_have_the_rows_that_they_need(learned):
+    """Four clients: 16 pairs of masks for each method that has some, three brackets of four points, and four leaves."""
+    rows = datasets(read_comparison([str(learned.parent)]))
+    pairs = [(row["label"], row["one"], row["other"]) for row in rows["masks"]]
+    assert len(set(pairs)) == len(pairs) == 32
+    assert {row["label"] for row in rows["overlap"]} == {"dmpfl"}
+    assert {(row["label"], row["mask"]) for row in rows["layers"]} == {
+        ("dmpfl", "personal"),
+        ("dmpfl", "global"),
+        ("subfedavg", "personal"),
+    }
+    assert all(
+        row["kept"] < 100 for row in rows["layers"] if row["label"] == "subfedavg"
+    )  # pruned twice, at least once
+    assert {row["label"] for row in rows["tree"]} == {"pfedgate", "pa3dfl"}
+    tree = [row for row in rows["tree"] if row["label"] == "pfedgate"]
+    assert [row["kind"] for row in tree] == ["link"] * 12 + ["leaf"] * 4
+    assert sorted(row["place"] for row in tree if row["kind"] == "leaf") == [0, 1, 2, 3]
+    heights = [row["distance"] for row in tree if row["kind"] == "link" and row["step"] in (1, 2)]
+    assert heights == sorted(heights)  # Ward's merges grow
+    assert heights[0] > 0
+    pruned = {row["round"]: row["pruned"] for row in rows["pruning"] if row["client"] == "client-00000"}
+    assert pruned[3] > pruned[2] > 0
 
 
 def test_the_page_is_one_file_of_at_most_3_mb_that_asks_for_nothing(page):
@@ -72,8 +117,6 @@ def test_a_method_without_a_view_stands_beside_the_others_with_its_trained_model
         text = (run / name).read_text()
         (run / name).write_text(re.sub(r'("accuracy": \{"received": )\{.*?\}', r"\1null", text))
     write_run(tmp_path / "fedavg")
-    from sepal_cli.report.data import datasets
-
     rows = datasets(read_comparison([str(tmp_path)]))["curve"]
     stands = {(row["label"], row["stand_in"]) for row in rows if row["view"] == "received"}
     assert stands == {("local", True), ("fedavg", False)}
@@ -101,8 +144,9 @@ def test_without_the_extra_one_line_says_what_to_install(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here (Debian's package chromium)")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_browser_draws_every_figure_without_console_messages(page, tmp_path, scheme):
+@pytest.mark.parametrize(("which", "scheme"), [("page", "light"), ("page", "dark"), ("learned", "dark")])
+def test_a_browser_draws_every_figure_without_console_messages(which, scheme, tmp_path, request):
+    page = request.getfixturevalue(which)
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
     command += [f"--user-data-dir={tmp_path}", "--window-size=500,1200", "--virtual-time-budget=20000", "--dump-dom"]
     command += [f"--blink-settings=preferredColorScheme={'01'[scheme == 'light']}", page.as_uri()]

@@ -1,6 +1,7 @@
 """What a run leaves, and how a run is continued: every file, every refusal."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -311,7 +312,8 @@ def test_the_summary_says_what_ran(finished, keys):
     assert (summary["populations"], summary["novel"]) == ({"participants": 3, "novel": 0}, None)
     assert len(summary["weights_sha256"]) == len(summary["clients_sha256"]) == 64
     assert summary["weights_sha256"] != summary["clients_sha256"]
-    assert set(summary["versions"]) == {"sepal", "flwr", "torch", "numpy", "python", "platform", "cpu"}
+    assert set(summary["versions"]) == {"sepal", "commit", "flwr", "torch", "numpy", "python", "platform", "cpu"}
+    assert re.fullmatch("([0-9a-f]{7,40}(-dirty)?)?", summary["versions"]["commit"])
     assert summary["seconds"]["total"] >= summary["seconds"]["train"] > 0
 
 

@@ -8,10 +8,11 @@ import torch
 
 from sepal.errors import ConfigError, ModelError
 from sepal.protocol.payloads import seal
+from sepal.storage.serialize import digest
 from sepal_engines.in_process import run_in_process
 from strategies.assembly import assemble
 from strategies.baselines.pfedhn import Hyper, shapes
-from tests.strategies.baselines import BASE, run
+from tests.strategies.baselines import BASE, Sent, run
 from tests.strategies.by_hand import data, gradients
 from tests.strategies.federation import Federation
 
@@ -253,3 +254,16 @@ def test_only_the_pulled_layers_travel():
 def test_mtl_has_no_received_model():
     strategy = run_in_process(assemble({**BASE, "method": "mtl", "rounds": 1, "evaluate-every": 0}))
     assert "received" not in strategy.report.accuracy
+
+
+def test_nobody_is_pulled_to_an_evicted_client_of_mtl():
+    """W is as if it had never uploaded; a name that the server does not know changes nothing."""
+    federation = Federation([1.0, 1.0, 1.0], method="mtl", **MLP)
+    server, plan = federation.server, federation.server.plan(1)
+    uploads = [federation.trained(server.init(), number, plan) for number in range(3)]
+    state, _ = server.aggregate(server.init(), Sent(uploads), plan)
+    without, _ = server.aggregate(server.init(), Sent([uploads[0], uploads[2]]), plan)
+    left = server.evicted(state, [uploads[1].client.name, "stranger"])
+    assert digest(left) == digest(without) != digest(state)
+    names = [upload.client.name for upload in uploads]
+    assert server.model(server.evicted(state, names)) == {}

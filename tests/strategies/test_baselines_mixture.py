@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import models
 from sepal.client.training import Trainer
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Plan, Task, Upload
 from sepal.wire.tensors import whole
 from strategies import registry
 from strategies.assembly import assemble
-from tests.strategies.baselines import BASE, Sent, assert_same_model, model, run
+from tests.strategies.baselines import BASE, Product, Sent, assert_same_model, model, run
+from tests.strategies.federation import Federation
 
 X, Y = np.array([2.0, -1.0, 0.5]), np.array([0, 1, 0])
 SIGNS = np.where(Y == 0, 1.0, -1.0)
-
-
-class Product(nn.Module):
-    """One weight, no bias: the logits of x are (w·x, 0), so an example's loss is ln(1 + exp(-±w·x))."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(1))
-
-    def forward(self, x):
-        return torch.cat([x * self.w, torch.zeros_like(x)], 1)
 
 
 def losses(w):
@@ -152,3 +145,65 @@ def test_one_model_of_fedem_is_fedavg():
     ours, theirs = run("fedem", **{"fedem.models": 1}), run("fedavg")
     for name, array in model(theirs).items():
         np.testing.assert_allclose(model(ours)[f"0/{name}"], array, rtol=0, atol=1e-5)
+
+
+def test_a_model_of_fedem_with_a_negative_running_variance_has_no_part_until_it_is_trained():
+    """Somebody sent it: the model's outputs are no numbers in evaluation, and are again after a few batches."""
+    keys = {"model": "tests.strategies.baselines:normed", "fedem.models": 2, "local-epochs": 8, "batch-size": 8}
+    federation = Federation([1.0], method="fedem", **keys)
+    (host,), server = federation.hosts, federation.server
+    algorithm, names = host.algorithm, [p.name for p in server.shared() if p.name.endswith("running_var")]
+    poisoned = {**server.init().weights, "1/2.running_var": np.full(16, -1, np.float32)}
+    assert "1/2.running_var" in names
+    down = Payload({name: whole(array) for name, array in poisoned.items()})
+    x = algorithm.trainer.x
+    alone = algorithm.trainer.predictor({p.name: poisoned[f"0/{p.name}"] for p in server.layout})(x)
+    mixed = algorithm.predictor(algorithm.init(), down, Plan(2))(x)
+    np.testing.assert_allclose(mixed.softmax(1), alone.softmax(1), rtol=1e-4, atol=1e-6)
+    after = algorithm.adapt(algorithm.init(), down, Plan(2))
+    assert after.shares == pytest.approx([1, 0])
+    assert all(np.isfinite(array).all() for array in after.models.values())
+    assert after.models["1/2.running_var"].min() > 0
+
+
+def test_without_any_model_that_gives_numbers_fedem_keeps_its_shares():
+    keys = {"model": "tests.strategies.baselines:normed", "fedem.models": 2, "local-epochs": 8, "batch-size": 8}
+    (host,) = (federation := Federation([1.0], method="fedem", **keys)).hosts
+    poisoned = {
+        name: np.full_like(array, -1) if name.endswith("running_var") else array
+        for name, array in federation.server.init().weights.items()
+    }
+    down, algorithm = Payload({name: whole(array) for name, array in poisoned.items()}), host.algorithm
+    before = replace(algorithm.init(), shares=np.array([0.3, 0.7]))
+    after = algorithm.adapt(before, down, Plan(2))
+    assert after.shares == pytest.approx([0.3, 0.7])
+    assert all(np.isfinite(array).all() for array in after.models.values())
+
+
+def test_statistics_of_pfedme_are_the_mean_at_any_beta():
+    """β = 3, running variance from 1 to a mean of .5: beyond the mean lies 3·.5 - 2·1 = -.5, which is no variance."""
+    made = assemble({**BASE, "method": "pfedme", "pfedme.beta": 3.0, "model": "tests.strategies.baselines:normed"})
+    server = made.method.make_server(made.task)
+    start = server.init()
+    sent = {name: whole(np.full_like(array, 0.5)) for name, array in start.weights.items()}
+    after, _ = server.aggregate(start, Sent([Upload(ClientInfo("c", 3), Payload(sent))]), Plan(1))
+    assert after.weights["2.running_var"] == pytest.approx(0.5)
+    assert after.weights["1.bias"] == pytest.approx(3 * 0.5 - 2 * start.weights["1.bias"], abs=1e-6)
+
+
+def test_more_models_of_fedem_fit_into_its_messages():
+    """Four models are more than twice the dense one, which other methods' messages may have."""
+    strategy = run("fedem", rounds=1, **{"fedem.models": 4})
+    assert strategy.report.totals.training.up > 0
+
+
+def test_pfedme_counts_no_multiply_adds_where_no_step_was_taken():
+    """A model with batch normalisation and one example: no batch is large enough."""
+    made = assemble({**BASE, "method": "pfedme"}).task
+    normed = lambda: nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2))  # noqa: E731
+    task = Task(models.layout(normed()), models.read_weights(normed()), made.config, made.hyper, normed)
+    x, y = torch.ones(1, 1), torch.zeros(1, dtype=torch.int64)
+    trainer = Trainer(ClientInfo("c", 1), task.config, x, y, x[:0], y[:0], normed)
+    client = registry.get("pfedme").make_client(task, trainer)
+    client.train(client.init(), Payload(), Plan(1))
+    assert (trainer.steps, trainer.multiply_adds) == (0, 0.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from sepal.client.training import Trainer
 from sepal.protocol.layout import Parameter, Role
@@ -13,18 +12,7 @@ from sepal.protocol.method import ClientInfo, Payload, Plan, Task
 from sepal.wire.tensors import whole
 from strategies import registry
 from strategies.assembly import assemble
-from tests.strategies.baselines import BASE, assert_same_model, run
-
-
-class Product(nn.Module):
-    """One weight, no bias: the logits of x are (w·x, 0)."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(1))
-
-    def forward(self, x):
-        return torch.cat([x * self.w, torch.zeros_like(x)], 1)
+from tests.strategies.baselines import BASE, Product, assert_same_model, run
 
 
 def one_weight(method, x=2.0, **keys):

@@ -21,8 +21,7 @@ def test_a_model_with_batch_normalisation(method):
         "lr": 0.2,
         "timeout": 20.0,
     }
-    if method == "pfedme":
-        keys |= {"pfedme.lambda": 2.0, "pfedme.rate": 0.1}  # the authors' λ of 15 wants lr < 2/λ and 100 rounds
+    keys |= {"pfedme.lambda": 2.0, "pfedme.rate": 0.1}  # the authors' λ of 15 wants lr < 2/λ and 100 rounds
     strategy = run(method, 4, **keys)
     assert strategy.report.accuracy["trained"]["mean"] > 0.3
     shared = model(strategy)

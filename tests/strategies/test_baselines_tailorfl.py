@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 
-from sepal.protocol.method import ClientInfo
-from strategies.baselines.tailorfl import correlations, top, tuned
+from sepal.protocol.method import ClientInfo, Payload
+from strategies.baselines.tailorfl import Tailored, correlations, top, tuned
 from tests.strategies.by_hand import data, gradients, softmax
 from tests.strategies.federation import Federation
 
@@ -128,3 +131,37 @@ def test_an_upload_of_importances_has_its_round(round):
     server = Federation([1.0], method="tailorfl").server
     names = list(server.upload_schema(server.init(), ClientInfo("a", 1), server.plan(round)).tensors)
     assert (names == ["fc1/importance"]) is (round == 1)
+
+
+def test_nobody_shares_filters_with_an_evicted_client():
+    federation = Federation([1.0, 0.25, 0.25], method="tailorfl", **MLP)
+    server = federation.server
+    state, _ = federation.round(server.init(), 1)
+    names = [host.info.name for host in federation.hosts]
+    left = server.evicted(state, [names[1], "stranger"])
+    assert sorted(left.filters) == sorted(left.importance) == [names[0], names[2]]
+    assert all(left.filters[name] is state.filters[name] for name in left.filters)
+    federation.met.discard(1)
+    server.moved(left, left.weights)
+
+
+def test_the_received_model_of_round_1_is_the_whole_first_one():
+    """A client of a quarter holds all of W_0 then, on which it trains importances, and has no filters yet."""
+    federation = Federation([0.25], method="tailorfl", **MLP)
+    (host,) = federation.hosts
+    algorithm, plan = host.algorithm, federation.server.plan(1)
+    x = algorithm.trainer.x
+    found = algorithm.predictor(algorithm.init(), Payload(), plan)(x)
+    w = {name: torch.from_numpy(np.array(value)) for name, value in federation.task.weights.items()}
+    hidden = torch.relu(x.flatten(1) @ w["fc1.weight"].T + w["fc1.bias"])
+    torch.testing.assert_close(found, hidden @ w["fc2.weight"].T + w["fc2.bias"])
+    assert algorithm.predictor(algorithm.init(), None, plan) is None
+
+
+@pytest.mark.parametrize(("personal", "layers"), [(0.0, 0), (0.8, 4), (1.0, 5)])
+def test_the_share_of_personal_layers_is_exact(personal, layers):
+    """Of five layers .8 are four; 5·(1 - .8) is .9999999999999998 in binary. The output layer has no group."""
+    shared = Tailored()
+    shared.coupling = tuple("abcd")
+    shared.task = SimpleNamespace(hyper=SimpleNamespace(personal=personal))
+    assert len(shared.personal) == max(0, layers - 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,47 +10,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_app.build import Node, Shared, build_host, client_name
 from sepal.config import validate
-from sepal.errors import ConfigError, ContractError, WireError
+from sepal.errors import ConfigError
 from sepal.masks.packed import spread, unpack
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Plan, Upload
-from sepal.protocol.payloads import seal, unseal
 from sepal.server.means import mean_of_holders
 from sepal.storage.serialize import digest
-from sepal.wire import inspect
 from sepal.wire.tensors import SparseTensor
 from sepal_engines.in_process import run_in_process
 from strategies.assembly import assemble
-from strategies.dmpfl import DmPfl
 from strategies.dmpfl.client import adaptive, entropy, prefers_personal
-from strategies.dmpfl.contract import PHASES, Held, Hyper, budgets, parse_schedule, phases
-from strategies.dmpfl.server import DmPflServer, global_mask
-from tests.contract.harness import Federation, Killed, Recording
-from tests.stores import ScratchStore
-
-FLAT = {
-    "method": "dmpfl",
-    "dataset": "digits",
-    "clients": 4,
-    "partition.name": "dirichlet",
-    "partition.alpha": 1.0,
-    "partition.subsample": 160,
-    "batch-size": 8,
-    "evaluate-every": 0,
-    "rounds": 8,
-    "dmpfl.readjust-every": 2,
-    "seed": 5,
-}
-
-
-def parts(number=0, **keys):
-    """A server algorithm, a client's host, and the run's assembly, on a few digits."""
-    assembly = assemble({**FLAT, **keys})
-    host = build_host(Shared.around(assembly, "cpu"), Node(number, 4), "run", ScratchStore())
-    return assembly.method.make_server(assembly.task), host, assembly
-
+from strategies.dmpfl.contract import PHASES, Hyper, budgets, parse_schedule, phases
+from strategies.dmpfl.server import global_mask
+from tests.strategies.dmpfl import FLAT, first_round, parts
 
 # Equations by hand
 
@@ -238,12 +211,6 @@ def test_first_masks_are_common_or_own():
         assert any(not np.array_equal(masks[0][n], masks[1][n]) for n in common) == (wanted == "own")
 
 
-def first_round(server, host, plan=None):
-    plan = plan or server.plan(1)
-    download = server.newcomer(server.init(), host.info, plan)
-    return download, *host.algorithm.train(host.algorithm.init(), download, plan)
-
-
 @pytest.mark.parametrize("optimizer", [{"momentum": 0.9, "weight-decay": 0.01}, {"optimizer": "adam", "lr": 0.01}])
 def test_a_mask_is_kept_in_phase_1_and_its_size_when_it_moves(optimizer):
     """|m_c| never changes, tensor by tensor; what regrows is 0, what stays (or comes back at once) keeps its value."""
@@ -298,161 +265,6 @@ def test_phase_2a_trains_within_the_global_mask_and_leaves_w_c_alone():
     for p in host.algorithm.parts:
         assert sent.tensors[p.name].index.tolist() == np.flatnonzero(shared[p.name]).tolist()
         assert (sent.tensors[p.name].values != received[p.name][shared[p.name]]).any()
-
-
-# What travels
-
-
-def coded(payload):
-    """Tensor name to bytes of its index."""
-    return {entry.name: entry.index_bytes for entry in inspect(seal(payload).data).tensors} if payload.tensors else {}
-
-
-def test_a_mask_travels_only_where_the_other_side_lacks_it():
-    server, host, assembly = parts()
-    name, state = host.info.name, server.init()
-    masked_names = {p.name for p in host.algorithm.parts}
-    one, two_a, two_b = (Plan(9, phase, scalars={"prune": 0.0}) for phase in PHASES)
-    for plan in (one, two_a, two_b):  # a newcomer derives W_0 and the first mask
-        assert server.newcomer(state, host.info, plan).tensors == {}
-    trained = replace(state, weights_version=3)
-    sizes = coded(server.newcomer(trained, host.info, one))
-    assert set(sizes) == set(assembly.task.weights)
-    assert not any(sizes.values()), "the first mask is derived"
-    moved = replace(state, mask_version=3, weights_version=3)
-    sizes = coded(server.newcomer(moved, host.info, one))
-    assert {n for n, size in sizes.items() if size} == masked_names
-    held = replace(moved, held={name: Held(3, 2)})
-    assert not any(coded(server.download(held, host.info, two_a)).values())
-    current = replace(moved, held={name: Held(3, 3)})
-    assert server.download(current, host.info, two_b).tensors == {}
-    assert server.download(current, host.info, two_a).tensors == {}
-    assert not any(coded(first_round(server, host)[2]).values())
-    sizes = coded(first_round(server, host, replace(one, scalars={"prune": 0.3}))[2])
-    assert {n for n, size in sizes.items() if size} == masked_names
-
-
-def test_a_client_refuses_what_it_cannot_place():
-    server, host, _ = parts()
-    algorithm, plan = host.algorithm, server.plan(1)
-    download = server.newcomer(replace(server.init(), weights_version=4), host.info, plan)
-    schema = algorithm.download_schema(algorithm.init(), plan)
-    assert set(unseal(seal(download), schema).tensors) == set(download.tensors)
-    first = next(iter(download.tensors))
-    older = replace(download, scalars={"mask": 4, "weights": 4})
-    partial = replace(download, tensors={n: t for n, t in download.tensors.items() if n != first})
-    with pytest.raises(ContractError, match="expected mask 0, which is held"):
-        algorithm.received(algorithm.init(), older)
-    for wrong in (partial, replace(download, tensors={})):
-        with pytest.raises(ContractError, match="payload"):
-            algorithm.received(algorithm.init(), wrong)
-
-
-def test_a_server_refuses_a_mask_of_another_size():
-    server, host, _ = parts()
-    plan = Plan(1, "1", scalars={"prune": 0.3})
-    _, _, sent = first_round(server, host, plan)
-    name = host.algorithm.parts[0].name
-    tensor = sent.tensors[name]
-    fewer = replace(tensor, index=tensor.index[1:], values=tensor.values[1:])
-    schema = server.upload_schema(server.init(), host.info, plan)
-    with pytest.raises(WireError, match="count"):
-        unseal(seal(Payload({**sent.tensors, name: fewer})), schema)
-    quiet = Plan(1, "1", scalars={"prune": 0.0})
-    with pytest.raises(WireError, match="support"):
-        unseal(seal(sent), server.upload_schema(server.init(), host.info, quiet))
-
-
-def dense_share(clients, sampled, rounds, keep=0.5, every=10, mask_bits=1.0):
-    """DM-PFL's bytes over FedAvg's on the default schedule, nothing but masked weights counted.
-
-    Bits an entry of the model. FedAvg: 32 down and 32 up, always. Phase 1: 32·keep down and a bitmap, because m_g moves
-    each round; 32·keep up, and a bitmap in every tenth round. 2a: 32·keep both ways; a bitmap at a client's first visit
-    in the phase. 2b: 32·keep down at the first visit (a bitmap for those who were not there in 2a), nothing up.
-    Of the sampled·rounds/8 visits in a phase, clients·(1 − (1 − sampled/clients)^(rounds/8)) are first ones.
-    """
-    length = rounds / 8
-    never = (1 - sampled / clients) ** length
-    first = clients * (1 - never) / (sampled * length)
-    one = 32 * keep + mask_bits + 32 * keep + mask_bits / every
-    two_a = 2 * 32 * keep + first * mask_bits
-    two_b = first * (32 * keep + never * mask_bits)
-    return (one / 2 + two_a / 4 + two_b / 4) / 64
-
-
-def test_communication_of_the_published_setting():
-    """100 clients, 10 a round, 300 rounds: (33.1/2 + 32.26/4 + 4.19/4)/64 = 40.1 % (published 40.3 %).
-
-    Once by the formula, and once by the rounds that the server algorithm plans, for clients drawn as a run draws them.
-    """
-    assert dense_share(100, 10, 300) == pytest.approx(0.401, abs=0.0005)
-    server = DmPflServer(assemble({"method": "dmpfl", "dataset": "digits", "rounds": 300}).task)
-    rng, bits, visits = np.random.default_rng(0), 0.0, 0
-    masks, weights = {}, {}  # client to the round of the m_g and w_g that it holds
-    mask = weight = 0
-    for round in range(1, 301):
-        plan = server.plan(round)
-        for client in rng.choice(100, 10, replace=False):
-            visits += 1
-            fresh = plan.phase != "2b" or weights.get(client) != weight
-            bits += fresh * (16 + (masks.get(client) != mask))
-            bits += (plan.phase != "2b") * 16 + bool(plan.scalars["prune"])
-            masks[client], weights[client] = mask, weight
-        mask = round if plan.phase == "1" else mask
-        weight = round if plan.phase != "2b" else weight
-    assert bits / (64 * visits) == pytest.approx(0.402, abs=0.001)  # 76 rounds of 2a and 74 of 2b, not 75 and 75
-
-
-class Watch:
-    """Keeps what a run tells its observers; calls ``check`` after each round."""
-
-    def __init__(self, check=lambda progress: None):
-        self.lines, self.records, self.check = [], [], check
-
-    def opened(self, progress, total):
-        pass
-
-    def round(self, progress, record, line):
-        self.lines.append(line)
-        self.records.append(record)
-        self.check(progress)
-
-    def closed(self, progress, line):
-        pass
-
-
-def test_measured_bytes_are_those_of_the_formula():
-    """On a run: 32 rounds, 1 of 4 clients each. Beside the formula, a message costs a header and the biases."""
-    flat = {**FLAT, "rounds": 32, "clients-per-round": 1, "partition.subsample": 80}
-    watch = Watch()
-    strategy = run_in_process(assemble(flat), observers=[watch])
-    layout, algorithm = strategy.task.layout, strategy.algorithm
-    weights = sum(p.size for p in algorithm.parts)
-    expected, holders, seen_mask = 0.0, {}, {}
-    mask_version = weights_version = 0
-    kept = sum(algorithm.budget[p.name] for p in algorithm.parts)
-    for line, record in zip(watch.lines, watch.records, strict=True):
-        if line["phase"] == "closing":
-            continue
-        plan, (name,) = algorithm.plan(record.round), record.sampled
-        phase = plan.phase
-        lacks_mask = seen_mask.get(name, 0) != mask_version
-        if holders.get(name, 0) != weights_version:
-            expected += 4 * kept + lacks_mask * weights / 8
-        if phase != "2b":
-            expected += 4 * kept + (plan.scalars["prune"] > 0) * weights / 8
-        seen_mask[name], holders[name] = mask_version, weights_version
-        if phase != "2b":
-            weights_version = record.round
-        if line["method"].get("global-mask.moved"):
-            mask_version = record.round
-    total = strategy.report.totals.training
-    messages = sum(1 for r in watch.records[:-1] for e in r.ledger if e.payload)
-    beside = messages * (4 * (sum(p.size for p in layout) - weights) + 50 * len(layout))
-    assert expected <= total.up + total.down <= expected + beside
-    phase = {line["round"]: line["phase"] for line in watch.lines}
-    ups = [(phase[r.round], e.payload) for r in watch.records for e in r.ledger if e.direction == "up"]
-    assert all((size == 0) == (kind in ("2b", "closing")) for kind, size in ups)
 
 
 # The limit case
@@ -517,131 +329,3 @@ def test_sparse_training_is_accounted_by_the_density_of_each_layer():
     assert set(kept.values()) == {0.5}
     first_round(server, host, Plan(1, "1", scalars={"prune": 0.5}))
     assert host.spent()["multiply-adds"] == algorithm + full / assembly.task.config.local_epochs
-
-
-# What survives: the scenarios of tests/contract, with the real method
-
-
-@dataclass
-class Digits(Federation):
-    """Real clients on a few digits; partitions for one more than take part, for who joins late."""
-
-    def __post_init__(self):
-        flat = {**FLAT, "rounds": self.rounds, "clients": self.clients + 1, "evaluate-every": 3, "checkpoint-every": 1}
-        self.assembly = assemble({**flat, "timeout": 60.0, **self.settings})
-        config = self.assembly.task.config.model_copy(update={"clients": self.clients})
-        self.task, self.shared = replace(self.assembly.task, config=config), Shared.around(self.assembly, "cpu")
-        self.stores, self.nodes, self.checked = {}, {}, 0
-        for _ in range(self.clients):
-            self.join("")
-
-    def join(self, name, capacity=1.0):
-        number = len(self.nodes)
-        self.nodes[100 + number] = client_name(number)
-        self.stores[client_name(number)] = ScratchStore(self.assembly.method.client_state)
-
-    def host(self, name):
-        return build_host(self.shared, Node(int(name[-5:]), self.clients + 1), "", self.stores[name])
-
-    def server(self, store=None):
-        strategy = super().server(store)
-        strategy._observers = [Watch(lambda progress: self.agree(strategy, progress))]
-        return strategy
-
-    def agree(self, strategy, progress):
-        """What the server takes each client to hold is what it holds, after every round."""
-        server, layout = progress.server, self.task.layout
-        closed = progress.round > self.rounds
-        for name, state in self.states(strategy).items():
-            held = server.held.get(name, Held())
-            if not closed:
-                assert (held.global_mask, held.weights) == (state.mask_version, state.weights_version)
-            believed = strategy.algorithm.personal_mask(server, name)
-            for p in strategy.algorithm.parts:
-                assert np.array_equal(believed[p.name], unpack(state.mask, layout)[p.name])
-                assert believed[p.name].sum() == strategy.algorithm.budget[p.name]
-            if state.mask_version == server.mask_version:
-                assert digest(state.global_mask) == digest(server.global_mask)
-            if closed:
-                assert state.weights_version == server.weights_version
-                model = spread(state.shared, unpack(state.global_mask, layout))
-                assert digest(model) == digest(strategy.algorithm.model(server))
-            self.checked += 1
-
-
-KEYS = {"clients-per-round": 3, "dmpfl.initial-mask": "own", "dmpfl.adaptive-inference": True, "momentum": 0.5}
-
-
-def outcome(strategy):
-    return digest(strategy.progress.server), dict(strategy.report.digests)
-
-
-@pytest.fixture(scope="module")
-def whole():
-    federation = Digits(DmPfl.method, settings=KEYS)
-    strategy = federation.run()
-    assert federation.checked > 20
-    assert strategy.progress.server.mask_version == 6
-    return outcome(strategy)
-
-
-@pytest.mark.parametrize("killed_at", range(1, 10))
-def test_killed_in_any_phase_and_one_checkpoint_older_it_reaches_the_same_end(whole, killed_at):
-    """1 1 2a 2b 1 1 2a 2b and the closing round; rounds 2 and 6 readjust."""
-    federation, store = Digits(DmPfl.method, settings=KEYS, killed_at=killed_at), Recording()
-    with pytest.raises(Killed):
-        federation.run(store)
-    federation.killed_at = 0
-    store.checkpoints = store.checkpoints[:-1] or store.checkpoints
-    assert outcome(federation.run(store)) == whole
-
-
-@pytest.mark.parametrize("lost_round", [1, 2, 3, 4, 6, 7, 8])
-def test_a_lost_upload_that_is_skipped_leaves_both_sides_agreed(lost_round):
-    """``Digits.agree`` compares masks and versions after every round."""
-    federation = Digits(DmPfl.method, settings={**KEYS, "on-missing": "skip", "clients-per-round": 0})
-    federation.lost = {(lost_round, client_name(1))}
-    strategy = federation.run()
-    assert (lost_round, client_name(1)) in federation.trained
-    assert federation.checked >= 4 * 8
-    assert strategy.progress.round == 9
-
-
-@pytest.mark.parametrize("lost_round", [2, 3, 4])
-def test_a_lost_upload_that_is_asked_again_changes_nothing(whole, lost_round):
-    federation = Digits(DmPfl.method, settings=KEYS)
-    federation.lost = {(lost_round, client_name(n)) for n in range(4)}
-    assert outcome(federation.run()) == whole
-
-
-@pytest.mark.parametrize("after", [1, 2, 3, 6])
-def test_a_client_that_joins_late_is_brought_up_to_date(after):
-    federation = Digits(DmPfl.method, settings={**KEYS, "clients-per-round": 0, "roster": "open"})
-    strategy = federation.server()
-    agree = strategy._observers[0].check
-
-    def check(progress):
-        agree(progress)
-        if progress.round == after:
-            federation.join("")
-
-    strategy._observers[0].check = check
-    federation.run(strategy=strategy)
-    late = client_name(4)
-    assert late in strategy.report.digests
-    assert {round for round, name in federation.trained if name == late} == set(range(after + 1, 9))
-
-
-def test_the_order_of_clients_changes_nothing(whole):
-    federation = Digits(DmPfl.method, settings=KEYS)
-    federation.nodes = dict(reversed(federation.nodes.items()))
-    assert outcome(federation.run()) == whole
-
-
-def test_the_method_as_anyone_s_strategy():
-    strategy = DmPfl({**FLAT, "method": "fedavg"}, keep=0.25, adaptive_inference=True)
-    assert (strategy.algorithm.hyper.keep, strategy.algorithm.hyper.adaptive_inference) == (0.25, True)
-    masks = unpack(strategy.algorithm.init().global_mask, strategy.task.layout)
-    assert all(
-        masks[p.name].sum() == strategy.algorithm.budget[p.name] <= 0.25 * p.size + 1 for p in strategy.algorithm.parts
-    )

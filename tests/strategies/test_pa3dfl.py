@@ -448,6 +448,17 @@ def test_a_novel_client_has_an_embedding_and_a_received_model_in_the_closing_rou
     assert figures[novel]["trained"] is not None
 
 
+def test_nobody_attends_an_evicted_client():
+    """What the others get is as if it had no embedding; a name that the server does not know changes nothing."""
+    federation = Federation(CAPACITIES)
+    server, state = federation.server, federation.first()
+    names = sorted(state.hypernetwork.embeddings)
+    left = server.evicted(state, [names[1], "stranger"])
+    assert sorted(left.hypernetwork.embeddings) == [name for name in names if name != names[1]]
+    before, after = (server.download(s, federation.hosts[0].info, federation.plan) for s in (state, left))
+    assert digest_arrays(arrays(before)) != digest_arrays(arrays(after))
+
+
 @pytest.mark.parametrize("choice", ["go-on", "end"])
 def test_a_step_that_is_not_finite_leaves_the_state_or_ends_the_run(choice):
     """A decoder at 1e30 makes the change, squared, more than float32 holds."""

@@ -16,7 +16,7 @@ import sepal.server.downloads
 from client_app.build import Node, Shared, build_host
 from models.gated import GatedModule
 from sepal.client.training import Trainer
-from sepal.errors import ConfigError, ContractError, ModelError, SepalError, WireError
+from sepal.errors import ConfigError, ModelError, ProtocolError, SepalError, WireError
 from sepal.protocol.method import ClientInfo, Payload, Plan, Upload
 from sepal.protocol.payloads import seal, unseal
 from sepal.wire import encode, inspect
@@ -426,7 +426,7 @@ def test_uploads_that_do_not_follow_the_contract_are_refused_by_name():
     without[0] = False
     without[1] = True
     cases = [
-        (bent(without, held), ContractError, "blocks: expected every tensor's first block, got without that of conv1"),
+        (bent(without, held), ProtocolError, "blocks: expected every tensor's first block, got without that of conv1"),
         (
             bent(blocks.first, held + 1),
             WireError,
@@ -446,3 +446,32 @@ def test_everything_may_be_always_on():
     """s_min = 1: each tensor is its first block, and nothing is left to cut."""
     assembly = assemble({"dataset": "digits", "method": "pfedgate", "pfedgate.least": 1.0, "pfedgate.keep": 1.0})
     assembly.method.make_server(assembly.task).init()
+
+
+@pytest.mark.parametrize("without", ["none", "pre-norm", "post-norm", "sigmoid"])
+def test_the_ablations_of_table_2_train_and_keep_the_budget(without):
+    """Without the sigmoid M and G may be negative: a block of negative importance stays off, the first ones are on."""
+    client = alone(30, **{"pfedgate.without": without, "pfedgate.keep": 0.5})
+    state, upload = client.train(client.init(), Payload(), Plan(1))
+    figures = client.trainer.spent()
+    assert 0 < figures["share"] <= 0.5
+    assert figures["steps"] > 0
+    assert np.isfinite(upload.tensors["delta"].values).all()
+    parts = {name.partition(".")[0] for name in state.gate}
+    assert ("norm" in parts, "batch_norm" in parts) == (without != "pre-norm", without != "post-norm")
+    gates, _ = client._loaded(state.model, state)[1].eval().sparse_weights(client.trainer.x)
+    assert bool((gates < 0).any()) is (without == "sigmoid")
+
+
+@pytest.mark.parametrize("without", ["none", "post-norm"])
+def test_a_client_with_one_example_makes_no_step(without):
+    """The gate cannot be trained on a batch of one, whatever norms the ablation leaves."""
+    keys = {"dataset": "digits", "method": "pfedgate", "clients": 2, "pfedgate.without": without}
+    assembly = assemble(keys)
+    host = build_host(Shared.around(assembly, "cpu"), Node(0, 2), "run", ScratchStore())
+    trainer = host.algorithm.trainer
+    trainer.x, trainer.y = trainer.x[:1], trainer.y[:1]
+    server = assembly.method.make_server(assembly.task)
+    download = server.newcomer(server.init(), host.info, server.plan(1))
+    host.algorithm.train(host.algorithm.init(), download, server.plan(1))
+    assert trainer.steps == 0

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import models
-from sepal.errors import ConfigError, ContractError
+from sepal.errors import ConfigError, ProtocolError
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Upload
 from sepal.server.means import mean_of_holders
@@ -102,15 +102,15 @@ def test_changed_blocks():
 def test_payload_refusals():
     blocks = split(layout((4, 5), (3,)), 5, 0.5)
     full = np.ones(8, bool)
-    with pytest.raises(ContractError, match=r"blocks: expected every tensor's first block, got without that of l0.w"):
+    with pytest.raises(ProtocolError, match=r"blocks: expected every tensor's first block, got without that of l0.w"):
         blocks.positions(np.arange(8) > 0)
-    with pytest.raises(ContractError, match=r"blocks: expected shape \(8,\), got \(7,\)"):
+    with pytest.raises(ProtocolError, match=r"blocks: expected shape \(8,\), got \(7,\)"):
         blocks.positions(full[:7])
     whole = blocks.positions(np.arange(8) < 2)
     for wrong in (whole[:-1], np.append(whole, 9), np.append(whole, 23), np.append(whole, whole[-1])):
-        with pytest.raises(ContractError, match=r"positions: expected all \d+ entries of their blocks, got \d+"):
+        with pytest.raises(ProtocolError, match=r"positions: expected all \d+ entries of their blocks, got \d+"):
             blocks.mask(wrong)
-    with pytest.raises(ContractError, match="first block"):
+    with pytest.raises(ProtocolError, match="first block"):
         blocks.mask(np.arange(4, 8))
 
 

@@ -20,7 +20,8 @@ from sepal.wire import inspect
 from sepal.wire.tensors import Support, members
 from sepal_engines.in_process import run_in_process
 from strategies.assembly import assemble
-from strategies.subfedavg.contract import Hyper, ServerState, distance, floor, paper_cost, pruned_step
+from strategies.subfedavg.contract import Hyper, ServerState
+from strategies.subfedavg.parts import distance, floor, paper_cost, pruned_step
 from strategies.subfedavg.server import SubFedAvgServer
 from tests.stores import ScratchStore
 

@@ -57,7 +57,7 @@ def runs():
 def test_the_closing_round_has_every_degree(runs):
     for name, strategy in runs.items():
         accuracy = strategy.report.accuracy
-        models = ["trained"] if name == "local" else ["received", "trained"]
+        models = ["trained", "kept"] if name == "local" else ["received", "trained", "kept"]
         for model in models:
             shifted = [accuracy[f"{model}-shift-{percent}"]["mean"] for percent in (0, 20, 40, 60, 80, 100)]
             assert shifted[0] == pytest.approx(accuracy[model]["mean"])

@@ -15,7 +15,7 @@ from sepal.client.network import Network
 from sepal.client.optimizers import make_optimizer
 from sepal.client.training import Trainer, choose_device
 from sepal.config import RunConfig
-from sepal.errors import ConfigError, ContractError, ModelError
+from sepal.errors import ConfigError, ModelError, ProtocolError
 from sepal.protocol.method import ClientInfo
 from sepal.protocol.threads import set_threads
 
@@ -277,7 +277,7 @@ def test_reports_are_spent_with_the_other_figures():
     ],
 )
 def test_a_report_that_cannot_be_is_refused(name, value, words):
-    with pytest.raises(ContractError, match=words):
+    with pytest.raises(ProtocolError, match=words):
         work().report(name, value)
 
 
@@ -286,7 +286,7 @@ def test_reports_are_few():
     for number in range(12):
         subject.report(f"r{number}", number)
     subject.report("r0", 1)
-    with pytest.raises(ContractError, match="at most 12 names"):
+    with pytest.raises(ProtocolError, match="at most 12 names"):
         subject.report("r12", 1)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 from pydantic import ValidationError
 
 from sepal.config import PartitionSettings, SplitSettings
 from sepal.data import DataSpec
 from sepal.errors import ConfigError, DataError
+from tests.pipe import through_a_pipe
 
 
 def test_aliases_are_the_run_config_keys():
@@ -71,9 +70,9 @@ def test_both_spellings_are_taken_and_nothing_changes_afterwards():
         PartitionSettings().alpha = 1.0
 
 
-def test_spec_is_hashable_and_pickles():
+def test_spec_is_hashable_and_travels_to_worker_processes():
     spec = DataSpec("digits", partition=PartitionSettings(name="iid"), clients=3)
-    assert pickle.loads(pickle.dumps(spec)) == spec
+    assert through_a_pipe(spec) == spec
     assert hash(spec) == hash(DataSpec("digits", partition=PartitionSettings(name="iid"), clients=3))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from types import ModuleType
 
@@ -12,6 +11,7 @@ import pytest
 from sepal.config import OwnSettings, PartitionSettings, RunConfig, SplitSettings
 from sepal.data import DataSpec, OwnData, client_data, federated_data, pooled_test
 from sepal.errors import ConfigError, DataError
+from tests.pipe import through_a_pipe
 
 CLINIC = RunConfig(dataset="own", own=OwnSettings(shape="4", classes=2, data="clinic:load"), seed=3)
 
@@ -64,7 +64,7 @@ def test_own_data_without_a_function_or_of_another_shape_names_the_client(clinic
 @pytest.mark.parametrize("config", [CLINIC, RunConfig(dataset="digits")], ids=["own", "digits"])
 def test_data_travels_to_worker_processes(config):
     data = federated_data(config)
-    assert pickle.loads(pickle.dumps(data)) == data
+    assert through_a_pipe(data) == data
 
 
 def test_an_unknown_name_lists_own_too():

@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from sepal import errors
-from sepal.errors import ContractError
+from sepal.errors import ProtocolError
 from sepal.protocol.messages import read_order, read_reply, version_round, write_order, write_reply
 from tests.sepal.letters import CONTENT, ORDER, REPLY, changed
 
@@ -19,15 +19,15 @@ HEX = "a" * 24
 @pytest.mark.parametrize("shape", ["{}", "../{}", "{}\n", "{}/x", "111111111{}", "{}a"])
 def test_refuses_what_is_not_a_version(name, shape):
     name = shape.format(name if shape == "{}" else f"4-{HEX}")
-    with pytest.raises(ContractError, match="version: expected ROUND-DIGEST or nothing"):
+    with pytest.raises(ProtocolError, match="version: expected ROUND-DIGEST or nothing"):
         version_round(name)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "-a", ".a", "a\n", "é", "a" * 65, "a\x00"])
 def test_refuses_a_name_that_is_no_directory_name(name):
-    with pytest.raises(ContractError, match="client: expected a name"):
+    with pytest.raises(ProtocolError, match="client: expected a name"):
         read_reply(changed(write_reply(REPLY, CONTENT), client=name))
-    with pytest.raises(ContractError, match="run: expected a name"):
+    with pytest.raises(ProtocolError, match="run: expected a name"):
         read_order(changed(write_order(ORDER, CONTENT), run=name))
 
 
@@ -63,7 +63,7 @@ def test_refuses_a_name_that_is_no_directory_name(name):
     ],
 )
 def test_refuses_an_order_with(field, value):
-    with pytest.raises(ContractError) as caught:
+    with pytest.raises(ProtocolError) as caught:
         read_order(changed(write_order(ORDER, CONTENT), **{field: value}))
     assert caught.value.key == ("version" if field in ("base", "durable") and isinstance(value, str) else field)
 
@@ -99,7 +99,7 @@ def test_refuses_an_order_with(field, value):
     ],
 )
 def test_refuses_a_reply_with(field, value):
-    with pytest.raises(ContractError) as caught:
+    with pytest.raises(ProtocolError) as caught:
         read_reply(changed(write_reply(REPLY, CONTENT), **{field: value}))
     assert caught.value.key == field
 
@@ -123,7 +123,7 @@ def test_refuses_a_reply_with(field, value):
 def test_refuses_metrics(metrics, key):
     records = write_reply(REPLY, CONTENT)
     records["metrics"] = MetricRecord(metrics)
-    with pytest.raises(ContractError) as caught:
+    with pytest.raises(ProtocolError) as caught:
         read_reply(records)
     assert caught.value.key == key
 
@@ -132,7 +132,7 @@ def test_refuses_metrics(metrics, key):
 def test_refuses_facts(value):
     records = write_reply(REPLY, CONTENT)
     records["facts"] = ConfigRecord({"store": value})
-    with pytest.raises(ContractError, match="store: expected text of at most 16384 characters"):
+    with pytest.raises(ProtocolError, match="store: expected text of at most 16384 characters"):
         read_reply(records)
 
 
@@ -140,18 +140,18 @@ def test_refuses_facts(value):
 def test_refuses_scalars(value):
     records = write_reply(REPLY, CONTENT)
     records["scalars"] = ConfigRecord({"n": value})
-    with pytest.raises(ContractError, match=r"scalars.n: expected a number, text or truth value"):
+    with pytest.raises(ProtocolError, match=r"scalars.n: expected a number, text or truth value"):
         read_reply(records)
 
 
 def test_refuses_a_message_without_a_head_or_with_another_payload():
-    with pytest.raises(ContractError, match="message: expected a record named sepal, got an empty message"):
+    with pytest.raises(ProtocolError, match="message: expected a record named sepal, got an empty message"):
         read_reply(RecordDict())
-    with pytest.raises(ContractError, match="got other"):
+    with pytest.raises(ProtocolError, match="got other"):
         read_order(RecordDict({"other": ConfigRecord()}))
     records = write_reply(REPLY, CONTENT)
     records["payload"] = ArrayRecord({"payload": records["payload"]["payload"], "more": records["payload"]["payload"]})
-    with pytest.raises(ContractError, match="payload: expected one array named payload, got payload, more"):
+    with pytest.raises(ProtocolError, match="payload: expected one array named payload, got payload, more"):
         read_reply(records)
     records["payload"] = ArrayRecord({"payload": Array("float32", (1,), "numpy.ndarray", b"1234")})
     with pytest.raises(errors.WireError, match=r"Array type: expected sepal.sparse.v1"):

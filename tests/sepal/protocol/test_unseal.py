@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sepal.errors import ContractError, WireError
+from sepal.errors import ProtocolError, WireError
 from sepal.protocol.messages import Content
 from sepal.protocol.method import Payload, Schema
 from sepal.protocol.payloads import delivered, seal, unseal
@@ -44,24 +44,24 @@ def test_scalars_pass():
 )
 def test_refuses_scalars(changes, key, expected):
     scalars = {name: value for name, value in {**GOOD, **changes}.items() if value is not None}
-    with pytest.raises(ContractError) as caught:
+    with pytest.raises(ProtocolError) as caught:
         unseal(Content(b"", scalars), Schema({}, SCALARS))
     assert (caught.value.key, caught.value.expected) == (key, expected)
 
 
 def test_refuses_a_payload_where_none_is_expected():
-    with pytest.raises(ContractError, match=r"payload: expected none, got \d+ bytes"):
+    with pytest.raises(ProtocolError, match=r"payload: expected none, got \d+ bytes"):
         unseal(seal(Payload({"w": whole(np.ones(2))})), Schema())
-    with pytest.raises(ContractError, match=r"scalars.n: expected one of none"):
+    with pytest.raises(ProtocolError, match=r"scalars.n: expected one of none"):
         unseal(Content(b"", {"n": 1}), Schema())
 
 
 def test_refuses_no_payload_where_one_is_needed():
     optional, needed = TensorSpec((2,), optional=True), TensorSpec((2,))
     assert unseal(Content(), Schema({"w": optional})).tensors == {}
-    with pytest.raises(ContractError, match="payload: expected tensors from v on, got none"):
+    with pytest.raises(ProtocolError, match="payload: expected tensors from v on, got none"):
         unseal(Content(), Schema({"w": optional, "v": needed}))
-    with pytest.raises(ContractError, match="payload: expected tensors from v on, got none"):
+    with pytest.raises(ProtocolError, match="payload: expected tensors from v on, got none"):
         unseal(Content(), Schema({"w": optional, "v": lambda decoded: optional}))
 
 
@@ -112,7 +112,7 @@ def test_the_download_is_composed_only_where_same_needs_it():
 
 @pytest.mark.parametrize("download", [None, dict, lambda: {"v": SENT}])
 def test_same_refuses_where_the_download_has_no_such_tensor(download):
-    with pytest.raises(ContractError, match="w: expected a tensor of that name in the download that this answers"):
+    with pytest.raises(ProtocolError, match="w: expected a tensor of that name in the download that this answers"):
         unseal(seal(Payload({"w": ANSWER})), Schema({"w": TensorSpec((5,), Support.SAME)}), download)
 
 

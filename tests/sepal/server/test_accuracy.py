@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sepal.errors import ContractError
+from sepal.errors import ProtocolError
 from sepal.protocol.views import check_counts
 from sepal.server.accuracy import client_accuracy, figures, view_figures
 
@@ -82,5 +82,5 @@ def test_counts_pass():
 )
 def test_refuses_counts_that_cannot_be(changes):
     metrics = {key: value for key, value in {**GOOD, **changes}.items() if value is not None}
-    with pytest.raises(ContractError, match=r"metrics\."):
+    with pytest.raises(ProtocolError, match=r"metrics\."):
         check_counts(metrics, ("received", "trained"))

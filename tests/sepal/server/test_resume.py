@@ -144,11 +144,11 @@ def test_a_run_is_not_continued_with_another_model(change, tmp_path):
         subject.task = replace(task, weights={"w": task.weights["w"] + np.float32(1)})
     elif change == "shape":
         start = np.zeros(SIZE + 1, np.float32)
-        subject.task = Task((Parameter("w", (SIZE + 1,), Role.WEIGHT),), {"w": start}, task.config, None)
+        subject.task = Task((Parameter("w", (SIZE + 1,), Role.WEIGHT),), {"w": start}, task.config, task.hyper)
     else:
         both = {**task.weights, "v": np.zeros(1, np.float32)}
         layout = (*task.layout, Parameter("v", (1,), Role.BIAS))
-        subject.task = Task(layout, both, task.config, None)
+        subject.task = Task(layout, both, task.config, task.hyper)
     with pytest.raises(StateError) as caught:
         serve(subject, tmp_path)
     assert caught.value.key == "initial weights"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sepal.errors import ConfigError, ContractError, DataError, RosterError
+from sepal.errors import ConfigError, DataError, ProtocolError, RosterError
 from sepal.protocol.messages import Reply
 from sepal.protocol.method import ClientInfo, Kind
 from sepal.server import roster
@@ -140,7 +140,7 @@ def test_a_store_pinned_by_an_earlier_process_counts():
             RosterError,
             "a: initial weights: expected digest aaaaaaaaaaaa, got bbbbbbbbbbbb",
         ),
-        (reply("a", store=""), ContractError, "a: store: expected the identity of its state store, got none"),
+        (reply("a", store=""), ProtocolError, "a: store: expected the identity of its state store, got none"),
         (DataError("a: data", "x", "y"), DataError, "a: data: expected x, got y"),
     ],
 )

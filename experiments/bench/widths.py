@@ -1,0 +1,139 @@
+"""A training step by width, Pa3dFL's decomposed model and the plain one cut, against the plain full model's.
+
+Table 2 of Pa3dFL, measured: its CNN for CIFAR-100 with the 10 classes that the table counts, batch 128, random images.
+Each figure comes from a process of its own with one thread; the ways take turns, and medians are shown. Seconds are the
+processor's, which other work on the machine disturbs less. Memory is the most that the kernel counted above what the
+process held with the model built and the batch made. Multiply-adds are counted by torch over a forward pass of the
+batch; the decomposed model's include the recovery of its weights, once a batch.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sepal.rng import derive
+
+MODEL, SHAPE, CLASSES = "cnn-cifar100-pa3dfl", (3, 32, 32), 100
+TABLE_CLASSES, BATCH, TIMES, REPEATS = 10, 128, 8, 3
+# p = √r. Table 2 has r = 1/256, 1/64, 1/4 and 1.
+WIDTHS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+GOAL = {1 / 4: 0.3}  # of the decomposed model
+
+
+def alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what ``function`` gives in a new process with one thread, whose peak memory is its own."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=_answer, args=(queue, function, arguments))
+    process.start()
+    found = queue.get()
+    process.join()
+    return found
+
+
+def _answer(queue: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    queue.put(function(*arguments))
+
+
+def memory(field: str) -> float:
+    """Return a field of the kernel's account of this process, MiB: ``VmRSS`` is now, ``VmHWM`` the most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+
+
+def timed(function: Callable[[], Any], times: int) -> float:
+    """Return the median of the processor's seconds that ``function`` takes, after two calls that do not count.
+
+    With one thread these are the clock's seconds on an idle machine, and what runs beside it disturbs them less.
+    """
+    taken = []
+    for _ in range(times + 2):
+        begun = time.process_time()
+        function()
+        taken.append(time.process_time() - begun)
+    return statistics.median(taken[2:])
+
+
+def step_of(decomposed: bool, width: float, batch: int, times: int, classes: int = CLASSES) -> dict[str, float]:
+    """Return an SGD step's seconds and peak memory (MiB), the model's parameters, and its forward multiply-adds.
+
+    Args:
+        decomposed: Pa3dFL's model; otherwise the plain one, cut to its first channels as HeteroFL cuts it.
+        width: p.
+        batch: Number of images.
+        times: Steps that are timed.
+        classes: Number of logits.
+    """
+    import torch
+    from torch.nn.functional import cross_entropy
+    from torch.utils.flop_counter import FlopCounterMode
+
+    import models
+    from models.decomposed import Decomposed, cut, initial_weights
+
+    plain = models.build(MODEL, SHAPE, classes, width=1.0 if decomposed else width)
+    module = Decomposed(plain, SHAPE, width) if decomposed else plain
+    if decomposed:
+        models.load_weights(module, cut(initial_weights(Decomposed(plain, SHAPE), 0), models.layout(module)))
+    rng = derive(0, "bench-widths")
+    images = torch.from_numpy(rng.standard_normal((batch, *SHAPE), np.float32))
+    labels = torch.from_numpy(rng.integers(0, classes, batch))
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.01)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        if isinstance(module, Decomposed):
+            of_global, of_local = module(images)
+            loss = cross_entropy(of_global, labels) + cross_entropy(of_local, labels) + 0.01 * module.regulariser()
+        else:
+            loss = cross_entropy(module(images), labels)
+        torch.autograd.backward(loss)
+        optimizer.step()
+
+    before = memory("VmRSS")
+    seconds = timed(step, times)
+    peak = memory("VmHWM") - before
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(images)
+    held = sum(parameter.numel() for parameter in module.parameters())
+    return {"seconds": seconds, "mebibytes": peak, "parameters": held, "multiply_adds": counter.get_total_flops() // 2}
+
+
+def measure() -> list[dict[str, Any]]:
+    """Return a row for each width of the decomposed and of the plain model, over the plain full one."""
+    ways = [(decomposed, width) for decomposed in (True, False) for width in WIDTHS]
+    runs = [[alone(step_of, *way, BATCH, TIMES, TABLE_CLASSES) for way in ways] for _ in range(REPEATS)]
+    found = {
+        way: {key: statistics.median(run[at][key] for run in runs) for key in runs[0][at]}
+        for at, way in enumerate(ways)
+    }
+    full = found[False, 1.0]
+    return [_row(*way, figures, full) for way, figures in found.items() if figures is not full]
+
+
+def _row(decomposed: bool, width: float, found: dict[str, float], full: dict[str, float]) -> dict[str, Any]:
+    ratio, most = found["seconds"] / full["seconds"], GOAL.get(width) if decomposed else None
+    what = "Pa3dFL's model" if decomposed else "the plain model cut"
+    return {
+        "what": f"step of {what} at width {Fraction(width)} (r = {Fraction(width) ** 2}) over the plain full model's",
+        "ratio": ratio,
+        "goal": "" if most is None else f"at most {most}",
+        "met": None if most is None else ratio <= most,
+        **found,
+        "mebibytes_ratio": found["mebibytes"] / full["mebibytes"],
+        "multiply_adds_ratio": found["multiply_adds"] / full["multiply_adds"],
+        "parameters_ratio": found["parameters"] / full["parameters"],
+        "full_seconds": full["seconds"],
+        "full_mebibytes": full["mebibytes"],
+    }

@@ -1,0 +1,95 @@
+"""Blocks of a plan whose cells are trials: each variant takes the values with which validation data went best.
+
+No test data is looked at: what decides is the mean validation accuracy of the closing round, over the trials' seeds, in
+the received view for a variant that the plan's ``ranks`` judge by that, and otherwise in the trained view.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from sepal_cli.arguments import Value
+from sepal_cli.plans.display import PlanDisplay
+from sepal_cli.plans.execute import execute
+from sepal_cli.plans.plan import Block, Chosen, Plan, PlannedRun
+from sepal_cli.plans.tune import validation
+
+Execute = Callable[[Sequence[PlannedRun]], list[str]]
+
+
+def chosen(plan: Plan, out: Path) -> Chosen:
+    """Return what the trials under ``out`` have chosen, for the variants all of whose trials have ended."""
+    blocks = {block.name: block for block in plan.block}
+    found: dict[str, dict[str, dict[str, Value]]] = {}
+    for block in plan.block:
+        if block.trials:
+            source = blocks[block.trials]
+            runs = list(plan.runs(source.name))
+            found[block.name] = {}
+            for variant in block.variants:
+                best = _best(plan, source, [run for run in runs if run.variant == variant], out)
+                if best is not None:
+                    found[block.name][variant] = best
+    return found
+
+
+def _best(plan: Plan, block: Block, runs: Sequence[PlannedRun], out: Path) -> dict[str, Value] | None:
+    """Return the values of the best cell, the first of several; None while a trial is missing."""
+    if not runs:
+        return None
+    view = plan.ranks.view(runs[0].variant) if plan.ranks else "trained"
+    view = "received" if view == "received" else "trained"
+    cells: dict[str, list[float]] = {}
+    for run in runs:
+        value = validation(out / run.name, view)
+        if value is None:
+            return None
+        cells.setdefault(run.cell, []).append(value)
+    best = max(cells, key=lambda cell: sum(cells[cell]) / len(cells[cell]))
+    keys = next(run.keys for run in runs if run.cell == best)
+    return {key: keys[key] for key in block.grid}
+
+
+def in_stages(plan: Plan, only: str, out: Path, execute: Execute) -> list[str]:
+    """Run a plan in its order, each block's trials before it; return the names of runs that failed.
+
+    A block that waits for trials is run as soon as they have ended, before trials further down in the file.
+
+    Args:
+        plan: The plan.
+        only: Name of one block, which is run with the block of its trials; empty: all.
+        out: Directory of run directories.
+        execute: Runs what is missing of a list of runs, and returns the names of those that failed.
+    """
+    wanted = {block.name for block in plan.block if only in ("", block.name)}
+    wanted |= {block.trials for block in plan.block if block.name in wanted}
+    failed: list[str] = []
+    tried: set[str] = set()
+    list(plan.runs(only))  # refuses a name that is none
+    while True:
+        every = plan.runs(chosen=chosen(plan, out))
+        left = [run for run in every if run.block in wanted and run.name not in tried]
+        stage = list(itertools.takewhile(lambda run: run.ready, left)) or [run for run in left if run.ready]
+        if not stage:
+            return failed
+        tried |= {run.name for run in stage}
+        failed += execute(stage)
+
+
+class Executor:
+    """Executes lists of runs one after the other, within hours that they share."""
+
+    def __init__(self, out: Path, jobs: int, workers: int, hours: float) -> None:
+        self._out, self._jobs, self._workers = out, jobs, workers
+        self._hours, self._begun = hours, time.monotonic()
+
+    def __call__(self, runs: Sequence[PlannedRun]) -> list[str]:
+        """Run what is missing of ``runs``; return the names of those that failed."""
+        left = max(0.0, self._hours - (time.monotonic() - self._begun) / 3600)
+        display = PlanDisplay(Console(stderr=True))
+        return execute(runs, self._out, display, jobs=self._jobs, workers=self._workers, hours=left)

@@ -1,0 +1,319 @@
+"""FedMask: weights stay as they were drawn, and each client learns which of them to use.
+
+Li, Sun, Zeng, Zhang, Li, Chen, "FedMask: Joint Computation and Communication-Efficient Personalized Federated Learning
+via Heterogeneous Masking", SenSys 2021. A client trains a real score for each weight of its masked layers through
+σ(score) ≥ ½, straight-through; binary masks travel. After its first training it drops units once, for good (one-shot
+pruning): what is left is its *structure*, and only scores inside it go on. For each weight the server takes the mean of
+the masks of those whose structure holds it, rounded to a bit (.5: on). Where structures do not overlap, a client gets
+its own bit back. *Received* are the weights under the received mask, *trained* those under the client's own.
+
+The paper's text was not at hand. Known of it: fixed weights, binary masks both ways, a structure by client found in one
+shot, the mean where masks overlap. Ours:
+
+* Weights are ±√(4 / fan-in / keep) with W_0's signs, after the "signed Kaiming constant" of Ramanujan et al., "What's
+  Hidden in a Randomly Weighted Neural Network?", CVPR 2020. Under W_0 itself (``weights = "drawn"``) hardly anything is
+  learned.
+* Scores start at N(0, .01²), drawn from the seed and the same for all clients, so every second bit is on; they have a
+  learning rate and a momentum of their own. Where all start at 0, or move ten times as fast, less is learned.
+* A structure is the ``keep`` share of a layer's output units by mean score; the output layer has all, or if it alone is
+  masked, a share of its input units. The server knows the structures, so masks travel as one bit for each held weight.
+* A score whose bit the server turns changes its sign. Biases, norms and their statistics are W_0's.
+"""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import Field
+from torch import nn
+from torch.func import functional_call
+
+from sepal.client.algorithm import ClientBase
+from sepal.client.hooks import frozen
+from sepal.client.optimizers import Group
+from sepal.client.training import Trainer
+from sepal.config import Settings
+from sepal.masks.packed import Mask, Masks, Packed, pack, unpack
+from sepal.masks.selection import count, largest
+from sepal.protocol.layout import Layout, Parameter, Role, layers
+from sepal.protocol.method import (
+    ClientInfo,
+    Metrics,
+    Payload,
+    Plan,
+    Schema,
+    SpecLike,
+    Task,
+    Uploads,
+    Weights,
+)
+from sepal.rng import derive
+from sepal.server.algorithm import ServerBase
+from sepal.wire.tensors import SparseTensor, Tensors, TensorSpec, members
+from strategies.registration import register
+
+SPREAD = 0.01  # standard deviation of the first scores
+
+
+class Hyper(Settings):
+    """FedMask's keys."""
+
+    # pFedGate's comparison masks the last layer of its 2-layer CNN and the last two of its 3-layer one.
+    layers: int = Field(0, ge=0, description="last layers that are masked, the others stay as they are; 0: all")
+    keep: float = Field(0.75, gt=0, le=1, description="share of a masked layer's units in a client's structure")
+    lr: float = Field(0.01, gt=0, description="learning rate of the scores")
+    momentum: float = Field(0.8, ge=0, lt=1, description="momentum of the scores")
+    weights: Literal["signed", "drawn"] = Field("signed", description="signed: one size for all of a layer; drawn: W_0")
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """The server's state.
+
+    Attributes:
+        masks: The mean of the masks, rounded, by weight, as bits.
+        structures: Units that each client holds, by name and weight, as bits.
+    """
+
+    masks: Packed
+    structures: Mapping[str, Packed] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """The units that the client holds, as bits, and its scores, float32; by weight, both empty before it trained."""
+
+    structure: Packed = field(default_factory=dict)
+    scores: Weights = field(default_factory=dict)
+
+
+class Parts:
+    """What server and client share: which weights have masks, and how masks travel.
+
+    Attributes:
+        masked: The weights that have masks.
+        units: Those of which units are dropped, as one axis of units.
+        weights: All tensors of the model, before any mask.
+        first: The first scores, float32 by weight.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.hyper: Hyper = task.hyper
+        masked = layers(task.layout, self.hyper.layers)[1] if self.hyper.layers else task.layout
+        self.masked: Layout = tuple(p for p in masked if p.role is Role.WEIGHT)
+        self.axis = {p.name: 0 for p in self.masked[:-1]} or {self.masked[-1].name: 1}
+        self.units: Layout = tuple(
+            Parameter(p.name, (p.shape[self.axis[p.name]],), p.role) for p in self.masked if p.name in self.axis
+        )
+        seed = task.config.seed
+        self.first: Weights = {
+            p.name: derive(seed, "fedmask", p.name).standard_normal(p.shape, np.float32) * np.float32(SPREAD)
+            for p in self.masked
+        }
+        self.weights = dict(task.weights)
+        if self.hyper.weights == "signed":
+            for p in self.masked:
+                size = np.float32(math.sqrt(4 / self.hyper.keep / math.prod(p.shape[1:])))
+                self.weights[p.name] = np.where(task.weights[p.name] < 0, -size, size).astype(np.float32)
+
+    def held(self, structure: Packed) -> dict[str, Mask]:
+        """Return bool by weight: the entries of a structure; all without one."""
+        units, found = unpack(structure, self.units), {}
+        for p in self.masked:
+            shape = [-1 if axis == self.axis.get(p.name) else 1 for axis in range(len(p.shape))]
+            kept = units[p.name].reshape(shape) if p.name in units else np.ones((), np.bool_)
+            found[p.name] = np.broadcast_to(kept, p.shape)
+        return found
+
+    def chosen(self, scores: Weights) -> Packed:
+        """Return the structure: of each layer the units with the greatest mean score."""
+        found = {}
+        for p in self.units:
+            score = np.moveaxis(scores[p.name], self.axis[p.name], 0).reshape(p.size, -1).mean(1)
+            found[p.name] = largest(score - score.min(), count(self.hyper.keep, p.size))
+        return pack(found, self.units)
+
+    def model(self, masks: Masks) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the weights under masks."""
+        return {**self.weights, **{name: self.weights[name] * mask for name, mask in masks.items()}}
+
+    def bits(self, masks: Masks, structure: Packed) -> dict[str, SparseTensor]:
+        """Return masks as they travel: one bit for each entry of a structure."""
+        return {name: members(masks[name][held]) for name, held in self.held(structure).items()}
+
+    def specs(self) -> dict[str, SpecLike]:
+        """Return what admits :meth:`bits`: every structure has as many units."""
+        sizes = {p.name: p.size for p in self.masked}
+        for p in self.units:
+            sizes[p.name] = sizes[p.name] // p.size * count(self.hyper.keep, p.size)
+        return {name: TensorSpec((size,), values=False) for name, size in sizes.items()}
+
+    def read(self, came: Tensors, structure: Packed) -> dict[str, Mask]:
+        """Return bool by weight: masks from :meth:`bits`; off outside the structure."""
+        masks = {}
+        for name, held in self.held(structure).items():
+            masks[name] = np.zeros(held.shape, np.bool_)
+            masks[name][held] = came[name].mask()
+        return masks
+
+
+class FedMaskServer(ServerBase[ServerState]):
+    """Averages bits."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.parts = Parts(task)
+
+    def init(self) -> ServerState:
+        """Start with the first scores' bits, and without structures."""
+        return ServerState(pack({name: score >= 0 for name, score in self.parts.first.items()}, self.parts.masked))
+
+    def download(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
+        """Return the bits of the client's structure."""
+        return Payload(self.parts.bits(unpack(state.masks, self.parts.masked), state.structures[client.name]))
+
+    def newcomer(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
+        """Return nothing: a client without a structure knows the first bits."""
+        return Payload()
+
+    def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:
+        """Admit bits, and before them the structure of a client that has none yet."""
+        new = () if client.name in state.structures else self.parts.units
+        sizes = {p.name: count(self.parts.hyper.keep, p.size) for p in new}
+        first: dict[str, SpecLike] = {
+            f"{p.name}/units": TensorSpec(p.shape, values=False, min_count=sizes[p.name], max_count=sizes[p.name])
+            for p in new
+        }
+        return Schema({**first, **self.parts.specs()})
+
+    def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
+        """Round the mean of each bit over those that hold it; a bit that nobody holds stays."""
+        masks, structures = unpack(state.masks, self.parts.masked), dict(state.structures)
+        votes = {p.name: np.zeros(p.shape, np.int32) for p in self.parts.masked}
+        holders = {p.name: np.zeros(p.shape, np.int32) for p in self.parts.masked}
+        for upload in uploads:
+            name, came = upload.client.name, upload.payload.tensors
+            if name not in structures:
+                structures[name] = pack(
+                    {p.name: came[f"{p.name}/units"].mask() for p in self.parts.units}, self.parts.units
+                )
+            for weight, mask in self.parts.read(came, structures[name]).items():
+                votes[weight] += mask
+            for weight, held in self.parts.held(structures[name]).items():
+                holders[weight] += held
+        after = {name: np.where(holders[name] > 0, 2 * votes[name] >= holders[name], masks[name]) for name in masks}
+        return ServerState(pack(after, self.parts.masked), structures), {}
+
+    def model(self, state: ServerState) -> Weights:
+        """Return the weights under the server's masks."""
+        return self.parts.model(unpack(state.masks, self.parts.masked))
+
+
+class Masked(nn.Module):
+    """A frozen model whose weights are used where σ(score) ≥ ½."""
+
+    def __init__(self, model: nn.Module, masked: Layout) -> None:
+        """Take ``model``; its weights ``masked`` get a score each, 0."""
+        super().__init__()
+        self.model = model.requires_grad_(False)
+        self.scores = nn.ParameterDict({key(p.name): nn.Parameter(torch.zeros(p.shape)) for p in masked})
+        self.names = {key(p.name): p.name for p in masked}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map inputs to logits; the gradient goes through σ as if nothing were cut at ½."""
+        weights = {}
+        for at, score in self.scores.items():
+            soft = torch.sigmoid(score)
+            weights[self.names[at]] = self.model.get_parameter(self.names[at]) * ((score >= 0) + soft - soft.detach())
+        logits: torch.Tensor = functional_call(self.model, weights, (x,))
+        return logits
+
+
+def key(name: str) -> str:
+    """Return the key of a tensor's scores in :class:`Masked`; dots are not allowed there."""
+    return name.replace(".", "/")
+
+
+class FedMaskClient(ClientBase[ClientState]):
+    """Holds its structure and its scores."""
+
+    def __init__(self, task: Task, trainer: Trainer) -> None:
+        super().__init__(task, trainer)
+        self.parts = Parts(task)
+
+    def init(self) -> ClientState:
+        """Start without a structure."""
+        return ClientState()
+
+    def download_schema(self, state: ClientState, plan: Plan) -> Schema:
+        """Admit bits in the structure; nothing before there is one."""
+        return Schema(self.parts.specs() if state.structure else {})
+
+    def masks(self, state: ClientState) -> dict[str, Mask]:
+        """Return the client's own masks: where it holds an entry and its score is at least 0."""
+        held = self.parts.held(state.structure)
+        return {name: held[name] & (score >= 0) for name, score in state.scores.items()}
+
+    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
+        """Return the weights under the received masks; under the first ones before there is a structure."""
+        if not download.tensors:
+            return self.parts.model({name: score >= 0 for name, score in self.parts.first.items()})
+        return self.parts.model(self.parts.read(download.tensors, state.structure))
+
+    def own(self, state: ClientState) -> Weights:
+        """Return the weights under the client's masks."""
+        return self.parts.model(self.masks(state)) if state.scores else {}
+
+    def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
+        """Train scores; the first time choose a structure, which goes up too."""
+        after = self.adapt(state, download, plan)
+        units = {} if state.structure else unpack(after.structure, self.parts.units)
+        first = {f"{name}/units": members(mask) for name, mask in units.items()}
+        return after, Payload({**first, **self.parts.bits(self.masks(after), after.structure)})
+
+    def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
+        """Take over the received bits, and train the scores inside the structure; choose one after the first time."""
+        scores = dict(self.parts.first)
+        if download.tensors:
+            came = self.parts.read(download.tensors, state.structure)
+            scores = {name: signed(state.scores[name], came[name]) for name in scores}
+        trained = self.fit_scores(scores, self.parts.held(state.structure), plan)
+        return ClientState(state.structure or self.parts.chosen(trained), trained)
+
+    def fit_scores(self, scores: Weights, held: Masks, plan: Plan) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the scores after E epochs; only those at ``held`` move."""
+        network = self.trainer.network("fedmask", lambda: Masked(self.trainer.make(), self.parts.masked))
+        start = {f"model.{name}": array for name, array in self.parts.weights.items()}
+        named = {f"scores.{key(name)}": name for name in scores}
+        network.load({**start, **{at: scores[name] for at, name in named.items()}})
+        free = {name: np.ones(array.shape, np.bool_) for name, array in start.items()}
+        hooks = frozen(network, {**free, **{at: held[name] for at, name in named.items()}})
+        group = Group(
+            list(typing.cast("Masked", network.module).scores.parameters()), self.hyper.lr, self.hyper.momentum
+        )
+        self.trainer.fit(network.module, plan.round, hooks, parameters=[group])
+        weights = network.read()
+        return {name: weights[at] for at, name in named.items()}
+
+
+def signed(score: npt.NDArray[np.float32], on: Mask) -> npt.NDArray[np.float32]:
+    """Return scores of the same size, at least 0 where ``on`` and below 0 elsewhere."""
+    size = np.abs(score)
+    return np.where(on, size, -np.maximum(size, np.float32(1e-6))).astype(np.float32)
+
+
+FedMask = register(
+    "fedmask",
+    "Personal binary masks over weights that stay as drawn",
+    "Li et al., SenSys 2021",
+    FedMaskServer,
+    FedMaskClient,
+    Hyper,
+)

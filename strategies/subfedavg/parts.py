@@ -1,0 +1,272 @@
+"""The parts of a model that Sub-FedAvg prunes: steps of pruning, masks in messages, and what a capacity leaves.
+
+Vahidian, Morafah, Lin: "Personalized Federated Learning by Structured and Unstructured Pruning under Data
+Heterogeneity", ICDCS Workshops 2021. Deviations: see NOTES.md.
+
+A *part* has a mask: a layer's weight, with one bit per entry, or in the hybrid variant the channels of a convolution,
+with one bit per channel. The mask of a weight also excludes entries that were removed with a channel. Both sides know a
+client's masks, so values are sent without positions. When a client prunes, it sends each changed mask before the
+values, over the entries of the old mask, so a mask can only shrink.
+
+A model *fits* a client whose ``capacity`` is at least the fraction of trained parameters that its masks keep.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from models import coupling
+from sepal.errors import ConfigError, ModelError
+from sepal.masks.cuts import Cut, parameters
+from sepal.masks.packed import Dense, Mask, Masks, unpack
+from sepal.masks.selection import count, largest
+from sepal.protocol.layout import Layout, Parameter, Role, trained
+from sepal.protocol.method import Schema, SpecLike, Task, Weights
+from sepal.protocol.tensors import at_masks_specs, positions
+from sepal.wire.tensors import SparseTensor, Support, Tensors, TensorSpec, members
+from strategies.subfedavg.contract import Hyper
+
+
+def distance(one: Masks, other: Masks, parts: Layout) -> float:
+    """Return the Hamming distance: the share of all entries of ``parts`` in which two masks differ; 0 for no parts."""
+    differing = sum(np.count_nonzero(one[p.name] != other[p.name]) for p in parts)
+    return differing / max(1, sum(p.size for p in parts))
+
+
+def paper_cost(parameters: int, pruned: float) -> float:
+    """Return the bytes of one client's round by the paper's formula (section 4.2.2), as it reproduces Table 1.
+
+    Down the whole model at 32 bits; up 32 bits for each of the entries that are left and 1 bit for each other.
+    """
+    return parameters * (32 + 32 * (1 - pruned) + pruned) / 8
+
+
+def floor(size: int, target: float) -> int:
+    """Return how many of ``size`` entries are left at the target; at least 1."""
+    return max(1, size - count(target, size))
+
+
+def pruned_step(score: Weights | Dense, masks: Masks, least: Mapping[str, int], step: float) -> dict[str, Mask]:
+    """Return masks after one step: ``step`` of each mask's entries go, the smallest |score|, down to ``least``."""
+    after = {}
+    for name, mask in masks.items():
+        left = int(mask.sum())
+        removed = min(count(step, left), max(0, left - least[name]))
+        after[name] = largest(score[name], left - removed, mask) if removed else mask
+    return after
+
+
+class Prunable:
+    """The parts of a model that can be pruned, pruning steps, and messages. Masks are by part.
+
+    Attributes:
+        layout: The model's tensors.
+        channels: One part for each convolution with a BatchNorm behind it; none in the unstructured variant.
+        weights: Weights that are pruned entry by entry: all, or in the hybrid variant those of linear layers.
+        parts: Both, channels first: the order in which masks travel.
+        whole: The masks of the whole model.
+        size: Number of the model's parameters.
+    """
+
+    def __init__(self, task: Task) -> None:
+        """Find the parts.
+
+        Raises:
+            ConfigError: Clients have no validation data.
+            ModelError: Hybrid, and there is no BatchNorm behind a convolution, or the model's channels are not known.
+        """
+        self.hyper: Hyper = task.hyper
+        if not task.config.split.validation:
+            raise ConfigError("split.validation", "more than 0: clients prune by their validation accuracy", 0.0)
+        self.layout, hybrid = task.layout, self.hyper.variant == "hy"
+        shapes = {p.name: p.shape for p in self.layout}
+        self.coupling = coupling(task.make()) if hybrid else ()
+        found = [g for g in self.coupling if g.scale and len(shapes[f"{g.name}.weight"]) > 2]
+        if hybrid and not found:
+            expected = "BatchNorm2d behind a convolution, by which subfedavg.variant = hy ranks channels"
+            raise ModelError("model", expected, f"none in {task.config.model}")
+        self.scales = {group.name: str(group.scale) for group in found}
+        self.channels: Layout = tuple(Parameter(group.name, (group.size,), Role.NORM) for group in found)
+        flat = [p for p in self.layout if p.role is Role.WEIGHT and (not hybrid or len(p.shape) == 2)]
+        self.weights: Layout = tuple(flat)
+        self.parts = (*self.channels, *self.weights)
+        self.whole = unpack({}, self.parts)
+        self.size = parameters(self.layout)
+
+    def cut(self, kept: Masks) -> Cut:
+        """Return the cut to the channels of ``kept``."""
+        return Cut(self.layout, self.coupling, {p.name: np.flatnonzero(kept[p.name]) for p in self.channels})
+
+    def masks(self, kept: Masks) -> dict[str, Mask]:
+        """Return the mask of every tensor of the model."""
+        left = self.cut(kept).masks()
+        return {**left, **{p.name: left[p.name] & kept[p.name] for p in self.weights}}
+
+    def within(self, kept: Masks) -> dict[str, Mask]:
+        """Return ``kept`` with the weights' masks limited to the channels that are left."""
+        left = self.masks(kept)
+        return {**kept, **{p.name: left[p.name] for p in self.weights}}
+
+    def left(self, kept: Masks) -> int:
+        """Return the number of parameters that are left, including biases."""
+        masks = self.masks(kept)
+        return sum(int(masks[p.name].sum()) for p in trained(self.layout))
+
+    def rest(self, kept: Masks) -> int:
+        """Return the number of parameters that are left in tensors that are not pruned entry by entry."""
+        masks = self.masks(kept)
+        return self.left(kept) - sum(int(masks[p.name].sum()) for p in self.weights)
+
+    def of_weights(self, kept: Masks) -> dict[str, Mask]:
+        """Return the weights' masks alone."""
+        return {p.name: kept[p.name] for p in self.weights}
+
+    def pruned(self, kept: Masks) -> float:
+        """Return the fraction of pruned parameters, including biases."""
+        return 1 - self.left(kept) / self.size
+
+    def channels_pruned(self, kept: Masks) -> float:
+        """Return the fraction of pruned channels of convolutions; 0 without such parts."""
+        return distance(kept, self.whole, self.channels)
+
+    # One step
+
+    def prune_weights(self, weights: Weights, kept: Masks, capacity: float) -> dict[str, Mask]:
+        """Return the weights' masks after one step in each layer, by |w|, down to :meth:`least`."""
+        return pruned_step(weights, self.of_weights(kept), self.least(kept, capacity), self.hyper.step)
+
+    def prune_channels(self, weights: Weights, kept: Masks) -> dict[str, Mask]:
+        """Return the channels' masks after one step over all of them, by |γ|, down to the target."""
+        total = sum(p.size for p in self.channels)
+        return self.fewer_channels(weights, kept, floor(total, self.hyper.channel_target), self.hyper.step)
+
+    def fewer_channels(self, weights: Weights, kept: Masks, least: int, step: float) -> dict[str, Mask]:
+        """Return the channels' masks after a step of size ``step``, at most to ``least`` channels in all.
+
+        The channel of largest |γ| of each layer stays.
+        """
+        if not self.channels:
+            return {}
+        scores = []
+        for p in self.channels:
+            score = np.where(kept[p.name], np.abs(weights[self.scales[p.name]]), -1)
+            score[score.argmax()] = np.inf
+            scores.append(np.where(kept[p.name], score, 0))
+        mask = np.concatenate([kept[p.name] for p in self.channels])
+        bound = {"": max(len(self.channels), least)}
+        after = pruned_step({"": np.concatenate(scores)}, {"": mask}, bound, step)[""]
+        pieces = np.split(after, np.cumsum([p.size for p in self.channels])[:-1])
+        return {p.name: piece for p, piece in zip(self.channels, pieces, strict=True)}
+
+    # Capacity
+
+    def fits(self, kept: Masks, capacity: float) -> bool:
+        """Return whether a model with these masks fits the capacity."""
+        return self.left(kept) <= capacity * self.size
+
+    def room(self, kept: Masks, capacity: float) -> dict[str, int]:
+        """Return how many weights of each layer may be left for the model to fit; at least 1.
+
+        The parameters that the capacity leaves beside those of other tensors are shared out by the layers' sizes.
+        """
+        layers, weights = len(self.weights), sum(p.size for p in self.weights)
+        share = (math.floor(capacity * self.size) - self.rest(kept) - layers) / max(1, weights - layers)
+        return {p.name: 1 + math.floor(max(0.0, min(1.0, share)) * (p.size - 1)) for p in self.weights}
+
+    def least(self, kept: Masks, capacity: float) -> dict[str, int]:
+        """Return how many weights of each layer are left at its target: the run's, or a higher one if needed to fit."""
+        room = self.room(kept, capacity)
+        return {p.name: min(floor(p.size, self.hyper.target), room[p.name]) for p in self.weights}
+
+    def fitted(self, weights: Weights, kept: Masks, capacity: float) -> dict[str, Mask]:
+        """Return ``kept`` if such a model fits; otherwise masks that fit, pruned in one step of any size.
+
+        Channels are removed until the tensors that are not pruned by entry keep at most the fraction ``capacity`` of
+        their parameters; weights fill what is left.
+        """
+        if self.fits(kept, capacity):
+            return dict(kept)
+        if self.channels:
+
+            def fewer(count: int) -> dict[str, Mask]:
+                return self.within({**kept, **self.fewer_channels(weights, kept, count, 1.0)})
+
+            counts = range(len(self.channels), sum(int(kept[p.name].sum()) for p in self.channels) + 1)
+            most = min(capacity * self.rest(self.whole), capacity * self.size - len(self.weights))
+            kept = fewer(counts[max(0, bisect_right(counts, most, key=lambda count: self.rest(fewer(count))) - 1)])
+        return {**kept, **pruned_step(weights, self.of_weights(kept), self.room(kept, capacity), 1.0)}
+
+    def check(self, capacity: float) -> None:
+        """Raise a ``ModelError`` if even one channel and one weight of each layer do not fit."""
+        one = {p.name: np.arange(p.size) == 0 for p in self.channels}
+        needed = (self.rest({**self.whole, **one}) + len(self.weights)) / self.size
+        if capacity < needed:
+            raise ModelError("capacity", f"at least {needed:.4f}: biases and norms are not pruned", f"{capacity:g}")
+
+    # Messages
+
+    def changes(self, before: Masks, after: Masks) -> dict[str, SparseTensor]:
+        """Return the changed masks, each over the remaining entries; for a weight, after channels were removed."""
+        left = self.within({**before, **{p.name: after[p.name] for p in self.channels}})
+        seen = {**left, **{p.name: before[p.name] for p in self.channels}}
+        changed = [p.name for p in self.parts if not np.array_equal(seen[p.name], after[p.name])]
+        return {f"{name}/kept": members(after[name][seen[name]]) for name in changed}
+
+    def changed(self, before: Masks, came: Tensors) -> dict[str, Mask]:
+        """Return the masks after applying received :meth:`changes`."""
+        left = self.within({**before, **_narrowed(before, came, self.channels)})
+        return {**left, **_narrowed(left, came, self.weights)}
+
+    def download_schema(self, kept: Masks) -> Schema:
+        """Return the download's schema: the model's values at the masks that both sides know."""
+        masks = self.masks(kept)
+        sizes = {name: int(mask.sum()) for name, mask in masks.items()}
+        return Schema(at_masks_specs(self.layout, sizes, masks, fresh=False))
+
+    def upload_schema(self, before: Masks, capacity: float) -> Schema:
+        """Return the upload's schema: changed masks, not below the target, then the values at the new masks.
+
+        Raises:
+            ModelError: No model fits the capacity.
+        """
+        self.check(capacity)
+        specs: dict[str, SpecLike] = {}
+        for p in self.channels:
+            specs[f"{p.name}/kept"] = TensorSpec((int(before[p.name].sum()),), values=False, min_count=1, optional=True)
+        for p in self.weights:
+            specs[f"{p.name}/kept"] = self._mask_spec(p, before, capacity)
+        return Schema({**specs, **{p.name: self._value_spec(p, before) for p in self.layout}})
+
+    def _mask_spec(self, part: Parameter, before: Masks, capacity: float) -> Callable[[Tensors], TensorSpec]:
+        def spec(came: Tensors) -> TensorSpec:
+            after = self.changed(before, came)
+            left = int(after[part.name].sum())
+            least = min(left, self.least(after, capacity)[part.name])
+            return TensorSpec((left,), values=False, min_count=least, optional=True)
+
+        return spec
+
+    def _value_spec(self, parameter: Parameter, before: Masks) -> Callable[[Tensors], TensorSpec]:
+        def spec(came: Tensors) -> TensorSpec:
+            mask = self.masks(self.changed(before, came))[parameter.name]
+            if mask.all():
+                return TensorSpec(parameter.shape, min_count=parameter.size)
+            return TensorSpec(parameter.shape, Support.DERIVED, index=positions(mask))
+
+        return spec
+
+
+def _narrowed(masks: Masks, came: Tensors, parts: Layout) -> dict[str, Mask]:
+    """Return the masks of ``parts`` of which some came, limited to what came: positions among their own entries."""
+    after = {}
+    for p in parts:
+        among = came.get(f"{p.name}/kept")
+        if among is not None:
+            mask = np.zeros(p.size, np.bool_)
+            mask[np.flatnonzero(masks[p.name])[among.positions()]] = True
+            after[p.name] = mask.reshape(p.shape)
+    return after

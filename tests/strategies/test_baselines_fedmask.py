@@ -1,0 +1,131 @@
+"""FedMask: masks averaged where structures overlap, what travels, what stays as drawn, and that it learns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sepal.errors import SepalError
+from sepal.protocol.method import ClientInfo, Payload, Upload
+from sepal.protocol.payloads import seal, unseal
+from sepal.wire import inspect
+from sepal.wire.tensors import members
+from strategies.baselines.fedmask import signed
+from tests.strategies.baselines import Sent, run
+from tests.strategies.federation import Federation
+
+MLP = {"model": "tests.strategies.federation:mlp", "split.validation": 0.0, "fedmask.keep": 0.5}
+
+
+def federation(capacities=(1.0, 1.0), **keys):
+    return Federation(list(capacities), method="fedmask", **{**MLP, **keys})
+
+
+def sent(server, name, units, rows, output):
+    """An upload of a client that holds ``units`` of fc1's 8, its bits of these rows, and of the whole output layer."""
+    parts = server.parts
+    mask = np.zeros((8, 64), bool)
+    mask[units] = rows
+    structure = {"fc1.weight": np.packbits(np.isin(np.arange(8), units))}
+    bits = parts.bits({"fc1.weight": mask, "fc2.weight": output}, structure)
+    return Upload(ClientInfo(name, 10), Payload({"fc1.weight/units": members(np.isin(np.arange(8), units)), **bits}))
+
+
+def test_bits_are_averaged_over_those_that_hold_them():
+    """a holds units 0 to 3 with all bits off, b units 2 to 5 with all on, c 3 to 6 with all off.
+
+    0, 1: a alone, off. 2: a off and b on, .5, on. 3: 1 of 3, off. 4, 5: b on and c off, on. 6: c alone, off. 7: nobody,
+    stays as it was. Of the output layer everybody holds everything: 2 of 3 on the diagonal, 1 of 3 elsewhere.
+    """
+    server = federation().server
+    diagonal, full = np.eye(10, 8, dtype=bool), np.ones((10, 8), bool)
+    uploads = Sent(
+        [
+            sent(server, "a", [0, 1, 2, 3], False, diagonal),
+            sent(server, "b", [2, 3, 4, 5], True, full),
+            sent(server, "c", [3, 4, 5, 6], False, np.zeros((10, 8), bool)),
+        ]
+    )
+    state, _ = server.aggregate(server.init(), uploads, server.plan(1))
+    masks = {name: array != 0 for name, array in server.model(state).items()}
+    assert masks["fc1.weight"][:7].all(1).tolist() == masks["fc1.weight"][:7].any(1).tolist()
+    assert masks["fc1.weight"][:7].all(1).tolist() == [False, False, True, False, True, True, False]
+    np.testing.assert_array_equal(masks["fc1.weight"][7], server.parts.first["fc1.weight"][7] >= 0)
+    np.testing.assert_array_equal(masks["fc2.weight"], diagonal)
+    assert sorted(state.structures) == ["a", "b", "c"]
+    down = server.download(state, ClientInfo("a", 10), server.plan(2)).tensors
+    assert down["fc1.weight"].mask().reshape(4, 64).all(1).tolist() == [False, False, True, False]
+    assert server.aggregate(state, Sent(), server.plan(2))[0].masks["fc1.weight"].tobytes() == (
+        state.masks["fc1.weight"].tobytes()
+    )
+
+
+def test_weights_biases_and_structures_stay_and_only_bits_travel():
+    """digits' MLP: 4 of 8 units of 64 inputs and 80 weights of the output layer are 336 bits."""
+    made = federation()
+    state, structures = made.server.init(), []
+    for round in (1, 2, 3):
+        plan = made.server.plan(round)
+        payload = made.hosts[0].algorithm.train(made.states[0], made.download(state, 0, plan), plan)[1]
+        entries = {entry.name: entry for entry in inspect(seal(payload).data).tensors}
+        assert ("fc1.weight/units" in entries) is (round == 1)
+        assert sum(np.prod(entry.shape) for name, entry in entries.items() if "/" not in name) == 336
+        assert {entry.value_bytes for entry in entries.values()} == {0}
+        state, _ = made.round(state, round)
+        structures.append({name: bits.tobytes() for name, bits in made.states[0].structure.items()})
+    assert structures[0] == structures[2]
+    algorithm = made.hosts[0].algorithm
+    own = algorithm.own(made.states[0])
+    first = made.server.parts.weights
+    held = algorithm.parts.held(made.states[0].structure)
+    for name, array in own.items():
+        same = array == first[name]
+        assert same.all() if name.endswith("bias") else (same | (array == 0)).all()
+        if name in held:
+            assert not array[~held[name]].any()
+            assert 0.05 < (array[held[name]] == 0).mean() < 0.95
+
+
+def test_weights_have_one_size_a_layer_and_w_0s_signs_or_are_w_0():
+    """fc1: √(4 / .5 / 64) = .3536."""
+    made = federation()
+    first, ours = made.task.weights, made.server.parts.weights
+    np.testing.assert_allclose(np.abs(ours["fc1.weight"]), 0.125**0.5, rtol=1e-6)
+    np.testing.assert_array_equal(ours["fc1.weight"] < 0, first["fc1.weight"] < 0)
+    np.testing.assert_array_equal(ours["fc1.bias"], first["fc1.bias"])
+    drawn = federation(**{"fedmask.weights": "drawn"}).server.parts.weights
+    assert all(np.array_equal(drawn[name], array) for name, array in first.items())
+
+
+def test_a_score_whose_bit_is_turned_changes_its_sign():
+    score = np.array([0.5, 0.5, -0.5, -0.5, 0.0], np.float32)
+    found = signed(score, np.array([True, False, True, False, False]))
+    np.testing.assert_allclose(found, [0.5, -0.5, 0.5, -0.5, -1e-6])
+
+
+def test_last_layers_alone_may_be_masked():
+    """With the output layer alone 4 of its 8 input units are held; the others stay as they are."""
+    made = federation(**{"fedmask.layers": 1})
+    state, _ = made.round(made.server.init(), 1)
+    own = made.hosts[0].algorithm.own(made.states[0])
+    np.testing.assert_array_equal(own["fc1.weight"], made.task.weights["fc1.weight"])
+    assert (own["fc2.weight"].any(0)).sum() <= 4
+    assert set(made.server.download(state, made.hosts[0].info, made.server.plan(2)).tensors) == {"fc2.weight"}
+
+
+@pytest.mark.parametrize("units", [3, 5])
+def test_a_structure_of_another_size_is_refused(units):
+    server = federation().server
+    schema = server.upload_schema(server.init(), ClientInfo("a", 10), server.plan(1))
+    upload = sent(server, "a", [0, 1, 2, 3], True, np.ones((10, 8), bool)).payload.tensors
+    bent = Payload({**upload, "fc1.weight/units": members(np.arange(8) < units)})
+    with pytest.raises(SepalError, match=f"fc1.weight/units count: expected 4 to 4, got {units}"):
+        unseal(seal(bent), schema)
+
+
+def test_it_learns_on_digits():
+    """Under weights that never move; the most frequent class of one's own data is worth about .3."""
+    keys = {"local-epochs": 3, "batch-size": 8, "partition.subsample": 600, "clients-per-round": 0, "seed": 3}
+    accuracy = run("fedmask", rounds=8, **keys, **{"partition.alpha": 1.0}).report.accuracy
+    assert accuracy["trained"]["mean"] > 0.8
+    assert accuracy["received"]["mean"] > 0.4

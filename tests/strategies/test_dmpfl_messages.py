@@ -1,0 +1,152 @@
+"""DM-PFL: what travels, in which round, and the published cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sepal.errors import ProtocolError, WireError
+from sepal.protocol.method import Payload, Plan
+from sepal.protocol.payloads import seal, unseal
+from sepal.wire import inspect
+from sepal_engines.in_process import run_in_process
+from strategies.assembly import assemble
+from strategies.dmpfl.contract import PHASES, Held
+from strategies.dmpfl.server import DmPflServer
+from tests.strategies.dmpfl import FLAT, Watch, first_round, parts
+
+
+def coded(payload):
+    """Tensor name to bytes of its index."""
+    return {entry.name: entry.index_bytes for entry in inspect(seal(payload).data).tensors} if payload.tensors else {}
+
+
+def test_a_mask_travels_only_where_the_other_side_lacks_it():
+    server, host, assembly = parts()
+    name, state = host.info.name, server.init()
+    masked_names = {p.name for p in host.algorithm.parts}
+    one, two_a, two_b = (Plan(9, phase, scalars={"prune": 0.0}) for phase in PHASES)
+    for plan in (one, two_a, two_b):  # a newcomer derives W_0 and the first mask
+        assert server.newcomer(state, host.info, plan).tensors == {}
+    trained = replace(state, weights_version=3)
+    sizes = coded(server.newcomer(trained, host.info, one))
+    assert set(sizes) == set(assembly.task.weights)
+    assert not any(sizes.values()), "the first mask is derived"
+    moved = replace(state, mask_version=3, weights_version=3)
+    sizes = coded(server.newcomer(moved, host.info, one))
+    assert {n for n, size in sizes.items() if size} == masked_names
+    held = replace(moved, held={name: Held(3, 2)})
+    assert not any(coded(server.download(held, host.info, two_a)).values())
+    current = replace(moved, held={name: Held(3, 3)})
+    assert server.download(current, host.info, two_b).tensors == {}
+    assert server.download(current, host.info, two_a).tensors == {}
+    assert not any(coded(first_round(server, host)[2]).values())
+    sizes = coded(first_round(server, host, replace(one, scalars={"prune": 0.3}))[2])
+    assert {n for n, size in sizes.items() if size} == masked_names
+
+
+def test_a_client_refuses_what_it_cannot_place():
+    server, host, _ = parts()
+    algorithm, plan = host.algorithm, server.plan(1)
+    download = server.newcomer(replace(server.init(), weights_version=4), host.info, plan)
+    schema = algorithm.download_schema(algorithm.init(), plan)
+    assert set(unseal(seal(download), schema).tensors) == set(download.tensors)
+    first = next(iter(download.tensors))
+    older = replace(download, scalars={"mask": 4, "weights": 4})
+    partial = replace(download, tensors={n: t for n, t in download.tensors.items() if n != first})
+    with pytest.raises(ProtocolError, match="expected mask 0, which is held"):
+        algorithm.received(algorithm.init(), older)
+    for wrong in (partial, replace(download, tensors={})):
+        with pytest.raises(ProtocolError, match="payload"):
+            algorithm.received(algorithm.init(), wrong)
+
+
+def test_a_server_refuses_a_mask_of_another_size():
+    server, host, _ = parts()
+    plan = Plan(1, "1", scalars={"prune": 0.3})
+    _, _, sent = first_round(server, host, plan)
+    name = host.algorithm.parts[0].name
+    tensor = sent.tensors[name]
+    fewer = replace(tensor, index=tensor.index[1:], values=tensor.values[1:])
+    schema = server.upload_schema(server.init(), host.info, plan)
+    with pytest.raises(WireError, match="count"):
+        unseal(seal(Payload({**sent.tensors, name: fewer})), schema)
+    quiet = Plan(1, "1", scalars={"prune": 0.0})
+    with pytest.raises(WireError, match="support"):
+        unseal(seal(sent), server.upload_schema(server.init(), host.info, quiet))
+
+
+def dense_share(clients, sampled, rounds, keep=0.5, every=10, mask_bits=1.0):
+    """DM-PFL's bytes over FedAvg's on the default schedule, nothing but masked weights counted.
+
+    Bits an entry of the model. FedAvg: 32 down and 32 up, always. Phase 1: 32·keep down and a bitmap, because m_g moves
+    each round; 32·keep up, and a bitmap in every tenth round. 2a: 32·keep both ways; a bitmap at a client's first visit
+    in the phase. 2b: 32·keep down at the first visit (a bitmap for those who were not there in 2a), nothing up.
+    Of the sampled·rounds/8 visits in a phase, clients·(1 − (1 − sampled/clients)^(rounds/8)) are first ones.
+    """
+    length = rounds / 8
+    never = (1 - sampled / clients) ** length
+    first = clients * (1 - never) / (sampled * length)
+    one = 32 * keep + mask_bits + 32 * keep + mask_bits / every
+    two_a = 2 * 32 * keep + first * mask_bits
+    two_b = first * (32 * keep + never * mask_bits)
+    return (one / 2 + two_a / 4 + two_b / 4) / 64
+
+
+def test_communication_of_the_published_setting():
+    """100 clients, 10 a round, 300 rounds: (33.1/2 + 32.26/4 + 4.19/4)/64 = 40.1 % (published 40.3 %).
+
+    Once by the formula, and once by the rounds that the server algorithm plans, for clients drawn as a run draws them.
+    """
+    assert dense_share(100, 10, 300) == pytest.approx(0.401, abs=0.0005)
+    server = DmPflServer(assemble({"method": "dmpfl", "dataset": "digits", "rounds": 300}).task)
+    rng, bits, visits = np.random.default_rng(0), 0.0, 0
+    masks, weights = {}, {}  # client to the round of the m_g and w_g that it holds
+    mask = weight = 0
+    for round in range(1, 301):
+        plan = server.plan(round)
+        for client in rng.choice(100, 10, replace=False):
+            visits += 1
+            fresh = plan.phase != "2b" or weights.get(client) != weight
+            bits += fresh * (16 + (masks.get(client) != mask))
+            bits += (plan.phase != "2b") * 16 + bool(plan.scalars["prune"])
+            masks[client], weights[client] = mask, weight
+        mask = round if plan.phase == "1" else mask
+        weight = round if plan.phase != "2b" else weight
+    assert bits / (64 * visits) == pytest.approx(0.402, abs=0.001)  # 76 rounds of 2a and 74 of 2b, not 75 and 75
+
+
+def test_measured_bytes_are_those_of_the_formula():
+    """On a run: 32 rounds, 1 of 4 clients each. Beside the formula, a message costs a header and the biases."""
+    flat = {**FLAT, "rounds": 32, "clients-per-round": 1, "partition.subsample": 80}
+    watch = Watch()
+    strategy = run_in_process(assemble(flat), observers=[watch])
+    layout, algorithm = strategy.task.layout, strategy.algorithm
+    weights = sum(p.size for p in algorithm.parts)
+    expected, holders, seen_mask = 0.0, {}, {}
+    mask_version = weights_version = 0
+    kept = sum(algorithm.budget[p.name] for p in algorithm.parts)
+    for line, record in zip(watch.lines, watch.records, strict=True):
+        if line["phase"] == "closing":
+            continue
+        plan, (name,) = algorithm.plan(record.round), record.sampled
+        phase = plan.phase
+        lacks_mask = seen_mask.get(name, 0) != mask_version
+        if holders.get(name, 0) != weights_version:
+            expected += 4 * kept + lacks_mask * weights / 8
+        if phase != "2b":
+            expected += 4 * kept + (plan.scalars["prune"] > 0) * weights / 8
+        seen_mask[name], holders[name] = mask_version, weights_version
+        if phase != "2b":
+            weights_version = record.round
+        if line["method"].get("global-mask.moved"):
+            mask_version = record.round
+    total = strategy.report.totals.training
+    messages = sum(1 for r in watch.records[:-1] for e in r.ledger if e.payload)
+    beside = messages * (4 * (sum(p.size for p in layout) - weights) + 50 * len(layout))
+    assert expected <= total.up + total.down <= expected + beside
+    phase = {line["round"]: line["phase"] for line in watch.lines}
+    ups = [(phase[r.round], e.payload) for r in watch.records for e in r.ledger if e.direction == "up"]
+    assert all((size == 0) == (kind in ("2b", "closing")) for kind, size in ups)
