@@ -207,6 +207,14 @@ def _one(found: Draft, rng: np.random.Generator) -> Part | None:
     return found.parts[rng.integers(len(found.parts))] if found.parts else None
 
 
+def _size(part: Part) -> int:
+    """The tensor's number of entries by its header, which may be a lie; at most 4096."""
+    size = 1
+    for side in part.head.shape:
+        size *= side
+    return min(size, 4096)
+
+
 def _near(now: int, choices: tuple[int, ...], rng: np.random.Generator) -> int:
     if rng.random() < 0.6:
         return min(max(choices), max(0, now + int(rng.integers(-2, 3))))
@@ -264,7 +272,7 @@ def change_index_coding(found: Draft, rng: np.random.Generator) -> None:
     """Another coding of positions, with as many bytes as it could have."""
     if part := _one(found, rng):
         part.head.index = int(rng.integers(9))
-        size = min(int(np.prod(part.head.shape, dtype=np.float64)) if part.head.shape else 1, 4096)
+        size = _size(part)
         if rng.random() < 0.8:
             length = int(rng.choice([0, (size + 7) // 8, rng.integers(0, 2 + size // 4)]))
             part.index = part.index[:length].ljust(length, b"\1")
@@ -280,7 +288,7 @@ def change_parameters(found: Draft, rng: np.random.Generator) -> None:
 def change_gaps(found: Draft, rng: np.random.Generator) -> None:
     """Positions that no encoder writes: duplicates, another order, beyond the size; the count is that of the rest."""
     if part := _one(found, rng):
-        size = int(np.prod(part.head.shape, dtype=np.float64)) if part.head.shape else 1
+        size = _size(part)
         count = int(min(part.head.count, 64)) or 1
         gaps = rng.integers(0, 2 + size // count, count).astype(np.uint32)
         if rng.random() < 0.3:
@@ -299,7 +307,7 @@ def change_gaps(found: Draft, rng: np.random.Generator) -> None:
 def change_bitmap(found: Draft, rng: np.random.Generator) -> None:
     """A bitmap with another number of bits than the count, or with bits in its padding."""
     if part := _one(found, rng):
-        size = int(np.prod(part.head.shape, dtype=np.float64)) if part.head.shape else 1
+        size = _size(part)
         bits = rng.random((size + 7) // 8 * 8) < 0.5
         bits[size:] = rng.random(bits.size - size) < 0.2
         part.index = packed(bits).tobytes()
@@ -354,7 +362,7 @@ def change_shape(found: Draft, rng: np.random.Generator) -> None:
             case 1:
                 shape.reverse()
             case 2:
-                shape = [int(np.prod(shape, dtype=np.float64))]
+                shape = [min(int(np.prod(shape, dtype=np.float64)), 2**32 - 1)]
             case 3 if shape:
                 shape[rng.integers(len(shape))] = _near(shape[0], HUGE, rng)
             case _:
