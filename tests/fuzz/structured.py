@@ -152,7 +152,7 @@ def _spec(
     """An explicit spec with bounds on the count that are wide, or exactly those of ``index``."""
     exact = rng.random() < 0.4
     least, most = (index.size, index.size) if exact else (0, None)
-    optional = bool(rng.random() < 0.3)
+    optional = values and bool(rng.random() < 0.3)  # the support of another tensor may depend on a mask
     return TensorSpec(shape, Support.EXPLICIT, values, least, most, known, optional)  # type: ignore[arg-type]
 
 
