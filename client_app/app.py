@@ -14,7 +14,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client_app.build import Node, Shared, build_host, open_store
-from client_app.guard import check_sizes, local_config, on_one_machine
+from client_app.guard import check_noise, check_sizes, local_config, on_one_machine
 from sepal import user_modules
 from sepal.errors import ConfigError, one_line
 from sepal.protocol.messages import read_order, without_details, write_error
@@ -111,6 +111,7 @@ def handle(message: Message, context: Context) -> Message:
         order = read_order(message.content)[0]
         if order.kind is Kind.QUERY and order.plan.phase:
             log.warning("%s: refused by the server: %s", name, one_line(order.plan.phase, 256))
+        check_noise(node, shared.assembly.task.config, order, shared.assembly.method.private)
         store = open_store(shared, node, order.run)
         # A query may arrive while the client trains; all other messages are answered one at a time.
         with nullcontext() if order.kind is Kind.QUERY else store.lock():

@@ -8,6 +8,7 @@ share are built once.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,6 +94,7 @@ class Node:
         data_dir: Where shared data sets lie; empty for ``SEPAL_DATA``, then ~/.cache/sepal/data.
         initial_weights: Its copy of the file to start from; empty if there is none.
         allow: Code and paths that the run config may name; see :mod:`client_app.guard`.
+        least_noise: The least ``privacy.noise`` with which it sends uploads; 0 for any.
     """
 
     partition: int = 0
@@ -105,6 +107,7 @@ class Node:
     data_dir: str = ""
     initial_weights: str = ""
     allow: frozenset[str] = frozenset()
+    least_noise: float = 0.0
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Node:
@@ -119,6 +122,9 @@ class Node:
             raise ConfigError("partition-id", "a number below num-partitions", f"{partition} of {partitions}")
         if capacity is not None and (not isinstance(capacity, int | float) or not 0 < capacity <= 1):
             raise ConfigError("capacity", "a number in (0, 1]", capacity)
+        noise = node_config.get("least-noise") or 0.0
+        if not isinstance(noise, int | float) or not 0 <= noise < math.inf:
+            raise ConfigError("least-noise", "a number of at least 0", noise)
         texts = {key: str(node_config.get(key, "")) for key in TEXTS}
         if texts["name"] and not NAME.match(texts["name"]):
             raise ConfigError("name", "at most 64 letters, digits, '.', '_' or '-'", texts["name"])
@@ -135,6 +141,7 @@ class Node:
             texts["data-dir"],
             texts["initial-weights"],
             parse_allowed(texts["allow"]),
+            float(noise),
         )
 
     @property

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from sepal.errors import ProtocolError
+from sepal.protocol.method import Kind
 
 if TYPE_CHECKING:
     from client_app.build import Node
+    from sepal.config import RunConfig
+    from sepal.protocol.messages import Order
 
 PATHS = ("data-dir", "initial-weights", "state-dir")
 COPIES = 6  # of a model in training: weights, gradient, two moments of Adam, the download, the upload
@@ -51,6 +54,28 @@ def local_config(run_config: Mapping[str, Any], node: Node) -> dict[str, Any]:
             expected = f"a path that this node allows (sepal join --allow PATH, or its own --{key})"
             raise ProtocolError(key, expected, value)
     return flat
+
+
+def check_noise(node: Node, config: RunConfig, order: Order, private: Collection[str]) -> None:
+    """Check that an upload in answer to ``order`` has the noise that the node's operator demands.
+
+    Args:
+        node: The node's own configuration.
+        config: The run's configuration.
+        order: The server's order.
+        private: Phases whose uploads have noise (:attr:`sepal.protocol.method.Method.private`).
+
+    Raises:
+        ProtocolError: It would have less, or none.
+    """
+    if not node.least_noise:
+        return
+    if config.privacy.noise < node.least_noise:
+        expected = f"at least {node.least_noise:g}, as this node demands (sepal join --least-noise)"
+        raise ProtocolError("privacy.noise", expected, config.privacy.noise)
+    if order.kind is Kind.TRAIN and order.plan.phase not in private:
+        expected = "one whose uploads have noise, as this node demands (sepal join --least-noise)"
+        raise ProtocolError("phase", expected, order.plan.phase)
 
 
 def check_sizes(flat: Mapping[str, Any], room: int = 0) -> None:

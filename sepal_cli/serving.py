@@ -161,6 +161,9 @@ def join(
         list[str] | None,
         typer.Option(help="Code (package.module:function) or a path that the run's configuration may name."),
     ] = None,
+    least_noise: Annotated[
+        float, typer.Option(min=0, help="Send no upload with less noise than this; see privacy.noise.")
+    ] = 0.0,
 ) -> None:
     """Join a server as a client, until the server ends or Ctrl-C."""
     from client_app.build import Node
@@ -177,6 +180,7 @@ def join(
         share = capacities[partition % len(capacities)]
         node_config: dict[str, Scalar] = {"partition-id": partition, "num-partitions": of}
         node_config |= {"capacity": share} if share else {}
+        node_config |= {"least-noise": least_noise} if least_noise else {}
         node_config |= {key: value for key, value in texts.items() if value}
         client = Node.of(node_config).client
         split(address)

@@ -149,7 +149,7 @@ def _cell(cell: str, groups: Mapping[str, Group]) -> Iterator[str]:
         words = cell.replace("lambda=", "λ=").replace("alpha=", "α=").replace("=", " = ").replace(",", ", ")
         yield from (f"### {words}", "")
     yield from table(_main_header(), [_main_row(name, group) for name, group in groups.items()])
-    yield from table(*_privacy(groups))
+    yield from table(*privacy_table(groups))
     yield from table(*_curves(groups))
     there = {view for group in groups.values() for one in group for view in one["accuracy"]}
     for view in MODELS:
@@ -255,7 +255,7 @@ def by_capacity(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]
     return ["trained by capacity", *quarters], rows if quarters else []
 
 
-def _privacy(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
+def privacy_table(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
     """Return clip, noise and ε of the variants that have them, the largest over seeds and clients."""
     rows = []
     for name, group in groups.items():

@@ -27,6 +27,7 @@ def test_a_client_is_called_by_its_partition_unless_it_has_a_name():
 def test_every_key_is_read():
     config = {"partition-id": 1, "num-partitions": 2, "name": "a", "data": "m:f", "device": "cpu", "capacity": 1}
     assert Node.of({**config, "state-dir": "/x"}) == Node(1, 2, "a", "m:f", "cpu", 1.0, "/x")
+    assert Node.of({"least-noise": 2}).least_noise == 2.0
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,8 @@ def test_a_nodes_own_capacity_wins_over_the_one_that_is_drawn():
         ({"name": "a\n"}, "name"),
         ({"name": "a" * 65}, "name"),
         ({"device": "gpu"}, "device"),
+        ({"least-noise": -1.0}, "least-noise"),
+        ({"least-noise": "1"}, "least-noise"),
     ],
 )
 def test_refuses(config, key):

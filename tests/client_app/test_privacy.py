@@ -10,6 +10,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from client_app.app import handle
+from sepal.errors import ProtocolError
 from sepal.protocol.messages import Content, Order, read_reply, write_order
 from sepal.protocol.method import Kind, Plan
 from sepal.server.flower_private import enter_run
@@ -29,11 +30,11 @@ def train(tmp_path, monkeypatch):
     """A function that sends round 1 to the client of a home directory, and returns reply and content."""
     enter_run()
 
-    def send(home, **keys):
+    def send(home, least_noise=0.0, phase="", **keys):
         monkeypatch.setenv("SEPAL_HOME", str(tmp_path / home))
-        order = Order("0" * 32, Kind.TRAIN, Plan(1))
+        order = Order("0" * 32, Kind.TRAIN, Plan(1, phase))
         message = Message(write_order(order, Content()), dst_node_id=1, message_type="train")
-        node = {"partition-id": 0, "num-partitions": 2}
+        node = {"partition-id": 0, "num-partitions": 2, "least-noise": least_noise}
         return read_reply(handle(message, Context(1, 1, node, RecordDict(), {**RUN, **keys})).content)
 
     return send
@@ -71,3 +72,13 @@ def test_the_secret_does_not_leave_the_client(train, tmp_path):
     assert len(secret) == 32
     assert secret not in repr(reply)
     assert secret.encode() not in content.data
+
+
+def test_a_node_sends_no_upload_with_less_noise_than_its_operator_demands(train):
+    """Neither with a small multiplier, nor with none, nor in a phase whose uploads have no noise."""
+    assert train("one", least_noise=1.0)[0].kind is Kind.TRAIN
+    for noise in (0.0, 0.5):
+        with pytest.raises(ProtocolError, match=r"privacy\.noise: expected at least 1, as this node demands"):
+            train("one", least_noise=1.0, **{"privacy.noise": noise})
+    with pytest.raises(ProtocolError, match="phase: expected one whose uploads have noise, as this node demands"):
+        train("one", least_noise=1.0, method="dmpfl", phase="1")
