@@ -42,6 +42,7 @@ file that `sepal tune` wrote: its settings of a method are taken where the plan'
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -54,7 +55,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sepal.config import Flat, parse
 from sepal.errors import ConfigError, nearest, suggest
 from sepal_cli.arguments import Value, flatten_tables
-from sepal_cli.plans.settings import Table, as_block, own_keys
+from sepal_cli.plans.settings import MOST_RUNS, Table, as_block, own_keys
 
 Keys = dict[str, Any]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=,-]*$")]
@@ -166,6 +167,10 @@ def make_plan(path: Path, table: Table) -> Plan:
         plan = Plan.model_validate(table)
     except ValidationError as reason:
         raise _bad_key(path.name, reason, alone) from None
+    for block in plan.block:
+        count = math.prod(map(len, (block.seeds, block.variants, *block.grid.values())))
+        if count > MOST_RUNS:
+            raise ConfigError(f"{path.name}: {block.name or 'settings'}", f"at most {MOST_RUNS} runs", count)
     if plan.tuned:
         plan = _with_tuned(plan, path.parent / plan.tuned)
     _check_cells(plan, path.name)
@@ -182,7 +187,7 @@ def read_table(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except OSError as reason:
         raise ConfigError("plan", "a TOML file", f"{path}: {reason.strerror}") from None
-    except ValueError as reason:
+    except (ValueError, RecursionError) as reason:
         raise ConfigError("plan", "a TOML file", f"{path}: {reason}") from None
 
 
