@@ -60,6 +60,8 @@ def predict(
 
     found = load(model, allow or ())
     names, x = read_inputs(data)
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        raise DataError("data", "finite numbers", "NaN or infinity")
     logits = found(np.asarray(found.prepare(x), np.float32 if not found.origin.vocabulary else np.int64))
     shifted = np.exp(logits - logits.max(1, keepdims=True))
     chances = shifted / shifted.sum(1, keepdims=True)
