@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import struct
+import subprocess
 import sys
+import textwrap
 import tomllib
 import zipfile
 import zlib
 from dataclasses import replace
+from pathlib import Path
 from threading import Thread
 
 import numpy as np
@@ -20,6 +24,7 @@ from typer.testing import CliRunner
 
 import models
 from models.weights import read_weights
+from sepal import user_modules
 from sepal.data.sources.folder import read
 from sepal.errors import ConfigError, DataError, ModelError, StateError
 from sepal.server.run_store import evict
@@ -35,6 +40,7 @@ from strategies.assembly import assemble
 from tests.sepal_cli.runs_for_tests import write_run
 
 ESCAPE = "[/x]\x1b]0;taken\x07"
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "<img src=x onerror=alert(1)>"
 
 
@@ -288,3 +294,21 @@ def test_a_plan_that_is_nested_too_deeply_is_refused_in_one_line(tmp_path):
     (tmp_path / "p.toml").write_text("a = " + "[" * 50_000)
     with pytest.raises(ConfigError, match="plan: expected a TOML file"):
         read_plan(tmp_path / "p.toml")
+
+
+def test_a_module_in_the_working_directory_does_not_stand_in_for_one_that_a_library_looks_for(tmp_path):
+    """Libraries try ``orjson`` and the like, which are often not installed."""
+    (tmp_path / "tried_by_tests.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    (tmp_path / "mine_of_tests.py").write_text("import tried_by_tests\n\ndef f():\n    pass\n")
+    code = """
+        import importlib.util, sys
+        from pathlib import Path
+        from sepal import user_modules
+        from sepal.errors import DataError
+        user_modules.enable(Path.cwd())
+        assert importlib.util.find_spec("tried_by_tests") is None
+        assert user_modules.load("data", "mine_of_tests:f", DataError)
+        assert Path("ran").exists()
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), user_modules.VARIABLE: ""}
+    subprocess.run([sys.executable, "-P", "-c", textwrap.dedent(code)], cwd=tmp_path, env=environment, check=True)

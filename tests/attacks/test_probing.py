@@ -121,7 +121,7 @@ def test_an_error_at_the_start_names_the_node_that_reported_it(parts):
 
 
 def test_a_client_that_only_reports_errors_counts_as_one_upload_a_round_towards_epsilon():
-    """What was refused may have been an upload. So it counts, but ε, that of the client with the most, does not grow."""
+    """What was refused may have been an upload, so it counts. ε is that of the client with the most."""
     federation = Hostile(error(), on_missing="skip", when=lambda order: order.kind is Kind.TRAIN)
     counts = {name: sum(found.values()) for name, found in federation.run().report.uploads.items()}
     assert counts == dict.fromkeys(counts, 4)
@@ -129,5 +129,5 @@ def test_a_client_that_only_reports_errors_counts_as_one_upload_a_round_towards_
 
 
 def test_a_run_config_cannot_ask_a_client_for_a_million_models():
-    with pytest.raises(ConfigError, match="fedem.models: expected"):
+    with pytest.raises(ConfigError, match=r"fedem\.models: expected"):
         Shared.of({"dataset": "digits", "method": "fedem", "fedem.models": 10**6})
