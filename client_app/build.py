@@ -186,7 +186,8 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     )
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
     figures = {"unseen-test-labels": float(data.unseen_test_labels)}
-    return ClientHost(run, info, algorithm, store, evaluator, facts, trainer.spent, figures)
+    salt = secret if task.config.privacy.noise else b""
+    return ClientHost(run, info, algorithm, store, evaluator, facts, trainer.spent, figures, salt)
 
 
 def data_digest(data: ClientData, salt: str) -> str:

@@ -6,6 +6,7 @@ and sends the reply. A repeated message gets the stored reply.
 
 from __future__ import annotations
 
+import hmac
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -48,6 +49,8 @@ class ClientHost:
         facts: Text about the client, for the roster.
         spent: Returns the figures of the last work (seconds, multiply-adds, …) and resets them.
         figures: Numbers about the client that every reply includes.
+        salt: Goes into the digests of states that leave the client. With ``privacy.noise`` a state holds the update
+            without noise, and a digest alone would confirm a guess of the client's data.
     """
 
     run: str
@@ -58,6 +61,7 @@ class ClientHost:
     facts: Mapping[str, str]
     spent: Callable[[], Mapping[str, float]] = dict
     figures: Mapping[str, float] = field(default_factory=dict)
+    salt: bytes = b""
 
     def handle(self, records: RecordDict) -> RecordDict:
         """Answer one message. A SepalError becomes an error reply with all details; other exceptions are raised."""
@@ -107,10 +111,14 @@ class ClientHost:
         answer = seal(upload)
         if kind is Kind.TRAIN or (kind is Kind.ADAPT and order.keep):
             name = version(plan.round, order.base, download_digest, answer.digest())
-            reply = replace(reply, version=name, state=digest(after) if order.keep else "")
+            reply = replace(reply, version=name, state=self._digest(after) if order.keep else "")
             self.store.save(name, Stored(request, after, reply, answer), Origin(order, content))
             self.store.prune(order.durable)
         return reply, answer
+
+    def _digest(self, state: Any) -> str:
+        found = digest(state)
+        return hmac.digest(self.salt, found.encode(), "sha256").hex() if self.salt else found
 
     def _load(self, base: str) -> Any:
         if not base:

@@ -28,13 +28,23 @@ PACKAGES = frozenset({"client_app", "models", "sepal", "sepal_cli", "sepal_engin
 
 
 class UserFinder(MetaPathFinder):
-    """Finds top-level modules in the directories of ``SEPAL_USER_PATH``, except those named like a Sepal package."""
+    """Finds top-level modules in the directories of ``SEPAL_USER_PATH``, except those named like a Sepal package.
+
+    It finds nothing before :func:`load` is called for the first time. Libraries try to import modules that are often
+    not installed (``orjson``, ``brotli``), and a file of that name in the working directory must not run because
+    somebody looks at a run there.
+
+    Attributes:
+        opened: Whether this process has been asked for a user's function.
+    """
+
+    opened = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec of a top-level module. Submodules are found through their package's ``__path__``."""
-        if path is not None or fullname in PACKAGES:
+        if path is not None or not UserFinder.opened or fullname in PACKAGES:
             return None
         return PathFinder.find_spec(fullname, directories())
 
@@ -71,6 +81,7 @@ def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
     top = module.partition(".")[0]
     if top in PACKAGES and (file := hidden(top)):
         raise error(key, renaming(top, file), target)
+    UserFinder.opened = True
     try:
         found: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as reason:

@@ -194,8 +194,10 @@ def _indexed(directory: Path) -> Comparison:
     file = directory / INDEX
     try:
         index = json.loads(file.read_text())
-        rows = [(directory / row["name"], row["label"], row["cell"]) for row in index["runs"]]
-        title, view, target = index["title"], index["view"], index["target"]
+        rows = [(directory / row["name"], str(row["label"]), str(row["cell"])) for row in index["runs"]]
+        title, view, target = str(index["title"]), index["view"], index["target"]
+        if view not in CLOSING_VIEWS or not (target is None or isinstance(target, int | float)):
+            raise ValueError
     except (OSError, ValueError, KeyError, TypeError):
         raise StateError(str(file), "the list of a comparison's runs", "a damaged file") from None
     there = [row for row in rows if stored_config(row[0])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -36,7 +37,7 @@ def export(
     file = out or path / f"{client}.safetensors"
     found = client_model(path, client)
     save(file, found.origin, found.networks)
-    kept = load(file)
+    kept = load(file, {found.origin.model})
     if not np.allclose(kept(found.inputs), found.logits, atol=NEAR):
         file.unlink()
         raise ConfigError("client", "a model that its tensors and its module alone describe", found.origin.method)
@@ -50,12 +51,17 @@ def predict(
     model: Annotated[Path, typer.Argument(help="A file that `sepal export` wrote.")],
     data: Annotated[Path, typer.Argument(help="An .npz with x, or a directory of .png or .npy files.")],
     out: Annotated[Path | None, typer.Option(help="CSV file; by default standard output.")] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="Code (package.module:function) that the file may name as its model.")
+    ] = None,
 ) -> None:
     """Run an exported model: a line an example, with its label and the probability of it."""
     from sepal_cli.portable import load
 
-    found = load(model)
+    found = load(model, allow or ())
     names, x = read_inputs(data)
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        raise DataError("data", "finite numbers", "NaN or infinity")
     logits = found(np.asarray(found.prepare(x), np.float32 if not found.origin.vocabulary else np.int64))
     shifted = np.exp(logits - logits.max(1, keepdims=True))
     chances = shifted / shifted.sum(1, keepdims=True)
@@ -82,7 +88,9 @@ def read_inputs(path: Path) -> tuple[list[str], npt.NDArray[np.generic]]:
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 x = arrays["x"]
-        except (OSError, ValueError, KeyError) as reason:
+            if not x.ndim:
+                raise ValueError("x is a single number")
+        except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as reason:
             raise DataError("data", "an .npz with x", f"{path}: {reason}") from None
         return [str(number) for number in range(len(x))], x
     files = list(_files(path))

@@ -9,14 +9,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import torch
 from torch import nn
 
@@ -95,12 +96,16 @@ def save(path: Path, origin: Origin, networks: Sequence[Mapping[str, npt.NDArray
     write_atomically(path, to_bytes(tensors, about))
 
 
-def load(path: Path | str) -> Loaded:
+def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
     """Return the model in a file that `sepal export` wrote.
+
+    Args:
+        path: The file; it may come from elsewhere.
+        allow: Code (``package.module:function``) that the file may name as its model.
 
     Raises:
         StateError: It is no such file.
-        ModelError: The model it names cannot be built here.
+        ModelError: The model it names cannot be built here, is code that is not allowed, or does not fit the memory.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -113,9 +118,36 @@ def load(path: Path | str) -> Loaded:
         fields: dict[str, Any] = json.loads(about["origin"])
         fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
         origin = Origin(**fields)
+        _check_types(origin)
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as reason:
         raise StateError(str(path), "a model that `sepal export` wrote", str(reason)) from None
+    if ":" in origin.model and origin.model not in allow:
+        expected = "code that you allow (sepal predict --allow package.module:function)"
+        raise ModelError("model", expected, origin.model)
+    if ":" not in origin.model:
+        _check_size(origin)
     return Loaded(origin, _module(origin, tensors))
+
+
+def _check_types(origin: Origin) -> None:
+    for name, kind in get_type_hints(Origin).items():
+        value, inner = getattr(origin, name), get_args(kind)
+        wanted = inner[0] if inner else kind
+        items = value if inner else (value,)
+        if not isinstance(items, tuple) or not all(
+            isinstance(i, (int, float) if wanted is float else wanted) for i in items
+        ):
+            raise ValueError(f"origin.{name} of another type")
+
+
+def _check_size(origin: Origin) -> None:
+    """Raise ModelError if the model takes more than half of the free memory; it is built without its weights."""
+    room = psutil.virtual_memory().available // 2
+    with torch.device("meta"):
+        module = models.build(origin.model, origin.shape, origin.classes, origin.vocabulary)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
+    if size > room:
+        raise ModelError("model", f"one of at most {room / 2**30:.3g} GiB", f"{origin.model} of {size / 2**30:.3g} GiB")
 
 
 def _module(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> nn.Module:

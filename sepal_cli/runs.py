@@ -91,6 +91,6 @@ def read_rows(path: Path) -> list[Line]:
         if line.endswith("\n"):
             try:
                 rows.append(dict(json.loads(line)))
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RecursionError):
                 raise StateError(f"{path}, line {number}", "a JSON object", line.strip()[:60]) from None
     return rows

@@ -264,7 +264,7 @@ def watch(
         from sepal_cli.report.live import ReportServer
 
         with ReportServer([run], web_port) as server:
-            typer.echo(f"http://127.0.0.1:{server.server_port}/")
+            typer.echo(server.url)
             server.serve_forever()
     from sepal_cli.display import RoundDisplay
     from sepal_cli.runs import find_run, read_run

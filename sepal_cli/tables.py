@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sepal.errors import one_line
 from sepal_cli.runs import Line, StoredRun
 from server_app.run_directory import IN_PROCESS
 
@@ -28,16 +29,16 @@ def print_run(console: Console, run: StoredRun, yardstick: StoredRun | None = No
         run: The run.
         yardstick: Another run, such as Local, whose accuracy is shown for comparison.
     """
-    console.print(escape(headline(run)), style="bold", soft_wrap=True, highlight=False)
+    console.print(printable(headline(run)), style="bold", soft_wrap=True, highlight=False)
     console.print(rounds_table(run, yardstick))
     console.print(LEGEND, style="italic", highlight=False)
     if run.summary is not None:
         console.print()
         console.print(figures_table(run, yardstick))
         if run.summary.get("novel"):
-            console.print(novel_line(run.summary), highlight=False)
+            console.print(printable(novel_line(run.summary)), highlight=False)
         if run.summary.get("privacy"):
-            console.print(privacy_line(run.summary), soft_wrap=True, highlight=False)
+            console.print(printable(privacy_line(run.summary)), soft_wrap=True, highlight=False)
         if run.summary.get("by_capacity"):
             console.print()
             console.print(capacity_table(run.summary))
@@ -45,7 +46,12 @@ def print_run(console: Console, run: StoredRun, yardstick: StoredRun | None = No
         console.print()
         console.print(bytes_table(run))
         console.print()
-    console.print(f"Run written to {escape(str(run.path))}", soft_wrap=True, highlight=False)
+    console.print(f"Run written to {printable(str(run.path))}", soft_wrap=True, highlight=False)
+
+
+def printable(text: object) -> str:
+    """Return text from a run's files for the console: a run of elsewhere may hold markup or terminal escapes."""
+    return escape(one_line(str(text)))
 
 
 def headline(run: StoredRun) -> str:
@@ -61,12 +67,12 @@ def rounds_table(run: StoredRun, yardstick: StoredRun | None = None, most: int =
     table = new_table(None)
     names = ["round", "received\nmean", "trained\nmean", "bottom\n10 %"]
     if yardstick:
-        names += [f"{yardstick.config['method']}\nmean", "bottom\n10 %"]
+        names += [f"{printable(yardstick.config['method'])}\nmean", "bottom\n10 %"]
     for name in [*names, "MB\nup", "dense\nup", "MB\ndown", "dense\ndown"]:
         table.add_column(name, justify="right", no_wrap=True)
     beside = {line["round"]: line for line in yardstick.lines} if yardstick else {}
     for line in spaced(run.lines, most):
-        cells = [str(line["phase"] if line["phase"] == "closing" else line["round"])]
+        cells = [printable("closing" if line["phase"] == "closing" else line["round"])]
         cells += [percent(line, "received", "mean"), *trained(line)]
         if yardstick:
             cells += trained(beside.get(line["round"]))
@@ -125,7 +131,7 @@ def figures_table(run: StoredRun, yardstick: StoredRun | None = None) -> Table:
         found = each.summary["accuracy"]
         for view in sorted(found, key=lambda view: view != "kept"):  # first what a deployed client predicts with
             figures = found[view]
-            cells = [each.config["method"], view]
+            cells = [printable(each.config["method"]), printable(view)]
             if figures is None:
                 table.add_row(*cells, *["-"] * 5)
                 continue
@@ -138,12 +144,12 @@ def capacity_table(summary: Mapping[str, Any]) -> Table:
     """Return the mean accuracy by quarter of the clients' capacities."""
     table = new_table("At the end, by capacity: mean accuracy in %")
     views = [view for view, found in summary["accuracy"].items() if found]
-    for name in ("capacity", "clients", *views):
+    for name in ("capacity", "clients", *map(printable, views)):
         table.add_column(name, justify="left" if name == "capacity" else "right")
     for group, found in summary["by_capacity"].items():
         clients = max(figures["clients"] for figures in found.values())
         cells = [f"{100 * found[view]['mean']:.1f}" if view in found else "-" for view in views]
-        table.add_row(group, str(clients), *cells)
+        table.add_row(printable(group), str(clients), *cells)
     return table
 
 

@@ -79,7 +79,7 @@ def stored_config(path: Path) -> dict[str, Any] | None:
         return tomllib.loads((path / "config.toml").read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as reason:
+    except (OSError, ValueError, RecursionError) as reason:
         raise StateError(str(path / "config.toml"), "a readable TOML file", f"{reason}") from None
 
 
@@ -87,7 +87,7 @@ def stored_summary(path: Path) -> dict[str, Any] | None:
     """Return the summary of the run at ``path``; None if the run has not ended or the file is damaged."""
     try:
         summary = json.loads((path / "summary.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return summary if isinstance(summary, dict) and summary.get("complete") is True else None
 

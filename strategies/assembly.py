@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 import models
 from sepal.config import RunConfig, parse
 from sepal.config.agreement import agreed_text
@@ -129,7 +131,12 @@ def first_weights(config: RunConfig, make: Callable[[], nn.Module]) -> tuple[Lay
     if wanted != found:
         odd = next(name for name in {**wanted, **found} if wanted.get(name) != found.get(name))
         raise ConfigError(f"initial-weights: {odd}", f"shape {wanted.get(odd)}", f"shape {found.get(odd)}")
-    return parameters, {parameter.name: stored[parameter.name].astype("float32") for parameter in parameters}
+    with np.errstate(over="ignore"):
+        weights = {parameter.name: stored[parameter.name].astype("float32") for parameter in parameters}
+    for name, array in weights.items():
+        if not np.isfinite(array).all():
+            raise ConfigError(f"initial-weights: {name}", "finite numbers of float32", "NaN or infinity")
+    return parameters, weights
 
 
 class MethodStrategy(SepalStrategy):

@@ -38,8 +38,8 @@ def read(entry: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
     return arrays, notes["notes"]
 
 
-def write(entry: Path, arrays: Arrays, notes: Mapping[str, Any]) -> bool:
-    """Write an entry unless it exists. Return False if the directory is not writable."""
+def write(entry: Path, arrays: Arrays, notes: Mapping[str, Any], private: bool = False) -> bool:
+    """Write an entry unless it exists; if ``private``, for its owner alone. Return False if that is not possible."""
     temporary: Path | None = None
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def write(entry: Path, arrays: Arrays, notes: Mapping[str, Any]) -> bool:
                 file.flush()
                 os.fsync(file.fileno())
         (temporary / "notes.json").write_text(json.dumps({"arrays": sorted(arrays), "notes": dict(notes)}))
-        temporary.chmod(0o755)
+        temporary.chmod(0o700 if private else 0o755)
         _put_in_place(temporary, entry)
     except OSError:
         return False

@@ -29,6 +29,7 @@ _ROUNDS = 10**9  # the name of a version has nine digits for the round
 MOST_FACT = 16_384  # characters; the keys on which both sides must agree take about 2,000
 MOST_RECORDS, MOST_KEYS, MOST_ITEMS = 32, 256, 131_072  # of a message; of a record; of a list, text or bytes in it
 RECORDS = frozenset({"sepal", "payload", "scalars", "plan", "metrics", "facts"})
+MOST_NAME = 256  # characters of a record's name, and of a key
 MOST_METRICS, GREATEST = 96, 1e18  # of a reply; a sum of squares of GREATEST is still a float
 
 
@@ -193,6 +194,7 @@ def read_reply(records: RecordDict) -> tuple[Reply, Content]:
         ProtocolError: A record is missing or of the wrong type, or the protocol version differs.
         SepalError: The client reported this error.
     """
+    check_counts_of(records)
     if "error" in records.config_records:
         raise _read_error(records.config_records["error"])
     head, content = _read(records)
@@ -277,6 +279,10 @@ def check_counts_of(records: RecordDict) -> None:
         if len(record) > most:
             raise ProtocolError(name, f"at most {most}", len(record))
         for key, value in record.items():
+            if len(key) > MOST_NAME or len(name) > MOST_NAME:
+                raise ProtocolError(
+                    "message", f"names and keys of at most {MOST_NAME} characters", len(name) + len(key)
+                )
             if isinstance(value, list | str | bytes) and len(value) > MOST_ITEMS:
                 raise ProtocolError(f"{name}.{key}"[:100], f"at most {MOST_ITEMS} items", len(value))
 

@@ -214,6 +214,8 @@ class Round:
                 raise ProtocolError(key, repr(ours), repr(theirs))
         if order.keep and not _DIGEST.match(reply.state):
             raise ProtocolError("state", "64 hexadecimal digits or nothing", reply.state)
+        if reply.facts:  # they would be stored with each round's record
+            raise ProtocolError("facts", "none but in answer to a query", f"{len(reply.facts)} of them")
         check_counts(reply.metrics, order.views)
         if order.kind is not Kind.TRAIN:
             if content.data or content.scalars:

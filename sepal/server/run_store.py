@@ -14,6 +14,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -335,7 +336,8 @@ def evict(directory: Path, client: str) -> str:
     for path in sorted(directory.glob("round-*.safetensors")):
         known |= json.loads(read_tensors(path)[1])["roster"].keys()
     for path in (directory / "records").glob("[0-9]*"):
-        known |= {info["name"] for info in json.loads(path.read_text().partition("\n")[2])["record"]["joined"]}
+        with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged record or a copy: the name alone counts
+            known |= {info["name"] for info in json.loads(path.read_text().partition("\n")[2])["record"]["joined"]}
     make_directory(directory / EVICTED)
     write_atomically(directory / EVICTED / client, b"")
     return "" if client in known else suggest("no record of the run has that name", client, known)

@@ -231,8 +231,10 @@ class SepalStrategy(Strategy):
             try:
                 check_size(content, most_message_bytes(self.task))
                 replies[node] = _answer_to(order, read_reply(content)[0])
-            except SepalError as reason:
-                replies[node] = reason
+            except SepalError as reason:  # the name in a reported error is the node's own choice
+                reported = "error" in content.config_records
+                key = f"node {node}: {reason.key}" if reported else reason.key
+                replies[node] = type(reason)(key, reason.expected, reason.got)
 
         self._deliver(min(timeout, self.config.timeout), nodes, lambda node: (Kind.QUERY, records), take)
         return replies

@@ -182,7 +182,7 @@ def read_plain_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
     """
     try:
         return dict(load_file(path))
-    except (OSError, SafetensorError, ValueError) as reason:
+    except (OSError, SafetensorError, ValueError, TypeError, AttributeError) as reason:  # bfloat16 and the like
         raise StateError(str(path), "a safetensors file", f"{type(reason).__name__}: {reason}") from None
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import tomli_w
 
+from sepal.storage.files import private_directory
 from sepal_cli.paper.figures import has_ended
 from sepal_cli.plans.display import PlanDisplay
 from sepal_cli.plans.model import PlannedRun
@@ -46,7 +47,7 @@ def execute(
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # no run is left behind by a kill
     begun, failed = time.monotonic(), set[str]()
     left = [run for run in runs if not has_ended(run, out)]
-    out.mkdir(parents=True, exist_ok=True)
+    private_directory(out)  # tables and reports lie beside the runs
     jobs = max(1, min(jobs or cores(), len(left)))
     with tempfile.TemporaryDirectory() as scratch, display:
         display.start(len(runs), len(left), out)

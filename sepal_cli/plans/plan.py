@@ -63,6 +63,7 @@ Variants ranked over several blocks, seeds and clients (:mod:`sepal_cli.paper.ra
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ from sepal.config import Flat, parse
 from sepal.errors import ConfigError, nearest, suggest
 from sepal_cli.arguments import flatten_tables
 from sepal_cli.plans.model import Block, Plan, PlannedRun
-from sepal_cli.plans.settings import Table, as_block, own_keys
+from sepal_cli.plans.settings import MOST_RUNS, Table, as_block, own_keys
 
 
 def read_plan(path: Path) -> Plan:
@@ -99,6 +100,10 @@ def make_plan(path: Path, table: Table) -> Plan:
         plan = Plan.model_validate(table)
     except ValidationError as reason:
         raise _bad_key(path.name, reason, alone) from None
+    for block in plan.block:
+        count = math.prod(map(len, (block.seeds, block.variants, *block.grid.values())))
+        if count > MOST_RUNS:
+            raise ConfigError(f"{path.name}: {block.name or 'settings'}", f"at most {MOST_RUNS} runs", count)
     if plan.tuned:
         plan = _with_tuned(plan, path.parent / plan.tuned)
     _check_cells(plan, path.name)
@@ -115,7 +120,7 @@ def read_table(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except OSError as reason:
         raise ConfigError("plan", "a TOML file", f"{path}: {reason.strerror}") from None
-    except ValueError as reason:
+    except (ValueError, RecursionError) as reason:
         raise ConfigError("plan", "a TOML file", f"{path}: {reason}") from None
 
 

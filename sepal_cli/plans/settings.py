@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from sepal.errors import ConfigError
 
 Table = Mapping[str, Any]
 SCALARS = (bool, int, float, str)
+MOST_RUNS = 100_000  # of a block; lists of values multiply
 
 
 def as_block(file: str, table: Table) -> dict[str, Any]:
@@ -94,6 +96,9 @@ def _variants(file: str, name: str, table: Table) -> Iterator[tuple[str, dict[st
 def combinations(keys: Table) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield every combination of the listed values with a label of them, ``keep=0.1,lr=0.05``; the rest is constant."""
     listed = {key: value for key, value in keys.items() if isinstance(value, list)}
+    count = math.prod(map(len, listed.values()))
+    if count > MOST_RUNS:
+        raise ConfigError(", ".join(listed), f"at most {MOST_RUNS} combinations", count)
     for values in itertools.product(*listed.values()):
         chosen = dict(zip(listed, values, strict=True))
         label = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items())

@@ -137,17 +137,19 @@ def label_counts(config: Mapping[str, Any]) -> dict[str, list[int]]:
 @lru_cache(maxsize=64)
 def _label_counts(items: tuple[tuple[str, Any], ...]) -> dict[str, list[int]]:
     from client_app.build import client_name
-    from strategies.assembly import assemble
+    from sepal.config import parse
+    from sepal.data import federated_data
+    from strategies.registry import Hypers
 
-    try:
-        assembly = assemble(dict(items))
-        if assembly.data.private:
+    try:  # without the run's model: to build that of a run that came from elsewhere could import code
+        config, _ = parse(dict(items), Hypers())
+        data = federated_data(config)
+        if data.private:
             return {}
-        count = assembly.task.config.clients
-        classes, found = assembly.info.classes, {}
-        for number in range(count):
+        classes, found = data.info.classes, {}
+        for number in range(config.clients):
             name = client_name(number)
-            labels = assembly.data.client(number, count, name).train.y
+            labels = data.client(number, config.clients, name).train.y
             found[name] = np.bincount(labels, minlength=classes).tolist()
     except SepalError:
         return {}

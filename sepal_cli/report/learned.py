@@ -25,7 +25,9 @@ def learned(comparison: Comparison) -> dict[str, Rows]:
     found: dict[str, Rows] = {"masks": [], "overlap": [], "layers": [], "tree": [], "pruning": []}
     for group in comparison.all_groups():
         found["pruning"] += _pruning(group)
-        if group.first.stored.summary is not None and int(group.first.stored.config["clients"]) <= MOST:
+        config = group.first.stored.config
+        code = ":" in f"{config.get('model')}{config.get('own.data', '')}"  # of a run from elsewhere: never imported
+        if not code and group.first.stored.summary is not None and int(config["clients"]) <= MOST:
             for name, rows in {**_masks(group), "tree": _tree(group)}.items():
                 found[name] += rows
     return found

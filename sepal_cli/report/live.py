@@ -1,8 +1,13 @@
-"""``sepal watch --web``: the report of runs while they go on, on this machine alone."""
+"""``sepal watch --web``: the report of runs while they go on, on this machine alone.
+
+The page lies under a secret path, which is printed: other users of the machine, who may not read the run's directory,
+reach the port, too.
+"""
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -28,11 +33,23 @@ class ReportServer(ThreadingHTTPServer):
 
     def __init__(self, places: Sequence[str], port: int) -> None:
         self.places = places
+        self.secret = secrets.token_urlsafe(16)
         self.read()  # reports bad input before anything is served
         try:
             super().__init__((LOCAL, port), Handler)
         except OSError as reason:
             raise ConfigError("--web-port", "a free port", f"{port}: {reason.strerror}") from None
+
+    @property
+    def url(self) -> str:
+        """The page's address."""
+        return f"http://{LOCAL}:{self.server_port}/{self.secret}/"
+
+    def part(self, path: str) -> str | None:
+        """Return what a path asks for below the secret one: empty for the page; None without the secret."""
+        _, secret, *rest = [*path.split("/"), ""]
+        known = secrets.compare_digest(secret.encode(), self.secret.encode())
+        return "/".join(rest).removesuffix("/") if known and rest[:-1] else None
 
     def read(self) -> Comparison:
         """Return the runs as they are now."""
@@ -45,13 +62,13 @@ class Handler(BaseHTTPRequestHandler):
     server: ReportServer
 
     def do_GET(self) -> None:
-        """Answer ``/`` with the page, ``/data`` with its parts that change."""
+        """Answer ``/SECRET/`` with the page, ``/SECRET/data`` with its parts that change."""
         host = self.headers.get("Host", "").rpartition(":")[0]
         if host not in (LOCAL, "localhost"):  # a page of elsewhere whose name was made to lead here
             self.send_error(403)
-        elif self.path == "/":
+        elif (part := self.server.part(self.path)) == "":
             self._send("text/html; charset=utf-8", self._page())
-        elif self.path == "/data":
+        elif part == "data":
             self._send("application/json", self._data())
         else:
             self.send_error(404)

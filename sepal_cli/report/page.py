@@ -99,8 +99,8 @@ def _part(name: str) -> str:
 
 
 def _json(value: Any) -> str:
-    """Return JSON that can stand in a script element."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+    """Return JSON that can stand in a script element, which neither ``</script`` nor ``<!--<script`` in it may end."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _lead(comparison: Comparison) -> str:
@@ -151,7 +151,7 @@ def _overview(comparison: Comparison) -> Iterator[str]:
         groups = comparison.groups(cell)
         if not groups:
             continue
-        target = f"{100 * groups[0].target:.0f} % {comparison.view}"
+        target = html.escape(f"{100 * groups[0].target:.0f} % {comparison.view}")
         caption = (
             "Accuracy on test data in %, mean ± standard deviation over seeds. kept: the model that a client keeps if "
             "it does not take the last download. MB: payloads of training. Multiply-adds of training, 10⁹ a client."

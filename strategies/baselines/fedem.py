@@ -44,7 +44,7 @@ class Hyper(Settings):
     """FedEM's keys."""
 
     # The authors' choice, which pFedGate's comparison takes too.
-    models: int = Field(3, ge=1, description="M, number of global models; 1 is FedAvg")
+    models: int = Field(3, ge=1, le=100, description="M, number of global models; 1 is FedAvg")
 
     @property
     def dense_models(self) -> int:

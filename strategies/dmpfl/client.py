@@ -23,7 +23,14 @@ from sepal.masks.schedules import prune_and_regrow
 from sepal.protocol.method import Payload, Plan, Predictor, Schema, Task, Weights
 from sepal.protocol.tensors import at_masks
 from sepal.wire.tensors import Support
-from strategies.dmpfl.contract import ClientState, budgets, download_schema, first_masks, masked_parts
+from strategies.dmpfl.contract import (
+    ClientState,
+    budgets,
+    download_schema,
+    first_masks,
+    masked_parts,
+    parse_schedule,
+)
 
 Dense = dict[str, npt.NDArray[np.float32]]
 BATCH = 512  # batch size where it only affects memory
@@ -36,6 +43,7 @@ class DmPflClient(ClientBase[ClientState]):
         super().__init__(task, trainer)
         self.budget = budgets(self.layout, self.hyper)
         self.parts = masked_parts(self.layout, self.budget)
+        self.phases = {phase for phase, _ in parse_schedule(self.hyper.schedule)}
 
     def init(self) -> ClientState:
         """Start from W_0 at the initial masks, which the server derives too."""
@@ -49,7 +57,14 @@ class DmPflClient(ClientBase[ClientState]):
         return download_schema(self.layout, self.budget, unpack(state.global_mask, self.layout))
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
-        """Run the client's part of Algorithm 1, 2 or 3, by the round's phase; in phase 2b the upload is empty."""
+        """Run the client's part of Algorithm 1, 2 or 3, by the round's phase; in phase 2b the upload is empty.
+
+        Raises:
+            ProtocolError: The phase is none of ``dmpfl.schedule``. Uploads of phase 1 carry no noise, and a client of a
+                run without phase 1 must not be brought to send one.
+        """
+        if plan.phase not in self.phases:
+            raise ProtocolError("phase", f"one of dmpfl.schedule: {', '.join(sorted(self.phases))}", plan.phase)
         state = self.received(state, download)
         if plan.phase == "2b":
             return self._refine_personal(state, plan), Payload()

@@ -166,7 +166,7 @@ def test_a_browser_draws_every_figure_without_console_messages(which, scheme, tm
 
 def ask(server, path, host=None):
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
-    connection.request("GET", path, headers={"Host": host} if host else {})
+    connection.request("GET", f"/{server.secret}{path}", headers={"Host": host} if host else {})
     answer = connection.getresponse()
     return answer.status, answer.read().decode()
 

@@ -116,7 +116,8 @@ def _remembered(name: str, directory: Path, state: str) -> Source:
         arrays = {"x": source.x, "y": source.y}
         if source.natural is not None:
             arrays["natural"] = source.natural
-        written = cache.write(entry, arrays, {"info": asdict(source.info), "train_count": source.train_count})
+        notes = {"info": asdict(source.info), "train_count": source.train_count}
+        written = cache.write(entry, arrays, notes, private=name == "folder")  # a copy of the user's own data
     return (_from_cache(entry) if written else None) or source
 
 

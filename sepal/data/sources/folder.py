@@ -62,7 +62,7 @@ def _npz(path: Path) -> Source:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             given = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise DataError(str(path), "an npz file without pickled objects", str(error)) from error
     if not {"x", "y"} <= set(given) or ("x_test" in given) != ("y_test" in given):
         raise DataError(str(path), "x and y, and x_test with y_test or neither", ", ".join(sorted(given)) or "nothing")
@@ -153,14 +153,14 @@ def _png(path: Path) -> NDArray[np.uint8]:
     try:
         with Image.open(path) as image:
             return np.asarray(image.convert("L" if image.mode in ("1", "L", "I", "I;16", "F") else "RGB"))
-    except (OSError, ValueError, SyntaxError) as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(str(path), "a PNG image", str(error)) from error
 
 
 def _npy(path: Path) -> NDArray[Any]:
     try:
         return np.asarray(np.load(path, allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, MemoryError) as error:
         raise DataError(str(path), "a .npy array without pickled objects", str(error)) from error
 
 
