@@ -86,16 +86,20 @@ class Plan(BaseModel):
     ranks: Ranks | None = None
     block: tuple[Block, ...] = Field(min_length=1)
 
+    @property
+    def known_scales(self) -> list[Scale]:
+        """The scales at which the plan has something of its own."""
+        named = {each for block in self.block if block.scales != SCALES for each in block.scales}
+        return [each for each in SCALES if each in {"cpu", *self.scale, *named}]
+
     def at(self, scale: Scale) -> Plan:
         """Return the plan at a scale: with the blocks that it has there, and with what the scale changes in them.
 
         Raises:
             ConfigError: The plan has nothing at that scale.
         """
-        named = {each for block in self.block if block.scales != SCALES for each in block.scales}
-        known = [each for each in SCALES if each in {"cpu", *self.scale, *named}]
-        if scale not in known:
-            raise ConfigError("--scale", f"{' or '.join(known)}, which {self.title} has", scale)
+        if scale not in self.known_scales:
+            raise ConfigError("--scale", f"{' or '.join(self.known_scales)}, which {self.title} has", scale)
         change = self.scale.get(scale, AtScale()) if scale != "cpu" else AtScale()
         wanted = {block.name for block in self.block if block.name in (change.blocks or (block.name,))}
         wanted |= {block.trials for block in self.block if block.name in wanted}
