@@ -65,7 +65,7 @@ def paper(
         limit = found.hours if hours is None else hours
         failed = in_stages(found, only, place, Executor(place, jobs, workers, limit))
         write_index(found, list(found.runs()), place)
-    written = write_report(found, list(found.runs(chosen=chosen(found, place))), place)
+    written = write_report(found, list(found.runs(chosen=chosen(found, place, failed))), place)
     if table:
         typer.echo(written[0].read_text())
     for path in written:

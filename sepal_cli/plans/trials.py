@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -22,8 +22,11 @@ from sepal_cli.plans.tune import validation
 Execute = Callable[[Sequence[PlannedRun]], list[str]]
 
 
-def chosen(plan: Plan, out: Path) -> Chosen:
-    """Return what the trials under ``out`` have chosen, for the variants all of whose trials have ended."""
+def chosen(plan: Plan, out: Path, failed: Collection[str] = ()) -> Chosen:
+    """Return what the trials under ``out`` have chosen, for the variants all of whose trials have ended.
+
+    Trials named in ``failed``, for instance because a large rate diverged, are not chosen, nor waited for.
+    """
     blocks = {block.name: block for block in plan.block}
     found: dict[str, dict[str, dict[str, Value]]] = {}
     for block in plan.block:
@@ -32,7 +35,8 @@ def chosen(plan: Plan, out: Path) -> Chosen:
             runs = list(plan.runs(source.name))
             found[block.name] = {}
             for variant in block.variants:
-                best = _best(plan, source, [run for run in runs if run.variant == variant], out)
+                own = [run for run in runs if run.variant == variant and run.name not in failed]
+                best = _best(plan, source, own, out)
                 if best is not None:
                     found[block.name][variant] = best
     return found
@@ -72,7 +76,7 @@ def in_stages(plan: Plan, only: str, out: Path, execute: Execute) -> list[str]:
     tried: set[str] = set()
     list(plan.runs(only))  # refuses a name that is none
     while True:
-        every = plan.runs(chosen=chosen(plan, out))
+        every = plan.runs(chosen=chosen(plan, out, failed))
         left = [run for run in every if run.block in wanted and run.name not in tried]
         stage = list(itertools.takewhile(lambda run: run.ready, left)) or [run for run in left if run.ready]
         if not stage:

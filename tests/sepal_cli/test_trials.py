@@ -67,6 +67,22 @@ def test_the_best_trial_gives_its_values_and_runs_wait_for_it(file: Path, tmp_pa
     assert chosen(plan, out)["main"]["local"] == {"lr": 0.1}
 
 
+def test_a_trial_that_fails_is_not_chosen_and_does_not_hold_its_variant_up(file: Path, tmp_path: Path) -> None:
+    """FedAvg diverges at the larger rate."""
+    plan, out, ended = read_plan(file), tmp_path / "out", []
+
+    def execute(runs):
+        diverged = [run.name for run in runs if run.name == "rates-lr_0.3-fedavg-seed0"]
+        for run in runs:
+            if run.name not in diverged:
+                write_run(out / run.name, method=str(run.keys["method"]), lr=run.keys["lr"], seed=run.keys["seed"])
+                ended.append((run.block, run.variant, run.seed, run.keys["lr"]))
+        return diverged
+
+    assert in_stages(plan, "main", out, execute) == ["rates-lr_0.3-fedavg-seed0"]
+    assert {("main", "fedavg", 0, 0.1), ("main", "fedavg", 1, 0.1)} <= set(ended)
+
+
 def test_trials_run_before_what_waits_for_them_and_a_block_brings_its_trials(file: Path, tmp_path: Path) -> None:
     plan, out, calls = read_plan(file), tmp_path / "out", []
 
