@@ -1,10 +1,10 @@
 """A SuperNode whose client process stays: Flower's ``flower-supernode`` beside :mod:`sepal_engines.flower.warm`.
 
-``python -m sepal_engines.flower.node`` takes the options of ``flower-supernode``. Two things differ from it. The
-executor is our resident process, started again whenever it ends. And the SuperNode's fixed pauses, 3 s between looks
-for a message and .5 s between looks for the client's reply, become short ones that grow to that length while nothing
-comes. They have no option in Flower 1.39: the clock of its module ``start_client_internal`` is replaced, and left
-alone where that module is built otherwise.
+``python -m sepal_engines.flower.node`` takes the options of ``flower-supernode``. Three things differ from it. The
+executor is our resident process, started again whenever it ends. A late reply is pushed although no further message
+comes. And the SuperNode's fixed pauses, 3 s between looks for a message and .5 s between looks for the client's reply,
+become short ones that grow to that length while nothing comes. They have no option in Flower 1.39: the clock of its
+module ``start_client_internal`` is replaced, and left alone where that module is built otherwise.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 from sepal_engines.flower.processes import listening
 
@@ -67,6 +68,34 @@ def shorten(module: ModuleType, pauses: Pauses) -> bool:
     return True
 
 
+def push_late_replies(module: ModuleType) -> bool:
+    """Let ``module`` push replies also when no message has come; False where it has no such function.
+
+    Flower 1.39 pushes replies only after it has pulled a message, and then those that are there. A message whose run
+    ended while it was received is answered later, and its reply takes the place of the next message's. From then on
+    every reply would wait for another message, so a resumed run would end by its timeout, again and again.
+    """
+    pull = getattr(module, "_pull_and_store_message", None)
+    if pull is None:
+        return False
+
+    def pull_or_push(*, state: Any, **further: Any) -> int | None:
+        run: int | None = pull(state=state, **further)
+        return 0 if run is None and reply_waits(state) else run  # any number: go on to the push stage
+
+    module._pull_and_store_message = pull_or_push  # type: ignore[attr-defined]
+    return True
+
+
+def reply_waits(state: Any) -> bool:
+    """Return whether a reply has not been pushed yet. ``get_messages`` would tell, but returns each reply only once."""
+    if not hasattr(state, "msg_store"):
+        return False
+    with state.lock_msg_store:
+        entries = list(state.msg_store.values())
+    return any(not entry.is_retrieved and entry.message.metadata.reply_to_message_id for entry in entries)
+
+
 def keep_executor(command: Sequence[str], port: int, wake: int) -> None:
     """Start the executor once the SuperNode listens, and again whenever it ends; does not return."""
     while not listening(port):
@@ -97,8 +126,10 @@ def main() -> None:
     options, _ = parser.parse_known_args()
     received, wake = os.pipe()
     os.set_blocking(wake, False)
-    if not shorten(importlib.import_module("flwr.supernode.start_client_internal"), Pauses(wake)):
+    internal = importlib.import_module("flwr.supernode.start_client_internal")
+    if not shorten(internal, Pauses(wake)):
         print("sepal: Flower's SuperNode keeps its own pauses", file=sys.stderr)
+    push_late_replies(internal)
     with tempfile.TemporaryDirectory(prefix="sepal-node-") as text:
         secret = Path(options.superexec_auth_secret_file or Path(text) / "secret")
         more = ["--isolation", "process"]

@@ -118,6 +118,39 @@ def test_flowers_module_is_built_as_expected():
     assert not node.shorten(types.ModuleType("another"), node.Pauses(-1))
 
 
+def test_a_late_reply_is_pushed_although_no_message_comes():
+    """Flower pushes after a message only: a reply whose place an older one took would wait for the next message."""
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    module, state = types.ModuleType("flowers"), InMemoryNodeState(object_store=None)
+    module._pull_and_store_message = lambda *, state, name: 7 if name == "a message" else None
+    assert node.push_late_replies(module)
+    assert module._pull_and_store_message(state=state, name="a message") == 7
+    made = [
+        types.SimpleNamespace(message_id=name, run_id=1, reply_to_message_id=to) for name, to in (("m", ""), ("r", "m"))
+    ]
+    asked, reply = (types.SimpleNamespace(metadata=metadata) for metadata in made)
+    state.store_message(asked)
+    assert module._pull_and_store_message(state=state, name="none") is None, "no reply: Flower waits and looks again"
+    state.store_message(reply)
+    assert module._pull_and_store_message(state=state, name="none") is not None, "Flower goes on to the push stage"
+    assert [each.metadata.message_id for each in state.get_messages(is_reply=True)] == ["r"], "still there for it"
+    assert module._pull_and_store_message(state=state, name="none") is None
+    assert not node.push_late_replies(types.ModuleType("another"))
+
+
+def test_flowers_loop_pulls_by_keyword_and_pushes_unless_none_was_pulled():
+    """What :func:`push_late_replies` relies on."""
+    import importlib
+    import inspect
+
+    module = importlib.import_module("flwr.supernode.start_client_internal")
+    source = inspect.getsource(module.start_client_internal)
+    assert "_pull_and_store_message(\n                state=state," in source
+    assert "if run_id is None:" in source
+    assert "state.get_messages(is_reply=True)" in inspect.getsource(module._push_messages)
+
+
 def test_a_node_on_a_gpu_starts_cold():
     assert wants_gpu({"device": "cuda"})
     assert not wants_gpu({"device": "cpu"})
