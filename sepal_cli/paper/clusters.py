@@ -1,7 +1,7 @@
 """Which clients a method has found alike, by hierarchical clustering: of pFedGate's gates, of Pa3dFL's embeddings.
 
 pFedGate: Chen et al., ICML 2023, Figure 4: Ward's method on Euclidean distances of φ_i, the gates' parameters without
-the statistics of their norms. ``python -m sepal_cli.paper.clusters RUN`` prints JSON:
+the statistics of their norms. :func:`analyse` returns:
 
 - ``clients``: names, in the order of the tree's leaves;
 - ``labels``: of each the labels of at least a tenth of its training examples;
@@ -11,8 +11,6 @@ the statistics of their norms. ``python -m sepal_cli.paper.clusters RUN`` prints
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,14 +81,3 @@ def _embeddings(path: Path, assembly: Assembly, state: Any) -> dict[str, Vector]
 
 Reader = Callable[[Path, Assembly, Any], dict[str, Vector]]
 READERS: Mapping[str, Reader] = {"pfedgate": _gates, "pa3dfl": _embeddings}
-
-
-def main() -> None:
-    """Print the analysis of a run."""
-    parser = argparse.ArgumentParser(description="Which clients a method has found alike, as JSON.")
-    parser.add_argument("run", type=Path, help="run directory")
-    print(json.dumps(analyse(parser.parse_args().run)))
-
-
-if __name__ == "__main__":
-    main()

@@ -216,23 +216,35 @@ def run(seed: int, first: int, count: int) -> Counter[str]:
     return verdicts
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def options(description: str | None) -> argparse.Namespace:
+    """Read how many cases to try, the number of the first, and the seed."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    start = time.perf_counter()
-    verdicts = run(options.seed, options.first, options.count)
-    for name, times in verdicts.most_common():
+    return parser.parse_args()
+
+
+def peak() -> int:
+    """Peak memory of this process, MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def report(title: str, verdicts: Counter[str], seed: int, seconds: float) -> None:
+    """Print how often each verdict was given, and the sum."""
+    for name, times in verdicts.most_common(30):
         print(f"{times:>10,}  {name}")
-    seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    refused = verdicts.total() - verdicts["accepted"]
+    total, accepted = verdicts.total(), verdicts["accepted"]
     print(
-        f"wire fuzz: {options.count:,} payloads (seed {options.seed}), {refused:,} refused, "
-        f"{verdicts['accepted']:,} accepted and valid, 0 failures, {seconds:.0f} s, peak memory {peak} MB"
+        f"{title}: {total:,} (seed {seed}), {total - accepted:,} refused, {accepted:,} accepted and valid, 0 failures, "
+        f"{seconds:.0f} s, peak memory {peak()} MB"
     )
+
+
+def main() -> None:
+    chosen, start = options(__doc__), time.perf_counter()
+    verdicts = run(chosen.seed, chosen.first, chosen.count)
+    report("wire fuzz, payloads", verdicts, chosen.seed, time.perf_counter() - start)
 
 
 if __name__ == "__main__":
