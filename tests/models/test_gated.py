@@ -1,4 +1,4 @@
-"""The gated module: the gate by definition, one model per example as the reference, gradients, what it remembers."""
+"""The gated module: one model per example as the reference, gradients, what it remembers."""
 
 import copy
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import models
-from models.gate import Gate, SwitchNorm, straight_through
+from models.gate import straight_through
 from models.gated import GatedModule
 from sepal.client.multiply_adds import multiply_adds
 from sepal.errors import ModelError
@@ -249,48 +249,6 @@ def test_gradient_of_importance_is_the_stated_one(gating):
     assert (outputs.grad[:, :count][dropped.expand(len(x), -1)] == 0).all()
 
 
-def test_switchable_norm_by_definition():
-    norm = SwitchNorm(3).double()
-    with torch.no_grad():
-        for parameter in norm.parameters():
-            parameter.copy_(torch.randn_like(parameter))
-    x = 5 + torch.randn(4, 3, 6, 5, dtype=torch.float64) * torch.arange(1.0, 4).view(1, 3, 1, 1)
-
-    def definition(means, variances):
-        a, b = norm.var_weight.softmax(0), norm.mean_weight.softmax(0)
-        mean = sum(weight * m for weight, m in zip(b, means, strict=True))
-        var = sum(weight * v for weight, v in zip(a, variances, strict=True))
-        channels = (1, 3, 1, 1)
-        return (x - mean) / (var + 1e-5).sqrt() * norm.weight.view(channels) + norm.bias.view(channels)
-
-    axes = ((2, 3), (1, 2, 3), (0, 2, 3))  # instance, layer, batch
-    means = [x.mean(a, keepdim=True) for a in axes]
-    variances = [x.var(a, correction=0, keepdim=True) for a in axes]
-    torch.testing.assert_close(norm(x), definition(means, variances))
-    running = [0.1 * means[2], 0.9 + 0.1 * variances[2]]  # from 0 and 1, momentum .1
-    torch.testing.assert_close(norm.running_mean, running[0].flatten())
-    torch.testing.assert_close(norm.running_var, running[1].flatten())
-    norm.eval()
-    torch.testing.assert_close(norm(x), definition([*means[:2], running[0]], [*variances[:2], running[1]]))
-
-
-def test_large_constant_images_have_no_negative_variance():
-    assert SwitchNorm(3)(torch.full((4, 3, 32, 32), 255.0)).isfinite().all()
-
-
-def test_size_of_the_papers_gate():
-    # CIFAR-10's LeNet has 50 blocks: 2 · 50 outputs of 3,072 inputs and a bias, BatchNorm's 2 · 100, and the switchable
-    # norm's 2 · 3 + 6. One path has half of all but the last.
-    assert sum(p.numel() for p in Gate((3, 32, 32), 50).parameters()) == 100 * 3072 + 100 + 200 + 12 == 307_512
-    assert sum(p.numel() for p in Gate((3, 32, 32), 50, paths=1).parameters()) == 153_762
-
-
-def test_gate_starts_around_one_half_and_a_shift_moves_it():
-    x = torch.randn(64, 3, 8, 8)
-    assert Gate((3, 8, 8), 20)(x).mean().item() == pytest.approx(0.5, abs=0.02)
-    assert Gate((3, 8, 8), 20, shift=3.0)(x).mean().item() == pytest.approx(0.93, abs=0.03)
-
-
 def test_state_is_apart_and_theta_has_the_plain_names():
     module, blocks = gated("lenet5")
     names = list(module.state_dict())
@@ -524,18 +482,3 @@ def test_resnet_with_group_norm_can_be_gated():
     module = GatedModule(model, (3, 8, 8), blocks.by_tensor(), Knapsack(blocks, 0.5))
     module(torch.randn(2, 3, 8, 8)).sum().backward()
     assert module(torch.randn(2, 3, 8, 8)).shape == (2, 10)
-
-
-@pytest.mark.parametrize("without", ["none", "pre-norm", "post-norm", "sigmoid"])
-def test_each_ablation_of_table_2_leaves_out_one_part_of_the_gate(without):
-    """Two paths of 7 blocks over 3 channels of 4 × 4: the first norm has 12 parameters, the second 2 · 14."""
-    torch.manual_seed(0)
-    gate, whole = (Gate((3, 4, 4), 7, without=part) for part in (without, "none"))
-    x = 2 + 3 * torch.randn(9, 3, 4, 4)
-    z = x if without == "pre-norm" else SwitchNorm(3).train()(x)
-    z = F.linear(z.flatten(1), gate.linear.weight, gate.linear.bias)
-    if without != "post-norm":
-        z = (z - z.mean(0)) / (z.var(0, correction=0) + 1e-5).sqrt()
-    torch.testing.assert_close(gate.train()(x), z if without == "sigmoid" else z.sigmoid())
-    count = {name: sum(p.numel() for p in module.parameters()) for name, module in (("ours", gate), ("all", whole))}
-    assert count["all"] - count["ours"] == {"pre-norm": 12, "post-norm": 28}.get(without, 0)
