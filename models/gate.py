@@ -1,6 +1,7 @@
 """The gate of pFedGate: from an example to a weight M and an importance G for every block of a model.
 
-"Efficient Personalized Federated Learning via Sparse Model-Adaptation", section 5.2.1 and appendix A.
+Chen et al., "Efficient Personalized Federated Learning via Sparse Model-Adaptation", ICML 2023, section
+5.2.1 and appendix A.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""pFedGate: sparse models made per example, batch or client by a private gating layer. Anonymous, 2023."""
+"""pFedGate: sparse models made per example, batch or client by a private gating layer. Chen et al., ICML 2023."""
 
 from strategies.pfedgate.contract import Hyper
 from strategies.registration import register

@@ -1,4 +1,4 @@
-"""Blocks of a model: what pFedGate scales, switches off and sends (paper, section 5.2.2).
+"""Blocks of a model: what pFedGate scales, switches off and sends (Chen et al., ICML 2023, section 5.2.2).
 
 Every parameter tensor, biases included, is taken flat in C order. Its first ⌊d·s_min⌋ entries are the first block,
 which is always on; the rest is cut into B − 1 blocks of equal size, the last one smaller where it does not divide. A

@@ -1,6 +1,7 @@
 """pFedGate, client algorithm: one loss trains the model and the gate that makes it sparse (Algorithm 1, lines 4-9).
 
-"Efficient Personalized Federated Learning via Sparse Model-Adaptation". Deviations: see NOTES.md.
+Chen, Yao, Gao, Ding, Li: "Efficient Personalized Federated Learning via Sparse Model-Adaptation", ICML 2023.
+Deviations: see NOTES.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What couples pFedGate's two halves: hyperparameters, states, the gated model at a budget, what is sent.
+"""What pFedGate's server and client share: keys, states, the gated model at a budget, what is sent.
 
-"Efficient Personalized Federated Learning via Sparse Model-Adaptation", Algorithm 1. The paper's symbols: θ_g →
-``weights``; φ_i → ``gate``; s_i → ``keep``; s_min → ``least``; B → ``blocks``; η → ``rate`` (η_g is the run's ``lr``);
-s' → ``share``; L → the number of blocks; d → the number of parameters.
+Chen, Yao, Gao, Ding, Li: "Efficient Personalized Federated Learning via Sparse Model-Adaptation", ICML 2023,
+Algorithm 1. The paper's symbols: θ_g → ``weights``; φ_i → ``gate``; s_i → ``keep``; s_min → ``least``; B → ``blocks``;
+η → ``rate`` (η_g is the run's ``lr``); s' → ``share``; L → the number of blocks; d → the number of parameters.
 
 Down goes θ_g, dense. Up go ``blocks``, the members of L that were on for any example since the round began, and
 ``delta``, Δθ at all entries of these blocks, without positions: both sides compute the blocks from B and s_i. A client

@@ -1,4 +1,4 @@
-"""Which blocks are on: a 0/1 knapsack over the gate's importance G (paper, section 5.2.3, equation 6).
+"""Which blocks are on: a 0/1 knapsack over the gate's importance G (pFedGate, ICML 2023, section 5.2.3, equation 6).
 
 max Σ I_j·G_j subject to Σ I_j·cost_j ≤ s·Σ cost_j; the first blocks are on in any case.
 

@@ -1,6 +1,7 @@
 """pFedGate, server algorithm: each entry's mean over the clients whose blocks held it (appendix G).
 
-"Efficient Personalized Federated Learning via Sparse Model-Adaptation", Algorithm 1. Deviations: see NOTES.md.
+Chen, Yao, Gao, Ding, Li: "Efficient Personalized Federated Learning via Sparse Model-Adaptation", ICML 2023,
+Algorithm 1. Deviations: see NOTES.md.
 """
 
 from __future__ import annotations

@@ -191,6 +191,8 @@ def test_multiply_adds_fall_as_sub_fedavg_counts_them(name):
     assert [sum(count.values()) for count in counts] == [651_720, 271_320]
     assert counts[1]["conv2.weight"] == 8 * 3 * 25 * 10**2
     assert round(651_720 / 271_320, 2) == 2.40
+    alone = [sum(of for tensor, of in count.items() if tensor.startswith("conv")) for count in counts]
+    assert alone == [592_800, 236_400]  # 2.51, what the paper says that it counts
     # Weights and biases: 3 · 76 + 8 · 76 + 120 · 201 + 84 · 121 + 10 · 85, and scale and shift of 11 norms.
     assert parameters(cut.layout) == 35_970 + (22 if name.endswith("bn") else 0)
 

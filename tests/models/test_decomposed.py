@@ -136,6 +136,37 @@ def test_equation_13_share_of_a_convolution(width, share):
     assert size(layer) / (64 * 64 * 25) == pytest.approx(share, abs=1e-12)
 
 
+def test_personal_factors_of_a_square_convolution_are_sixteen_ninths_of_the_plain_weight():
+    """T = S = 64, k² = 9, p = 1: R2 · (T/R1) · S = 64 · 16 · 64 entries of θ_v beside 64 · 64 · 9."""
+    layer = DecomposedLayer(nn.Conv2d(64, 64, 3, bias=False), 64, 1.0)
+    assert layer.theta_v.numel() / (64 * 64 * 9) == pytest.approx(16 / 9, abs=1e-12)
+
+
+def test_a_decomposed_resnet18_is_larger_than_the_plain_one():
+    """θ_u and θ_v of all convolutions at p = 1: 20.25 M parameters with both heads, against 11.17 M.
+
+    19.0 M of them, with the 1 × 1 convolutions of the three shortcuts as they are. Decoders of rank 64 have 64 entries
+    for each personal one: 5.0 GB; 4.7 GB without the shortcuts' θ_v.
+    """
+    plain = models.build("resnet18-gn", CIFAR, 10).to("meta")
+    model = Decomposed(plain, CIFAR, whole=RESIDUAL)
+    shortcuts = [layer for name, layer in layers(model).items() if "shortcut" in name]
+    assert [(layer.rank, layer.inputs, layer.outputs) for layer in shortcuts] == [
+        (64, 64, 128),
+        (128, 128, 256),
+        (256, 256, 512),
+    ]
+    factors = sum(layer.theta_u.numel() + layer.theta_v.numel() for layer in shortcuts)
+    assert factors == (8 * 64 + 16 * 128 + 32 * 256) + 16 * (64**2 + 128**2 + 256**2)
+    kept = 64 * 128 + 128 * 256 + 256 * 512
+    assert size(plain) == 11_173_962
+    assert size(model) == 20_247_688
+    assert round((size(model) - factors + kept) / 1e6, 1) == 19.0
+    personal = sum(p.size for p in model.personal)
+    assert round(4 * 64 * personal / 1e9, 1) == 5.0
+    assert round(4 * 64 * (personal - 16 * (64**2 + 128**2 + 256**2)) / 1e9, 1) == 4.7
+
+
 def test_components_divide_the_outputs():
     assert [components(channels) for channels in (64, 192, 32, 16, 10, 1, 512)] == [4, 12, 2, 1, 1, 1, 32]
     assert components(100) == 5  # 6.25 → 6 → 5

@@ -321,10 +321,14 @@ def test_sizes_of_the_papers_networks_and_the_limit():
     assert personal == 25 * 16 * 3 + 64 * 16 * 64 + 24 * 16 * 1600 + 12 * 16 * 384 + (64 + 64 + 384 + 192) + 19_300
     small = 5 + 3 * (64 * 64 + 64) + 5 * (64 * 64 + 64)  # temperatures, encoder, hidden layers of five decoders
     assert Hypernetwork(cifar.personal, 0, Hyper()).bytes == 4 * (65 * 774_868 + small)
+    assert round(65 * 774_868 + small, -5) == 50.4e6
     fashion = decomposed(name="cnn-fmnist-pa3dfl", shape=(1, 28, 28), classes=10)
     decoders = 4 * 64 * sum(p.size for p in fashion.personal)
     assert round(decoders / 1e6) == 433
     assert Hypernetwork(fashion.personal, 0, Hyper()).bytes < Hyper().most_mib << 20  # it fits
+    for made, sizes in ((cifar, (192, 50, 27)), (fashion, (419, 110, 58))):
+        networks = (Hypernetwork(made.personal, 0, Hyper(decoder_rank=rank)) for rank in (64, 16, 8))
+        assert tuple(round(network.bytes / 2**20) for network in networks) == sizes
     plain = models.build("resnet18-gn", (3, 32, 32), 10).to("meta")
     resnet = Decomposed(plain, (3, 32, 32), whole=("blocks.6.conv2", "blocks.6.shortcut.0", "blocks.7.conv2")).personal
     with pytest.raises(ModelError, match=r"hypernetwork: expected at most 1,073,741,824 bytes .* got 5,.* at rank 64"):
