@@ -33,6 +33,7 @@ from tests.stores import ScratchStore
 
 CASES = {  # name of the case: its keys; a variant of a method joins by a line
     **{name: {"method": name} for name in registry.METHODS},
+    "subfedavg": {"method": "subfedavg", "subfedavg.accuracy": 0.1},  # at .5 nobody prunes in four rounds
     "subfedavg-hy": {
         "method": "subfedavg",
         "subfedavg.variant": "hy",
@@ -52,7 +53,7 @@ CASES = {  # name of the case: its keys; a variant of a method joins by a line
     "fedrolex-mixed": {"method": "fedrolex", "capacity.profile": "0.05,0.25,1", "model": "digits-cnn-bn"},
     "fjord-mixed": {"method": "fjord", "capacity.profile": "0.05,0.25,1", "fjord.distill": True},
     "tailorfl-mixed": {"method": "tailorfl", "capacity.profile": "0.05,0.25,1"},
-    "pfedgate": {"method": "pfedgate", "pfedgate.keep": 0.5},
+    "pfedgate": {"method": "pfedgate", "pfedgate.keep": 0.3},  # at .5 every block is on for some example of a round
     "pfedgate-batch": {
         "method": "pfedgate",
         "pfedgate.gating": "batch",

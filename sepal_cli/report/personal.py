@@ -136,7 +136,7 @@ def pruning(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     rows = data["pruning"]
     shown = chart_of("pruning", parameters(comparison, *used)).transform_filter(f"{CELL} && {_of_one(rows)}")
     chart = shown.mark_line(point=True, strokeWidth=1.5, color="var(--bar)", opacity=0.75).encode(
-        alt.X("pruned:Q", title="pruned, % of what can be", scale=alt.Scale(zero=True)),
+        alt.X("pruned:Q", title="pruned, % of all parameters", scale=alt.Scale(zero=True)),
         alt.Y("accuracy:Q", title="accuracy of the trained model, %", scale=PERCENT),
         alt.Detail("client:N"),
         alt.Order("round:Q"),
