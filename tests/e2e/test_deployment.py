@@ -40,7 +40,7 @@ CASES = {
     "pa3dfl-mixed": {"method": "pa3dfl", "clients-per-round": 2, "capacity.profile": "0.05,0.25,1"},
     "fedrolex-mixed": {"method": "fedrolex", "clients-per-round": 2, "capacity.profile": "0.05,0.25,1"},
     "dmpfl-two": {"method": "dmpfl", "clients-per-round": 2, "dmpfl.iterations": 1},
-    "pfedgate-sample": {"method": "pfedgate", "pfedgate.keep": 0.5},
+    "pfedgate-sample": {"method": "pfedgate", "pfedgate.keep": 0.3},  # at .5 every block is on for some example
     "pfedgate-batch-two": {
         "method": "pfedgate",
         "clients-per-round": 2,
