@@ -101,7 +101,7 @@ def _shared(run_config: tuple[tuple[str, object], ...], device: str) -> Shared:
 def handle(message: Message, context: Context) -> Message:
     """Answer one message of any kind for the client that ``context`` describes.
 
-    Of an error on the node, the server is told the class and a code; the details are in the node's log.
+    If the node raises an error, the server gets its class and a code; the details are in the node's log.
     """
     name = "client"
     try:

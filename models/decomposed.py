@@ -48,7 +48,7 @@ _CONVOLVE: dict[int, Callable[..., torch.Tensor]] = {1: F.conv1d, 2: F.conv2d}
 
 
 class Decomposition(Enum):
-    """How a weight is put together from its two factors."""
+    """How a weight is composed of its two factors."""
 
     CHANNELS = "channels"  # Pa3dFL, equation 4: each u_i makes T/R1 whole output channels
     FLANC = "flanc"  # equation 3: the one θ_u is the basis of every output channel
@@ -142,7 +142,7 @@ class DecomposedLayer(nn.Module):
         return product.reshape(self.outputs, self.inputs, *self.kernel)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map float32 (batch, inputs, …) as the plain layer does; a linear layer's weight is never put together."""
+        """Map float32 (batch, inputs, …) as the plain layer does; a linear layer never recovers its weight."""
         if self.kernel:
             return _CONVOLVE[len(self.kernel)](x, self.weight(), self.bias, **self.settings)
         if self.decomposition is Decomposition.FLANC:
@@ -160,7 +160,7 @@ class DecomposedLayer(nn.Module):
     def regulariser(self) -> torch.Tensor:
         """Return Σ_i of the squared entries off the diagonal of u_iᵀu_i, a scalar; 0 for a linear layer (equation 32).
 
-        The paper sums over layers; for each component is our reading. FLANC's θ_u is one component.
+        The paper sums over layers; the sum over components is our reading. FLANC's θ_u is one component.
         """
         if not self.kernel:
             return self.theta_u.new_zeros(())
@@ -187,7 +187,7 @@ class Decomposed(nn.Module):
     """A plain model with all layers but the head decomposed, at one width, under two heads.
 
     Attributes:
-        body: The plain model with its layers replaced, and nothing in the place of its head: batch to features.
+        body: The plain model with its layers replaced and without its head; maps a batch to features.
         global_head: Linear, not trained: the plain model's head as it was given.
         local_head: Linear, personal; starts as the global one.
         width: p.
@@ -203,10 +203,10 @@ class Decomposed(nn.Module):
         decomposition: Decomposition = Decomposition.CHANNELS,
         whole: Sequence[str] = (),
     ) -> None:
-        """Replace the layers of a copy of ``plain``; each finds its kept inputs when an image of zeros passes.
+        """Replace the layers of a copy of ``plain``; a forward pass of zeros tells each how many inputs are kept.
 
         The factors are zeros until weights are loaded; heads, biases and norms are those of ``plain``, cut. With
-        ``plain`` on the device ``meta`` nothing is allocated: for the layouts alone.
+        ``plain`` on the device ``meta`` nothing is allocated, which is enough for the layouts.
 
         Args:
             plain: A model of convolutions, linear layers and ``GroupNorm``; the last of them is the head, linear.
@@ -214,8 +214,8 @@ class Decomposed(nn.Module):
             width: p, a multiple of ``least`` up to 1.
             least: p_min, 1/n for a whole n.
             decomposition: Pa3dFL's or FLANC's.
-            whole: Names of the layers whose outputs stay whole; none: the last hidden layer. A model in which its
-                output is added to others' (a residual network) needs the names of all of these.
+            whole: Names of the layers whose outputs stay whole; by default the last hidden layer. In a residual
+                network, name all layers whose outputs are added to that one's.
 
         Raises:
             ModelError: A layer of another kind, a width that is no multiple, or layers that do not fit when cut.
@@ -259,7 +259,7 @@ class Decomposed(nn.Module):
             self.body.set_submodule(name, pending.made.train(training))
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """Map a batch to what both heads read, float32 (batch, features)."""
+        """Map a batch to the features that both heads use, float32 (batch, features)."""
         found: torch.Tensor = self.body(x)
         return found
 
@@ -282,12 +282,13 @@ class Decomposed(nn.Module):
         return sum(layer.recovery for layer in self.body.modules() if isinstance(layer, DecomposedLayer))
 
     def cost(self, counted: float, examples: int, batches: int) -> float:
-        """Return an example's multiply-adds where recovered weights count once a batch, as they are computed.
+        """Return an example's multiply-adds, with weights recovered once per batch, as it is done.
 
         Args:
-            counted: An example's multiply-adds, forward and backward, with recovery counted for each: three products.
-            examples: Of a pass.
-            batches: Of a pass.
+            counted: An example's multiply-adds, forward and backward, with weights recovered for each example (three
+                products).
+            examples: Number of examples in a pass.
+            batches: Number of batches in a pass.
         """
         return counted - 3 * self.recovery * (1 - batches / examples)
 
@@ -356,13 +357,13 @@ def _layers(model: nn.Module) -> list[str]:
 
 
 def initial_weights(model: Decomposed, seed: int) -> dict[str, NDArray[np.float32]]:
-    """Return first weights, float32 by name in the order of ``layout``; each factor from (seed, "init", name).
+    """Return initial weights, float32 by name in the order of ``layout``; each factor from (seed, "init", name).
 
     θ_u ~ N(0, 1/R2) and θ_v ~ N(0, 2/(inputs·k²)), so that the recovered weight has He's variance. All other
     tensors are the model's.
 
     Args:
-        model: At width 1, because He's variance is of the whole layer: cut the result for a narrower one.
+        model: A model of width 1, because He's variance is that of the whole layer. Cut the result for a narrower one.
         seed: The run's seed.
 
     Raises:

@@ -78,7 +78,7 @@ class Exchange:
 
     Attributes:
         grid: The Flower Grid.
-        poll: Seconds between two looks for replies.
+        poll: Seconds between two checks for replies.
         late: Number of replies that arrived after their round had ended.
     """
 
@@ -143,7 +143,7 @@ class Exchange:
         return missing
 
     def _wave(self, left: deque[int], compose: Compose, group: str, timeout: float, most: int) -> Iterator[Message]:
-        """Compose the next messages: at most ``most``, and no further one once they hold ``WAVE_BYTES``."""
+        """Compose the next messages: at most ``most``, fewer if they reach ``WAVE_BYTES``."""
         size, count = 0, 0
         while left and count < most and size < WAVE_BYTES:
             node = left.popleft()
