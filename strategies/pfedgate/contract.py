@@ -1,12 +1,12 @@
-"""What couples pFedGate's two halves: hyperparameters, states, the gated model at a budget, what is sent.
+"""What pFedGate's server and client share: keys, states, the gated model at a budget, messages.
 
 "Efficient Personalized Federated Learning via Sparse Model-Adaptation", Algorithm 1. The paper's symbols: θ_g →
 ``weights``; φ_i → ``gate``; s_i → ``keep``; s_min → ``least``; B → ``blocks``; η → ``rate`` (η_g is the run's ``lr``);
 s' → ``share``; L → the number of blocks; d → the number of parameters.
 
-Down goes θ_g, dense. Up go ``blocks``, the members of L that were on for any example since the round began, and
-``delta``, Δθ at all entries of these blocks, without positions: both sides compute the blocks from B and s_i. A client
-that made no step sends an empty ``blocks``. φ_i, with the statistics of its norms, never travels.
+A download is θ_g, dense. An upload has ``blocks``, the members of L that were on for any example since the round began,
+and ``delta``, Δθ at all entries of these blocks, without positions: both sides compute the blocks from B and s_i. A
+client that made no step sends an empty ``blocks``. φ_i, with the statistics of its norms, never travels.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ClientState:
     Attributes:
         gate: φ_i with the statistics of its norms; empty before the first training: φ⁰.
         model: θ after the last local training; empty before. Evaluation reads it.
-        optimizer: Its state after the last training, where it outlives rounds.
+        optimizer: The optimizer's state after the last training; empty unless it is kept between rounds.
     """
 
     gate: Weights = field(default_factory=dict)
@@ -142,14 +142,14 @@ class Gated:
     # Messages
 
     def update(self, start: Weights, model: Weights, on: Mask, keep: float, coding: ValueCoding) -> Tensors:
-        """Return what goes up.
+        """Return the upload.
 
         Args:
             start: θ_g as received.
             model: θ after training.
             on: bool (L,): blocks that were on; none where the client made no step.
             keep: s_i.
-            coding: Of the values.
+            coding: How values are encoded.
         """
         index = self.positions(on, keep)
         delta: Values = self.flat.join(model) - self.flat.join(start)
