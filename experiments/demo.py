@@ -92,13 +92,15 @@ def conclusion(runs: Sequence[StoredRun]) -> Iterator[str]:
     fedpse, fedavg, local = ([mean(run, "received") or 0, mean(run, "trained") or 0] for run in runs)
     yield (
         f"Mean accuracy of the model that a client receives: {fedpse[0]:.1f} % with FedPSE, {fedavg[0]:.1f} % with "
-        f"FedAvg. After local training: {fedpse[1]:.1f} % and {fedavg[1]:.1f} %; with local training alone: {local[1]:.1f} %."
+        f"FedAvg. After local training: {fedpse[1]:.1f} % and {fedavg[1]:.1f} %; by local training alone: "
+        f"{local[1]:.1f} %."
     )
     verdict = {name: "ahead of" if fedpse[1] > other[1] else "behind" for name, other in (("f", fedavg), ("l", local))}
     sent = [run.bytes["up"] + run.bytes["down"] for run in runs]
     yield (
-        f"After training, FedPSE is {verdict['f']} FedAvg and {verdict['l']} Local, for {100 * sent[0] / sent[1]:.0f} % "
-        "of FedAvg's bytes. This is one seed on one small data set; docs/results has more."
+        f"After training, FedPSE is {verdict['f']} FedAvg and {verdict['l']} Local, for "
+        f"{100 * sent[0] / sent[1]:.0f} % of FedAvg's bytes. This is one seed on one small data set; "
+        "docs/results has more."
     )
 
 
