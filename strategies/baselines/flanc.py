@@ -2,7 +2,7 @@
 
 Mei, Guo, Zhou, Patel, "Resource-Adaptive Federated Learning with All-In-One Neural Composition", NeurIPS 2022, and the
 authors' code. Each layer's weight is a product of a basis θ_u and coefficients θ_v
-(:class:`models.decomposed.DecomposedLayer`, equation 3 of Pa3dFL). The basis has the same shape at every width and is
+(:class:`models.factors.DecomposedLayer`, equation 3 of Pa3dFL). The basis has the same shape at every width and is
 averaged over all clients with equal weights. Coefficients, biases, norms and the head belong to a width: they are
 averaged over the clients of that width, and do not change in a round without such clients. The loss has
 λ·Σ_layers mean((θ_uᵀθ_u - I)²), which keeps the basis near orthogonal.
@@ -29,7 +29,8 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
-from models.decomposed import LEAST, Decomposed, DecomposedLayer, Decomposition, cut, initial_weights
+from models.decomposed import Decomposed, cut, initial_weights
+from models.factors import LEAST, DecomposedLayer, Decomposition
 from models.weights import load_weights
 from sepal.client.hooks import Hooks
 from sepal.protocol.layout import Layout

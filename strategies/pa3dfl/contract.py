@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from models.decomposed import Decomposed, Decomposition, width_for
+from models.decomposed import Decomposed
+from models.factors import Decomposition, width_for
 from models.weights import load_weights
 from sepal.config import Settings
 from sepal.protocol.layout import Layout
