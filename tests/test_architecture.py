@@ -78,7 +78,7 @@ def test_every_file_and_module_that_the_page_names_is_there():
 def test_everything_that_a_methods_notes_name_is_there():
     """``module.name`` in NOTES.md is in the method's own folder, or has its full name."""
     for notes in (ROOT / "strategies").glob("*/NOTES.md"):
-        for name in re.findall(r"`([a-z_0-9]+(?:\.[A-Za-z_]\w*)+)`", notes.read_text()):
+        for name in re.findall(r"`([a-z_0-9]+(?:\.(?!py`)[A-Za-z_]\w*)+)`", notes.read_text()):
             parts = name.split(".")
             places = [(notes.parent, 1), *((ROOT, end) for end in range(len(parts), 0, -1))]
             files = [(where.joinpath(*parts[:end]).with_suffix(".py"), parts[end:]) for where, end in places]
