@@ -152,9 +152,11 @@ def join(
     ] = None,
     claim: Annotated[
         bool,
-        typer.Option("--claim", help="Take a free one of the keys in --certs; name, partition and capacity go by it."),
+        typer.Option("--claim", help="Claim a free key in --certs; it determines name, partition and capacity."),
     ] = False,
-    cold: Annotated[bool, typer.Option("--cold", help="A new process for every message, as Flower has it.")] = False,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Start a new process for every message, as Flower does.")
+    ] = False,
     data_dir: Annotated[str, typer.Option(help="Where shared data sets lie; by default SEPAL_DATA.")] = "",
     initial_weights: Annotated[str, typer.Option(help="This client's copy of the file to start from.")] = "",
     allow: Annotated[

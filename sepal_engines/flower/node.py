@@ -5,8 +5,8 @@
 - The executor is our resident process, which is restarted whenever it ends.
 - A late reply is pushed even if no further message arrives.
 - A reply whose content does not arrive is given up.
-- The SuperNode's fixed pauses (3 s between checks for a message, .5 s between checks for the client's reply) start short
-  and grow to that length while nothing happens. Flower 1.39 has no option for them, so the clock of its module
+- The SuperNode's fixed pauses (3 s between checks for a message, .5 s between checks for the client's reply) start
+  short and grow to that length while nothing happens. Flower 1.39 has no option for them, so the clock of its module
   ``start_client_internal`` is replaced, unless that module is not as expected.
 """
 
