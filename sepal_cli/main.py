@@ -60,6 +60,7 @@ def restore_help(command: click.Command) -> None:
         if isinstance(argument, TyperArgument) and not argument.help:
             known = getattr(hints.get(argument.name or ""), "__metadata__", ())
             argument.help = next((info.help for info in known if isinstance(info, ArgumentInfo)), None)
+    command.format_arguments = lambda ctx, formatter: None  # type: ignore[method-assign]  # Typer lists them itself
 
 
 app = typer.Typer(

@@ -266,7 +266,9 @@ def test_readme_lists_the_methods():
 
 @pytest.mark.parametrize("words", [["show"], ["join"], ["export"], ["deploy", "check"]])
 def test_help_says_what_arguments_are(words):
-    shown = sepal(*words, "--help").stdout.partition("Arguments:")[2].partition("Options:")[0]
+    text = sepal(*words, "--help").stdout
+    assert "Positional" not in text, "listed once"
+    shown = text.partition("Arguments:")[2].partition("Options:")[0]
     lines = [line.split(None, 1) for line in shown.splitlines() if line.strip()]
     assert lines
     assert [name for name, *text in lines if "".join(text).startswith(("[", "\\["))] == [], shown
