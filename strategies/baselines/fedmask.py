@@ -72,7 +72,9 @@ class Hyper(Settings):
     keep: float = Field(0.75, gt=0, le=1, description="share of a masked layer's units in a client's structure")
     lr: float = Field(0.01, gt=0, description="learning rate of the scores")
     momentum: float = Field(0.8, ge=0, lt=1, description="momentum of the scores")
-    weights: Literal["signed", "drawn"] = Field("signed", description="signed: one size for all of a layer; drawn: W_0")
+    weights: Literal["signed", "drawn"] = Field(
+        "signed", description="fixed weights; signed: one magnitude for each layer; drawn: W_0"
+    )
 
 
 @dataclass(frozen=True)

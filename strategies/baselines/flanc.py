@@ -47,7 +47,7 @@ class Hyper(WidthSettings):
         "0.25,0.5,0.75,1", description="widths of models; a client gets the largest with width² ≤ capacity"
     )
     # Chosen by Pa3dFL's authors among .01, .1 and 1.
-    lambda_: float = Field(0.1, ge=0, description="strength of the pull of bases to orthogonal ones")
+    lambda_: float = Field(0.1, ge=0, description="strength of the regulariser towards orthogonal bases")
 
 
 class Composed(Decomposed):
