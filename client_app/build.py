@@ -30,7 +30,7 @@ from sepal.protocol.messages import NAME
 from sepal.protocol.method import ClientInfo
 from sepal.protocol.threads import set_threads
 from sepal.rng import derive
-from sepal.storage.home import home
+from sepal.storage.home import private_home
 from sepal.storage.serialize import digest_arrays
 from strategies.assembly import Assembly, assemble
 
@@ -248,5 +248,5 @@ def tensors(examples: Examples, device: str) -> Pair:
 def open_store(shared: Shared, node: Node, run: str) -> DiskStateStore:
     """Return a deployed client's store, under the node's ``state-dir``, the run's, or ~/.sepal/state."""
     chosen = node.state_dir or shared.assembly.task.config.state_dir
-    directory = Path(chosen).expanduser() if chosen else home() / "state"
+    directory = Path(chosen).expanduser() if chosen else private_home() / "state"
     return DiskStateStore(directory / run / node.client, shared.assembly.method.client_state)

@@ -23,7 +23,7 @@ from sepal.config import Flat
 from sepal.errors import ConfigError
 from sepal.protocol.method import Scalar
 from sepal.storage.files import private_directory
-from sepal.storage.home import home
+from sepal.storage.home import private_home
 from sepal_engines.flower.bundle import write_app
 from sepal_engines.flower.credentials import NodeCredentials, ServerCredentials
 from sepal_engines.flower.engine import COMPLETED, Flower, Ports
@@ -80,7 +80,7 @@ def serve(
             raise ConfigError(key, "a free port", f"{taken}, which is in use")
     if not credentials:
         warn_of_plain_text()
-    place = home() / "server"
+    place = private_home() / "server"
     with alone(place), Flower(place, directory=Path.cwd(), tell=tell_command) as flower:
         flower.ports = Ports(port, control)
         flower.start_superlink(host, credentials=credentials)
@@ -173,7 +173,7 @@ def join(
     texts = {key: str(Path(path).expanduser().absolute()) if path else "" for key, path in paths.items()}
     texts |= {"name": name, "data": data, "device": device, "allow": ",".join(allow or [])}
     capacities = shares(capacity)
-    with claimed(certs, home() / "slots") if claim else nullcontext() as slot:
+    with claimed(certs, private_home() / "slots") if claim else nullcontext() as slot:
         if slot:
             partition, of, texts["name"] = slot.number, slot.count, slot.name
             tell(f"slot {slot.number} of {slot.count}: {slot.name}")
@@ -215,7 +215,7 @@ def stay(
         FlowerError: The SuperNode ends with an error all the same.
     """
     deadline = time.monotonic() + LAPSE
-    with Flower(home() / "clients" / client, directory=Path.cwd(), tell=tell_command) as flower:
+    with Flower(private_home() / "clients" / client, directory=Path.cwd(), tell=tell_command) as flower:
         while True:
             wait_until_welcome(address, credentials)
             began = time.monotonic()
