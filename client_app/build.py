@@ -95,6 +95,7 @@ class Node:
         initial_weights: Its copy of the file to start from; empty if there is none.
         allow: Code and paths that the run config may name; see :mod:`client_app.guard`.
         least_noise: The least ``privacy.noise`` with which it sends uploads; 0 for any.
+        accuracies: Whether it evaluates models and sends the counts; see :class:`client_app.host.ClientHost`.
     """
 
     partition: int = 0
@@ -108,6 +109,7 @@ class Node:
     initial_weights: str = ""
     allow: frozenset[str] = frozenset()
     least_noise: float = 0.0
+    accuracies: bool = True
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Node:
@@ -125,6 +127,9 @@ class Node:
         noise = node_config.get("least-noise") or 0.0
         if not isinstance(noise, int | float) or not 0 <= noise < math.inf:
             raise ConfigError("least-noise", "a number of at least 0", noise)
+        silent = node_config.get("no-accuracies", False)
+        if not isinstance(silent, bool):
+            raise ConfigError("no-accuracies", "true or false", silent)
         texts = {key: str(node_config.get(key, "")) for key in TEXTS}
         if texts["name"] and not NAME.match(texts["name"]):
             raise ConfigError("name", "at most 64 letters, digits, '.', '_' or '-'", texts["name"])
@@ -142,6 +147,7 @@ class Node:
             texts["initial-weights"],
             parse_allowed(texts["allow"]),
             float(noise),
+            not silent,
         )
 
     @property
@@ -187,7 +193,9 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
     figures = {"unseen-test-labels": float(data.unseen_test_labels)}
     salt = secret if task.config.privacy.noise else b""
-    return ClientHost(run, info, algorithm, store, evaluator, facts, trainer.spent, figures, salt)
+    return ClientHost(
+        run, info, algorithm, store, evaluator, facts, trainer.spent, figures, salt, accuracies=node.accuracies
+    )
 
 
 def data_digest(data: ClientData, salt: str) -> str:

@@ -164,6 +164,9 @@ def join(
     least_noise: Annotated[
         float, typer.Option(min=0, help="Send no upload with less noise than this; see privacy.noise.")
     ] = 0.0,
+    no_accuracies: Annotated[
+        bool, typer.Option("--no-accuracies", help="Evaluate no model and send no accuracies, only what is trained.")
+    ] = False,
 ) -> None:
     """Join a server as a client, until the server ends or Ctrl-C."""
     from client_app.build import Node
@@ -181,6 +184,7 @@ def join(
         node_config: dict[str, Scalar] = {"partition-id": partition, "num-partitions": of}
         node_config |= {"capacity": share} if share else {}
         node_config |= {"least-noise": least_noise} if least_noise else {}
+        node_config |= {"no-accuracies": True} if no_accuracies else {}
         node_config |= {key: value for key, value in texts.items() if value}
         client = Node.of(node_config).client
         split(address)
