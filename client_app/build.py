@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from client_app.allowance import Allowance
 from client_app.guard import parse_allowed
 from client_app.host import ClientHost
 from sepal.client.evaluation import Evaluator, Shift, no_examples
@@ -96,6 +97,7 @@ class Node:
         allow: Code and paths that the run config may name; see :mod:`client_app.guard`.
         least_noise: The least ``privacy.noise`` with which it sends uploads; 0 for any.
         accuracies: Whether it evaluates models and sends the counts; see :class:`client_app.host.ClientHost`.
+        most_uploads: How many uploads it sends over all runs; 0 for any number.
     """
 
     partition: int = 0
@@ -110,6 +112,7 @@ class Node:
     allow: frozenset[str] = frozenset()
     least_noise: float = 0.0
     accuracies: bool = True
+    most_uploads: int = 0
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Node:
@@ -130,6 +133,9 @@ class Node:
         silent = node_config.get("no-accuracies", False)
         if not isinstance(silent, bool):
             raise ConfigError("no-accuracies", "true or false", silent)
+        most = node_config.get("most-uploads", 0)
+        if not isinstance(most, int) or isinstance(most, bool) or most < 0:
+            raise ConfigError("most-uploads", "a whole number of at least 0", most)
         texts = {key: str(node_config.get(key, "")) for key in TEXTS}
         if texts["name"] and not NAME.match(texts["name"]):
             raise ConfigError("name", "at most 64 letters, digits, '.', '_' or '-'", texts["name"])
@@ -148,6 +154,7 @@ class Node:
             parse_allowed(texts["allow"]),
             float(noise),
             not silent,
+            most,
         )
 
     @property
@@ -255,6 +262,15 @@ def tensors(examples: Examples, device: str) -> Pair:
 
 def open_store(shared: Shared, node: Node, run: str) -> DiskStateStore:
     """Return a deployed client's store, under the node's ``state-dir``, the run's, or ~/.sepal/state."""
+    return DiskStateStore(state_dir(shared, node) / run / node.client, shared.assembly.method.client_state)
+
+
+def open_allowance(shared: Shared, node: Node) -> Allowance:
+    """Return the count of a deployed client's uploads; no run has its name, which begins with a dot."""
+    return Allowance(state_dir(shared, node) / ".uploads" / node.client / "sent", node.most_uploads)
+
+
+def state_dir(shared: Shared, node: Node) -> Path:
+    """Return the directory of a deployed client's states in all runs."""
     chosen = node.state_dir or shared.assembly.task.config.state_dir
-    directory = Path(chosen).expanduser() if chosen else private_home() / "state"
-    return DiskStateStore(directory / run / node.client, shared.assembly.method.client_state)
+    return Path(chosen).expanduser() if chosen else private_home() / "state"

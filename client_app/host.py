@@ -57,6 +57,7 @@ class ClientHost:
             without noise, and a digest alone would confirm a guess of the client's data.
         accuracies: Whether the client evaluates models and sends what it counted. If not, a reply has no figures but
             its costs, whatever the server asks for.
+        spend: Called with run and version of an upload before it is stored and sent; raises if it is one too many.
     """
 
     run: str
@@ -69,6 +70,7 @@ class ClientHost:
     figures: Mapping[str, float] = field(default_factory=dict)
     salt: bytes = b""
     accuracies: bool = True
+    spend: Callable[[str], None] = lambda upload: None
 
     def handle(self, records: RecordDict) -> RecordDict:
         """Answer one message. A SepalError becomes an error reply with all details; other exceptions are raised."""
@@ -124,6 +126,8 @@ class ClientHost:
         if kind is Kind.TRAIN or (kind is Kind.ADAPT and order.keep):
             name = version(plan.round, order.base, download_digest, answer.digest())
             reply = replace(reply, version=name, state=self._digest(after) if order.keep else "")
+            if answer.data or answer.scalars:
+                self.spend(f"{order.run} {name}")
             self.store.save(name, Stored(request, after, reply, answer), Origin(order, content))
             self.store.prune(order.durable)
         return reply, answer

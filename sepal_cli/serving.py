@@ -164,6 +164,9 @@ def join(
     least_noise: Annotated[
         float, typer.Option(min=0, help="Send no upload with less noise than this; see privacy.noise.")
     ] = 0.0,
+    most_uploads: Annotated[
+        int, typer.Option(min=0, help="Send at most so many uploads, over all runs; 0: any number.")
+    ] = 0,
     no_accuracies: Annotated[
         bool, typer.Option("--no-accuracies", help="Evaluate no model and send no accuracies, only what is trained.")
     ] = False,
@@ -184,6 +187,7 @@ def join(
         node_config: dict[str, Scalar] = {"partition-id": partition, "num-partitions": of}
         node_config |= {"capacity": share} if share else {}
         node_config |= {"least-noise": least_noise} if least_noise else {}
+        node_config |= {"most-uploads": most_uploads} if most_uploads else {}
         node_config |= {"no-accuracies": True} if no_accuracies else {}
         node_config |= {key: value for key, value in texts.items() if value}
         client = Node.of(node_config).client
