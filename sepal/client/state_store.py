@@ -123,7 +123,8 @@ class DiskStateStore:
             patience: Seconds to wait for another process to release the lock.
 
         Raises:
-            StateError: Another process holds the lock: usually two SuperNodes on one state directory.
+            StateError: Another process holds the lock: usually two SuperNodes on one state directory. Or the lock is no
+                file that can be written.
         """
         if (self._directory / "lock").is_symlink():
             raise StateError(str(self._directory / "lock"), "a file that is no symbolic link", "a symbolic link")
@@ -131,6 +132,9 @@ class DiskStateStore:
             held = FileLock(self._directory / "lock", patience).acquire()
         except Timeout:
             raise StateError(str(self._directory), "one process at a time", "another one that uses it") from None
+        except OSError as reason:
+            path, expected = str(self._directory / "lock"), "a file that can be written"
+            raise StateError(path, expected, reason.strerror or str(reason)) from None
         with held:
             for part in self._directory.glob(".*.part"):
                 part.unlink(missing_ok=True)

@@ -122,9 +122,9 @@ def make_directory(path: Path) -> None:
     Raises:
         StateError: It cannot be created.
     """
-    missing = [path, *path.parents]
-    missing = missing[: next((number for number, part in enumerate(missing) if part.exists()), 0)]
     try:
+        missing = [path, *path.parents]
+        missing = missing[: next((number for number, part in enumerate(missing) if part.exists()), 0)]
         private_directory(path)
         for made in missing:  # otherwise a power failure may lose the directory with its synced files
             with _directory(made.parent) as handle:

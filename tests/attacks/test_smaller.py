@@ -16,6 +16,7 @@ from sepal.protocol.messages import read_reply
 from sepal.protocol.method import Kind
 from sepal.protocol.views import check_counts
 from sepal.server.run_store import DiskRunStore
+from sepal.storage.files import make_directory
 from sepal_cli.main import app
 from server_app.run_directory import IN_PROCESS, RunDirectory
 from strategies.assembly import assemble
@@ -60,6 +61,20 @@ def test_a_symbolic_link_for_an_identity_or_a_lock_is_not_followed(target, tmp_p
     with pytest.raises(StateError, match="lock: expected a file that is no symbolic link"), store.lock():
         pass
     assert other.exists() == (target == "a file")
+
+
+def test_a_lock_that_cannot_be_opened_is_named_in_one_line(tmp_path):
+    store = DiskStateStore(tmp_path, State)
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(StateError, match="lock: expected a file that can be written"), store.lock():
+        pass
+
+
+@pytest.mark.parametrize("made", [make_directory, lambda path: DiskRunStore(path, State)])
+def test_a_directory_that_cannot_be_looked_at_is_named_in_one_line(made, tmp_path):
+    """As with one whose parent is of mode 000: to ask whether it is there is an error, which was a traceback."""
+    with pytest.raises(StateError, match="expected a directory that can be made, got File name too long"):
+        made(tmp_path / ("x" * 300))
 
 
 def test_a_copy_beside_the_states_does_not_stop_the_client(tmp_path):
