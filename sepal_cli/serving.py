@@ -275,11 +275,11 @@ def watch(
             typer.echo(server.url)
             server.serve_forever()
     from sepal_cli.display import RoundDisplay
-    from sepal_cli.runs import find_run, read_run
+    from sepal_cli.runs import find_run, naming, read_run
 
     path = find_run(run)
     seen = 0
-    with RoundDisplay(Console(), path.name) as display:
+    with naming(path), RoundDisplay(Console(), path.name) as display:
         display.start(0, int(read_run(path).config["rounds"]))
         while True:
             stored = read_run(path)

@@ -23,6 +23,7 @@ from strategies.assembly import assemble
 from tests.attacks.hostile import EVIL, Hostile, changed
 from tests.attacks.test_swapped_files import State, save
 from tests.sepal.server.test_resume import federation, killed, outcome, serve
+from tests.sepal_cli.runs_for_tests import write_run
 
 
 def test_a_file_system_without_hard_links_is_enough(tmp_path, monkeypatch):
@@ -143,6 +144,28 @@ def test_show_names_a_damaged_file_in_one_line(name, content, tmp_path):
     assert result.exit_code == 2
     assert name in result.output
     assert len(result.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("summary.json", '"bytes"', '"octets"'),
+        ("summary.json", '"accuracy": {', '"accuracy": 1, "was": {'),
+        ("metrics.jsonl", '"bytes": {', '"bytes": [1], "was": {'),
+        ("metrics.jsonl", '"mean": ', '"mean": "x", "was": '),
+    ],
+)
+@pytest.mark.parametrize("command", [["show"], ["watch", "--no-follow"]])
+def test_figures_of_other_types_are_named_in_one_line(command, name, old, new, tmp_path):
+    file = write_run(tmp_path / "r") / name
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    result = CliRunner().invoke(app, [*command, str(tmp_path / "r")])
+    if command == ["show"] or name == "metrics.jsonl":
+        assert result.exit_code == 2, result.output
+        assert f"{tmp_path / 'r'}: expected figures as a run writes them" in result.stderr
+        assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("state", ["0" * 64 + "\nclient-9 " + "1" * 64, "x"])
