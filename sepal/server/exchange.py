@@ -6,6 +6,10 @@ composed and replies pulled a few at a time, so memory does not grow with the nu
 
 From a SuperLink, replies are pulled one by one. It marks all replies of a call as delivered before Flower decodes them,
 so one reply that cannot be decoded would lose the others.
+
+A SuperLink also marks a message as delivered when a node asks for it, so a connection that breaks at that moment loses
+the message. A node that takes three times as long as ever before is therefore asked a second time. That is safe: a
+client answers the same order with the same bits.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ Take: TypeAlias = Callable[[int, RecordDict], None]
 
 WAVE = 8  # messages composed, pushed or pulled at a time
 WAVE_BYTES = 8 << 20
+OVERDUE = 60.0  # seconds: no node is asked again before
+SLOWNESS = 3.0  # times the longest that the node has taken for an order of this kind
 
 MESSAGE_TYPES = {
     Kind.QUERY: MessageType.QUERY,
@@ -51,9 +57,18 @@ class LocalGrid(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Sent:
+    """A message on its way: its node, its kind, and when it was sent, in seconds of the monotonic clock."""
+
+    node: int
+    kind: Kind
+    at: float
+
+
 @dataclass
 class Lost:
-    """Nodes whose reply could not be read. Each is asked a second time, because the reply may have been lost."""
+    """Nodes that are asked a second time, because their message or their reply may have been lost."""
 
     _asked: set[int] = field(default_factory=set)
     _next: list[int] = field(default_factory=list)
@@ -86,6 +101,7 @@ class Exchange:
     poll: float = 0.1
     late: int = 0
     _stale: dict[str, int] = field(default_factory=dict)
+    _longest: dict[tuple[int, Kind], float] = field(default_factory=dict)
     _late: list[tuple[int, RecordDict]] = field(default_factory=list)
 
     def latecomers(self) -> list[tuple[int, RecordDict]]:
@@ -106,8 +122,8 @@ class Exchange:
 
         Args:
             nodes: Node ids.
-            compose: Returns kind and content of the message to a node; called once for each node, and a second time if
-                the node's reply could not be read, because the reply may have been lost on the way.
+            compose: Returns kind and content of the message to a node. Called once for each node, and a second time if
+                the node's reply could not be read or is overdue.
             group: Flower's group id, the round.
             timeout: Seconds; also the messages' time to live.
             take: Called with node id and content of each reply.
@@ -117,7 +133,7 @@ class Exchange:
         """
         deadline = time.monotonic() + timeout
         local = self.grid if isinstance(self.grid, LocalGrid) else None
-        waiting: dict[str, int] = {}
+        waiting: dict[str, Sent] = {}
         missing: dict[int, str] = {}
         left = deque(local.arrange(nodes) if local else nodes)
         size, lost = 1, Lost()
@@ -125,35 +141,47 @@ class Exchange:
             if left:
                 wave = list(self._wave(left, compose, group, timeout, size))
                 size = min(2 * size, WAVE)  # one message first, so that a client can start while the next are composed
-                sent = [message.metadata.dst_node_id for message in wave]
-                for node, name in zip(sent, self.grid.push_messages(wave), strict=True):
+                sent = [Sent(message.metadata.dst_node_id, kind, time.monotonic()) for kind, message in wave]
+                for one, name in zip(sent, self.grid.push_messages([message for _, message in wave]), strict=True):
                     if name:
-                        waiting[name] = node
-                    else:
-                        missing[node] = "not accepted by the SuperLink"
+                        waiting[name] = one
+                    elif not _asked(one.node, waiting):
+                        missing[one.node] = "not accepted by the SuperLink"
                 del wave
             found = self._collect(waiting, lost, missing, take)
+            if local is None:
+                self._note_overdue(waiting, lost)
             left.extend(lost.again())
             if waiting and not left and time.monotonic() > deadline:
-                missing |= dict.fromkeys(waiting.values(), f"no reply within {timeout:g} s")
-                self._stale |= waiting
+                missing |= {sent.node: f"no reply within {timeout:g} s" for sent in waiting.values()}
+                self._stale |= {name: sent.node for name, sent in waiting.items()}
                 break
             if waiting and not left and not found:
                 local.wait(self.poll) if local else time.sleep(self.poll)
         return missing
 
-    def _wave(self, left: deque[int], compose: Compose, group: str, timeout: float, most: int) -> Iterator[Message]:
+    def _note_overdue(self, waiting: dict[str, Sent], lost: Lost) -> None:
+        """Note the nodes whose reply takes far longer than any that they gave before."""
+        now = time.monotonic()
+        for sent in waiting.values():
+            longest = self._longest.get((sent.node, sent.kind))
+            if longest is not None and now - sent.at > max(OVERDUE, SLOWNESS * longest) and lost.note(sent.node):
+                log.warning("node %d: no reply for %.0f s, asked again", sent.node, now - sent.at)
+
+    def _wave(
+        self, left: deque[int], compose: Compose, group: str, timeout: float, most: int
+    ) -> Iterator[tuple[Kind, Message]]:
         """Compose the next messages: at most ``most``, and no further one once they hold ``WAVE_BYTES``."""
         size, count = 0, 0
         while left and count < most and size < WAVE_BYTES:
             node = left.popleft()
             kind, records = compose(node)
             about: dict[str, Any] = {"message_type": MESSAGE_TYPES[kind], "ttl": timeout, "group_id": group}
-            yield Message(records, dst_node_id=node, **about)
+            yield kind, Message(records, dst_node_id=node, **about)
             size += sum(len(array.data) for record in records.array_records.values() for array in record.values())
             count += 1
 
-    def _collect(self, waiting: dict[str, int], lost: Lost, missing: dict[int, str], take: Take) -> int:
+    def _collect(self, waiting: dict[str, Sent], lost: Lost, missing: dict[int, str], take: Take) -> int:
         """Process the replies that have arrived and return their number."""
         found = 0
         names = [*waiting, *self._stale]
@@ -167,23 +195,34 @@ class Exchange:
                 log.warning("%s", reason)
                 for name in batch:
                     self._stale.pop(name, None)
-                    if (node := waiting.pop(name, None)) is not None and not lost.note(node):
-                        missing[node] = reason
+                    sent = waiting.pop(name, None)
+                    if sent is not None and not _asked(sent.node, waiting) and not lost.note(sent.node):
+                        missing[sent.node] = reason
                 continue
             for reply in replies:
                 self._sort(reply, waiting, missing, take)
             found += len(replies)
         return found
 
-    def _sort(self, reply: Message, waiting: dict[str, int], missing: dict[int, str], take: Take) -> None:
+    def _sort(self, reply: Message, waiting: dict[str, Sent], missing: dict[int, str], take: Take) -> None:
         name = reply.metadata.reply_to_message_id
-        node = waiting.pop(name, None)
-        if node is None:
+        sent = waiting.pop(name, None)
+        if sent is None:
             asker = self._stale.pop(name, None)
             if asker is not None and not reply.has_error():
                 self.late += 1
                 self._late.append((asker, reply.content))
         elif reply.has_error():
-            missing[node] = one_line(f"error {reply.error.code}: {reply.error.reason}", 300)
+            if not _asked(sent.node, waiting):
+                missing[sent.node] = one_line(f"error {reply.error.code}: {reply.error.reason}", 300)
         else:
-            take(node, reply.content)
+            for other in [key for key, value in waiting.items() if value.node == sent.node]:
+                self._stale[other] = waiting.pop(other).node
+            spent = time.monotonic() - sent.at
+            self._longest[sent.node, sent.kind] = max(spent, self._longest.get((sent.node, sent.kind), 0.0))
+            take(sent.node, reply.content)
+
+
+def _asked(node: int, waiting: dict[str, Sent]) -> bool:
+    """Return whether another message to ``node`` is on its way."""
+    return any(sent.node == node for sent in waiting.values())

@@ -164,8 +164,8 @@ class Round:
             self._failed[name] = reason
 
     def note_late(self, name: str, records: RecordDict) -> None:
-        """Write a late reply, which answers an earlier round, to the ledger as refused."""
-        reason = "a reply to a round that had ended"
+        """Write a reply that nobody waited for, because its round had ended or it came twice, to the ledger."""
+        reason = "a second reply, or one to a round that had ended"
         size = message_bytes(records)
         self._ledger.append(LedgerEntry(self._plan.round, name, "training", "up", 0, size, 0, "late", reason))
 

@@ -1,10 +1,13 @@
 """A SuperNode whose client process stays: Flower's ``flower-supernode`` beside :mod:`sepal_engines.flower.warm`.
 
-``python -m sepal_engines.flower.node`` takes the options of ``flower-supernode``. Three things differ from it. The
-executor is our resident process, started again whenever it ends. A late reply is pushed although no further message
-comes. And the SuperNode's fixed pauses, 3 s between looks for a message and .5 s between looks for the client's reply,
-become short ones that grow to that length while nothing comes. They have no option in Flower 1.39: the clock of its
-module ``start_client_internal`` is replaced, and left alone where that module is built otherwise.
+``python -m sepal_engines.flower.node`` takes the options of ``flower-supernode``. Four things differ from it:
+
+- The executor is our resident process, started again whenever it ends.
+- A late reply is pushed although no further message comes.
+- A reply whose content never comes is given up.
+- The SuperNode's fixed pauses, 3 s between looks for a message and .5 s between looks for the client's reply, become
+  short ones that grow to that length while nothing comes. They have no option in Flower 1.39: the clock of its module
+  ``start_client_internal`` is replaced, and left alone where that module is built otherwise.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from sepal_engines.flower.processes import listening
 MESSAGE, REPLY = 3.0, 0.5  # Flower's pauses: between looks for a message, and for the client's reply
 SHORTEST = {MESSAGE: 0.1, REPLY: 0.02}
 GROWTH = 1.25
+CONTENT = 30.0  # seconds for the next piece of a reply's content, which a living process writes within milliseconds
 RESTART = 1.0  # seconds before an executor that has ended is started again
 
 
@@ -96,6 +100,52 @@ def reply_waits(state: Any) -> bool:
     return any(not entry.is_retrieved and entry.message.metadata.reply_to_message_id for entry in entries)
 
 
+class PatientStore:
+    """Flower's store of objects, which refuses to be asked for ever for a piece of content that is not there.
+
+    Args:
+        store: The store.
+        seconds: How long ``get`` may be called in vain for one piece.
+    """
+
+    def __init__(self, store: Any, seconds: float) -> None:
+        self._store, self._seconds = store, seconds
+        self._missing, self._since = "", 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def get(self, object_id: str) -> bytes | None:
+        """Return the content, ``b""`` where it has not come yet.
+
+        Raises:
+            TimeoutError: It has not come for ``seconds``.
+        """
+        content: bytes | None = self._store.get(object_id)
+        if content == b"" and object_id != self._missing:
+            self._missing, self._since = object_id, time.monotonic()
+        elif content == b"" and time.monotonic() - self._since > self._seconds:
+            raise TimeoutError(f"a reply's content: expected within {self._seconds:g} s, got none")
+        return content
+
+
+def give_up_lost_content(module: ModuleType) -> bool:
+    """Let ``module`` give up a reply whose content does not come; False where it has no such function.
+
+    A client process writes its reply first and then the content. Where it is killed in between, Flower 1.39 waits for
+    the content for ever, and answers no message any more.
+    """
+    push = getattr(module, "_push_messages", None)
+    if push is None:
+        return False
+
+    def push_or_give_up(*, object_store: Any, **further: Any) -> None:
+        push(object_store=PatientStore(object_store, CONTENT), **further)
+
+    module._push_messages = push_or_give_up  # type: ignore[attr-defined]
+    return True
+
+
 def keep_executor(command: Sequence[str], port: int, wake: int) -> None:
     """Start the executor once the SuperNode listens, and again whenever it ends; does not return."""
     while not listening(port):
@@ -130,6 +180,7 @@ def main() -> None:
     if not shorten(internal, Pauses(wake)):
         print("sepal: Flower's SuperNode keeps its own pauses", file=sys.stderr)
     push_late_replies(internal)
+    give_up_lost_content(internal)
     with tempfile.TemporaryDirectory(prefix="sepal-node-") as text:
         secret = Path(options.superexec_auth_secret_file or Path(text) / "secret")
         more = ["--isolation", "process"]

@@ -6,6 +6,7 @@ real clients, must end with the bits that they reach without it in a run where i
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from dataclasses import replace
@@ -112,7 +113,8 @@ def test_each_lie_is_named_in_the_ledger_and_the_round_goes_on(tmp_path):
     assembly = assemble(config)
     weights = dict(assembly.task.weights)
     facts = {"weights": digest_arrays(weights), "config": assembly.agreed}
-    liar = Liar(ClientInfo(LIAR, 60), seal(Payload({name: whole(array) for name, array in weights.items()})), facts)
+    upload = seal(Payload({name: whole(array) for name, array in weights.items()}))
+    liar = Liar(ClientInfo(LIAR, 60), itertools.repeat(upload), facts)
     liar.shapes = {name: array.shape for name, array in weights.items()}
     TaskIdentity.task_id = 1
     with Flower(environment={"SEPAL_HOME": str(tmp_path / "home")}) as deployed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import types
@@ -149,6 +150,51 @@ def test_flowers_loop_pulls_by_keyword_and_pushes_unless_none_was_pulled():
     assert "_pull_and_store_message(\n                state=state," in source
     assert "if run_id is None:" in source
     assert "state.get_messages(is_reply=True)" in inspect.getsource(module._push_messages)
+
+
+class Waiting:
+    """A store in which the content of ``whole`` is there, and that of ``lost`` never comes."""
+
+    deleted = ()
+
+    def get(self, object_id):
+        return b"content" if object_id == "whole" else b""
+
+    def delete(self, object_id):
+        self.deleted += (object_id,)
+
+
+def test_a_reply_whose_content_never_comes_is_given_up(monkeypatch):
+    """A process that was killed between a reply and its content would stop the SuperNode for good."""
+    monkeypatch.setattr(node, "CONTENT", 0.05)
+    module, store, found = types.ModuleType("flowers"), Waiting(), []
+
+    def push(*, state, object_store):
+        found.append(object_store.get("whole"))
+        with contextlib.suppress(TimeoutError):
+            while object_store.get("lost") == b"":
+                time.sleep(0.01)
+        object_store.delete("reply")
+
+    module._push_messages = push
+    assert node.give_up_lost_content(module)
+    module._push_messages(state=None, object_store=store)
+    assert (found, store.deleted) == ([b"content"], ("reply",))
+    assert not node.give_up_lost_content(types.ModuleType("another"))
+
+
+def test_flower_waits_for_content_without_end_and_survives_an_exception():
+    """What :func:`give_up_lost_content` mends, and relies on."""
+    import importlib
+    import inspect
+
+    module = importlib.import_module("flwr.supernode.start_client_internal")
+    assert "_push_messages(\n                state=state,\n                object_store=store," in inspect.getsource(
+        module.start_client_internal
+    )
+    source = inspect.getsource(module._push_messages)
+    assert 'while (content := object_store.get(tree.object_id)) == b"":' in source
+    assert "except Exception as err:" in source
 
 
 def test_a_node_on_a_gpu_starts_cold():

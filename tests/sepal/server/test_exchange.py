@@ -268,3 +268,62 @@ def test_a_node_whose_reply_was_lost_is_asked_again():
     grid, got = SuperLink({7}, times=1), {}
     missing = Exchange(grid, poll=0.001).deliver([5, 7], compose, "7", 5.0, got.setdefault)
     assert (set(got), missing) == ({5, 7}, {})
+
+
+class Forgetful(SuperLink):
+    """A grid that loses the message of each place in ``losses``: the node never gets it."""
+
+    def __init__(self, losses):
+        super().__init__({})
+        self.losses = losses
+
+    def push_messages(self, messages):
+        names = super().push_messages(messages)
+        for place in self.losses:
+            self.replies.pop(f"m{place}", None)
+        return names
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr("sepal.server.exchange.OVERDUE", 0.05)
+
+
+def test_a_node_that_takes_far_longer_than_before_is_asked_again(impatient):
+    grid, got = Forgetful({3}), {}
+    exchange = Exchange(grid, poll=0.001)
+    assert exchange.deliver([5, 7], compose, "1", 5.0, {}.setdefault) == {}
+    missing = exchange.deliver([5, 7], compose, "2", 5.0, got.setdefault)
+    assert (set(got), missing) == ({5, 7}, {})
+    assert grid.sent == [5, 7, 5, 7, 7], "only who did not answer"
+
+
+def test_a_node_is_asked_a_third_time_by_nobody(impatient):
+    grid = Forgetful({3, 4, 5})
+    exchange = Exchange(grid, poll=0.001)
+    exchange.deliver([5, 7], compose, "1", 5.0, {}.setdefault)
+    missing = exchange.deliver([5, 7], compose, "2", 0.3, {}.setdefault)
+    assert missing == {7: "no reply within 0.3 s"}
+    assert grid.sent == [5, 7, 5, 7, 7]
+
+
+def test_a_node_of_which_nothing_is_known_is_not_asked_again(impatient):
+    """It may be slow: nobody knows yet how long it takes to train."""
+    grid = Forgetful({1})
+    assert Exchange(grid, poll=0.001).deliver([5, 7], compose, "1", 0.3, {}.setdefault) == {7: "no reply within 0.3 s"}
+    assert grid.sent == [5, 7]
+
+
+def test_of_two_answers_to_one_order_the_first_counts_and_the_second_is_late(impatient):
+    grid, got = Forgetful({1}), []
+    exchange = Exchange(grid, poll=0.001)
+    exchange.deliver([7], compose, "1", 5.0, {}.setdefault)
+    held = []
+    grid.push_messages = lambda messages, push=grid.push_messages: held.extend(messages) or push(messages)
+    missing = exchange.deliver([7], compose, "2", 5.0, lambda node, records: got.append(node))
+    assert (got, missing) == ([7], {}), "m1 was lost, m2 was answered"
+    grid.losses = {}
+    grid.replies["m1"] = answer(held[0])  # it was not lost after all
+    exchange.deliver([7], compose, "3", 5.0, {}.setdefault)
+    assert exchange.late == 1
+    assert [node for node, _ in exchange.latecomers()] == [7]
