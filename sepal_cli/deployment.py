@@ -11,7 +11,7 @@ import typer
 
 from sepal import __version__
 from sepal.errors import ConfigError
-from sepal.storage.home import home
+from sepal.storage.home import private_home
 from sepal_cli.serving import alone, run_bundle, tell, tell_command, warn_of_plain_text
 
 deploy = typer.Typer(help="Check a deployment.", no_args_is_help=True, rich_markup_mode=None)
@@ -99,7 +99,7 @@ def submit(
         if time.monotonic() > deadline:
             raise ConfigError("--control", f"a SuperLink on port {control} of this machine", "no answer")
         time.sleep(0.5)
-    place = home() / "submit"
+    place = private_home() / "submit"
     with alone(place), Flower(place, directory=Path.cwd(), tell=tell_command) as flower:
         flower.ports = Ports(0, control)
         flower.connect(authority)

@@ -161,18 +161,19 @@ def show(
 ) -> None:
     """Show a run, or the directory of a comparison: accuracy, cost, bytes beside their dense equivalent."""
     from sepal_cli.comparison import INDEX
-    from sepal_cli.runs import find_run, read_run
+    from sepal_cli.runs import find_run, naming, read_run
     from sepal_cli.series import write_csv, write_tensorboard
 
     if (Path(run).expanduser() / INDEX).is_file():
         show_comparison(run, csv)
         return
     path = find_run(run)
-    show_run(path, find_run(beside) if beside else None)
-    if csv:
-        typer.echo(f"written to {write_csv(read_run(path), csv)}")
-    if tensorboard:
-        typer.echo(f"written to {write_tensorboard(read_run(path), tensorboard)}")
+    with naming(path):
+        show_run(path, find_run(beside) if beside else None)
+        if csv:
+            typer.echo(f"written to {write_csv(read_run(path), csv)}")
+        if tensorboard:
+            typer.echo(f"written to {write_tensorboard(read_run(path), tensorboard)}")
 
 
 def show_comparison(place: str, csv: Path | None) -> None:
