@@ -7,13 +7,14 @@ import os
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import lru_cache
 from typing import TypeAlias
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client_app.build import Node, Shared, build_host, open_store
+from client_app.build import Node, Shared, build_host, open_allowance, open_store
 from client_app.guard import check_noise, check_sizes, local_config, on_one_machine
 from sepal import user_modules
 from sepal.errors import ConfigError, one_line
@@ -101,7 +102,7 @@ def _shared(run_config: tuple[tuple[str, object], ...], device: str) -> Shared:
 def handle(message: Message, context: Context) -> Message:
     """Answer one message of any kind for the client that ``context`` describes.
 
-    Of an error on the node, the server is told the class and a code; the details are in the node's log.
+    If the node raises an error, the server gets its class and a code; the details are in the node's log.
     """
     name = "client"
     try:
@@ -117,6 +118,8 @@ def handle(message: Message, context: Context) -> Message:
         with nullcontext() if order.kind is Kind.QUERY else store.lock():
             secret = b"" if on_one_machine() else store.secret.encode()  # a simulation is the same for every seed
             host = build_host(shared, node, order.run, store, secret)
+            if not on_one_machine() and (node.most_uploads or shared.assembly.task.config.privacy.noise):
+                host = replace(host, spend=open_allowance(shared, node).spend)
             return Message(host.answer(message.content), reply_to=message)
     except Exception as error:  # Flower would send the text of an exception to the server
         code = uuid.uuid4().hex[:8]

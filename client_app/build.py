@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from client_app.allowance import Allowance
 from client_app.guard import parse_allowed
 from client_app.host import ClientHost
 from sepal.client.evaluation import Evaluator, Shift, no_examples
@@ -30,7 +31,7 @@ from sepal.protocol.messages import NAME
 from sepal.protocol.method import ClientInfo
 from sepal.protocol.threads import set_threads
 from sepal.rng import derive
-from sepal.storage.home import home
+from sepal.storage.home import private_home
 from sepal.storage.serialize import digest_arrays
 from strategies.assembly import Assembly, assemble
 
@@ -95,6 +96,8 @@ class Node:
         initial_weights: Its copy of the file to start from; empty if there is none.
         allow: Code and paths that the run config may name; see :mod:`client_app.guard`.
         least_noise: The least ``privacy.noise`` with which it sends uploads; 0 for any.
+        accuracies: Whether it evaluates models and sends the counts; see :class:`client_app.host.ClientHost`.
+        most_uploads: How many uploads it sends over all runs; 0 for any number.
     """
 
     partition: int = 0
@@ -108,6 +111,8 @@ class Node:
     initial_weights: str = ""
     allow: frozenset[str] = frozenset()
     least_noise: float = 0.0
+    accuracies: bool = True
+    most_uploads: int = 0
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Node:
@@ -125,6 +130,12 @@ class Node:
         noise = node_config.get("least-noise") or 0.0
         if not isinstance(noise, int | float) or not 0 <= noise < math.inf:
             raise ConfigError("least-noise", "a number of at least 0", noise)
+        silent = node_config.get("no-accuracies", False)
+        if not isinstance(silent, bool):
+            raise ConfigError("no-accuracies", "true or false", silent)
+        most = node_config.get("most-uploads", 0)
+        if not isinstance(most, int) or isinstance(most, bool) or most < 0:
+            raise ConfigError("most-uploads", "a whole number of at least 0", most)
         texts = {key: str(node_config.get(key, "")) for key in TEXTS}
         if texts["name"] and not NAME.match(texts["name"]):
             raise ConfigError("name", "at most 64 letters, digits, '.', '_' or '-'", texts["name"])
@@ -142,6 +153,8 @@ class Node:
             texts["initial-weights"],
             parse_allowed(texts["allow"]),
             float(noise),
+            not silent,
+            most,
         )
 
     @property
@@ -187,7 +200,9 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
     figures = {"unseen-test-labels": float(data.unseen_test_labels)}
     salt = secret if task.config.privacy.noise else b""
-    return ClientHost(run, info, algorithm, store, evaluator, facts, trainer.spent, figures, salt)
+    return ClientHost(
+        run, info, algorithm, store, evaluator, facts, trainer.spent, figures, salt, accuracies=node.accuracies
+    )
 
 
 def data_digest(data: ClientData, salt: str) -> str:
@@ -247,6 +262,15 @@ def tensors(examples: Examples, device: str) -> Pair:
 
 def open_store(shared: Shared, node: Node, run: str) -> DiskStateStore:
     """Return a deployed client's store, under the node's ``state-dir``, the run's, or ~/.sepal/state."""
+    return DiskStateStore(state_dir(shared, node) / run / node.client, shared.assembly.method.client_state)
+
+
+def open_allowance(shared: Shared, node: Node) -> Allowance:
+    """Return the count of a deployed client's uploads; no run has its name, which begins with a dot."""
+    return Allowance(state_dir(shared, node) / ".uploads" / node.client / "sent", node.most_uploads)
+
+
+def state_dir(shared: Shared, node: Node) -> Path:
+    """Return the directory of a deployed client's states in all runs."""
     chosen = node.state_dir or shared.assembly.task.config.state_dir
-    directory = Path(chosen).expanduser() if chosen else home() / "state"
-    return DiskStateStore(directory / run / node.client, shared.assembly.method.client_state)
+    return Path(chosen).expanduser() if chosen else private_home() / "state"

@@ -1,6 +1,6 @@
-"""What a deployed node takes from the run config, which the server writes, and what only from its own.
+"""Restricts what a deployed node accepts from the run config, which the server writes.
 
-Code (``package.module:function``) and paths come from the node's own config, or from its list of what it allows. Sizes
+Code (``package.module:function``) and paths come from the node's own config, or from its list ``allow``. Sizes
 are bounded by the node's memory.
 """
 

@@ -33,6 +33,10 @@ from sepal.storage.serialize import digest
 
 log = logging.getLogger("sepal")
 
+# The figures of a client that sends no accuracies. Others, such as what a method chose on validation data, may depend
+# on labels that its own training does not show.
+COSTS = frozenset({"seconds", "steps", "multiply-adds"})
+
 Evaluate: TypeAlias = Callable[[Predictor, str], Mapping[str, float]]
 
 
@@ -51,6 +55,9 @@ class ClientHost:
         figures: Numbers about the client that every reply includes.
         salt: Goes into the digests of states that leave the client. With ``privacy.noise`` a state holds the update
             without noise, and a digest alone would confirm a guess of the client's data.
+        accuracies: Whether the client evaluates models and sends what it counted. If not, a reply has no figures but
+            its costs, whatever the server asks for.
+        spend: Called with run and version of an upload before it is stored and sent; raises if it is one too many.
     """
 
     run: str
@@ -62,6 +69,8 @@ class ClientHost:
     spent: Callable[[], Mapping[str, float]] = dict
     figures: Mapping[str, float] = field(default_factory=dict)
     salt: bytes = b""
+    accuracies: bool = True
+    spend: Callable[[str], None] = lambda upload: None
 
     def handle(self, records: RecordDict) -> RecordDict:
         """Answer one message. A SepalError becomes an error reply with all details; other exceptions are raised."""
@@ -91,6 +100,9 @@ class ClientHost:
             return replace(reply, facts={**self.facts, "store": self.store.identity}), Content()
         download_digest = content.digest()
         request = f"{kind.value}|{plan.round}|{order.base}|{download_digest}|{order.keep}|{','.join(order.views)}"
+        if not self.accuracies:
+            order = replace(order, views=())
+            request += "|no accuracies"  # so that a stored reply that has them is not sent
         stored = self.store.answered(plan.round, request)
         if stored:
             return stored.reply, stored.content
@@ -107,11 +119,15 @@ class ClientHost:
             **self._score("trained", order, self.algorithm.predictor(after, None, plan)),
         }
         sane = {name: value for name, value in metrics.items() if 0 <= value <= GREATEST}  # leaves out NaN and infinity
+        if not self.accuracies:
+            sane = {name: value for name, value in sane.items() if name in COSTS}
         reply = replace(reply, download=download_digest, metrics=sane)
         answer = seal(upload)
         if kind is Kind.TRAIN or (kind is Kind.ADAPT and order.keep):
             name = version(plan.round, order.base, download_digest, answer.digest())
             reply = replace(reply, version=name, state=self._digest(after) if order.keep else "")
+            if answer.data or answer.scalars:
+                self.spend(f"{order.run} {name}")
             self.store.save(name, Stored(request, after, reply, answer), Origin(order, content))
             self.store.prune(order.durable)
         return reply, answer

@@ -91,14 +91,16 @@ def conclusion(runs: Sequence[StoredRun]) -> Iterator[str]:
     """Yield two lines that describe the results."""
     fedpse, fedavg, local = ([mean(run, "received") or 0, mean(run, "trained") or 0] for run in runs)
     yield (
-        f"Before a local step, what the server sends is at {fedpse[0]:.1f} % with FedPSE and at {fedavg[0]:.1f} % with "
-        f"FedAvg; after local training it is {fedpse[1]:.1f} % and {fedavg[1]:.1f} %. Local alone: {local[1]:.1f} %."
+        f"Mean accuracy of the model that a client receives: {fedpse[0]:.1f} % with FedPSE, {fedavg[0]:.1f} % with "
+        f"FedAvg. After local training: {fedpse[1]:.1f} % and {fedavg[1]:.1f} %; by local training alone: "
+        f"{local[1]:.1f} %."
     )
     verdict = {name: "ahead of" if fedpse[1] > other[1] else "behind" for name, other in (("f", fedavg), ("l", local))}
     sent = [run.bytes["up"] + run.bytes["down"] for run in runs]
     yield (
-        f"Trained, FedPSE is {verdict['f']} FedAvg and {verdict['l']} Local, for {100 * sent[0] / sent[1]:.0f} % of "
-        "FedAvg's bytes. One seed on one small data set: see docs/results for more."
+        f"After training, FedPSE is {verdict['f']} FedAvg and {verdict['l']} Local, for "
+        f"{100 * sent[0] / sent[1]:.0f} % of FedAvg's bytes. This is one seed on one small data set; "
+        "docs/results has more."
     )
 
 

@@ -2,8 +2,8 @@
 
 Some have batch normalisation between convolution and ReLU.
 
-The papers give each network for one kind of image. Here the size of the image and its channels may differ: the first
-convolution and the first linear layer follow them. The parameter counts are those of the stated input.
+The papers define each network for one kind of image. Here images may have other sizes and channels, and the first
+convolution and the first linear layer are adapted to them. Parameter counts are for the stated input.
 """
 
 from __future__ import annotations

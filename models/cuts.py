@@ -42,11 +42,11 @@ def cut_model(make: Callable[[], nn.Module], cut: Cut) -> nn.Module:
 def forward_multiply_adds(module: nn.Module, example: torch.Tensor) -> Mapping[str, int]:
     """Return the multiply-adds of one example's forward pass by name of weight.
 
-    Of convolutions and linear layers; papers that compare sizes of models count these once each and nothing else.
-    Computed on torch's meta device: no arithmetic is done, and the module is only read.
+    Convolutions and linear layers count once each and nothing else does, as in papers that compare sizes of models.
+    Computed on torch's meta device, without arithmetic; the module is not changed.
 
     Args:
-        module: Of torch's own layers.
+        module: A module of torch's own layers.
         example: One example or a batch, of which the first counts: (1 or more, …).
     """
     from torch.utils.flop_counter import FlopCounterMode  # slow to import
@@ -63,7 +63,7 @@ def forward_multiply_adds(module: nn.Module, example: torch.Tensor) -> Mapping[s
 
 
 def _replace(module: nn.Module, path: str, shape: tuple[int, ...], cut: Cut) -> None:
-    """Put a smaller layer in the place of ``path``; the first of its tensors, mostly the weight, has ``shape``."""
+    """Replace the layer at ``path`` by a smaller one, whose first tensor (usually the weight) has ``shape``."""
     layer = module.get_submodule(path)
     tensors = layer.state_dict()
     first = next(iter(tensors.values()))

@@ -21,15 +21,14 @@ from __future__ import annotations
 import copy
 import math
 import typing
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F
 
+from models.factors import LEAST, DecomposedLayer, Decomposition, first, steps
 from models.weights import layout, read_weights
 from sepal.errors import ModelError
 from sepal.protocol.layout import Layout
@@ -42,152 +41,14 @@ if TYPE_CHECKING:
 
     Weights: TypeAlias = Mapping[str, NDArray[np.float32]]
 
-LEAST = 1 / 16  # p_min: the paper's smallest reduction ratio, 1/256, is p = 1/16
 _PLAIN = (nn.Conv1d, nn.Conv2d, nn.Linear)
-_CONVOLVE: dict[int, Callable[..., torch.Tensor]] = {1: F.conv1d, 2: F.conv2d}
-
-
-class Decomposition(Enum):
-    """How a weight is put together from its two factors."""
-
-    CHANNELS = "channels"  # Pa3dFL, equation 4: each u_i makes T/R1 whole output channels
-    FLANC = "flanc"  # equation 3: the one θ_u is the basis of every output channel
-
-
-def width_for(capacity: float, least: float = LEAST) -> float:
-    """Return the largest multiple p of ``least`` with p² ≤ ``capacity``.
-
-    This bounds the width, not the size: at p = ``least`` the general factors alone are more than p² of the model.
-
-    Args:
-        capacity: r, the share of the full model's cost that a client can bear, in (0, 1].
-        least: p_min, 1/n for a whole n.
-
-    Raises:
-        ModelError: ``capacity`` is below ``least``² or above 1; ``least`` is not 1/n.
-    """
-    steps = _steps(least)
-    if not least**2 * (1 - 1e-9) <= capacity <= 1:  # .1² is a little above .01
-        raise ModelError("capacity", f"{least**2:g} (the smallest width {least:g}, squared) to 1", f"{capacity:g}")
-    return math.floor(math.sqrt(capacity) * steps + 1e-9) / steps
-
-
-def _steps(least: float) -> int:
-    if not 0 < least <= 1 or abs(round(1 / least) * least - 1) > 1e-9:
-        raise ModelError("smallest width", "1/n for a whole n", f"{least:g}")
-    return round(1 / least)
-
-
-def components(channels: int, least: float = LEAST) -> int:
-    """Return R1: ``channels``·``least``, rounded, at least 1, lowered to a divisor of ``channels`` (equation 5)."""
-    wanted = max(1, round(channels * least))
-    return next(count for count in range(wanted, 0, -1) if channels % count == 0)
-
-
-class DecomposedLayer(nn.Module):
-    """A convolution or linear layer with weight θ = θ_u·θ_v, at one width.
-
-    Attributes:
-        theta_u: float32 (k²·R1, R2), the u_i one below the other; the same shape at every width.
-        theta_v: float32 (groups kept, R2, inputs kept), the v_j; with FLANC (outputs kept, inputs kept/R1, R2).
-        bias: float32 (outputs kept,) or None.
-    """
-
-    def __init__(
-        self,
-        plain: nn.Conv1d | nn.Conv2d | nn.Linear,
-        inputs: int,
-        width: float,
-        least: float = LEAST,
-        decomposition: Decomposition = Decomposition.CHANNELS,
-    ) -> None:
-        """Set up the factors as zeros; the bias is the first entries of the plain layer's.
-
-        Args:
-            plain: The layer at width 1.
-            inputs: Inputs kept.
-            width: p; of T/R1 groups of outputs, max(1, round(p·T/R1)) are kept.
-            least: p_min.
-            decomposition: Pa3dFL's, or FLANC's as the ablation.
-
-        Raises:
-            ModelError: FLANC's R1, a divisor of the inputs, does not divide those that are kept.
-        """
-        super().__init__()
-        outputs, full, *kernel = plain.weight.shape
-        self.kernel, self.area = tuple(kernel), math.prod(kernel)
-        self.decomposition, self.inputs = decomposition, inputs
-        r1 = components(outputs, least)
-        groups = max(1, round(width * outputs / r1))
-        self.outputs = groups * r1
-        flanc = decomposition is Decomposition.FLANC
-        self.components = components(full, least) if flanc else r1
-        if flanc and inputs % self.components:
-            raise ModelError("model", f"inputs kept to be a multiple of {self.components} (FLANC)", f"{inputs}")
-        self.rank = max(min(full, outputs), self.area) if kernel else self.components
-        blocks = (self.outputs, inputs // self.components, self.rank) if flanc else (groups, self.rank, inputs)
-        self.theta_u = nn.Parameter(plain.weight.new_zeros(self.area * self.components, self.rank))
-        self.theta_v = nn.Parameter(plain.weight.new_zeros(blocks))
-        self.bias = None if plain.bias is None else _first(plain.bias, self.outputs)
-        self.kind: Callable[..., nn.Conv1d | nn.Conv2d | nn.Linear] = type(plain)
-        self.settings = {name: getattr(plain, name) for name in ("stride", "padding", "dilation")} if kernel else {}
-
-    def weight(self) -> torch.Tensor:
-        """Return the weight, float32 (outputs, inputs, *kernel): o_ij = u_i·v_j at output j·R1 + i."""
-        u = self.theta_u.view(self.components, self.area, self.rank)
-        if self.decomposition is Decomposition.FLANC:
-            product = torch.einsum("ikr,oar->oaik", u, self.theta_v)
-        else:
-            product = torch.einsum("ikr,jrs->jisk", u, self.theta_v)
-        return product.reshape(self.outputs, self.inputs, *self.kernel)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map float32 (batch, inputs, …) as the plain layer does; a linear layer's weight is never put together."""
-        if self.kernel:
-            return _CONVOLVE[len(self.kernel)](x, self.weight(), self.bias, **self.settings)
-        if self.decomposition is Decomposition.FLANC:
-            inner = x.reshape(*x.shape[:-1], -1, self.components) @ self.theta_u
-            return F.linear(inner.flatten(-2), self.theta_v.flatten(1), self.bias)
-        inner = F.linear(x, self.theta_v.flatten(0, 1))
-        out = F.linear(inner.view(*x.shape[:-1], -1, self.rank), self.theta_u).flatten(-2)
-        return out if self.bias is None else out + self.bias
-
-    @property
-    def recovery(self) -> int:
-        """Return the forward multiply-adds of recovering the weight; 0 for a linear layer, which never does."""
-        return self.area * self.rank * self.outputs * self.inputs if self.kernel else 0
-
-    def regulariser(self) -> torch.Tensor:
-        """Return Σ_i of the squared entries off the diagonal of u_iᵀu_i, a scalar; 0 for a linear layer (equation 32).
-
-        The paper sums over layers; for each component is our reading. FLANC's θ_u is one component.
-        """
-        if not self.kernel:
-            return self.theta_u.new_zeros(())
-        count = 1 if self.decomposition is Decomposition.FLANC else self.components
-        u = self.theta_u.view(count, -1, self.rank)
-        gram = u.mT @ u
-        return (gram * (1 - torch.eye(self.rank, device=gram.device))).square().sum()
-
-    def plain(self) -> nn.Module:
-        """Return a plain layer with the recovered weight and the same bias, both copies."""
-        sizes = (self.inputs, self.outputs, *([self.kernel] if self.kernel else []))
-        layer = self.kind(*sizes, **self.settings, bias=self.bias is not None)
-        with torch.no_grad():
-            layer.weight = nn.Parameter(self.weight())
-            layer.bias = None if self.bias is None else nn.Parameter(self.bias.clone())
-        return layer
-
-
-def _first(parameter: torch.Tensor, count: int) -> nn.Parameter:
-    return nn.Parameter(parameter.detach()[:count].clone())
 
 
 class Decomposed(nn.Module):
     """A plain model with all layers but the head decomposed, at one width, under two heads.
 
     Attributes:
-        body: The plain model with its layers replaced, and nothing in the place of its head: batch to features.
+        body: The plain model with its layers replaced and without its head; maps a batch to features.
         global_head: Linear, not trained: the plain model's head as it was given.
         local_head: Linear, personal; starts as the global one.
         width: p.
@@ -203,10 +64,10 @@ class Decomposed(nn.Module):
         decomposition: Decomposition = Decomposition.CHANNELS,
         whole: Sequence[str] = (),
     ) -> None:
-        """Replace the layers of a copy of ``plain``; each finds its kept inputs when an image of zeros passes.
+        """Replace the layers of a copy of ``plain``; a forward pass of zeros tells each how many inputs are kept.
 
         The factors are zeros until weights are loaded; heads, biases and norms are those of ``plain``, cut. With
-        ``plain`` on the device ``meta`` nothing is allocated: for the layouts alone.
+        ``plain`` on the device ``meta`` nothing is allocated, which is enough for the layouts.
 
         Args:
             plain: A model of convolutions, linear layers and ``GroupNorm``; the last of them is the head, linear.
@@ -214,15 +75,15 @@ class Decomposed(nn.Module):
             width: p, a multiple of ``least`` up to 1.
             least: p_min, 1/n for a whole n.
             decomposition: Pa3dFL's or FLANC's.
-            whole: Names of the layers whose outputs stay whole; none: the last hidden layer. A model in which its
-                output is added to others' (a residual network) needs the names of all of these.
+            whole: Names of the layers whose outputs stay whole; by default the last hidden layer. In a residual
+                network, name all layers whose outputs are added to that one's.
 
         Raises:
             ModelError: A layer of another kind, a width that is no multiple, or layers that do not fit when cut.
         """
         super().__init__()
-        steps = _steps(least)
-        if not 1 <= round(width * steps) <= steps or abs(round(width * steps) - width * steps) > 1e-9:
+        place, count = width * steps(least), steps(least)
+        if not 1 <= round(place) <= count or abs(round(place) - place) > 1e-9:
             raise ModelError("width", f"a multiple of {least:g} from {least:g} to 1", f"{width:g}")
         self.width, self.body = width, copy.deepcopy(plain)
         *hidden, head = _layers(self.body)
@@ -259,7 +120,7 @@ class Decomposed(nn.Module):
             self.body.set_submodule(name, pending.made.train(training))
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """Map a batch to what both heads read, float32 (batch, features)."""
+        """Map a batch to the features that both heads use, float32 (batch, features)."""
         found: torch.Tensor = self.body(x)
         return found
 
@@ -282,12 +143,13 @@ class Decomposed(nn.Module):
         return sum(layer.recovery for layer in self.body.modules() if isinstance(layer, DecomposedLayer))
 
     def cost(self, counted: float, examples: int, batches: int) -> float:
-        """Return an example's multiply-adds where recovered weights count once a batch, as they are computed.
+        """Return an example's multiply-adds, with weights recovered once per batch, as it is done.
 
         Args:
-            counted: An example's multiply-adds, forward and backward, with recovery counted for each: three products.
-            examples: Of a pass.
-            batches: Of a pass.
+            counted: An example's multiply-adds, forward and backward, with weights recovered for each example (three
+                products).
+            examples: Number of examples in a pass.
+            batches: Number of batches in a pass.
         """
         return counted - 3 * self.recovery * (1 - batches / examples)
 
@@ -333,7 +195,7 @@ def _cut_norm(name: str, norm: nn.GroupNorm, channels: int) -> nn.GroupNorm:
         )
     made = nn.GroupNorm(channels // each, channels, norm.eps, norm.affine)
     if norm.affine:
-        made.weight, made.bias = _first(norm.weight, channels), _first(norm.bias, channels)
+        made.weight, made.bias = first(norm.weight, channels), first(norm.bias, channels)
     return made
 
 
@@ -356,13 +218,13 @@ def _layers(model: nn.Module) -> list[str]:
 
 
 def initial_weights(model: Decomposed, seed: int) -> dict[str, NDArray[np.float32]]:
-    """Return first weights, float32 by name in the order of ``layout``; each factor from (seed, "init", name).
+    """Return initial weights, float32 by name in the order of ``layout``; each factor from (seed, "init", name).
 
     θ_u ~ N(0, 1/R2) and θ_v ~ N(0, 2/(inputs·k²)), so that the recovered weight has He's variance. All other
     tensors are the model's.
 
     Args:
-        model: At width 1, because He's variance is of the whole layer: cut the result for a narrower one.
+        model: A model of width 1, because He's variance is that of the whole layer. Cut the result for a narrower one.
         seed: The run's seed.
 
     Raises:

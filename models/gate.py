@@ -1,4 +1,4 @@
-"""The gate of pFedGate: from an example to a weight M and an importance G for every block of a model.
+"""The gate of pFedGate: computes a weight M and an importance G of every block of a model from an example.
 
 Chen et al., "Efficient Personalized Federated Learning via Sparse Model-Adaptation", ICML 2023, section
 5.2.1 and appendix A.
@@ -16,8 +16,8 @@ from torch import nn
 class SwitchNorm(nn.Module):
     """Switchable normalisation (Luo et al., ICLR 2019): instance, layer and batch statistics in learned proportions.
 
-    Means and variances (biased) are mixed apart, each by a softmax of three weights. Evaluation takes running
-    statistics in place of the batch's.
+    Means and (biased) variances are mixed separately, each by a softmax of three weights. Evaluation uses running
+    statistics instead of the batch's.
     """
 
     running_mean: torch.Tensor
@@ -48,7 +48,7 @@ class SwitchNorm(nn.Module):
 
 
 def _together(var: torch.Tensor, mean: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return variance and mean of groups of equal size taken as one: mean variance plus variance of the means."""
+    """Return variance and mean over groups of equal size: the mean variance plus the variance of the means."""
     between, whole = torch.var_mean(mean, axis, correction=0)
     return var.mean(axis) + between, whole
 
@@ -61,7 +61,7 @@ class Gate(nn.Module):
     Args:
         input_shape: Shape of one example: (channels, …), or (length,).
         blocks: L.
-        paths: 2, or 1: G is M then.
+        paths: 2; or 1, where G is M.
         shift: Added before the sigmoid. BatchNorm fixes the mean there at its bias, which starts at 0, so M starts at
             .5; 3 starts it at .95. Ours, not the paper's.
         without: A part to leave out, as in the paper's Table 2: ``pre-norm``, ``post-norm`` or ``sigmoid``. Without the
@@ -94,7 +94,7 @@ class Gate(nn.Module):
 def straight_through(weights: torch.Tensor, importance: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """Return M' = M·I*, with the gradient that M·G has towards G (appendix A).
 
-    I* + (G − G.detach()) is exactly I* forward, which I* − G.detach() + G is only up to rounding.
+    In the forward pass I* + (G − G.detach()) is exactly I*; I* − G.detach() + G would be so only up to rounding.
 
     Args:
         weights: M, (N, L).

@@ -1,12 +1,12 @@
 """A model whose tensors are scaled and switched off block by block, by a gate that looks at the input.
 
 pFedGate, "Efficient Personalized Federated Learning via Sparse Model-Adaptation", section 5 and appendix A:
-(M, G) = gate(φ; x), I* = knapsack(G), M' = M·I*, θ' = θ ⊗ M'. The module goes through a training loop like any other;
-its forward is complete, gate and knapsack included. θ is ``model``, φ is ``gate``: what may travel and what may not.
+(M, G) = gate(φ; x), I* = knapsack(G), M' = M·I*, θ' = θ ⊗ M'. The module is trained like any
+other: its forward pass includes gate and knapsack. θ is ``model``, which may be sent; φ is ``gate``, which may not.
 
-By sample, each example has its own θ'. No copy of a weight is made for it: most rows (all that leads to one output) lie
-in one block, so the row's output is scaled by that example's M'. A row that a block's border cuts is taken as two or
-more part rows, whose outputs are scaled apart and added.
+With gating by sample, each example has its own θ', without a copy of the weights: most rows (the weights of one output)
+lie in one block, so the row's output is scaled by that example's M'. A row that is cut by a block's border is split
+into parts, whose outputs are scaled separately and added.
 """
 
 from __future__ import annotations
@@ -175,15 +175,15 @@ class GatedModule(nn.Module):
         blocks: Each parameter's block sizes, positive, in the order of the blocks' numbers; L in all.
         choose: The knapsack: from G, float32 (N, L), to the blocks that are on, bool (N, L).
         gating: Whether M' is made by ``sample``, ``batch`` (mean of the gate's outputs) or ``client``.
-        paths: 2, or 1: G is M, M' = M·I*, and nothing goes straight through.
+        paths: 2; or 1, where G is M, M' = M·I*, and there is no straight-through gradient.
         shift: See :class:`models.gate.Gate`.
         without: See :class:`models.gate.Gate`.
 
     Attributes:
         model: θ. Its ``state_dict`` has the names of the plain model.
         gate: φ with the statistics of its norms and the pooled outputs: all that a client keeps, nothing to send.
-        on: bool (L,): the blocks that were on for any example in the last forward of training.
-        ever: bool (L,): those that were on in any forward of training since a round's begin cleared it.
+        on: bool (L,): the blocks that were on for any example in the last forward pass of training.
+        ever: bool (L,): the blocks that were on in any such pass since the start of the round, which clears it.
         least_batch: Smaller batches cannot train, because of the gate's BatchNorm: a loop skips them.
 
     Raises:

@@ -14,7 +14,7 @@ _LEAST_LENGTH = 36  # (36 - 4) // 4 = 8; (8 - 4) // 4 = 1
 
 
 class HarCnn(nn.Module):
-    """A small one-dimensional CNN, ours: no paper of the five gives one. Input (9, 128), 6 classes: 36,806 parameters.
+    """A small one-dimensional CNN of ours; the papers specify none. Input (9, 128), 6 classes: 36,806 parameters.
 
     conv 32 (5) → ReLU → pool 4 → conv 64 (5) → ReLU → pool 4 → fc 64 → ReLU → logits; 128 → 31 → 6 readings.
     """

@@ -12,7 +12,7 @@ _GROUPS = 32  # Wu & He's default
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions and the way around them."""
+    """Two 3×3 convolutions with a shortcut around them."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()

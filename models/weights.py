@@ -1,4 +1,4 @@
-"""A model's weights as NumPy arrays by name: layout, start, read, load.
+"""A model's weights as NumPy arrays by name: layout, initial values, reading and loading.
 
 The names and their order are those of ``state_dict``. Tensors that are not floating point (``num_batches_tracked``
 and the like) are counters, not weights: they are left out everywhere and keep the value the model holds.
@@ -40,7 +40,7 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm
 def layout(module: nn.Module) -> Layout:
     """Return the model's tensors in ``state_dict`` order, with shape and role.
 
-    Buffers are statistics, whatever holds them. In modules that are none of torch's own layers, a tensor of two or
+    Buffers are statistics, in any module. In modules that are not torch's own layers, a tensor of two or
     more axes is a weight and any other a bias, so that methods mask matrices only.
     """
     return tuple(
@@ -50,11 +50,11 @@ def layout(module: nn.Module) -> Layout:
 
 
 def initial_weights(module: nn.Module, seed: int) -> Weights:
-    """Return first weights drawn through NumPy, each tensor from its own generator (seed, "init", name).
+    """Return initial weights drawn by NumPy, each tensor from its own generator (seed, "init", name).
 
     The distributions are PyTorch's defaults: U(±1/√fan-in) for weight and bias of linear and convolution layers,
     U(±1/√hidden) for recurrent ones, N(0, 1) for embeddings (0 in the padding row), 1 and 0 for norms. Buffers, and
-    parameters of modules that are none of torch's own layers, keep the value that ``build`` gave them.
+    parameters of modules that are not torch's own layers, keep the value that ``build`` gave them.
 
     Args:
         module: The model; it is only read.

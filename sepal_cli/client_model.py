@@ -48,7 +48,7 @@ class Recorder:
         return getattr(self.trainer, name)
 
     def predictor(self, weights: Any, use: str = "model", make: Any = None) -> Predictor:
-        """See :meth:`sepal.client.training.Trainer.predictor`."""
+        """Note the network and return the trainer's predictor."""
         predict: Predictor = self.trainer.predictor(weights, use, make)
         self.made.append(self.trainer.networks[use])
         return predict

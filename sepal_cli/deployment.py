@@ -11,21 +11,21 @@ import typer
 
 from sepal import __version__
 from sepal.errors import ConfigError
-from sepal.storage.home import home
+from sepal.storage.home import private_home
 from sepal_cli.serving import alone, run_bundle, tell, tell_command, warn_of_plain_text
 
-deploy = typer.Typer(help="Look at a deployment.", no_args_is_help=True, rich_markup_mode=None)
+deploy = typer.Typer(help="Check a deployment.", no_args_is_help=True, rich_markup_mode=None)
 HEALTHY = 60.0  # seconds to wait for a SuperLink that starts
 
 
 def certs(
-    directory: Annotated[Path, typer.Argument(help="Where they are written; what is there already stays.")],
+    directory: Annotated[Path, typer.Argument(help="Where files are written; existing ones are kept.")],
     host: Annotated[
-        list[str] | None, typer.Option("--host", help="Name or address under which clients dial the server.")
+        list[str] | None, typer.Option("--host", help="Name or address at which clients reach the server.")
     ] = None,
-    nodes: Annotated[int, typer.Option(min=0, help="Make keys for the clients of so many partitions.")] = 0,
+    nodes: Annotated[int, typer.Option(min=0, help="Make keys for the clients of this many partitions.")] = 0,
     node: Annotated[list[str] | None, typer.Option("--node", help="Make a key for a client of this name.")] = None,
-    days: Annotated[int, typer.Option(min=1, help="For how long a new server certificate is valid.")] = 365,
+    days: Annotated[int, typer.Option(min=1, help="Days for which a new server certificate is valid.")] = 365,
 ) -> None:
     """Make a private CA, a server certificate and node keys; again: add hosts and nodes, renew the certificate."""
     from client_app.build import client_name
@@ -51,7 +51,7 @@ def check(
     address: Annotated[str, typer.Argument(help="HOST:PORT of the server, as for `sepal join`.")],
     certs: Annotated[Path | None, typer.Option(help="The client's directory of certificates and key.")] = None,
     name: Annotated[str, typer.Option(help="The client's name, where --certs holds several clients' keys.")] = "",
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each look.")] = 5.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each check.")] = 5.0,
 ) -> None:
     """Say what keeps a client on this machine from joining: version, port, TLS, certificate, clock, key."""
     from sepal_engines.flower.credentials import NodeCredentials
@@ -74,7 +74,9 @@ def submit(
     out: Annotated[str, typer.Option(help="Directory for run directories, on the server.")] = "runs",
     control: Annotated[int, typer.Option(help="The SuperLink's port for Flower's commands, on this machine.")] = 9093,
     certs: Annotated[Path | None, typer.Option(help="The server's directory of certificates and node keys.")] = None,
-    attempts: Annotated[int, typer.Option(min=1, help="Submit a run that failed so often, to continue it.")] = 1,
+    attempts: Annotated[
+        int, typer.Option(min=1, help="How often a run is submitted, to continue it after a failure.")
+    ] = 1,
 ) -> None:
     """Register the nodes and run a federation at a SuperLink that runs on this machine already."""
     from sepal_cli.arguments import gather
@@ -97,7 +99,7 @@ def submit(
         if time.monotonic() > deadline:
             raise ConfigError("--control", f"a SuperLink on port {control} of this machine", "no answer")
         time.sleep(0.5)
-    place = home() / "submit"
+    place = private_home() / "submit"
     with alone(place), Flower(place, directory=Path.cwd(), tell=tell_command) as flower:
         flower.ports = Ports(0, control)
         flower.connect(authority)

@@ -55,7 +55,7 @@ def predict(
         list[str] | None, typer.Option(help="Code (package.module:function) that the file may name as its model.")
     ] = None,
 ) -> None:
-    """Run an exported model: a line an example, with its label and the probability of it."""
+    """Run an exported model; prints a line for each example, with its label and its probability."""
     from sepal_cli.portable import load
 
     found = load(model, allow or ())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import click
 import typer
@@ -14,7 +15,8 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperGroup
+from typer.models import ArgumentInfo
 
 from sepal import user_modules
 from sepal.config import Flat, RunConfig
@@ -31,6 +33,11 @@ BAD_INPUT, INTERRUPTED = 2, 130
 class OneLine(TyperGroup):
     """Prints Sepal's errors as one line and exits with code 2."""
 
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for command in self.commands.values():
+            restore_help(command)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
@@ -42,6 +49,18 @@ class OneLine(TyperGroup):
         except KeyboardInterrupt:
             typer.echo("sepal: interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
+
+
+def restore_help(command: click.Command) -> None:
+    """Give a command's arguments their help texts again, which Typer 0.20 loses with click 8.5."""
+    for inner in getattr(command, "commands", {}).values():
+        restore_help(inner)
+    hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True) if command.callback else {}
+    for argument in command.params:
+        if isinstance(argument, TyperArgument) and not argument.help:
+            known = getattr(hints.get(argument.name or ""), "__metadata__", ())
+            argument.help = next((info.help for info in known if isinstance(info, ArgumentInfo)), None)
+    command.format_arguments = lambda ctx, formatter: None  # type: ignore[method-assign]  # Typer lists them itself
 
 
 app = typer.Typer(
@@ -124,7 +143,7 @@ def evict(
     run: Annotated[str, typer.Argument(help="A run directory, or a run's name.")],
     client: Annotated[str, typer.Argument(help="The client's name.")],
 ) -> None:
-    """Let a run go on without a client, from now on; for example one that has left for good, or a stranger."""
+    """Remove a client from a run, for example one that has left for good or an unknown one."""
     from sepal.server.run_store import evict as evict_client
     from sepal_cli.runs import find_run
 
@@ -142,18 +161,19 @@ def show(
 ) -> None:
     """Show a run, or the directory of a comparison: accuracy, cost, bytes beside their dense equivalent."""
     from sepal_cli.comparison import INDEX
-    from sepal_cli.runs import find_run, read_run
+    from sepal_cli.runs import find_run, naming, read_run
     from sepal_cli.series import write_csv, write_tensorboard
 
     if (Path(run).expanduser() / INDEX).is_file():
         show_comparison(run, csv)
         return
     path = find_run(run)
-    show_run(path, find_run(beside) if beside else None)
-    if csv:
-        typer.echo(f"written to {write_csv(read_run(path), csv)}")
-    if tensorboard:
-        typer.echo(f"written to {write_tensorboard(read_run(path), tensorboard)}")
+    with naming(path):
+        show_run(path, find_run(beside) if beside else None)
+        if csv:
+            typer.echo(f"written to {write_csv(read_run(path), csv)}")
+        if tensorboard:
+            typer.echo(f"written to {write_tensorboard(read_run(path), tensorboard)}")
 
 
 def show_comparison(place: str, csv: Path | None) -> None:

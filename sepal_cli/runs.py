@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,19 @@ def read_run(path: Path) -> StoredRun:
         got = f"one that ends at round {lines[-1]['round']}" if lines else "one without lines"
         raise StateError(str(path / "metrics.jsonl"), "the lines of a complete run, as summary.json says", got)
     return StoredRun(path, config, lines, summary)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the run at ``path`` in one line where its figures are of other types than a run writes.
+
+    Raises:
+        StateError: See above.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as reason:
+        raise StateError(str(path), "figures as a run writes them", f"{type(reason).__name__}: {reason}") from reason
 
 
 def read_rows(path: Path) -> list[Line]:

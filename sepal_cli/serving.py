@@ -23,7 +23,7 @@ from sepal.config import Flat
 from sepal.errors import ConfigError
 from sepal.protocol.method import Scalar
 from sepal.storage.files import private_directory
-from sepal.storage.home import home
+from sepal.storage.home import private_home
 from sepal_engines.flower.bundle import write_app
 from sepal_engines.flower.credentials import NodeCredentials, ServerCredentials
 from sepal_engines.flower.engine import COMPLETED, Flower, Ports
@@ -80,7 +80,7 @@ def serve(
             raise ConfigError(key, "a free port", f"{taken}, which is in use")
     if not credentials:
         warn_of_plain_text()
-    place = home() / "server"
+    place = private_home() / "server"
     with alone(place), Flower(place, directory=Path.cwd(), tell=tell_command) as flower:
         flower.ports = Ports(port, control)
         flower.start_superlink(host, credentials=credentials)
@@ -152,9 +152,11 @@ def join(
     ] = None,
     claim: Annotated[
         bool,
-        typer.Option("--claim", help="Take a free one of the keys in --certs; name, partition and capacity go by it."),
+        typer.Option("--claim", help="Claim a free key in --certs; it determines name, partition and capacity."),
     ] = False,
-    cold: Annotated[bool, typer.Option("--cold", help="A new process for every message, as Flower has it.")] = False,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Start a new process for every message, as Flower does.")
+    ] = False,
     data_dir: Annotated[str, typer.Option(help="Where shared data sets lie; by default SEPAL_DATA.")] = "",
     initial_weights: Annotated[str, typer.Option(help="This client's copy of the file to start from.")] = "",
     allow: Annotated[
@@ -164,6 +166,12 @@ def join(
     least_noise: Annotated[
         float, typer.Option(min=0, help="Send no upload with less noise than this; see privacy.noise.")
     ] = 0.0,
+    most_uploads: Annotated[
+        int, typer.Option(min=0, help="Send at most so many uploads, over all runs; 0: any number.")
+    ] = 0,
+    no_accuracies: Annotated[
+        bool, typer.Option("--no-accuracies", help="Evaluate no model and send no accuracies, only what is trained.")
+    ] = False,
 ) -> None:
     """Join a server as a client, until the server ends or Ctrl-C."""
     from client_app.build import Node
@@ -173,7 +181,7 @@ def join(
     texts = {key: str(Path(path).expanduser().absolute()) if path else "" for key, path in paths.items()}
     texts |= {"name": name, "data": data, "device": device, "allow": ",".join(allow or [])}
     capacities = shares(capacity)
-    with claimed(certs, home() / "slots") if claim else nullcontext() as slot:
+    with claimed(certs, private_home() / "slots") if claim else nullcontext() as slot:
         if slot:
             partition, of, texts["name"] = slot.number, slot.count, slot.name
             tell(f"slot {slot.number} of {slot.count}: {slot.name}")
@@ -181,6 +189,8 @@ def join(
         node_config: dict[str, Scalar] = {"partition-id": partition, "num-partitions": of}
         node_config |= {"capacity": share} if share else {}
         node_config |= {"least-noise": least_noise} if least_noise else {}
+        node_config |= {"most-uploads": most_uploads} if most_uploads else {}
+        node_config |= {"no-accuracies": True} if no_accuracies else {}
         node_config |= {key: value for key, value in texts.items() if value}
         client = Node.of(node_config).client
         split(address)
@@ -215,7 +225,7 @@ def stay(
         FlowerError: The SuperNode ends with an error all the same.
     """
     deadline = time.monotonic() + LAPSE
-    with Flower(home() / "clients" / client, directory=Path.cwd(), tell=tell_command) as flower:
+    with Flower(private_home() / "clients" / client, directory=Path.cwd(), tell=tell_command) as flower:
         while True:
             wait_until_welcome(address, credentials)
             began = time.monotonic()
@@ -267,11 +277,11 @@ def watch(
             typer.echo(server.url)
             server.serve_forever()
     from sepal_cli.display import RoundDisplay
-    from sepal_cli.runs import find_run, read_run
+    from sepal_cli.runs import find_run, naming, read_run
 
     path = find_run(run)
     seen = 0
-    with RoundDisplay(Console(), path.name) as display:
+    with naming(path), RoundDisplay(Console(), path.name) as display:
         display.start(0, int(read_run(path).config["rounds"]))
         while True:
             stored = read_run(path)

@@ -6,18 +6,17 @@ slots are in use now; the kernel lets go of it however its process ends.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 from sepal.errors import ConfigError, StateError
-from sepal.storage.files import make_directory
+from sepal.storage.files import make_directory, write_atomically
 
 FOREIGN = 60.0  # seconds after which a free slot that another host had is taken
 
@@ -63,9 +62,11 @@ def claimed(
         for foreign in (False, True)[: 2 if waited >= patience else 1]:
             held = _hold(directory, names, who, foreign)
             if held:
-                number, file = held
-                with file:
+                number, lock = held
+                try:
                     yield Slot(number, len(names), names[number])
+                finally:
+                    lock.release()
                 return
         if waited > most:
             raise StateError(str(directory), f"a free one of {len(names)} slots", "all in use by other clients")
@@ -86,26 +87,22 @@ def key_names(certs: Path | None) -> list[str]:
     raise ConfigError("--claim", "--certs with a directory of node keys (see `sepal certs --nodes`)", str(certs))
 
 
-def _hold(directory: Path, names: list[str], who: str, foreign: bool) -> tuple[int, IO[str]] | None:
+def _hold(directory: Path, names: list[str], who: str, foreign: bool) -> tuple[int, FileLock] | None:
     """Lock a slot and write down whose it is; first the own one, then those that nobody had."""
     had = {name: _read(directory / name) for name in names}
     own = [name for name in names if had[name] == who]
     order = own + [name for name in names if not had[name] or (foreign and had[name] != who)]
     for name in order:
-        file = open(directory / name, "a+")  # noqa: SIM115  (held open: closing it is letting go)
+        lock = FileLock(directory / f".{name}.lock", 0)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
+            lock.acquire()
+        except Timeout:
             continue
         if _read(directory / name) != had[name]:  # another client was faster, and has gone again
-            file.close()
+            lock.release()
             continue
-        file.truncate(0)
-        file.write(who)
-        file.flush()
-        os.fsync(file.fileno())
-        return names.index(name), file
+        write_atomically(directory / name, who.encode())
+        return names.index(name), lock
     return None
 
 

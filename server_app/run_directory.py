@@ -27,7 +27,7 @@ from sepal.errors import ConfigError, StateError
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import DiskRunStore
-from sepal.storage.files import private_directory, write_atomically
+from sepal.storage.files import check_owner, private_directory, write_atomically
 from sepal.storage.home import home
 from server_app.privacy import check_accountant
 from server_app.summary import summarise
@@ -107,7 +107,8 @@ class RunDirectory:
     Raises:
         ConfigError: The existing run has another configuration; the error names the first different key. Or the run
             has ``privacy.noise``, and is to go back to a round, or dp-accounting is not installed.
-        StateError: The directory cannot be written, or another process has it open.
+        StateError: The directory cannot be written, somebody else owns it or may write to it, or another process has it
+            open.
     """
 
     def __init__(self, path: Path, assembly: Assembly, engine: str, from_round: int | None = None) -> None:
@@ -122,6 +123,7 @@ class RunDirectory:
             private_directory(path)
         except OSError as reason:
             raise StateError(str(path), "a directory that can be made", reason.strerror or str(reason)) from None
+        check_owner(path)
         self._lock = _lock(path)
         try:
             if from_round is not None and stored_config(path) is None:

@@ -57,7 +57,7 @@ def summarise(
         "novel": report.novel,
         "by_capacity": {group: dict(views) for group, views in report.by_capacity.items()},
         "further": {view: dict(found) for view, found in report.accuracy.items() if view not in CLOSING_VIEWS},
-        "reasons": {view: reason(assembly, view) for view in CLOSING_VIEWS if view not in report.accuracy},
+        "reasons": {view: reason(assembly, report, view) for view in CLOSING_VIEWS if view not in report.accuracy},
         "accuracy_round": report.accuracy_round,
         "model_round": report.accuracy_round - 1,
         "bytes": report.totals.summary(),
@@ -80,8 +80,10 @@ def accuracy(report: Report, view: str) -> dict[str, Any] | None:
     return {**report.accuracy[view], "best": chosen}
 
 
-def reason(assembly: Assembly, view: str) -> str:
+def reason(assembly: Assembly, report: Report, view: str) -> str:
     """Return why a view is null."""
+    if not report.accuracy:
+        return "no client sent an accuracy: none has test data, or none sends them (sepal join --no-accuracies)"
     if view == "received" and assembly.method.received:
         return assembly.method.received
     if view == "kept":

@@ -73,3 +73,17 @@ def test_every_file_and_module_that_the_page_names_is_there():
         source = (ROOT / (module + "/".join(parts[:2]) + ".py")).read_text()
         for part in parts[2:]:
             assert re.search(rf"\b(def|class) {part}\b", source), name
+
+
+def test_everything_that_a_methods_notes_name_is_there():
+    """``module.name`` in NOTES.md is in the method's own folder, or has its full name."""
+    for notes in (ROOT / "strategies").glob("*/NOTES.md"):
+        for name in re.findall(r"`([a-z_0-9]+(?:\.(?!py`)[A-Za-z_]\w*)+)`", notes.read_text()):
+            parts = name.split(".")
+            places = [(notes.parent, 1), *((ROOT, end) for end in range(len(parts), 0, -1))]
+            files = [(where.joinpath(*parts[:end]).with_suffix(".py"), parts[end:]) for where, end in places]
+            file, rest = next(((path, rest) for path, rest in files if path.is_file()), (None, []))
+            where = f"{notes.relative_to(ROOT)}: {name}"
+            assert file is not None or parts[0] not in packages(), where
+            for part in rest:
+                assert re.search(rf"\b(def|class) {part}\b|^    {part}: ", file.read_text(), re.MULTILINE), where

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -26,16 +26,17 @@ Answer: TypeAlias = Callable[[Message, int, int], list[Message]]
 
 @dataclass
 class Premade:
-    """Answers every order at once, with the same upload each time.
+    """Answers every order at once, with uploads that were made beforehand.
 
     Attributes:
         info: The client's roster entry.
-        upload: What it sends in answer to a training order.
+        uploads: What it sends in answer to training orders, one after another. A SuperLink asks only for content that
+            it does not have, so clients that send the same upload at the same time would send it once.
         facts: Digests of initial weights and configuration, which the roster compares.
     """
 
     info: ClientInfo
-    upload: Content
+    uploads: Iterator[Content]
     facts: Mapping[str, str]
 
     def __call__(self, message: Message, node: int, run: int) -> list[Message]:
@@ -46,7 +47,7 @@ class Premade:
         if order.kind is Kind.QUERY:
             reply = replace(reply, facts={**self.facts, "store": f"light-{self.info.name}"})
         else:
-            content = self.upload if order.kind is Kind.TRAIN else content
+            content = next(self.uploads) if order.kind is Kind.TRAIN else content
             digest = download.digest()
             kept = order.kind is Kind.TRAIN or order.keep
             reached = version(order.plan.round, order.base, digest, content.digest()) if kept else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import threading
@@ -20,6 +21,7 @@ from sepal.wire.tensors import whole
 from strategies.assembly import assemble
 
 POLL = 3.0
+UPLOADS = 50  # of 1 MB, more than a process's clients send in a round of 100 clients in four processes
 
 
 def main() -> None:
@@ -31,10 +33,14 @@ def main() -> None:
     weights = dict(assembly.task.weights)
     facts = {"weights": digest_arrays(weights), "config": assembly.agreed}
     rng = np.random.default_rng(int(first))
-    upload = seal(Payload({name: whole(rng.normal(size=w.shape).astype(np.float32)) for name, w in weights.items()}))
+    made = [
+        seal(Payload({name: whole(rng.normal(size=w.shape).astype(np.float32)) for name, w in weights.items()}))
+        for _ in range(UPLOADS)
+    ]
+    uploads = itertools.cycle(made)  # all clients take from it, so none sends what another is sending
     TaskIdentity.task_id = 1
     lights = [
-        Light(address, Premade(ClientInfo(f"client-{number:05d}", 10), upload, facts), POLL)
+        Light(address, Premade(ClientInfo(f"client-{number:05d}", 10), uploads, facts), POLL)
         for number in range(int(first), int(first) + int(count))
     ]
     for light in lights:

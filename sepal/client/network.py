@@ -42,3 +42,11 @@ class Network:
     def read(self) -> dict[str, npt.NDArray[np.float32]]:
         """Return copies of the weights, float32 by name, in the module's order."""
         return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self.tensors.items()}
+
+
+def read_gradients(module: nn.Module) -> dict[str, npt.NDArray[np.float32]]:
+    """Return copies of the gradients, float32 by parameter name; 0 for parameters without one."""
+    return {
+        name: np.zeros(tuple(p.shape), np.float32) if p.grad is None else p.grad.cpu().numpy().copy()
+        for name, p in module.named_parameters()
+    }

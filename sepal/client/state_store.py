@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from sepal.errors import DamagedError, StateError
 from sepal.protocol.messages import Content, Order, Reply, is_version, version_round
 from sepal.protocol.method import Scalar
-from sepal.storage.files import make_directory, read_tensors, set_aside, write_once, write_tensors
+from sepal.storage.files import check_owner, make_directory, read_tensors, set_aside, write_once, write_tensors
 from sepal.storage.serialize import flatten, restore
 
 log = logging.getLogger("sepal")
@@ -97,6 +97,10 @@ class DiskStateStore:
         kind: Type of the client algorithm's state.
         durable: Whether files are synced, so that they survive a power failure.
 
+    Raises:
+        StateError: The directory cannot be made, or somebody else owns it or may write to it; or its identity is no
+            readable file of ours.
+
     Attributes:
         secret: A random text that stays on this machine; ``identity`` is derived from it.
     """
@@ -104,6 +108,7 @@ class DiskStateStore:
     def __init__(self, directory: Path, kind: type, durable: bool = True) -> None:
         self._directory, self._kind, self._durable = directory, kind, durable
         make_directory(directory)
+        check_owner(directory)
         read = write_once(directory / "identity", uuid.uuid4().hex.encode())
         if not _IDENTITY.fullmatch(read):
             raise StateError(str(directory / "identity"), "32 hexadecimal digits", repr(read[:40]))
@@ -118,7 +123,8 @@ class DiskStateStore:
             patience: Seconds to wait for another process to release the lock.
 
         Raises:
-            StateError: Another process holds the lock: usually two SuperNodes on one state directory.
+            StateError: Another process holds the lock: usually two SuperNodes on one state directory. Or the lock is no
+                file that can be written.
         """
         if (self._directory / "lock").is_symlink():
             raise StateError(str(self._directory / "lock"), "a file that is no symbolic link", "a symbolic link")
@@ -126,6 +132,9 @@ class DiskStateStore:
             held = FileLock(self._directory / "lock", patience).acquire()
         except Timeout:
             raise StateError(str(self._directory), "one process at a time", "another one that uses it") from None
+        except OSError as reason:
+            path, expected = str(self._directory / "lock"), "a file that can be written"
+            raise StateError(path, expected, reason.strerror or str(reason)) from None
         with held:
             for part in self._directory.glob(".*.part"):
                 part.unlink(missing_ok=True)

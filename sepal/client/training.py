@@ -19,7 +19,7 @@ from torch import nn
 
 from sepal.client.hooks import Hooks, Loss, cross_entropy, frozen
 from sepal.client.multiply_adds import costs
-from sepal.client.network import Network
+from sepal.client.network import Network, read_gradients
 from sepal.client.optimizers import Group, OptimizerState, Trained, load_state, make_optimizer, read_state
 from sepal.client.privacy import Released, release
 from sepal.client.steps import Optimizer
@@ -223,10 +223,7 @@ class Trainer:
         for x, y in zip(torch.split(self.x, BATCH), torch.split(self.y, BATCH), strict=True):
             share = loss(module, x, y) * (len(y) / len(self.y))
             share.backward()  # type: ignore[no-untyped-call]
-        found = {
-            name: np.zeros(tuple(p.shape), np.float32) if p.grad is None else p.grad.cpu().numpy().copy()
-            for name, p in module.named_parameters()
-        }
+        found = read_gradients(module)
         module.zero_grad(set_to_none=True)
         self.seconds += time.monotonic() - begun
         self.account(module, len(self.y))

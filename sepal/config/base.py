@@ -26,7 +26,7 @@ class Settings(BaseModel):
 
     @property
     def dense_models(self) -> int:
-        """Of a method's keys: how many dense models its largest message holds. ``max-message-bytes`` follows it."""
+        """Number of dense models in the method's largest message; sets the default of ``max-message-bytes``."""
         return 1
 
 

@@ -84,6 +84,10 @@ def own_data(target: str, classes: int = 0, validation: float = 0.1, seed: int =
         given = function(client) if inspect.signature(function).parameters else function()
     except DataError:
         raise
+    except SystemExit as stop:
+        if not isinstance(stop.code, str):  # a signal's, for example
+            raise
+        raise DataError(target, f"to return {_WHAT}", f"SystemExit: {stop.code}") from stop
     except Exception as error:
         raise DataError(target, f"to return {_WHAT}", f"{type(error).__name__}: {error}") from error
     if isinstance(given, ClientData):

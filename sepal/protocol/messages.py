@@ -29,6 +29,7 @@ _ROUNDS = 10**9  # the name of a version has nine digits for the round
 MOST_FACT = 16_384  # characters; the keys on which both sides must agree take about 2,000
 MOST_RECORDS, MOST_KEYS, MOST_ITEMS = 32, 256, 131_072  # of a message; of a record; of a list, text or bytes in it
 RECORDS = frozenset({"sepal", "payload", "scalars", "plan", "metrics", "facts"})
+MOST_LISTED = 4096  # items of all lists of a message; ours have none, and Flower takes several µs to write one
 MOST_NAME = 256  # characters of a record's name, and of a key
 MOST_METRICS, GREATEST = 96, 1e18  # of a reply; a sum of squares of GREATEST is still a float
 
@@ -274,6 +275,7 @@ def check_counts_of(records: RecordDict) -> None:
     """
     if len(records) > MOST_RECORDS:
         raise ProtocolError("message", f"at most {MOST_RECORDS} records", len(records))
+    listed = 0
     for name, record in records.items():
         most = MOST_METRICS if name in ("metrics", "facts") else MOST_KEYS
         if len(record) > most:
@@ -285,6 +287,9 @@ def check_counts_of(records: RecordDict) -> None:
                 )
             if isinstance(value, list | str | bytes) and len(value) > MOST_ITEMS:
                 raise ProtocolError(f"{name}.{key}"[:100], f"at most {MOST_ITEMS} items", len(value))
+            listed += len(value) if isinstance(value, list) else 0
+    if listed > MOST_LISTED:
+        raise ProtocolError("message", f"at most {MOST_LISTED} items in lists", listed)
 
 
 def _read(records: RecordDict) -> tuple[ConfigRecord, Content]:

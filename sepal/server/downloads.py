@@ -75,6 +75,6 @@ def most_message_bytes(task: Task) -> int:
 def largest_reply(task: Task) -> int:
     """Return how many bytes of a reply are pulled: twice :func:`most_message_bytes`, at least 16 MiB.
 
-    A reply between both is entered in the ledger with its size. A larger one is not put together.
+    A reply between the two limits is entered in the ledger with its size. A larger one is not assembled.
     """
     return max(16 * MEBIBYTE, 2 * most_message_bytes(task))

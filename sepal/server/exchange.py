@@ -1,11 +1,12 @@
 """One exchange of messages over a Flower Grid: push, then pull until all nodes have answered or the deadline passes.
 
-Flower's own ``send_and_receive`` polls every three seconds and ignores late replies. This loop polls ten times a second
-and matches replies by ``reply_to_message_id``, because the source of an error reply is the SuperLink. Messages are
-composed and replies pulled a few at a time, so memory does not grow with the number of clients.
+Flower's own ``send_and_receive`` polls every three seconds and ignores late replies. This loop polls up to ten times a
+second and matches replies by ``reply_to_message_id``, because the source of an error reply is the SuperLink. Messages
+are composed and replies pulled a few at a time, so memory does not grow with the number of clients.
 
 From a SuperLink, replies are pulled one by one. It marks all replies of a call as delivered before Flower decodes them,
-so one reply that cannot be decoded would lose the others.
+so one reply that cannot be decoded would lose the others. After each sweep over the nodes the loop pauses for as long
+as the looks in vain took, so that with many nodes the SuperLink is free for them half of the time.
 
 A SuperLink also marks a message as delivered when a node asks for it, so a connection that breaks at that moment loses
 the message. A node that takes three times as long as ever before is therefore asked a second time. That is safe: a
@@ -93,7 +94,7 @@ class Exchange:
 
     Attributes:
         grid: The Flower Grid.
-        poll: Seconds between two looks for replies.
+        poll: Seconds between two checks for replies.
         late: Number of replies that arrived after their round had ended.
     """
 
@@ -148,7 +149,7 @@ class Exchange:
                     elif not _asked(one.node, waiting):
                         missing[one.node] = "not accepted by the SuperLink"
                 del wave
-            found = self._collect(waiting, lost, missing, take)
+            found, in_vain = self._collect(waiting, lost, missing, take)
             if local is None:
                 self._note_overdue(waiting, lost)
             left.extend(lost.again())
@@ -156,8 +157,8 @@ class Exchange:
                 missing |= {sent.node: f"no reply within {timeout:g} s" for sent in waiting.values()}
                 self._stale |= {name: sent.node for name, sent in waiting.items()}
                 break
-            if waiting and not left and not found:
-                local.wait(self.poll) if local else time.sleep(self.poll)
+            if waiting and not left and not (local and found):
+                local.wait(self.poll) if local else time.sleep(max(self.poll, in_vain))
         return missing
 
     def _note_overdue(self, waiting: dict[str, Sent], lost: Lost) -> None:
@@ -171,7 +172,7 @@ class Exchange:
     def _wave(
         self, left: deque[int], compose: Compose, group: str, timeout: float, most: int
     ) -> Iterator[tuple[Kind, Message]]:
-        """Compose the next messages: at most ``most``, and no further one once they hold ``WAVE_BYTES``."""
+        """Compose the next messages: at most ``most``, fewer if they reach ``WAVE_BYTES``."""
         size, count = 0, 0
         while left and count < most and size < WAVE_BYTES:
             node = left.popleft()
@@ -181,13 +182,13 @@ class Exchange:
             size += sum(len(array.data) for record in records.array_records.values() for array in record.values())
             count += 1
 
-    def _collect(self, waiting: dict[str, Sent], lost: Lost, missing: dict[int, str], take: Take) -> int:
-        """Process the replies that have arrived and return their number."""
-        found = 0
+    def _collect(self, waiting: dict[str, Sent], lost: Lost, missing: dict[int, str], take: Take) -> tuple[int, float]:
+        """Process the replies that have arrived; return their number, and the seconds spent on looks in vain."""
+        found, in_vain = 0, 0.0
         names = [*waiting, *self._stale]
         most = WAVE if isinstance(self.grid, LocalGrid) else 1  # a few at a time, so that memory stays bounded
         for begin in range(0, len(names), most):
-            batch = names[begin : begin + most]
+            batch, looked = names[begin : begin + most], time.monotonic()
             try:
                 replies = list(self.grid.pull_messages(batch))
             except Exception as error:  # Flower decodes replies here, so a malformed one can raise any exception
@@ -202,7 +203,8 @@ class Exchange:
             for reply in replies:
                 self._sort(reply, waiting, missing, take)
             found += len(replies)
-        return found
+            in_vain += 0.0 if replies else time.monotonic() - looked
+        return found, in_vain
 
     def _sort(self, reply: Message, waiting: dict[str, Sent], missing: dict[int, str], take: Take) -> None:
         name = reply.metadata.reply_to_message_id

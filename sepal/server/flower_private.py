@@ -1,8 +1,8 @@
-"""Everything that Sepal takes from the private part of Flower 1.39.
+"""Everything that servers and the in-process engine take from the private part of Flower 1.39.
 
-No other file but ``sepal_engines/flower/fleet.py`` imports a private name of Flower: ``tests/test_imports.py`` checks
-this. All of these modules are loaded
-by ``flwr.app`` anyway, so importing this one costs nothing more.
+The only other files that import private names are those of Flower's own processes under ``sepal_engines/flower``
+(``fleet.py``, ``node.py``, ``warm.py``) and the load test's: ``tests/test_imports.py`` checks this. All modules below
+are loaded by ``flwr.app`` anyway, so importing this one costs nothing more.
 
 - ``get_all_nested_objects``: splits records into the objects that Flower sends, so that the ledger can count bytes as
   sent. If it changes, the ledger's ``message`` bytes are wrong; payload bytes are not affected.
@@ -13,7 +13,7 @@ by ``flwr.app`` anyway, so importing this one costs nothing more.
 - ``Metadata._message_id``: Flower sets it when a message is sent through a SuperLink. If it changes, in-process replies
   match no message.
 - ``http_grid.pull_objects`` and ``inflate_object_from_contents``: wrapped, so that a reply is measured before its
-  arrays are put together. If they are renamed, ``bound_replies`` raises when a run starts.
+  arrays are assembled. If they are renamed, ``bound_replies`` raises when a run starts.
 - The bytes that Flower adds to an array, measured. If they change, ``message`` bytes are wrong.
 """
 
@@ -65,8 +65,8 @@ def array_bytes(size: int) -> int:
 def bound_replies(most: int) -> None:
     """Let this process refuse replies from a SuperLink that would take more than ``most`` bytes of memory.
 
-    Flower puts an array together from chunks that the sender lists, the same chunk as often as it likes: 5 MB can
-    become gigabytes. So the chunks are added up before. A refused reply raises ValueError while it is pulled.
+    Flower assembles an array from chunks that the sender lists, and the sender may list the same chunk many times:
+    5 MB can become gigabytes. So the sizes are added up first. A refused reply raises ValueError while it is pulled.
 
     Args:
         most: Bytes of a reply's objects as sent, and bytes of its arrays.
@@ -103,7 +103,7 @@ def bound_replies(most: int) -> None:
 
 
 def arrays_bytes(contents: Mapping[str, bytes]) -> int:
-    """Return the bytes of all arrays of a message whose objects are ``contents``, without putting them together.
+    """Return the bytes of all arrays of a message whose objects are ``contents``, without assembling them.
 
     Raises:
         ValueError: An array lists a chunk that it does not have.

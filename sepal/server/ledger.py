@@ -88,8 +88,8 @@ class Totals:
 def message_bytes(records: RecordDict) -> int:
     """Return the size in bytes of a message's records as Flower sends them.
 
-    Arrays are not serialized again: their size follows from the number of their bytes. Of a message that has more
-    records or keys than ours have, the size is a lower bound, because serializing it would take long.
+    Arrays are not serialized again: their size follows from the number of their bytes. For a message
+    with more records or keys than ours have, the size is a lower bound, because serializing it would take long.
     """
     arrays = [array for record in records.array_records.values() for array in record.values()]
     try:
@@ -102,7 +102,7 @@ def message_bytes(records: RecordDict) -> int:
 
 
 def check_size(records: RecordDict, most: int) -> None:
-    """Raise ProtocolError if a message has more than ``most`` bytes; nothing of it has been decoded yet."""
+    """Raise ProtocolError if a message has more than ``most`` bytes; called before anything of it is decoded."""
     size = message_bytes(records)
     if size > most:
         raise ProtocolError("max-message-bytes", f"a message of at most {most} bytes", f"{size} bytes")

@@ -138,8 +138,8 @@ def mean_of_parts(uploads: Uploads, previous: Weights, parts: Parts, weigh: Weig
     Args:
         uploads: Read once, one at a time.
         previous: The whole tensors, for names and shapes.
-        parts: From an upload to where its block of each tensor lies (an index that assigns, such as a mesh or slices)
-            and the block's values. A tensor that is not named is not held.
+        parts: Returns an upload's blocks by tensor name: the place in the whole tensor (an index such as a mesh or
+            slices) and the values. Tensors that are not named are not held.
         weigh: The weight of an upload.
     """
     refuse_robust(uploads)

@@ -27,11 +27,11 @@ _LONGEST_REST = 64  # refreshes
 
 
 class OtherDataError(DataError):
-    """A client of the roster has other data than before. A class of its own, because a client cannot report it."""
+    """A client of the roster has other data than before. Not in :mod:`sepal.errors`: clients can report those."""
 
 
 class EvictedError(RosterError):
-    """A client that an operator has evicted. It does not end the start of a run, unlike others that do not fit."""
+    """A client was evicted by an operator. Unlike other unsuitable clients, it does not keep a run from starting."""
 
 
 class Ask(Protocol):
@@ -55,7 +55,7 @@ class Connections:
         least: Smallest capacity that can hold the model; see :func:`require_capacity`.
         fits: Raises for a client whose capacity the method cannot use.
         invited: The only clients that may take part; None for all.
-        evicted: Clients that may not.
+        evicted: Clients that may not take part.
         data: Client name to the digest of its data, for the clients of the roster.
         tell: Tells a node why it was refused.
         names: Node id to client name, for every node that ever answered; Flower never uses an id again.
@@ -135,7 +135,7 @@ class Connections:
         return None  # the other node is listed but does not answer: the client was restarted
 
     def _too_small(self, client: ClientInfo) -> SepalError | None:
-        """Return why the client's capacity does not do; None if it does."""
+        """Return why the client's capacity is too small; None if it is not."""
         if client.capacity < self.least:
             expected = f"at least {self.least:g}, to hold the model that all clients have"
             return RosterError(f"{client.name}: capacity", expected, client.capacity)

@@ -26,7 +26,7 @@ from sepal.protocol.messages import NAME, Content
 from sepal.protocol.method import Scalar
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.storage.bounded import MEBIBYTE, Spill
-from sepal.storage.files import make_directory, read_tensors, set_aside, write_atomically, write_tensors
+from sepal.storage.files import check_owner, make_directory, read_tensors, set_aside, write_atomically, write_tensors
 from sepal.storage.serialize import flatten, restore
 
 log = logging.getLogger("sepal")
@@ -328,7 +328,7 @@ def evict(directory: Path, client: str) -> str:
 
     Raises:
         RosterError: It is not the name of a client.
-        StateError: The checkpoints cannot be read, or the directory is not writable.
+        StateError: The checkpoints cannot be read, or the directory is not writable or another user's.
     """
     if not NAME.match(client):
         raise RosterError("client", "at most 64 letters, digits, '.', '_' or '-'", client)
@@ -338,6 +338,8 @@ def evict(directory: Path, client: str) -> str:
     for path in (directory / "records").glob("[0-9]*"):
         with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged record or a copy: the name alone counts
             known |= {info["name"] for info in json.loads(path.read_text().partition("\n")[2])["record"]["joined"]}
+    if directory.exists():  # a server could not read what another user puts there, and would end
+        check_owner(directory)
     make_directory(directory / EVICTED)
     write_atomically(directory / EVICTED / client, b"")
     return "" if client in known else suggest("no record of the run has that name", client, known)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -121,9 +122,9 @@ def make_directory(path: Path) -> None:
     Raises:
         StateError: It cannot be created.
     """
-    missing = [path, *path.parents]
-    missing = missing[: next((number for number, part in enumerate(missing) if part.exists()), 0)]
     try:
+        missing = [path, *path.parents]
+        missing = missing[: next((number for number, part in enumerate(missing) if part.exists()), 0)]
         private_directory(path)
         for made in missing:  # otherwise a power failure may lose the directory with its synced files
             with _directory(made.parent) as handle:
@@ -141,6 +142,26 @@ def private_directory(path: Path) -> None:
         OSError: It cannot be made.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def check_owner(path: Path) -> None:
+    """Check that nobody but this user, or the superuser, owns the directory ``path`` or may write to it.
+
+    Another user could put a link there, through which this process would change a file elsewhere, or exchange what is
+    read from there later. A symbolic link to a directory is followed if it is this user's or the superuser's.
+
+    Raises:
+        StateError: Somebody else owns it or may write to it.
+    """
+    ours = {os.geteuid(), 0}
+    for found in (path.lstat(), path.stat()):
+        if found.st_uid not in ours:
+            expected = f"a directory of this user (uid {os.geteuid()}), because others could plant links there"
+            raise StateError(str(path), expected, f"one of uid {found.st_uid}")
+    if mode := found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        who = "others" if mode & stat.S_IWOTH else "its group"
+        expected = f"a directory that only its owner may write to (chmod go-w {path})"
+        raise StateError(str(path), expected, f"one that {who} may write to, mode {stat.S_IMODE(found.st_mode):o}")
 
 
 def set_aside(path: Path) -> None:

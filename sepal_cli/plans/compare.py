@@ -15,13 +15,13 @@ def compare(
     plan: Annotated[Path, typer.Argument(help="TOML plan: methods, seeds, [settings].")],
     out: Annotated[Path | None, typer.Option(help="Directory of the runs; by default runs/PLAN.")] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one a core.")] = 0,
-    workers: Annotated[int, typer.Option(min=0, help="Worker processes of each run; 0: what the cores allow.")] = 0,
-    hours: Annotated[float | None, typer.Option(help="No run begins after so long.")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes of each run; 0: by the cores.")] = 0,
+    hours: Annotated[float | None, typer.Option(help="Start no run after so many hours.")] = None,
     report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
 ) -> None:
-    """Run methods × settings × seeds, what is missing of it, and show them side by side.
+    """Run the missing runs of methods × settings × seeds, and show all side by side.
 
-    Started again, it goes on where it was killed.
+    If it is killed, start it again: it continues.
     """
     from sepal_cli.comparison import read_comparison, write_index
     from sepal_cli.comparison_tables import print_comparison, write_csv

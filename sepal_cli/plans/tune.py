@@ -56,10 +56,10 @@ def tune(
     plan: Annotated[Path, typer.Argument(help="TOML plan with methods, [settings] and [grid].")],
     out: Annotated[Path | None, typer.Option(help="Directory of the runs; by default runs/PLAN.")] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one a core.")] = 0,
-    workers: Annotated[int, typer.Option(min=0, help="Worker processes of each run; 0: what the cores allow.")] = 0,
-    hours: Annotated[float | None, typer.Option(help="No run begins after so long.")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes of each run; 0: by the cores.")] = 0,
+    hours: Annotated[float | None, typer.Option(help="Start no run after so many hours.")] = None,
 ) -> None:
-    """Try a small grid of settings for each method, as many for each, and choose on validation data alone."""
+    """Try a small grid of settings for each method, equally many for each; choose by validation data alone."""
     from sepal_cli.plans.display import PlanDisplay
     from sepal_cli.plans.execute import execute
 

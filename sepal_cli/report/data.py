@@ -35,8 +35,9 @@ def datasets(comparison: Comparison) -> dict[str, Rows]:
 
 
 def views(comparison: Comparison) -> list[str]:
-    """Return the views that some run has."""
-    return [view for view in CLOSING_VIEWS if any(result.points(view) for result in comparison.results)]
+    """Return the views that some run has; ``trained`` where no client has sent an accuracy, or none yet."""
+    found = [view for view in CLOSING_VIEWS if any(result.points(view) for result in comparison.results)]
+    return found or [STAND_IN]
 
 
 def _shown(group: Group, view: str) -> str:

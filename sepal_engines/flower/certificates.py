@@ -2,12 +2,12 @@
 
 ``sepal certs DIR`` writes three kinds of directories, each for another machine::
 
-    DIR/ca/            ca.crt, ca.key: stays where it was made; who has ca.key can pose as the server
+    DIR/ca/            ca.crt, ca.key: stays where it was made; whoever has ca.key can impersonate the server
     DIR/server/        ca.crt, server.pem, server.key, executor.secret, nodes/NAME.pub: goes to the server
     DIR/nodes/NAME/    ca.crt, key, key.pub: goes to the client NAME, and to nobody else
 
-Files have mode 600 and directories mode 700. Node keys are on the curve P-384 in OpenSSH's format: Flower refuses
-others.
+Files have mode 600 and directories mode 700. Node keys are on the curve P-384 in OpenSSH's format, the only
+ones that Flower accepts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sepal.protocol.messages import NAME
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # the server's own processes dial these
 CA_DAYS = 3650
-RENEW_DAYS = 30  # a server certificate that ends sooner is made anew
+RENEW_DAYS = 30  # a server certificate that expires sooner is renewed
 _HOST = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\Z")
 _SKEW = timedelta(hours=1)  # a client's clock may be behind
 
@@ -42,7 +42,7 @@ _PLAIN = serialization.NoEncryption()
 
 @dataclass(frozen=True)
 class Made:
-    """What :func:`make_certificates` wrote; what was there and still good is not in it.
+    """What :func:`make_certificates` has written; existing files that are still good are not listed.
 
     Attributes:
         ca: Whether the authority is new.
@@ -58,21 +58,20 @@ class Made:
 def make_certificates(
     directory: Path, hosts: Sequence[str] = (), nodes: Sequence[str] = (), days: int = 365, now: datetime | None = None
 ) -> Made:
-    """Write what is missing in ``directory``: authority, server certificate, node keys. What is there stays.
+    """Write the authority, server certificate and node keys that are missing in ``directory``; keep existing ones.
 
-    The server certificate is made anew, by the same authority and with the same names and more, where ``hosts`` has a
-    name that it lacks or where it ends within 30 days. Clients notice nothing.
+    The server certificate is renewed if it lacks one of ``hosts`` or expires within 30 days. The new one is signed by
+    the same authority and has all names of the old one, so clients are not affected.
 
     Args:
         directory: As described at the top of this module.
-        hosts: DNS names and IP addresses under which clients dial the server; those of this machine's loopback are
-            always in the certificate.
+        hosts: DNS names and IP addresses at which clients reach the server; loopback addresses are always included.
         nodes: Names of clients that get a key.
-        days: For how long a new server certificate is valid.
-        now: The time; by default the clock's.
+        days: Validity of a new server certificate, in days.
+        now: The current time; by default that of this machine's clock.
 
     Raises:
-        ConfigError: A host or a node's name that is none.
+        ConfigError: A host or a node's name is invalid.
         StateError: The directory cannot be written, holds something else, or lacks the authority that signed its server
             certificate: a new one would lock out every client.
     """
@@ -116,7 +115,7 @@ def _make_authority(directory: Path, now: datetime) -> None:
 
 
 def _make_server(directory: Path, names: Sequence[x509.GeneralName], days: int, now: datetime) -> bool:
-    """Make the server certificate unless the one that is there will do; return whether it was made."""
+    """Create the server certificate unless the existing one is still good; return whether it was created."""
     file, authority = directory / "server" / "server.pem", directory / "ca"
     issuer = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
     wanted = list(dict.fromkeys(names))
@@ -147,7 +146,7 @@ def _make_server(directory: Path, names: Sequence[x509.GeneralName], days: int, 
 
 
 def _make_node(directory: Path, name: str, authority: bytes) -> bool:
-    """Make a node's key unless there is one; return whether it was made."""
+    """Create a node's key unless it exists; return whether it was created."""
     place = directory / "nodes" / name
     made = not (place / "key").exists()
     if made:
@@ -196,14 +195,14 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 def _make_directory(path: Path) -> None:
-    """Make ``path`` for its owner alone, and what is above it."""
+    """Create ``path`` with mode 700, and its parents."""
     if not path.exists():
         _make_directory(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read: never, not even for a moment, with another mode."""
+    """Write a file with mode 600, which it has from the moment it is created."""
     _make_directory(path.parent)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

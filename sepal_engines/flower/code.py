@@ -1,4 +1,4 @@
-"""The code that a process has imported, and whether a Flower app bundle, or the installation, holds another one."""
+"""Compares the code that a process has imported with that of a Flower app bundle and of the installation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LATE = ("numpy.ma", "numpy.random")  # NumPy imports them when they are first us
 
 
 def preload() -> None:
-    """Import what answering any message may need, and nothing that only prepares data once."""
+    """Import everything that answering a message may need, but nothing that only prepares data."""
     for name in PRELOADED:
         package = importlib.import_module(name)
         for module in pkgutil.walk_packages(package.__path__, f"{name}."):
@@ -33,9 +33,9 @@ class Code:
 
     Attributes:
         root: Directory of the packages.
-        digests: SHA-256 of each file, by its path below ``root``: also of modules that are imported later.
+        digests: SHA-256 of each file by its path below ``root``, also of files that are not imported yet.
         stamps: Change time and size of the same files, in the same order.
-        imported: Which of them are imported already.
+        imported: The files that are already imported.
     """
 
     root: Path
@@ -55,13 +55,13 @@ class Code:
         return cls(root, digests, stamps, frozenset(name for name in digests if str(root / name) in imported))
 
     def changed(self) -> bool:
-        """Return whether a file was changed or removed since, as by an upgrade of the installation."""
+        """Return whether a file has been changed or removed since then, for example by an upgrade."""
         return self.stamps != tuple(stamp(self.root / name) for name in self.digests)
 
     def same_as(self, bundle: Path) -> bool:
         """Return whether an app bundle would import the same modules.
 
-        Packages that the bundle does not hold come from the installation, so a bundle without code is the same.
+        Packages that are not in the bundle come from the installation, so a bundle without code is the same.
 
         Args:
             bundle: The directory into which Flower unpacked it.
@@ -82,7 +82,7 @@ def digest(file: Path) -> str:
 
 
 def stamp(file: Path) -> tuple[int, int]:
-    """Return a file's time of change in nanoseconds and its size; (-1, -1) where there is none."""
+    """Return a file's modification time in nanoseconds and its size; (-1, -1) if it does not exist."""
     try:
         found = file.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Where a server's and a node's certificates and keys lie, and the options of Flower's commands that name them."""
+"""Certificates and keys of a server and of a node, and the options that pass them to Flower's commands."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sepal.errors import ConfigError
 
 @dataclass(frozen=True)
 class ServerCredentials:
-    """What a SuperLink needs: a directory ``server`` that `sepal certs` made.
+    """The credentials of a SuperLink: a directory ``server`` written by `sepal certs`.
 
     Attributes:
-        directory: Holds ca.crt, server.pem, server.key, and the public keys nodes/NAME.pub.
+        directory: Contains ca.crt, server.pem, server.key, and the public keys nodes/NAME.pub.
     """
 
     directory: Path
@@ -35,7 +35,7 @@ class ServerCredentials:
 
     @property
     def authority(self) -> Path:
-        """The certificate that clients check the server's with."""
+        """The CA certificate with which clients verify the server's."""
         return self.directory / "ca.crt"
 
     def options(self) -> list[str]:
@@ -44,23 +44,23 @@ class ServerCredentials:
         return [*options, "--ssl-keyfile", str(self.directory / "server.key"), "--enable-supernode-auth"]
 
     def node_keys(self) -> dict[str, Path]:
-        """Return the public keys that are to be registered, by node name, sorted."""
+        """Return the public keys to register, by node name, sorted."""
         return {path.stem: path for path in sorted((self.directory / "nodes").glob("*.pub"))}
 
 
 @dataclass(frozen=True)
 class NodeCredentials:
-    """What a SuperNode needs: a directory ``nodes/NAME`` that `sepal certs` made.
+    """The credentials of a SuperNode: a directory ``nodes/NAME`` written by `sepal certs`.
 
     Attributes:
-        directory: Holds ca.crt and the private key.
+        directory: Contains ca.crt and the private key.
     """
 
     directory: Path
 
     @classmethod
     def of(cls, directory: Path, name: str) -> NodeCredentials:
-        """Return the credentials in ``directory``, or those of ``name`` where it holds several nodes'.
+        """Return the credentials in ``directory``, or those of ``name`` if it contains several nodes'.
 
         Raises:
             ConfigError: A file is missing, or the key can be read by others.
@@ -75,7 +75,7 @@ class NodeCredentials:
 
     @property
     def authority(self) -> Path:
-        """The certificate that the server's is checked with."""
+        """The CA certificate with which the server's is verified."""
         return self.directory / "ca.crt"
 
     @property
@@ -89,7 +89,7 @@ class NodeCredentials:
 
 
 def fingerprint(public_key: Path) -> str:
-    """Return a digest of a public key, whatever its comment says."""
+    """Return a digest of a public key without its comment."""
     return hashlib.sha256(b" ".join(public_key.read_bytes().split()[:2])).hexdigest()
 
 

@@ -94,7 +94,7 @@ class Flower(Processes):
         """Let Flower's commands find the SuperLink on this machine's control port.
 
         Args:
-            authority: Certificate with which the SuperLink's is checked; None: it speaks plain text.
+            authority: CA certificate to verify the SuperLink's; None for plain text.
         """
         address = f"127.0.0.1:{self.ports.control}"
         trust = {"root-certificates": str(authority)} if authority else {"insecure": True}
@@ -132,7 +132,7 @@ class Flower(Processes):
     ) -> subprocess.Popen[bytes]:
         """Start or restart a SuperNode.
 
-        On a machine without a GPU its client process stays (see :mod:`sepal_engines.flower.warm`).
+        Unless it may train on a GPU, its client process stays resident (:mod:`sepal_engines.flower.warm`).
 
         Args:
             name: Its name in ``nodes`` and of its log file.
@@ -140,7 +140,7 @@ class Flower(Processes):
             address: HOST:PORT of the SuperLink; by default the one started here.
             log: Whether to write its output to ``NAME.log`` under the home; otherwise to this process's output.
             credentials: For TLS and a registered key.
-            cold: Flower's own ``flower-supernode``, with a new process for each message.
+            cold: Use Flower's own ``flower-supernode``, which starts a new process for each message.
         """
         command = supernode_command(address or f"127.0.0.1:{self.ports.fleet}", free_port(), node_config, credentials)
         if not cold and not wants_gpu(node_config):
@@ -262,7 +262,7 @@ def supernode_command(
 
 
 def wants_gpu(node_config: Mapping[str, Scalar]) -> bool:
-    """Return whether a node may train on a GPU: CUDA does not outlive a fork, so such a node starts cold."""
+    """Return whether a node may train on a GPU. CUDA does not survive a fork, so such a node starts cold."""
     device = node_config.get("device") or "auto"
     return device == "cuda" or (device == "auto" and Path("/dev/nvidiactl").exists())
 

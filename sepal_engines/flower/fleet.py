@@ -1,7 +1,7 @@
-"""One call of Flower's Fleet API that changes nothing, and the private names of flwr 1.39 that it takes.
+"""A call of Flower's Fleet API that changes nothing. It uses private names of flwr 1.39.
 
 Flower checks a call's signature and timestamp first, then the public key, then the arguments. So a node that asks to be
-activated with an impossible heartbeat interval is always refused, and how tells whether its clock and its key will do.
+activated with an impossible heartbeat interval is always refused, and the error tells whether clock and key are good.
 If Flower changes this order, `sepal deploy check` and `sepal join` name the wrong reason.
 """
 
@@ -29,12 +29,12 @@ KNOWN_KEY = int(ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL)
 def activation(channel: grpc.Channel, key: ec.EllipticCurvePrivateKey, timeout: float) -> Callable[[float], int | str]:
     """Return a function that asks for an impossible activation and returns how it was refused.
 
-    Its argument is by how many seconds the call's timestamp is ahead of this machine's clock. Its result is the number
-    of Flower's error, ``KNOWN_KEY`` where the key is registered, or text.
+    Its argument is the number of seconds by which the call's timestamp is ahead of this machine's clock. It returns the
+    number of Flower's error, which is ``KNOWN_KEY`` if the key is registered, or a text.
 
     Args:
-        channel: To the Fleet API.
-        key: The node's.
+        channel: A channel to the Fleet API.
+        key: The node's private key.
         timeout: Seconds for a call.
     """
     stub, public = FleetStub(channel), public_key_to_bytes(key.public_key())

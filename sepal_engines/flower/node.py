@@ -1,13 +1,13 @@
-"""A SuperNode whose client process stays: Flower's ``flower-supernode`` beside :mod:`sepal_engines.flower.warm`.
+"""A SuperNode with a resident client process: Flower's ``flower-supernode`` with :mod:`sepal_engines.flower.warm`.
 
-``python -m sepal_engines.flower.node`` takes the options of ``flower-supernode``. Four things differ from it:
+``python -m sepal_engines.flower.node`` takes the options of ``flower-supernode`` and differs from it in four ways:
 
-- The executor is our resident process, started again whenever it ends.
-- A late reply is pushed although no further message comes.
-- A reply whose content never comes is given up.
-- The SuperNode's fixed pauses, 3 s between looks for a message and .5 s between looks for the client's reply, become
-  short ones that grow to that length while nothing comes. They have no option in Flower 1.39: the clock of its module
-  ``start_client_internal`` is replaced, and left alone where that module is built otherwise.
+- The executor is our resident process, which is restarted whenever it ends.
+- A late reply is pushed even if no further message arrives.
+- A reply whose content does not arrive is given up.
+- The SuperNode's fixed pauses (3 s between checks for a message, .5 s between checks for the client's reply) start
+  short and grow to that length while nothing happens. Flower 1.39 has no option for them, so the clock of its module
+  ``start_client_internal`` is replaced, unless that module is not as expected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 
 from sepal_engines.flower.processes import listening
 
-MESSAGE, REPLY = 3.0, 0.5  # Flower's pauses: between looks for a message, and for the client's reply
+MESSAGE, REPLY = 3.0, 0.5  # Flower's pauses: between checks for a message, and for the client's reply
 SHORTEST = {MESSAGE: 0.1, REPLY: 0.02}
 GROWTH = 1.25
 CONTENT = 30.0  # seconds for the next piece of a reply's content, which a living process writes within milliseconds
@@ -40,7 +40,7 @@ class Pauses:
     """A clock whose ``sleep`` grows to Flower's pauses while nothing happens.
 
     Args:
-        wake: File descriptor to write to when a message has come.
+        wake: File descriptor to write to when a message has arrived.
     """
 
     def __init__(self, wake: int) -> None:
@@ -49,7 +49,7 @@ class Pauses:
         self._last = MESSAGE
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for at most ``seconds``. The two pauses are told apart by their length."""
+        """Sleep for at most ``seconds``; the two pauses are distinguished by their length."""
         if seconds not in self._next:
             time.sleep(seconds)
             return
@@ -65,7 +65,7 @@ class Pauses:
 
 
 def shorten(module: ModuleType, pauses: Pauses) -> bool:
-    """Let ``module`` sleep by ``pauses``; False where it does not use ``time`` as Flower 1.39 does."""
+    """Make ``module`` sleep by ``pauses``; return False if it does not use ``time`` as Flower 1.39 does."""
     if getattr(module, "time", None) is not time:
         return False
     module.time = SimpleNamespace(sleep=pauses.sleep)  # type: ignore[attr-defined]
@@ -73,11 +73,11 @@ def shorten(module: ModuleType, pauses: Pauses) -> bool:
 
 
 def push_late_replies(module: ModuleType) -> bool:
-    """Let ``module`` push replies also when no message has come; False where it has no such function.
+    """Make ``module`` push replies even if no message has arrived; return False if it has no such function.
 
-    Flower 1.39 pushes replies only after it has pulled a message, and then those that are there. A message whose run
-    ended while it was received is answered later, and its reply takes the place of the next message's. From then on
-    every reply would wait for another message, so a resumed run would end by its timeout, again and again.
+    Flower 1.39 only pushes replies after it has pulled a message, and then those that are ready. If a run ends while
+    one of its messages is being received, the reply is late and is pushed in place of the next message's. From then on
+    every reply would wait for another message, so a resumed run would always end by its timeout.
     """
     pull = getattr(module, "_pull_and_store_message", None)
     if pull is None:
@@ -101,11 +101,11 @@ def reply_waits(state: Any) -> bool:
 
 
 class PatientStore:
-    """Flower's store of objects, which refuses to be asked for ever for a piece of content that is not there.
+    """Flower's store of objects, with a limit on how long it may be asked for content that is not there.
 
     Args:
         store: The store.
-        seconds: How long ``get`` may be called in vain for one piece.
+        seconds: How long ``get`` may return nothing for one piece of content.
     """
 
     def __init__(self, store: Any, seconds: float) -> None:
@@ -116,10 +116,10 @@ class PatientStore:
         return getattr(self._store, name)
 
     def get(self, object_id: str) -> bytes | None:
-        """Return the content, ``b""`` where it has not come yet.
+        """Return the content; ``b""`` if it has not arrived yet.
 
         Raises:
-            TimeoutError: It has not come for ``seconds``.
+            TimeoutError: It has not arrived within ``seconds``.
         """
         content: bytes | None = self._store.get(object_id)
         if content == b"" and object_id != self._missing:
@@ -130,10 +130,10 @@ class PatientStore:
 
 
 def give_up_lost_content(module: ModuleType) -> bool:
-    """Let ``module`` give up a reply whose content does not come; False where it has no such function.
+    """Make ``module`` give up replies whose content does not arrive; return False if it has no such function.
 
-    A client process writes its reply first and then the content. Where it is killed in between, Flower 1.39 waits for
-    the content for ever, and answers no message any more.
+    A client process first writes its reply and then the content. If it is killed in between, Flower 1.39 waits for the
+    content forever and answers no further message.
     """
     push = getattr(module, "_push_messages", None)
     if push is None:
@@ -147,7 +147,7 @@ def give_up_lost_content(module: ModuleType) -> bool:
 
 
 def keep_executor(command: Sequence[str], port: int, wake: int) -> None:
-    """Start the executor once the SuperNode listens, and again whenever it ends; does not return."""
+    """Start the executor once the SuperNode listens, and restart it whenever it ends; does not return."""
     while not listening(port):
         time.sleep(0.1)
     while True:

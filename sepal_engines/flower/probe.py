@@ -1,7 +1,7 @@
-"""What keeps a client from joining, found out from the client's side: port, TLS, certificate, key, clock, version.
+"""Finds out, from the client's side, what keeps a client from joining: port, TLS, certificate, key, clock, version.
 
-Nothing is changed on the server: the calls that are made (:mod:`sepal_engines.flower.fleet`) are refused before they
-have an effect, and how they are refused says what is wrong.
+Nothing changes on the server: the calls (:mod:`sepal_engines.flower.fleet`) are refused before they have an effect, and
+the error tells what is wrong.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _SETTINGS = 4
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
         what: ``port``, ``TLS``, ``certificate``, ``API``, ``clock``, ``key``, ``version``.
-        good: Whether a client can join as far as this goes.
-        words: What was found, in a line.
+        good: Whether the check passed.
+        words: What was found, in one line.
     """
 
     what: str
@@ -51,15 +51,15 @@ class Finding:
 
 
 def examine(address: str, credentials: NodeCredentials | None, timeout: float = 5.0) -> Iterator[Finding]:
-    """Look at what a client needs of the server at ``address``, one thing after another; stop where nothing follows.
+    """Check what a client needs to join at ``address``, one step after another; stop when later steps cannot pass.
 
     Args:
         address: HOST:PORT of the Fleet API.
-        credentials: The client's; None: it means to speak plain text.
-        timeout: Seconds for each look.
+        credentials: The client's; None for plain text.
+        timeout: Seconds for each check.
 
     Raises:
-        ConfigError: ``address`` is none.
+        ConfigError: ``address`` is invalid.
     """
     host, port = split(address)
     yield _versions()
@@ -76,10 +76,10 @@ def examine(address: str, credentials: NodeCredentials | None, timeout: float = 
 
 
 def split(address: str) -> tuple[str, int]:
-    """Return host and port of HOST:PORT, an IPv6 address in brackets.
+    """Return host and port of HOST:PORT; an IPv6 address is in brackets.
 
     Raises:
-        ConfigError: It is not one.
+        ConfigError: It has another form.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
@@ -108,7 +108,7 @@ def _open(host: str, port: int, timeout: float) -> socket.socket | str:
 
 
 def _security(host: str, port: int, credentials: NodeCredentials | None, timeout: float) -> Iterator[Finding]:
-    """Compare how the server speaks with how the client means to."""
+    """Check that server and client both use TLS or both plain text, and check the certificate."""
     if credentials is None:
         if isinstance(_handshake(host, port, None, timeout), ssl.SSLSocket):
             yield Finding("TLS", False, "the server speaks TLS: give the client its --certs")
@@ -143,7 +143,7 @@ def _handshake(host: str, port: int, authority: Path | None, timeout: float) -> 
 def _why(
     error: ssl.SSLCertVerificationError, host: str, port: int, credentials: NodeCredentials, timeout: float
 ) -> str:
-    """Say why the server's certificate is refused."""
+    """Return why the server's certificate is refused."""
     known = _VERIFY.get(error.verify_code)
     if known is None:
         return f"of another authority than {credentials.authority}: the wrong server, or certificates of another set"
@@ -176,7 +176,7 @@ def _speaks_plain_http2(host: str, port: int, timeout: float) -> bool:
 
 
 def _fleet(address: str, credentials: NodeCredentials | None, timeout: float) -> Iterator[Finding]:
-    """Ask the Fleet API itself: is it one, does it take our clock, does it know our key."""
+    """Check whether the Fleet API answers, accepts this machine's clock, and knows the client's key."""
     if credentials is None:
         key: ec.EllipticCurvePrivateKey = ec.generate_private_key(ec.SECP384R1())
         channel = grpc.insecure_channel(address)
@@ -216,11 +216,11 @@ def _fleet(address: str, credentials: NodeCredentials | None, timeout: float) ->
 
 
 def clock_skew(accepted: Callable[[float], bool]) -> float | None:
-    """Return by how many seconds the server's clock is ahead of ours; None where it is off by more than a day.
+    """Return the number of seconds by which the server's clock is ahead; None if it is off by more than a day.
 
     Args:
-        accepted: Whether the server takes a timestamp that is so many seconds ahead of our clock. It does from
-            ``skew - 305`` to ``skew + 5``; the upper end is searched for to a tenth of a second.
+        accepted: Returns whether the server accepts a timestamp so many seconds ahead of this machine's clock. It does
+            from ``skew - 305`` to ``skew + 5``; the upper end is found to a tenth of a second.
     """
     steps = sorted((sign * 300.0 * step for step in range(DAY // 300 + 1) for sign in (1, -1)), key=abs)
     low = next((offset for offset in steps if accepted(offset)), None)

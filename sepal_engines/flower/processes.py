@@ -201,7 +201,7 @@ def code_path() -> str:
 
 
 def joined_by_commas(*texts: str) -> str:
-    """Return lists as one, empty ones left out."""
+    """Join comma-separated lists, without empty ones."""
     return ",".join(text for text in texts if text)
 
 
@@ -227,12 +227,12 @@ def listening(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def dialled(host: str) -> str:
-    """Return the address at which this machine reaches what listens on ``host``."""
+    """Return the address at which this machine reaches a server that listens on ``host``."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}.get(host, host.strip("[]"))
 
 
 def healthy(port: int, authority: Path | None = None) -> bool:
-    """Return whether a SuperLink answers on ``port``, over TLS where there is an ``authority``'s certificate."""
+    """Return whether a SuperLink answers on ``port``, over TLS if an ``authority``'s certificate is given."""
     context = ssl.create_default_context(cafile=authority) if authority else None
     scheme = "https" if authority else "http"
     try:

@@ -1,6 +1,6 @@
-"""Which nodes a SuperLink knows: the public keys in a directory are registered, and what leaves it is unregistered.
+"""Registers the public keys in a directory at a SuperLink, and unregisters those that are removed.
 
-To add a client to a server that runs, put its public key into ``server/nodes``; to remove one, take it away.
+To add a client to a running server, put its public key into ``server/nodes``; to remove it, delete the file.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from sepal_engines.flower.engine import CONNECTION
 from sepal_engines.flower.processes import FlowerError
 
 IN_USE = "public key already in use"  # words of flwr 1.39 (PUBLIC_KEY_ALREADY_IN_USE), in lower case
-EVERY = 5.0  # seconds between looks at the directory
+EVERY = 5.0  # seconds between checks of the directory
 
 
 class Registry:
-    """Keeps a SuperLink's nodes as the directory of public keys says.
+    """Keeps a SuperLink's registered nodes equal to a directory of public keys.
 
     Args:
         credentials: The server's.
-        environment: Of Flower's commands: ``FLWR_HOME`` names the connection.
-        memory: File that remembers Flower's node ids by key, beside the SuperLink's database.
-        tell: Gets a line for each node that is registered or unregistered.
+        environment: Environment variables of Flower's commands; ``FLWR_HOME`` has the connection.
+        memory: File with Flower's node ids by key, beside the SuperLink's database.
+        tell: Called with a line for each node that is registered or unregistered.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class Registry:
     ) -> None:
         self._credentials, self._environment, self._memory, self._tell = credentials, environment, memory, tell
         self._ids: dict[str, str] = json.loads(memory.read_text()) if memory.exists() else {}
-        self._seen: frozenset[str] | None = None  # keys at the last look; None: look again
+        self._seen: frozenset[str] | None = None  # keys at the last check; None: check again
         self._begun = False
         self._next = 0.0
 
     def sync(self) -> None:
-        """Register what is new and unregister what is gone.
+        """Register new keys and unregister removed ones.
 
         Raises:
             FlowerError: Flower refuses a key.
@@ -70,7 +70,7 @@ class Registry:
         self._seen = frozenset(wanted)
 
     def tick(self) -> None:
-        """Do so every few seconds where a key came or went. Say what Flower refuses, and try again."""
+        """Call :meth:`sync` every few seconds if keys have changed. Report what Flower refuses, and try again."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -82,14 +82,14 @@ class Registry:
                 self._tell(f"sepal: {reason}")
 
     def _forget_unknown(self) -> None:
-        """Forget ids that the SuperLink does not list: its database is another than when they were written down."""
+        """Forget ids that the SuperLink does not list, because its database was replaced."""
         listed = self._flwr("list", CONNECTION)
         if not isinstance(listed, str):
             there = {str(node["node-id"]) for node in listed["nodes"]}  # type: ignore[attr-defined]
             self._ids = {digest: node for digest, node in self._ids.items() if node in there}
 
     def _register(self, name: str, path: Path) -> str:
-        """Return the node's id; empty where the key was registered before and its id is not known."""
+        """Return the node's id; empty if the key was registered before and its id is not known."""
         said = self._flwr("register", str(path), CONNECTION, "--name", name)
         if isinstance(said, str):
             if IN_USE in said.lower():
@@ -100,7 +100,7 @@ class Registry:
         return str(said["node-id"])
 
     def _flwr(self, verb: str, *arguments: str) -> dict[str, object] | str:
-        """Run ``flwr supernode VERB``; return what it answers, or its words where it refuses."""
+        """Run ``flwr supernode VERB`` and return its answer, or its message as text if it refuses."""
         arguments = arguments if CONNECTION in arguments else (*arguments, CONNECTION)
         command = ["flwr", "supernode", verb, *arguments, "--format", "json"]
         done = subprocess.run(command, env=dict(self._environment), capture_output=True, text=True, check=False)

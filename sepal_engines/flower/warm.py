@@ -4,9 +4,9 @@ Flower starts a new Python process for every message, which imports torch and th
 process takes the place of ``flower-superexec`` beside a SuperNode with ``--isolation process``. It acquires tasks over
 Flower's Runtime API and answers each from a fork of itself, which runs Flower's own ``run_clientapp``.
 
-A fork must not run other code than the app bundle's. The first fork of a bundle compares its files with what was
-imported here; where they differ it answers with an error, and from then on the bundle gets Flower's stock process. When
-the installation changes, this process replaces itself.
+A fork must run the app bundle's code. The first fork for a bundle compares its files with what was imported here. If
+they differ, it answers with an error, and Flower's own process is used for that bundle from then on. If the
+installation changes, this process replaces itself.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ CRASHED = 3  # Flower's error code of a ClientApp that ended without an answer
 
 @dataclass(frozen=True)
 class Child:
-    """A fork that answers a message: its task, and the pipe that names the message."""
+    """A fork that answers a message: its task, and the pipe through which it names the message."""
 
     spec: ExecutionSpec
     note: int
 
 
 class ForkExecutor:
-    """A :class:`flwr.supercore.superexec.executor.Executor` that forks for tasks whose code is this process's own.
+    """A :class:`flwr.supercore.superexec.executor.Executor` that forks for tasks with this process's code.
 
     Args:
         code: What this process has imported.
-        node: Process id of the SuperNode, with which a fork ends.
+        node: Process id of the SuperNode; a fork ends when it does.
         certificates: PEM root certificates of the Runtime API; None without TLS.
     """
 
@@ -81,7 +81,7 @@ class ForkExecutor:
     def get_eligible_capacity(
         self, supported_task_types: set[TaskType], *, insecure: bool = False, root_certificates_path: str | None = None
     ) -> tuple[set[TaskType], set[str]]:
-        """Take every kind of task."""
+        """Accept every kind of task."""
         return supported_task_types, set()
 
     def wait_for_capacity(
@@ -95,7 +95,7 @@ class ForkExecutor:
         """Return at once."""
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Fork for the task, or start Flower's own process where the bundle's code is known to differ."""
+        """Fork for the task, or start Flower's own process if the bundle's code is known to differ."""
         fab = spec.fab_hash or ""
         if spec.task_type is not TaskType.CLIENT_APP or not fab or self._is_ours(fab) is False:
             return self._cold.launch(spec)
@@ -109,7 +109,7 @@ class ForkExecutor:
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        """Reap the forks that have ended; answer for those that were killed, so that the round need not wait."""
+        """Reap the forks that have ended, and answer for those that were killed, so that no round waits for them."""
         while self.children:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
@@ -140,7 +140,7 @@ class ForkExecutor:
         return self._same[fab]
 
     def _checking(self, fab: str) -> Mod:
-        """Return a Flower mod that refuses to answer for another code; by then Flower has unpacked the bundle."""
+        """Return a Flower mod that refuses to answer if the bundle, which is unpacked by then, has other code."""
 
         def check(message: Message, context: Context, further: Callable[[Message, Context], Message]) -> Message:
             if not self._is_ours(fab):
@@ -264,7 +264,7 @@ def serve(arguments: argparse.Namespace) -> None:
 
 
 def wait(wake: int, seconds: float) -> bool:
-    """Wait until the SuperNode has a message, for ``seconds`` at most; False where the SuperNode is no more."""
+    """Wait up to ``seconds`` for a message to the SuperNode; return False if the SuperNode has ended."""
     ready, _, _ = select.select([wake], [], [], seconds)
     return not ready or bool(os.read(wake, 1 << 10))
 

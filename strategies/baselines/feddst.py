@@ -32,6 +32,7 @@ from pydantic import Field
 from torch import nn
 
 from sepal.client.hooks import Hooks, cross_entropy
+from sepal.client.network import read_gradients
 from sepal.config import Settings
 from sepal.masks.budgets import erk, uniform
 from sepal.masks.packed import Mask, Masks, density, masked
@@ -161,10 +162,8 @@ class FedDSTClient(FedAvgClient):
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train with the received masks."""
-        masks = self._masks(download)
-        return ClientState(
-            self._fit(self.arrived(state, download, plan), masks, plan, self.task.config.local_epochs)[0]
-        )
+        start, epochs = self.arrived(state, download, plan), self.task.config.local_epochs
+        return ClientState(self._fit(start, self._masks(download), plan, epochs)[0])
 
     def _masks(self, download: Payload) -> Masks:
         came = download.tensors
@@ -185,9 +184,8 @@ class FedDSTClient(FedAvgClient):
 
         def apply(module: nn.Module) -> None:
             with torch.no_grad():
-                for name, parameter in module.named_parameters():
-                    if name in factors:
-                        parameter.mul_(factors[name])
+                for name, factor in factors.items():
+                    network.tensors[name].mul_(factor)
 
         hooks, share = Hooks(loss=loss, after_step=apply), density(masks)
         self.trainer.fit(network.module, plan.round, hooks, epochs=epochs, purpose=purpose, density=share)
@@ -197,11 +195,7 @@ class FedDSTClient(FedAvgClient):
         network.module.zero_grad(set_to_none=True)
         cross_entropy(network.module, *batch).backward()  # type: ignore[no-untyped-call]
         self.trainer.account(network.module, len(batch[1]))
-        found = dict(network.module.named_parameters())
-        gradients = {name: found[name].grad for name in masks}
-        return model, {
-            n: np.zeros(found[n].shape, np.float32) if g is None else g.cpu().numpy() for n, g in gradients.items()
-        }
+        return model, read_gradients(network.module)
 
 
 FedDST = register(

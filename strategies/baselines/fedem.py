@@ -5,13 +5,15 @@ Algorithm 1 (https://arxiv.org/abs/2108.10252). Symbols: θ_m → model m of M; 
 models; q_t(z = m) → ``posterior``, of each training example.
 
 E-step, at the received models: q ∝ π·exp(-loss) for each example, π ← mean of q. M-step: each model trains on the loss
-weighted by q (batch: Σ q·loss / size). The server averages each model by itself, weighted by n_i. A client predicts
+weighted by q (batch: Σ q·loss / size). The server averages each model separately, weighted by n_i. A client predicts
 Σ π_m·softmax(model m). *Received* is that of the received models under its π; *trained* after the E- and M-step.
 
-The models start from different draws of the seed; the first is W_0. A novel client takes the E-step alone, as the
-authors' unseen clients do.
-A model whose outputs are no numbers, because somebody sent a running variance below 0, has no part in a mixture until
-training has made it whole.
+The models are different draws from the seed; the first is W_0. A novel client only takes the E-step, as the authors'
+unseen clients do.
+
+A model whose outputs are NaN, because a client sent a negative running variance, is left out of mixtures until training
+has repaired it.
+
 Deviations: the E-step is done on the training part, as in the paper; its forward pass is not in the multiply-adds.
 """
 
@@ -81,22 +83,22 @@ class Mixture:
 
 
 class FedEmServer(Mixture, FedAvgServer):
-    """Averages each model by itself."""
+    """Averages each model separately."""
 
     def init(self) -> ServerState:
-        """Start from M draws."""
+        """Start from M models drawn from the seed."""
         return ServerState(self.first())
 
 
 class FedEmClient(Mixture, ClientBase[ClientState]):
-    """Holds π."""
+    """Keeps π and trains all models."""
 
     def init(self) -> ClientState:
         """Start with equal shares, and without models."""
         return ClientState()
 
     def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
-        """Return the models that came."""
+        """Return the received models."""
         return super().arrived(state, download, plan) if download.tensors else self.first()
 
     def own(self, state: ClientState) -> Weights:
@@ -118,12 +120,12 @@ class FedEmClient(Mixture, ClientBase[ClientState]):
         return mixture
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
-        """E-step, M-step; all models go up."""
+        """Take E-step and M-step, and upload all models."""
         after = self.adapt(state, download, plan)
         return after, self.upload(after, plan)
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
-        """E-step and M-step; a novel client takes the E-step alone."""
+        """Take E-step and M-step; a novel client only takes the E-step."""
         models = self.arrived(state, download, plan)
         posterior = self.posterior(models, self._shares(state))
         shares = posterior.mean(0)

@@ -1,23 +1,25 @@
-"""FedMask: weights stay as they were drawn, and each client learns which of them to use.
+"""FedMask: weights keep their initial values, and each client learns which of them to use.
 
 Li, Sun, Zeng, Zhang, Li, Chen, "FedMask: Joint Computation and Communication-Efficient Personalized Federated Learning
 via Heterogeneous Masking", SenSys 2021. A client trains a real score for each weight of its masked layers through
-σ(score) ≥ ½, straight-through; binary masks travel. After its first training it drops units once, for good (one-shot
-pruning): what is left is its *structure*, and only scores inside it go on. For each weight the server takes the mean of
-the masks of those whose structure holds it, rounded to a bit (.5: on). Where structures do not overlap, a client gets
-its own bit back. *Received* are the weights under the received mask, *trained* those under the client's own.
+σ(score) ≥ ½, with the straight-through gradient; binary masks are exchanged. After its first training it drops units
+once and for all (one-shot pruning). The rest is its *structure*, and only scores inside it are trained from then on.
+For each weight the server takes the mean of the masks of the clients whose structure holds it, rounded to a bit (.5:
+on). Where structures do not overlap, a client gets its own bit back. *Received* are the weights under the received
+mask, *trained* those under the client's own.
 
-The paper's text was not at hand. Known of it: fixed weights, binary masks both ways, a structure by client found in one
-shot, the mean where masks overlap. Ours:
+The paper's text was not available. What is known of it: fixed weights, binary masks in both directions, a structure for
+each client found in one shot, the mean where masks overlap. Our choices:
 
 * Weights are ±√(4 / fan-in / keep) with W_0's signs, after the "signed Kaiming constant" of Ramanujan et al., "What's
   Hidden in a Randomly Weighted Neural Network?", CVPR 2020. Under W_0 itself (``weights = "drawn"``) hardly anything is
   learned.
-* Scores start at N(0, .01²), drawn from the seed and the same for all clients, so every second bit is on; they have a
-  learning rate and a momentum of their own. Where all start at 0, or move ten times as fast, less is learned.
+* Scores start at N(0, .01²), drawn from the seed and the same for all clients, so half of the bits are on; they have a
+  learning rate and a momentum of their own. If all start at 0, or the rate is ten times as high, less is learned.
 * A structure is the ``keep`` share of a layer's output units by mean score; the output layer has all, or if it alone is
-  masked, a share of its input units. The server knows the structures, so masks travel as one bit for each held weight.
-* A score whose bit the server turns changes its sign. Biases, norms and their statistics are W_0's.
+  masked, a share of its input units. The server knows the structures, so a mask is sent as one bit for each held
+  weight.
+* If the server flips a bit, its score changes sign. Biases, norms and their statistics are W_0's.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ class Hyper(Settings):
     keep: float = Field(0.75, gt=0, le=1, description="share of a masked layer's units in a client's structure")
     lr: float = Field(0.01, gt=0, description="learning rate of the scores")
     momentum: float = Field(0.8, ge=0, lt=1, description="momentum of the scores")
-    weights: Literal["signed", "drawn"] = Field("signed", description="signed: one size for all of a layer; drawn: W_0")
+    weights: Literal["signed", "drawn"] = Field(
+        "signed", description="fixed weights; signed: one magnitude for each layer; drawn: W_0"
+    )
 
 
 @dataclass(frozen=True)
@@ -95,11 +99,11 @@ class ClientState:
 
 
 class Parts:
-    """What server and client share: which weights have masks, and how masks travel.
+    """What server and client share: which weights have masks, and how masks are sent.
 
     Attributes:
         masked: The weights that have masks.
-        units: Those of which units are dropped, as one axis of units.
+        units: For each weight whose units may be dropped, a parameter with one entry per unit.
         weights: All tensors of the model, before any mask.
         first: The first scores, float32 by weight.
     """
@@ -124,7 +128,7 @@ class Parts:
                 self.weights[p.name] = np.where(task.weights[p.name] < 0, -size, size).astype(np.float32)
 
     def held(self, structure: Packed) -> dict[str, Mask]:
-        """Return bool by weight: the entries of a structure; all without one."""
+        """Return the entries of a structure, bool by weight; all entries if there is no structure."""
         units, found = unpack(structure, self.units), {}
         for p in self.masked:
             shape = [-1 if axis == self.axis.get(p.name) else 1 for axis in range(len(p.shape))]
@@ -133,7 +137,7 @@ class Parts:
         return found
 
     def chosen(self, scores: Weights) -> Packed:
-        """Return the structure: of each layer the units with the greatest mean score."""
+        """Return the structure: in each layer the units with the largest mean scores."""
         found = {}
         for p in self.units:
             score = np.moveaxis(scores[p.name], self.axis[p.name], 0).reshape(p.size, -1).mean(1)
@@ -145,18 +149,18 @@ class Parts:
         return {**self.weights, **{name: self.weights[name] * mask for name, mask in masks.items()}}
 
     def bits(self, masks: Masks, structure: Packed) -> dict[str, SparseTensor]:
-        """Return masks as they travel: one bit for each entry of a structure."""
+        """Return masks as they are sent: one bit for each entry of a structure."""
         return {name: members(masks[name][held]) for name, held in self.held(structure).items()}
 
     def specs(self) -> dict[str, SpecLike]:
-        """Return what admits :meth:`bits`: every structure has as many units."""
+        """Return the specs of :meth:`bits`; all structures have the same number of units."""
         sizes = {p.name: p.size for p in self.masked}
         for p in self.units:
             sizes[p.name] = sizes[p.name] // p.size * count(self.hyper.keep, p.size)
         return {name: TensorSpec((size,), values=False) for name, size in sizes.items()}
 
     def read(self, came: Tensors, structure: Packed) -> dict[str, Mask]:
-        """Return bool by weight: masks from :meth:`bits`; off outside the structure."""
+        """Return the masks from :meth:`bits`, bool by weight; off outside the structure."""
         masks = {}
         for name, held in self.held(structure).items():
             masks[name] = np.zeros(held.shape, np.bool_)
@@ -165,14 +169,14 @@ class Parts:
 
 
 class FedMaskServer(ServerBase[ServerState]):
-    """Averages bits."""
+    """Averages the clients' masks."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.parts = Parts(task)
 
     def init(self) -> ServerState:
-        """Start with the first scores' bits, and without structures."""
+        """Start with the bits of the first scores, and without structures."""
         return ServerState(pack({name: score >= 0 for name, score in self.parts.first.items()}, self.parts.masked))
 
     def download(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
@@ -180,7 +184,7 @@ class FedMaskServer(ServerBase[ServerState]):
         return Payload(self.parts.bits(unpack(state.masks, self.parts.masked), state.structures[client.name]))
 
     def newcomer(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
-        """Return nothing: a client without a structure knows the first bits."""
+        """Return an empty payload: a client without a structure knows the first bits."""
         return Payload()
 
     def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:
@@ -194,7 +198,7 @@ class FedMaskServer(ServerBase[ServerState]):
         return Schema({**first, **self.parts.specs()})
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
-        """Round the mean of each bit over those that hold it; a bit that nobody holds stays."""
+        """Set each bit to its rounded mean over the clients that hold it; a bit that no client holds is kept."""
         masks, structures = unpack(state.masks, self.parts.masked), dict(state.structures)
         votes = {p.name: np.zeros(p.shape, np.int32) for p in self.parts.masked}
         holders = {p.name: np.zeros(p.shape, np.int32) for p in self.parts.masked}
@@ -227,13 +231,13 @@ class Masked(nn.Module):
         self.names = {key(p.name): p.name for p in masked}
 
     def train(self, mode: bool = True) -> Masked:
-        """Change the mode of nothing inside: norms keep W_0's statistics in training, too."""
+        """Keep the modules inside in their mode: norms use W_0's statistics also in training."""
         super().train(mode)
         self.model.eval()
         return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map inputs to logits; the gradient goes through σ as if nothing were cut at ½."""
+        """Map inputs to logits; the gradient passes through σ as if there were no threshold."""
         weights = {}
         for at, score in self.scores.items():
             soft = torch.sigmoid(score)
@@ -248,7 +252,7 @@ def key(name: str) -> str:
 
 
 class FedMaskClient(ClientBase[ClientState]):
-    """Holds its structure and its scores."""
+    """Keeps its structure and its scores."""
 
     def __init__(self, task: Task, trainer: Trainer) -> None:
         super().__init__(task, trainer)
@@ -259,7 +263,7 @@ class FedMaskClient(ClientBase[ClientState]):
         return ClientState()
 
     def download_schema(self, state: ClientState, plan: Plan) -> Schema:
-        """Admit bits in the structure; nothing before there is one."""
+        """Admit bits of the structure; an empty payload before there is one."""
         return Schema(self.parts.specs() if state.structure else {})
 
     def masks(self, state: ClientState) -> dict[str, Mask]:
@@ -278,14 +282,14 @@ class FedMaskClient(ClientBase[ClientState]):
         return self.parts.model(self.masks(state)) if state.scores else {}
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
-        """Train scores; the first time choose a structure, which goes up too."""
+        """Train the scores; the first time, choose a structure, which is uploaded too."""
         after = self.adapt(state, download, plan)
         units = {} if state.structure else unpack(after.structure, self.parts.units)
         first = {f"{name}/units": members(mask) for name, mask in units.items()}
         return after, Payload({**first, **self.parts.bits(self.masks(after), after.structure)})
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
-        """Take over the received bits, and train the scores inside the structure; choose one after the first time."""
+        """Take over the received bits and train the scores; after the first training, choose the structure."""
         scores = dict(self.parts.first)
         if download.tensors:
             came = self.parts.read(download.tensors, state.structure)

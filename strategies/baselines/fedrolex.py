@@ -1,13 +1,13 @@
 """FedRolex: HeteroFL with a window of channels that rolls from round to round.
 
 Alam, Liu, Yan, Zhang, "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction", NeurIPS
-2022, Algorithm 1 (https://arxiv.org/abs/2212.01548). In round t = 0, 1, … a client of width β holds of a layer with K
-channels the ⌈βK⌉ from t mod K on, modulo K, so that every channel is trained by narrow clients, too. All else is
-HeteroFL's, as in the authors' code: widths, unweighted mean, scaler, masked loss, static batch normalisation.
+2022, Algorithm 1 (https://arxiv.org/abs/2212.01548). In round t = 0, 1, … a client of width β holds ⌈βK⌉ of a layer's K
+channels, from t mod K on, modulo K, so that narrow clients train every channel, too. Everything else is as in HeteroFL,
+as in the authors' code: widths, unweighted mean, scaler, masked loss, static batch normalisation.
 
-Simpler than the paper, or different: what :mod:`strategies.baselines.heterofl` names. The window moves up, as in the
-paper; the authors' code rolls it down. Channels that are normalised together (GroupNorm) move together. A client's
-*trained* model is of the window that it was trained at.
+Deviations: those of :mod:`strategies.baselines.heterofl`. The window moves up, as in the paper; the authors' code moves
+it down. Channels that are normalised together (GroupNorm) move together. A client's *trained* model is that of the
+window at which it was trained.
 """
 
 from __future__ import annotations

@@ -142,9 +142,7 @@ class FedSTCServer(ServerBase[ServerState]):
         """Return what the client missed since its last accepted upload."""
         since = state.synced.get(client.name, 0)
         if state.round - since <= self.hyper.cache:
-            missed = {
-                str(r): state.history[str(r)] for r in range(since + 1, state.round + 1) if str(r) in state.history
-            }
+            missed = {r: update for r, update in state.history.items() if int(r) > since}
         else:
             missed = {"weights": at(state.weights, np.flatnonzero(state.changed > since).astype(np.int64))}
         return Payload({**missed, **dense(state.statistics, self.fixed, self.coding)})

@@ -1,13 +1,14 @@
-"""Fjord: ordered dropout, narrower models inside of each client's own.
+"""Fjord: ordered dropout, narrower models within each client's own.
 
 Horváth, Laskaridis, Almeida, Leontiadis, Venieris, Lane, "FjORD: Fair and Accurate Federated Learning under
 heterogeneous targets with Ordered Dropout", NeurIPS 2021, Algorithm 1 (https://arxiv.org/abs/2102.13451). A client
-holds the first channels of every hidden layer, up to its width p_max. For each batch a width p ≤ p_max is drawn evenly
-among the method's, and the batch trains the part of that width. The server averages each entry over those that hold it,
-weighted by n_i. With ``fjord.distill`` the whole model learns the labels and the part its outputs, both in one step.
+holds the first channels of every hidden layer, up to its width p_max. For each batch, a width p ≤ p_max is drawn
+uniformly from the method's widths, and the part of that width is trained. The server averages each entry over the
+clients that hold it, weighted by n_i. With ``fjord.distill`` the whole model is trained on the labels and the part on
+the whole model's outputs, in one step.
 
-Simpler than the paper, or different: batch norms share their statistics between widths (the paper has a set for each);
-distillation takes the outputs as they are (temperature 1) with weight 1, as the authors' code; layers must follow one
+Deviations: batch norms share their statistics between widths (the paper has a set for each);
+distillation uses temperature 1 and weight 1, as the authors' code does; layers must follow one
 another (:mod:`models.channels`).
 """
 
@@ -33,7 +34,7 @@ class Hyper(WidthSettings):
     widths: str = Field(
         "0.2,0.4,0.6,0.8,1", description="widths of models; a client gets the largest with width² ≤ capacity"
     )
-    distill: bool = Field(False, description="the whole model learns the labels, its parts what it puts out")
+    distill: bool = Field(False, description="train the whole model on the labels and its parts on its outputs")
 
 
 class FjordClient(WidthClient):

@@ -2,19 +2,19 @@
 
 Mei, Guo, Zhou, Patel, "Resource-Adaptive Federated Learning with All-In-One Neural Composition", NeurIPS 2022, and the
 authors' code. Each layer's weight is a product of a basis θ_u and coefficients θ_v
-(:class:`models.decomposed.DecomposedLayer`, equation 3 of Pa3dFL). The basis has the same shape at every width and is
-averaged over all clients, alike. Coefficients, biases, norms and the head are those of a width: averaged over the
-clients of that width alone, so a width that nobody of the round has keeps its own. The loss has
+(:class:`models.factors.DecomposedLayer`, equation 3 of Pa3dFL). The basis has the same shape at every width and is
+averaged over all clients with equal weights. Coefficients, biases, norms and the head belong to a width: they are
+averaged over the clients of that width, and do not change in a round without such clients. The loss has
 λ·Σ_layers mean((θ_uᵀθ_u - I)²), which keeps the basis near orthogonal.
 
-Simpler than the paper, or different:
+Deviations:
 
 * All layers but the head are composed; the authors keep the first convolution plain, too. Models are of
   convolutions, linear layers and ``GroupNorm``.
-* Sizes of the bases are those that Pa3dFL's paper gives it (R1, R2 of :mod:`models.decomposed`), first bases are normal
-  and not orthogonal, and the coefficients of all widths start as prefixes of one draw.
+* The bases have the sizes given in Pa3dFL's paper (R1, R2 of :mod:`models.decomposed`); initial bases are normal and
+  not orthogonal, and the coefficients of all widths start as prefixes of one draw.
 * The last hidden layer's outputs are whole at every width, as in our Pa3dFL.
-* A client's width follows from its capacity and stays; the authors draw one for each client and round.
+* A client's width follows from its capacity and is fixed; the authors draw one for each client and round.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
-from models.decomposed import LEAST, Decomposed, DecomposedLayer, Decomposition, cut, initial_weights
+from models.decomposed import Decomposed, cut, initial_weights
+from models.factors import LEAST, DecomposedLayer, Decomposition
 from models.weights import load_weights
 from sepal.client.hooks import Hooks
 from sepal.protocol.layout import Layout
@@ -46,11 +47,11 @@ class Hyper(WidthSettings):
         "0.25,0.5,0.75,1", description="widths of models; a client gets the largest with width² ≤ capacity"
     )
     # Chosen by Pa3dFL's authors among .01, .1 and 1.
-    lambda_: float = Field(0.1, ge=0, description="strength of the pull of bases to orthogonal ones")
+    lambda_: float = Field(0.1, ge=0, description="strength of the regulariser towards orthogonal bases")
 
 
 class Composed(Decomposed):
-    """A decomposed model with one head, which is trained with all else."""
+    """A decomposed model with one head, which is trained like the rest."""
 
     def __init__(self, task: Task, width: float) -> None:
         """Build the model around W_0, whose head, biases and norms it starts with; its factors are zeros."""
@@ -117,10 +118,10 @@ class Levels:
 
 
 class FlancServer(Levels, WidthServer):
-    """Averages bases over all clients, all else by width."""
+    """Averages bases over all clients, everything else by width."""
 
     def weigh(self, upload: Upload) -> float:
-        """Return 1: all clients count alike."""
+        """Return 1: all clients have equal weight."""
         return 1
 
 
@@ -128,7 +129,7 @@ class FlancClient(Levels, WidthClient):
     """Trains basis and coefficients together."""
 
     def hooks(self, received: Weights, plan: Plan) -> Hooks:
-        """Return the loss with the pull to orthogonal bases."""
+        """Return the loss with the regulariser towards orthogonal bases."""
 
         def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             pull: torch.Tensor = self.hyper.lambda_ * typing.cast("Composed", module).distance()

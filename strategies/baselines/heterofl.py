@@ -6,14 +6,14 @@ of every hidden layer. The mean is unweighted. A client learns, and the server a
 that the client has: its loss sets the logits of other classes to 0 (masked cross-entropy). Hidden layers' outputs are
 divided by the width (*scaler*), before their norm. Gradients are clipped at 1.
 
-Simpler than the paper, or different:
+Deviations:
 
-* Static batch normalisation: statistics do not move while a client trains; it computes them of its trained model over
-  its training data, and the server averages them. The authors compute them of the global model, over all clients.
-* The scaler stays where a narrow model predicts, because it was trained with it. The authors predict with the full
-  model alone, whose scaler is 1. The mask of classes is for training alone.
+* Static batch normalisation: statistics do not change while a client trains. It computes those of its trained model
+  over its training data, and the server averages them. The authors compute those of the global model, over all clients.
+* A narrow model also predicts with the scaler, because it was trained with it. The authors predict with the full
+  model alone, whose scaler is 1. The mask of classes is only used in training.
 * The widths of clients do not change from round to round (the authors' "fix"), and follow from capacity.
-* The server learns which classes a client has: they travel as a mask, one bit a class.
+* The server learns which classes a client has: they are sent as a mask, one bit per class.
 * Layers must follow one another (:mod:`models.channels`): no residual networks.
 """
 
@@ -51,7 +51,7 @@ class Hyper(WidthSettings):
 
 
 class Output(Cuts):
-    """What both sides know of the output layer, whose tensors have a row for each class."""
+    """What server and client share: the output layer, whose tensors have a row for each class."""
 
     @property
     def output(self) -> Layout:
@@ -65,7 +65,7 @@ class Output(Cuts):
 
 
 class HeteroFLServer(Output, WidthServer):
-    """Averages output rows over the clients that have the class, all else over those that hold it."""
+    """Averages output rows over the clients that have the class, other entries over the clients that hold them."""
 
     def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:
         """Admit the client's classes, then tensors of its width."""
@@ -75,7 +75,7 @@ class HeteroFLServer(Output, WidthServer):
         return Schema({CLASSES: TensorSpec((self.classes,), values=False, min_count=1), **own})
 
     def parts(self, upload: Upload, plan: Plan) -> Mapping[str, Part]:
-        """Return an upload's entries, of the output layer the rows of the client's classes."""
+        """Return an upload's entries; of the output layer, the rows of the client's classes."""
         found = dict(super().parts(upload, plan))
         if self.hyper.masked:
             rows = upload.payload.tensors[CLASSES].positions()
@@ -85,7 +85,7 @@ class HeteroFLServer(Output, WidthServer):
         return found
 
     def weigh(self, upload: Upload) -> float:
-        """Return 1: all clients count alike."""
+        """Return 1: all clients have equal weight."""
         return 1
 
 
@@ -117,7 +117,7 @@ class HeteroFLClient(Output, WidthClient):
         return Hooks(loss=loss, before_step=clip)
 
     def trained(self, start: Weights, plan: Plan) -> Dense:
-        """Return the model after E epochs, with the statistics that it has over the training data."""
+        """Return the model after E epochs, with its statistics over the training data."""
         super().trained(start, plan)
         network = self.network(self.own_width)
         set_statistics(network.module, self.trainer.x)

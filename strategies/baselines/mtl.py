@@ -1,17 +1,17 @@
-"""MTL: federated multi-task learning, every client's model pulled to the clients' mean.
+"""MTL: federated multi-task learning, every client's model is pulled towards the clients' mean.
 
 Smith, Chiang, Sanjabi, Talwalkar, "Federated Multi-Task Learning", NeurIPS 2017 (MOCHA,
-https://arxiv.org/abs/1705.10467), with its mean-regularised Ω and for networks, as LG-FedAvg's authors compare with
-it (their ``main_mtl.py``). With W the matrix whose columns w_i are the clients' models, client i minimises F_i(w_i) +
+https://arxiv.org/abs/1705.10467), with mean-regularised Ω and for networks, as in the comparison of LG-FedAvg's authors
+(their ``main_mtl.py``). With W the matrix whose columns w_i are the clients' models, client i minimises F_i(w_i) +
 λ·(‖W‖² + tr(WΩWᵀ)), Ω = (I - 11ᵀ/m)², over its own column. Ω is a projection, so its gradient is ∇F_i + 2λ(w_i + w_i
 - w̄), w̄ the mean of all columns, the client's own as it is now. The server keeps the columns; client i gets Σ_{j≠i}
 w_j/m, one model's size.
 
 *Trained* is the client's own model. There is no *received* model.
 
-Simpler than the papers, or different:
+Deviations:
 
-* No dual problem and no learned Ω: MOCHA solves convex problems with it; LG-FedAvg's script has Ω fixed as here.
+* No dual problem and no learned Ω, which MOCHA uses for convex problems; LG-FedAvg's script has this fixed Ω, too.
 * The script squares I - 11ᵀ/m entry by entry; we take the matrix product, as MOCHA's paper writes it.
 * m counts the clients that have uploaded, and the client itself. The script's columns are those of the first clients.
 * λ = 10^-(⌊log₁₀ d + 1⌋ + 1) for d pulled entries unless ``mtl.lambda`` says otherwise, as in the script.
@@ -101,7 +101,7 @@ class MtlServer(Pulled, ServerBase[ServerState]):
         return self.summed(columns), {}
 
     def evicted(self, state: ServerState, names: Sequence[str]) -> ServerState:
-        """Return W without the columns of evicted clients, so that nobody is pulled to them."""
+        """Return W without the columns of evicted clients, so that no client is pulled towards them."""
         return self.summed({name: column for name, column in state.columns.items() if name not in names})
 
     def summed(self, columns: Mapping[str, Weights]) -> ServerState:
@@ -118,10 +118,10 @@ class MtlServer(Pulled, ServerBase[ServerState]):
 
 
 class MtlClient(Pulled, ClientBase[ClientState]):
-    """Goes on training its own model."""
+    """Keeps training its own model."""
 
     def init(self) -> ClientState:
-        """w_i = W_0."""
+        """Start with w_i = W_0."""
         return ClientState(dict(self.task.weights))
 
     def own(self, state: ClientState) -> Weights:
@@ -134,14 +134,14 @@ class MtlClient(Pulled, ClientBase[ClientState]):
         return Schema(tensors, {"clients": (int, 1, None)})
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
-        """Train E epochs from w_i, pulled to the mean."""
+        """Train for E epochs from w_i, with the pull towards the mean."""
         others = {name: tensor.dense() for name, tensor in download.tensors.items()}
         others = others or {p.name: np.zeros(p.shape, np.float32) for p in self.shared()}
         hooks = self.pull(others, int(download.scalars["clients"]))
         return ClientState(self.fit(state.model, plan, hooks), state.rounds + 1)
 
     def pull(self, others: Weights, clients: int) -> Hooks:
-        """Return what adds 2λ(w + (1 - 1/m)·w - Σ_{j≠i} w_j/m) to the gradient."""
+        """Return hooks that add 2λ(w + (1 - 1/m)·w - Σ_{j≠i} w_j/m) to the gradient."""
         entries = sum(p.size for p in self.shared())
         strength = self.hyper.lambda_ or 10.0 ** -(math.floor(math.log10(entries) + 1) + 1)
         target = {name: torch.from_numpy(value).to(self.trainer.device) for name, value in others.items()}

@@ -5,14 +5,14 @@ Shamsian, Navon, Fetaya, Chechik, "Personalized Federated Learning using Hyperne
 one linear head for each tensor. Client i trains θ_i and returns Δθ_i = θ_i - θ̃_i; the server takes a step of SGD on φ
 and all embeddings along (∇θ_i)ᵀΔθ_i. *Received* is θ_i, which the paper tests; *trained* is θ̃_i.
 
-Simpler than the paper, or different:
+Deviations:
 
-* A step is one client's. Where more than one uploads in a round, the steps follow one another by client's name, all
-  with gradients at the state that the models were generated from. The authors sample one client a step.
-* The client trains whole passes over its data, as many as come nearest to ``pfedhn.steps`` batches; the authors draw a
-  batch for each step. Its learning rate, momentum and decay are the method's own keys; the run's ``optimizer`` and
+* There is one step per upload. If several clients upload in a round, their steps follow in the order of names, all
+  with gradients at the state from which the models were generated. The authors sample one client per step.
+* The client trains whole passes over its data, as many as are closest to ``pfedhn.steps`` batches; the authors draw
+  a batch for each step. Its learning rate, momentum and decay are the method's own keys; the run's ``optimizer`` and
   ``lr-decay`` apply to it as well.
-* Statistics of normalisation layers are the client's own, start at W_0's, and are not generated.
+* Statistics of normalisation layers are not generated: they are the client's own and start at W_0's.
 * An embedding is drawn from the seed and the client's name when it joins. Momentum and decay move all embeddings in
   each step, as in the authors' code.
 """
@@ -72,7 +72,7 @@ class ServerState:
     Attributes:
         weights: φ and embeddings, float32: ``mlp.N.weight`` and ``.bias``, for each tensor NAME ``head.NAME.weight``
             (entries, hidden) and ``head.NAME.bias``, and ``embedding/CLIENT``.
-        momentum: Of the same names, once there was a step.
+        momentum: Momentum by the same names; empty before the first step.
     """
 
     weights: Weights
@@ -90,7 +90,7 @@ class Generated:
 
 
 class PFedHNServer(Generated, ServerBase[ServerState]):
-    """Holds the hypernetwork and the embeddings."""
+    """Keeps the hypernetwork and the embeddings."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -127,7 +127,7 @@ class PFedHNServer(Generated, ServerBase[ServerState]):
         return Payload(dense({name: value.numpy() for name, value in made.items()}, self.shared(), self.coding))
 
     def newcomer(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
-        """Return the same: of the first embedding."""
+        """Return the same, from the first embedding."""
         return self.download(state, client, plan)
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
@@ -167,7 +167,7 @@ def shapes(layout: Layout, hyper: Hyper, clients: int) -> dict[str, tuple[int, .
     """Return the shapes of φ by name.
 
     Raises:
-        ConfigError: The number of clients decides the embedding's size, and is not given.
+        ConfigError: The embedding's size depends on the number of clients, which is not given.
     """
     if not hyper.embedding and not clients:
         raise ConfigError("pfedhn.embedding", "a size, where the run does not say how many clients there are", 0)
@@ -205,7 +205,7 @@ class PFedHNClient(Generated, ClientBase[ClientState]):
         return ClientState(dict(self.task.weights))
 
     def own(self, state: ClientState) -> Weights:
-        """Return the model as trained last."""
+        """Return the model of the last training."""
         return state.model if state.rounds else {}
 
     def download_schema(self, state: ClientState, plan: Plan) -> Schema:

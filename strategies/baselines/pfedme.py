@@ -3,9 +3,9 @@
 Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1
 (https://arxiv.org/abs/2006.08848). Symbols: θ_i → the personal model; w_i → the client's version of the global model.
 
-For each batch a client takes K steps on f_i(θ) + λ/2·‖θ - w‖², from where θ is, then w ← w - η·λ·(w - θ). Only w goes
-up. The server takes W ← (1 - β)·W + β·Σ n_i·w_i / Σ n_i. *Received* is the global model, *trained* is θ_i. Both θ and
-w start each round at the received model, as in the authors' code. The run's ``lr`` is the rate of θ.
+For each batch a client takes K steps on f_i(θ) + λ/2·‖θ - w‖², from the current θ, then w ← w - η·λ·(w - θ). Only w is
+uploaded. The server takes W ← (1 - β)·W + β·Σ n_i·w_i / Σ n_i. *Received* is the global model, *trained* is θ_i. Both θ
+and w start each round at the received model, as in the authors' code. The run's ``lr`` is the rate of θ.
 
 Deviations: R is the number of batches in ``local-epochs`` passes (the authors take 20 batches); only sampled clients
 train; statistics of normalisation layers are θ's, and averaged. The multiply-adds count all K steps.
@@ -39,7 +39,7 @@ class Hyper(Settings):
 
 
 class PFedMeServer(FedAvgServer):
-    """FedAvg's server, which moves to the mean by β."""
+    """FedAvg's server, which moves by β towards the mean."""
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """W ← (1 - β)·W + β·mean; statistics are the mean, because beyond it a variance may be below 0."""
@@ -50,10 +50,10 @@ class PFedMeServer(FedAvgServer):
 
 
 class PFedMeClient(FedAvgClient):
-    """Trains θ on each batch for K steps, and draws w after it."""
+    """Takes K steps of θ on each batch, and moves w towards θ."""
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
-        """Algorithm 1, the client's part."""
+        """Run the client's part of Algorithm 1."""
         network = self.trainer.network()
         network.load(self.arrived(state, download, plan))
         module = network.module
@@ -89,7 +89,7 @@ class PFedMeClient(FedAvgClient):
         return ClientState(theta), Payload(dense(sent, self.shared(), self.coding))
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
-        """Train in the same way; nothing is sent."""
+        """Train in the same way, without an upload."""
         return self.train(state, download, plan)[0]
 
 

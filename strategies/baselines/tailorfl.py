@@ -1,23 +1,22 @@
 """TailorFL: each client keeps the channels that matter to its data, and shares more of them with similar clients.
 
 Deng, Chen, Ren, Zhang, Lyu, Ma, Zhang, "TailorFL: Towards Efficient Personalized Federated Learning Under System and
-Data Heterogeneity", SenSys 2022; facts as in the code of Pa3dFL's authors for their comparison (FLGo). In round 1
-every client trains an importance for each channel of W_0, whose weights stay, on its loss + λ·mean(importance²), cut
-to [0, 1]. It keeps as many channels as its width allows: in the first layers those of greatest norm, the same for all
-clients; in the last share ``tailorfl.personal`` of the layers those of greatest importance. Two clients are as
-similar as their importances of the last hidden layer correlate. From round 2 on clients train their part of the
-model. Weights and biases are divided by the width on the way down and multiplied by it on the way up. The server
-averages each entry over its holders, weighted by n_i/width, and moves filters: in the first layers to the greatest
-norms again, in the last ones a few channels of each client towards those that it should share with similar clients
-(:func:`tuned`).
+Data Heterogeneity", SenSys 2022; details are those of the code of Pa3dFL's authors for their comparison (FLGo). In
+round 1 every client trains an importance of each channel of W_0, with fixed weights, on its loss + λ·mean(importance²),
+clipped to [0, 1]. It keeps as many channels as its width allows: in the first layers those of greatest norm, the same
+for all clients; in the last share ``tailorfl.personal`` of the layers those of greatest importance. Two clients are as
+similar as their importances of the last hidden layer correlate. From round 2 on clients train their part of the model.
+Weights and biases are divided by the width on the way down and multiplied by it on the way up. The server averages each
+entry over its holders, weighted by n_i/width, and moves filters: in the first layers to the greatest norms again, in
+the last ones a few channels of each client towards those that it should share with similar clients (:func:`tuned`).
 
-Positions never travel: the client sends its importances once, and a model of so many channels is the same wherever they
-lie in the full one.
+Positions are never sent: the client sends its importances once, and the shapes of its model depend on the number of
+channels only.
 
-Simpler than the paper, or different:
+Deviations:
 
 * In round 1 a client holds the whole model, whatever its capacity, as in that code.
-* Importances are trained for whole passes over the data, as many as come nearest to ``tailorfl.steps`` batches.
+* Importances are trained for whole passes over the data, as many as are closest to ``tailorfl.steps`` batches.
 * A client that joins after round 1 gets the channels of greatest norm in all layers.
 * Norms are not scaled. Layers must follow one another (:mod:`models.channels`).
 """
@@ -70,7 +69,7 @@ class ServerState:
 
     Attributes:
         weights: The full model, float32 by name.
-        filters: By client and group, units of channels that it keeps; without those that came after round 1.
+        filters: By client and group, the units of channels that it keeps; without clients that joined after round 1.
         importance: By client, importances of the last hidden layer, float32.
     """
 
@@ -83,7 +82,7 @@ class Tailored(Cuts):
     """What server and client share: the sizes of a client's model, and which layers are personal."""
 
     def cut(self, width: float, round: int) -> Cut:
-        """Return a cut of the sizes of ``width``, rounded down; which channels they are, the server knows."""
+        """Return a cut with the sizes of ``width``, rounded down; only the server knows which channels are kept."""
         return Cut(self.task.layout, self.coupling, windows(self.coupling, width, rounding="down"))
 
     @property
@@ -99,7 +98,7 @@ class Tailored(Cuts):
 
 
 class TailorServer(Tailored, ServerBase[ServerState]):
-    """Chooses filters, and averages over those who hold an entry."""
+    """Chooses filters, and averages each entry over the clients that hold it."""
 
     def init(self) -> ServerState:
         """Start from W_0, without filters."""
@@ -107,11 +106,11 @@ class TailorServer(Tailored, ServerBase[ServerState]):
         return ServerState(dict(self.task.weights))
 
     def plan(self, round: int) -> Plan:
-        """Round 1 is for importances, of all clients."""
+        """Ask all clients for importances in round 1."""
         return Plan(1, "importance", "all") if round == 1 else Plan(round, "train")
 
     def filters(self, state: ServerState, client: ClientInfo) -> Filters:
-        """Return the filters of a client; of one that is not known those of greatest norm."""
+        """Return the filters of a client; those of greatest norm if the client is unknown."""
         return state.filters.get(client.name) or self.chosen(state.weights, self.width(client), {})
 
     def chosen(self, weights: Weights, width: float, importance: Weights) -> Filters:
@@ -169,7 +168,7 @@ class TailorServer(Tailored, ServerBase[ServerState]):
         return replace(state, weights=weights, filters=self.moved(state, weights)), {}
 
     def evicted(self, state: ServerState, names: Sequence[str]) -> ServerState:
-        """Return the state without evicted clients, so that nobody shares filters with them."""
+        """Return the state without evicted clients, so that no client shares filters with them."""
         filters = {name: kept for name, kept in state.filters.items() if name not in names}
         importance = {name: array for name, array in state.importance.items() if name not in names}
         return replace(state, filters=filters, importance=importance)
@@ -211,12 +210,12 @@ def norms(group: ChannelGroup, weights: Weights) -> npt.NDArray[np.float64]:
 
 
 def top(score: npt.NDArray[np.float64], count: int) -> Index:
-    """Return the positions of the ``count`` greatest scores, increasing; of equals the first."""
+    """Return the positions of the ``count`` greatest scores, increasing; ties by the lowest position."""
     return np.sort(np.argsort(-score, kind="stable")[:count]).astype(np.int64)
 
 
 def correlations(vectors: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float64]:
-    """Return Pearson's correlations of vectors (n,), float64 (vectors, vectors); 0 with one that is constant."""
+    """Return Pearson's correlations of vectors (n,), float64 (vectors, vectors); 0 where one is constant."""
     centred = np.array(vectors, np.float64)
     centred -= centred.mean(1, keepdims=True)
     length = np.sqrt(np.square(centred).sum(1, keepdims=True))
@@ -227,9 +226,9 @@ def correlations(vectors: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float
 def tuned(filters: list[Index], similar: npt.NDArray[np.float64], units: int, alpha: float) -> list[Index]:
     """Return each client's filters of a layer after some moved towards similar clients'.
 
-    Client i should share similar[i, j]·min(k_i, k_j) of its k_i filters with client j; what it lacks of that weighs for
-    j's filters. The least of its own is exchanged for the greatest of the others while that weighs more, at most
-    max(1, ⌊alpha·min(k_i, units - k_i)⌋) times. All clients look at the filters of before.
+    Client i should share similar[i, j]·min(k_i, k_j) of its k_i filters with client j; the number it lacks is added to
+    the score of each of j's filters. Its filter of least score is exchanged for the other of greatest score as long as
+    this is greater, at most max(1, ⌊alpha·min(k_i, units - k_i)⌋) times. All clients start from the same filters.
 
     Args:
         filters: By client, increasing.
@@ -263,8 +262,8 @@ class Importance(nn.Module):
         """Start with importances of 1.
 
         Args:
-            model: Its hidden layers are hooked.
-            groups: Of the layers.
+            model: The model, whose hidden layers get hooks.
+            groups: The channel groups of its hidden layers.
         """
         super().__init__()
         self.model = model.requires_grad_(False)
@@ -285,7 +284,7 @@ def weighed(out: torch.Tensor, importance: torch.Tensor) -> torch.Tensor:
 
 
 class TailorClient(Tailored, WidthClient):
-    """Says what matters to it, then trains its part."""
+    """Sends importances of channels in round 1, then trains its part of the model."""
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Return importances in round 1, then the trained part."""
@@ -295,11 +294,11 @@ class TailorClient(Tailored, WidthClient):
         return state, Payload({f"{name}/importance": whole(value, self.coding) for name, value in found.items()})
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
-        """Train the part that came; in round 1 nothing."""
+        """Train the received part; do nothing in round 1."""
         return state if plan.phase == "importance" else super().adapt(state, download, plan)
 
     def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
-        """Return the model that arrived, in round 1 the whole W_0; or without a download the client's own."""
+        """Return the received model (in round 1 the whole W_0), or without a download the client's own."""
         if download is not None and plan.phase == "importance":
             return self.trainer.predictor(self.task.weights)
         return super().predictor(state, download, plan)

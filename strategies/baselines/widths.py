@@ -1,10 +1,10 @@
 """Clients that hold some of the channels: what HeteroFL, Fjord and FedRolex share.
 
 A client holds the model at one of the method's widths: the largest whose square is at most its capacity, because
-weights and multiply-adds fall about with the square of the width. A hidden layer keeps ⌈width·channels⌉ of its channels
-and the output layer all of its rows. What a client does not hold is cut out of its module and never travels: small
-tensors go both ways, dense. Both sides compute the cut from the client's capacity and the round. The server averages
-each entry over the clients that hold it; an entry that nobody holds keeps its value.
+weights and multiply-adds are about proportional to the square of the width. A hidden layer keeps ⌈width·channels⌉ of
+its channels and the output layer all of its rows. What a client does not hold is cut out of its module and never sent:
+small dense tensors are exchanged. Both sides compute the cut from the client's capacity and the round. The server
+averages each entry over the clients that hold it; an entry that no client holds keeps its value.
 
 *Received* and *trained* are models of the client's own width: it cannot hold a larger one.
 """
@@ -55,7 +55,7 @@ class WidthSettings(Settings):
 
 
 def numbers(text: str) -> list[float]:
-    """Return the numbers of ``1,0.5``, ascending; NaN alone for what is none."""
+    """Return the numbers in a text such as ``1,0.5``, ascending; a single NaN if it cannot be parsed."""
     try:
         return sorted(float(part) for part in text.split(","))
     except ValueError:
@@ -115,7 +115,7 @@ class Cuts:
         return self.cut(width, round).take(weights)
 
     def places(self, width: float, round: int) -> dict[str, tuple[str, Place]]:
-        """Return in which of the server's tensors, and where, each tensor of a client of ``width`` lies."""
+        """Return the server's tensor, and the place in it, of each tensor of a client of ``width``."""
         cut = self.cut(width, round)
         return {p.name: (p.name, cut.mesh(p.name)) for p in cut.layout}
 
@@ -129,7 +129,7 @@ class Cuts:
 
 
 class WidthServer(Cuts, FedAvgServer):
-    """Holds the full model and sends each client its part of it."""
+    """Keeps the full model and sends each client its part."""
 
     def init(self) -> ServerState:
         """Start from the first weights."""
@@ -173,7 +173,7 @@ class WidthClient(Cuts, ClientBase[ClientState]):
         self.own_width = self.width(trainer.client)
 
     def init(self) -> ClientState:
-        """Start without a model of one's own."""
+        """Start without a model."""
         return ClientState()
 
     def own(self, state: ClientState) -> Weights:
@@ -181,7 +181,7 @@ class WidthClient(Cuts, ClientBase[ClientState]):
         return state.model
 
     def sent(self, plan: Plan) -> Layout:
-        """Return the tensors that travel."""
+        """Return the tensors that are exchanged."""
         return self.held(self.own_width, plan.round)
 
     def download_schema(self, state: ClientState, plan: Plan) -> Schema:
@@ -213,7 +213,7 @@ class WidthClient(Cuts, ClientBase[ClientState]):
         return Payload(dense(state.model, self.sent(plan), self.coding))
 
     def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
-        """Return the model that arrived, or without a download the client's own."""
+        """Return the received model, or without a download the client's own."""
         weights = self.own(state) if download is None else self.arrived(state, download, plan)
         return self.trainer.predictor(weights, *self.shape(self.own_width)) if weights else None
 

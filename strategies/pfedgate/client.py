@@ -37,7 +37,7 @@ class PFedGateClient(ClientBase[ClientState]):
         self.blocks = self.gated.blocks(self.keep)
 
     def init(self) -> ClientState:
-        """Start with φ⁰, which the seed gives, and without a model of one's own."""
+        """Start with φ⁰, drawn from the seed, and without a model."""
         return ClientState()
 
     def own(self, state: ClientState) -> Weights:
@@ -67,7 +67,7 @@ class PFedGateClient(ClientBase[ClientState]):
         return after, Payload(self.gated.update(start, after.model, module.ever, self.keep, self.coding))
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
-        """Train in the same way; a novel client its gate alone, for ``novel-epochs``. Nothing is sent."""
+        """Train in the same way, without an upload; a novel client only trains its gate, for ``novel-epochs``."""
         return self._fit(state, self.arrived(state, download, plan), plan)[0]
 
     def _fit(self, state: ClientState, start: Weights, plan: Plan) -> tuple[ClientState, GatedModule]:
@@ -88,7 +88,7 @@ class PFedGateClient(ClientBase[ClientState]):
         return ClientState(_below(weights, "gate"), _below(weights, "model"), kept), module
 
     def _before_step(self, module: nn.Module) -> None:
-        """Clip the gradients of θ and φ_i apart; what is off for the whole batch does not move."""
+        """Clip the gradients of θ and φ_i separately; keep blocks that are off for the whole batch unchanged."""
         gated = typing.cast("GatedModule", module)
         for part in (gated.model, gated.gate):
             clip_grad_norm_([p for p in part.parameters() if p.grad is not None], self.hyper.clip)
@@ -123,5 +123,5 @@ class PFedGateClient(ClientBase[ClientState]):
 
 
 def _below(weights: Weights, part: str) -> Weights:
-    """Return what of ``weights`` lies below ``part``, without the prefix."""
+    """Return the tensors of ``weights`` whose names start with ``part``, without this prefix."""
     return {name.removeprefix(f"{part}."): array for name, array in weights.items() if name.startswith(f"{part}.")}

@@ -1,12 +1,12 @@
-"""What pFedGate's server and client share: keys, states, the gated model at a budget, what is sent.
+"""What pFedGate's server and client share: keys, states, the gated model at a budget, messages.
 
 Chen, Yao, Gao, Ding, Li: "Efficient Personalized Federated Learning via Sparse Model-Adaptation", ICML 2023,
 Algorithm 1. The paper's symbols: θ_g → ``weights``; φ_i → ``gate``; s_i → ``keep``; s_min → ``least``; B → ``blocks``;
 η → ``rate`` (η_g is the run's ``lr``); s' → ``share``; L → the number of blocks; d → the number of parameters.
 
-Down goes θ_g, dense. Up go ``blocks``, the members of L that were on for any example since the round began, and
-``delta``, Δθ at all entries of these blocks, without positions: both sides compute the blocks from B and s_i. A client
-that made no step sends an empty ``blocks``. φ_i, with the statistics of its norms, never travels.
+A download is θ_g, dense. An upload has ``blocks``, the members of L that were on for any example since the round began,
+and ``delta``, Δθ at all entries of these blocks, without positions: both sides compute the blocks from B and s_i. A
+client that made no step sends an empty ``blocks``. φ_i, with the statistics of its norms, never travels.
 """
 
 from __future__ import annotations
@@ -39,20 +39,26 @@ class Hyper(Settings):
     gating: Literal["sample", "batch", "client"] = Field(
         "sample", description="one sparse model for each example, each batch (the authors' code), or each client"
     )
-    keep: float = Field(0.0, ge=0, le=1, description="s, every client's budget, share of the model; 0: its capacity")
+    keep: float = Field(
+        0.0, ge=0, le=1, description="s, every client's budget as a share of the model; 0: its capacity"
+    )
     # Table 7: 5 of 2, 5 and 10.
     blocks: int = Field(5, ge=2, description="B, blocks that a tensor is cut into")
     least: float = Field(0.0, ge=0, le=1, description="s_min, first block's share of a tensor; 0: 1/B, or s/2 if less")
-    solver: Literal["exact", "greedy-value"] = Field("exact", description="of the knapsack; the latter: authors' code")
-    cost: Literal["weights", "multiply-adds"] = Field("weights", description="what the budget is a share of")
-    paths: Literal[1, 2] = Field(2, description="of the gate; 1: the importance G is the weight M (authors' code)")
+    solver: Literal["exact", "greedy-value"] = Field(
+        "exact", description="solver of the knapsack; greedy-value: the authors' code"
+    )
+    cost: Literal["weights", "multiply-adds"] = Field("weights", description="what the budget counts")
+    paths: Literal[1, 2] = Field(
+        2, description="paths of the gate; 1: the importance G is the weight M (authors' code)"
+    )
     # Table 2.
     without: Literal["none", "pre-norm", "post-norm", "sigmoid"] = Field("none", description="ablation of the gate")
     shift: float = Field(0.0, ge=-10, le=10, description="added before the gate's sigmoid; 3 starts M at .95, not .5")
     # Table 4: .05 to 1.5 by data set and s; EMNIST .1 at s = 1 and .5.
     rate: float = Field(0.1, gt=0, description="η, learning rate of the gate; lr is that of the model")
-    clip: float = Field(10.0, gt=0, description="largest norm of the gradient, of the model and of the gate apart")
-    keep_optimizer: bool = Field(False, description="optimizer state of model and gate outlives the round")
+    clip: float = Field(10.0, gt=0, description="largest gradient norm, for the model and the gate separately")
+    keep_optimizer: bool = Field(False, description="keep the optimizer state of model and gate between rounds")
     # Silent; as many as fedavg-ft.epochs.
     novel_epochs: int = Field(5, ge=1, description="passes in which a novel client trains its gate, and nothing else")
 
@@ -71,7 +77,7 @@ class ClientState:
     Attributes:
         gate: φ_i with the statistics of its norms; empty before the first training: φ⁰.
         model: θ after the last local training; empty before. Evaluation reads it.
-        optimizer: Its state after the last training, where it outlives rounds.
+        optimizer: The optimizer's state after the last training; empty unless it is kept between rounds.
     """
 
     gate: Weights = field(default_factory=dict)
@@ -142,14 +148,14 @@ class Gated:
     # Messages
 
     def update(self, start: Weights, model: Weights, on: Mask, keep: float, coding: ValueCoding) -> Tensors:
-        """Return what goes up.
+        """Return the upload.
 
         Args:
             start: θ_g as received.
             model: θ after training.
             on: bool (L,): blocks that were on; none where the client made no step.
             keep: s_i.
-            coding: Of the values.
+            coding: How values are encoded.
         """
         index = self.positions(on, keep)
         delta: Values = self.flat.join(model) - self.flat.join(start)

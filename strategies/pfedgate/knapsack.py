@@ -2,12 +2,11 @@
 
 max Σ I_j·G_j subject to Σ I_j·cost_j ≤ s·Σ cost_j; the first blocks are on in any case.
 
-``exact`` is dynamic programming over the rooms that can be left. Blocks of one tensor cost the same, so only how many
-of each cost are taken matters, and few rooms occur: about 100 for 50 blocks. Where the table would have more than
-``ENTRIES`` entries (of the shipped models: ResNet18's 310 blocks) the choice is greedy, by G over cost.
-
-``greedy-value`` is the published code's solver, for comparison: by G rounded to tenths, linear layers and others apart,
-each with (s − s_min) times the cost of its blocks as room; rounded down here, to the nearest there.
+``exact`` is dynamic programming over the remaining room. Blocks of one tensor have the same cost, so only the number of
+blocks of each cost matters, and few values of the room occur: about 100 for 50 blocks. If the table would have more
+than ``ENTRIES`` entries (of the shipped models: ResNet18's 310 blocks), the choice is greedy, by G over cost.
+``greedy-value`` is the published code's solver, for comparison: by G rounded to tenths, for linear and other layers
+separately, each with (s − s_min) times the cost of its blocks as room, rounded down here and to the nearest there.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ def _dynamic(values: Values, table: list[tuple[Index, Index]]) -> Mask:
 
 
 def _greedy(rank: Values, costs: Index, room: int) -> Mask:
-    """Return bool (N, K): what fits, in falling order of ``rank`` (N, K), ties by the lowest index."""
+    """Return bool (N, K): the blocks that fit, in falling order of ``rank`` (N, K), ties by the lowest index."""
     chosen, left, rows = np.zeros(rank.shape, bool), np.full(len(rank), room), np.arange(len(rank))
     for item in np.argsort(-rank, axis=1, kind="stable").T:
         chosen[rows, item] = costs[item] <= left

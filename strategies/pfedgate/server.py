@@ -15,7 +15,7 @@ from strategies.pfedgate.contract import Gated, ServerState
 
 
 class PFedGateServer(ServerBase[ServerState]):
-    """Holds θ_g. Of a client's gate it knows the budget and which blocks were on."""
+    """Keeps θ_g. Of a client's gate, it knows the budget and which blocks were on."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -30,7 +30,7 @@ class PFedGateServer(ServerBase[ServerState]):
         return self.gated.upload_schema(self.gated.keep(client))
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
-        """θ_g ← θ_g + Σ n_i·Δ_i / Σ n_i, index by index over those who sent it; nobody: it stays."""
+        """Update θ_g ← θ_g + Σ n_i·Δ_i / Σ n_i, each entry over the clients that sent it; others do not change."""
         sent = []
 
         def note(upload: Upload) -> float:

@@ -31,7 +31,7 @@ class Hyper(Settings):
     accuracy: float = Field(0.5, ge=0, le=1, description="validation accuracy from which a client prunes")
     # Section 4.1.
     distance: float = Field(1e-4, ge=0, le=1, description="least distance of the first and last epoch's weight masks")
-    channel_distance: float = Field(0.05, ge=0, le=1, description="hy: the same of the channels' masks")
+    channel_distance: float = Field(0.05, ge=0, le=1, description="hy: the same for the channels' masks")
     # The paper does not say which model is tested.
     evaluate: Literal["trained", "kept"] = Field(
         "trained", description="unsampled clients in full evaluations before the end: download and train, or as kept"

@@ -40,7 +40,7 @@ def distance(one: Masks, other: Masks, parts: Layout) -> float:
 def paper_cost(parameters: int, pruned: float) -> float:
     """Return the bytes of one client's round by the paper's formula (section 4.2.2), as it reproduces Table 1.
 
-    Down the whole model at 32 bits; up 32 bits for each of the entries that are left and 1 bit for each other.
+    Download: the whole model at 32 bits. Upload: 32 bits for each remaining entry and 1 bit for every other one.
     """
     return parameters * (32 + 32 * (1 - pruned) + pruned) / 8
 

@@ -17,8 +17,9 @@ EVIL, ROUND = "client-1", 2
 class Hostile(Federation):
     """A federation of which one client's replies of one round go through ``attack``."""
 
-    def __init__(self, attack, kind="queue", rounds=4, when=None, **settings):
-        super().__init__(FAKES[kind][0], rounds=rounds, settings={"evaluate_every": 0, "timeout": 5.0, **settings})
+    def __init__(self, attack, kind="queue", rounds=4, when=None, clients=4, **settings):
+        settings = {"evaluate_every": 0, "timeout": 5.0, **settings}
+        super().__init__(FAKES[kind][0], rounds=rounds, clients=clients, settings=settings)
         self.attack, self.lines, self.records = attack, [], []
         self.when = when or (lambda order: order.kind is Kind.TRAIN and order.plan.round == ROUND)
 

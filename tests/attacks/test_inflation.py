@@ -6,10 +6,16 @@ import tracemalloc
 
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.superlink.grid import http_grid
 
+from sepal.errors import RosterError
+from sepal.server.downloads import largest_reply
 from sepal.server.flower_private import MOST_OBJECTS, arrays_bytes, bound_replies, enter_run
+from sepal.server.strategy import SepalStrategy
+from strategies import registry
+from strategies.assembly import assemble
 
 MEBIBYTE = 1 << 20
 
@@ -84,3 +90,36 @@ def test_a_second_run_in_the_process_sets_its_own_bound():
     name, objects = contents(1000)
     assert http_grid.inflate_object_from_contents(name, objects)
     assert not hasattr(http_grid.inflate_object_from_contents.bounded, "bounded")
+
+
+class Nobody(Grid):
+    """A grid of a SuperLink to which no node is connected."""
+
+    def set_run(self, run_id):
+        pass
+
+    run = None
+
+    def create_message(self, *arguments, **keys):
+        raise NotImplementedError
+
+    def get_node_ids(self):
+        return []
+
+    def push_messages(self, messages):
+        return []
+
+    def pull_messages(self, message_ids):
+        return []
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return []
+
+
+def test_a_run_on_a_superlink_is_bounded_from_its_start():
+    assembly = assemble({"dataset": "digits", "clients": 1, "timeout": 0.1})
+    with pytest.raises(RosterError):
+        SepalStrategy(registry.get("fedavg"), assembly.task).start(Nobody())
+    name, objects = bomb(largest_reply(assembly.task) // MEBIBYTE + 1)
+    with pytest.raises(ValueError, match="expected arrays of at most"):
+        http_grid.inflate_object_from_contents(name, objects)

@@ -48,7 +48,10 @@ def query(run_config, node_config, kind=Kind.QUERY):
     return handle(message, context).content
 
 
-@pytest.mark.parametrize("raised", ["ValueError", "sepal.errors.DataError", "KeyError", "OSError"])
+@pytest.mark.parametrize(
+    "raised",
+    ["ValueError", "sepal.errors.DataError", "sepal.errors.ProtocolError", "KeyError", "OSError", "SystemExit"],
+)
 def test_private_data_in_an_error_stays_on_the_node(raised, module, caplog):
     arguments = f'"{SECRET}", "x", "{SECRET}"' if "sepal" in raised else f'"{SECRET}"'
     name = module(f"import sepal.errors\ndef data():\n    raise {raised}({arguments})\n")

@@ -84,6 +84,13 @@ def test_without_a_bound_absurd_values_are_accepted():
     assert [entry.status for entry in federation.entries()] == ["accepted"]
 
 
+def test_of_two_uploads_a_bound_refuses_neither():
+    """Not defended: the median of two is their mean m, and the larger one is at most 2·m. Three are needed."""
+    federation = Hostile(uploads(ABSURD), clients=2, max_update_norm=10.0, on_missing="skip")
+    federation.run()
+    assert [entry.status for entry in federation.entries()] == ["accepted"]
+
+
 class Uploads(list):
     averaged: set[str]
 

@@ -16,12 +16,14 @@ from sepal.protocol.messages import read_reply
 from sepal.protocol.method import Kind
 from sepal.protocol.views import check_counts
 from sepal.server.run_store import DiskRunStore
+from sepal.storage.files import make_directory
 from sepal_cli.main import app
 from server_app.run_directory import IN_PROCESS, RunDirectory
 from strategies.assembly import assemble
 from tests.attacks.hostile import EVIL, Hostile, changed
 from tests.attacks.test_swapped_files import State, save
 from tests.sepal.server.test_resume import federation, killed, outcome, serve
+from tests.sepal_cli.runs_for_tests import write_run
 
 
 def test_a_file_system_without_hard_links_is_enough(tmp_path, monkeypatch):
@@ -60,6 +62,20 @@ def test_a_symbolic_link_for_an_identity_or_a_lock_is_not_followed(target, tmp_p
     with pytest.raises(StateError, match="lock: expected a file that is no symbolic link"), store.lock():
         pass
     assert other.exists() == (target == "a file")
+
+
+def test_a_lock_that_cannot_be_opened_is_named_in_one_line(tmp_path):
+    store = DiskStateStore(tmp_path, State)
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(StateError, match="lock: expected a file that can be written"), store.lock():
+        pass
+
+
+@pytest.mark.parametrize("made", [make_directory, lambda path: DiskRunStore(path, State)])
+def test_a_directory_that_cannot_be_looked_at_is_named_in_one_line(made, tmp_path):
+    """As with one whose parent is of mode 000: to ask whether it is there is an error, which was a traceback."""
+    with pytest.raises(StateError, match="expected a directory that can be made, got File name too long"):
+        made(tmp_path / ("x" * 300))
 
 
 def test_a_copy_beside_the_states_does_not_stop_the_client(tmp_path):
@@ -128,6 +144,28 @@ def test_show_names_a_damaged_file_in_one_line(name, content, tmp_path):
     assert result.exit_code == 2
     assert name in result.output
     assert len(result.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("summary.json", '"bytes"', '"octets"'),
+        ("summary.json", '"accuracy": {', '"accuracy": 1, "was": {'),
+        ("metrics.jsonl", '"bytes": {', '"bytes": [1], "was": {'),
+        ("metrics.jsonl", '"mean": ', '"mean": "x", "was": '),
+    ],
+)
+@pytest.mark.parametrize("command", [["show"], ["watch", "--no-follow"]])
+def test_figures_of_other_types_are_named_in_one_line(command, name, old, new, tmp_path):
+    file = write_run(tmp_path / "r") / name
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    result = CliRunner().invoke(app, [*command, str(tmp_path / "r")])
+    if command == ["show"] or name == "metrics.jsonl":
+        assert result.exit_code == 2, result.output
+        assert f"{tmp_path / 'r'}: expected figures as a run writes them" in result.stderr
+        assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("state", ["0" * 64 + "\nclient-9 " + "1" * 64, "x"])

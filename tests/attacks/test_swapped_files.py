@@ -12,6 +12,7 @@ from sepal.client.state_store import DiskStateStore, Origin, Stored
 from sepal.errors import StateError
 from sepal.protocol.messages import Content, Order, Reply, version
 from sepal.protocol.method import ClientInfo, Kind, Plan
+from sepal.server.run_store import DiskRunStore
 from tests.sepal.server.test_resume import federation, killed, outcome, serve
 
 
@@ -89,3 +90,21 @@ def test_a_client_whose_two_states_were_swapped_ends_the_same(tmp_path):
     files = sorted(directory.glob("*.safetensors"), key=lambda path: int(path.name.partition("-")[0]))
     swap(files[-1], files[-2])
     assert outcome(serve(subject, tmp_path)) == outcome(whole)
+
+
+@pytest.mark.parametrize("what", ["an earlier one", "a later name", "another run"])
+def test_a_checkpoint_under_anothers_name_is_set_aside(what, tmp_path):
+    """Under a later name it would be taken for the newest for ever, after the uploads that follow it were deleted."""
+    for name in ("one", "two"):
+        killed(federation(tmp_path=tmp_path / name), tmp_path / name, 6)
+    server, other = tmp_path / "one" / "server", tmp_path / "two" / "server"
+    source, target, rounds = {
+        "an earlier one": (server / "round-000002", server / "round-000004", [2]),
+        "a later name": (server / "round-000002", server / "round-000040", [2, 4]),
+        "another run": (other / "round-000002", server / "round-000002", [4]),
+    }[what]
+    shutil.copy(source.with_suffix(".safetensors"), target.with_suffix(".safetensors"))
+    store = DiskRunStore(server, federation().method.server_state)
+    assert store.latest().round == rounds[-1]
+    assert [path.name for path in store._files()] == [f"round-{round:06d}.safetensors" for round in rounds]
+    assert target.with_suffix(".damaged").exists()

@@ -96,7 +96,7 @@ def test_the_demo_runs_and_leaves_no_process(tmp_path):
     (path,) = [Path(found) for found in re.findall(r"Run written to (.+)", output)]
     ends = {m: read_run(path.with_name(f"{path.name}-{m}")).summary["accuracy"]["trained"]["mean"] for m in BESIDE}
     own = read_run(path).summary["accuracy"]["trained"]["mean"]
-    said = re.search(r"Trained, FedPSE is (ahead of|behind) FedAvg and (ahead of|behind) Local", output)
+    said = re.search(r"After training, FedPSE is (ahead of|behind) FedAvg and (ahead of|behind) Local", output)
     assert (said[1] == "ahead of") is (own > ends["fedavg"]), "what the demo says is what it found"
     assert (said[2] == "ahead of") is (own > ends["local"])
     summary = read_run(path).summary

@@ -136,3 +136,27 @@ def test_a_taken_port_is_one_line(tmp_path):
         server = sepal(["serve", "--port", port, "--control", str(free_port())], tmp_path, "serve.log")
         assert server.wait(60) == 2
     assert f"sepal: --port: expected a free port, got {port}" in (tmp_path / "serve.log").read_text()
+
+
+def test_a_client_that_sends_no_accuracies_takes_part(tmp_path):
+    ports = [str(free_port()), str(free_port())]
+    keys = ["--set", "dataset=digits", "--set", "rounds=1", "--set", "evaluate-every=1", "--name", "quiet"]
+    server = sepal(["serve", *keys, "--port", ports[0], "--control", ports[1]], tmp_path, "serve.log")
+    clients = []
+    for number, more in enumerate(([], ["--no-accuracies"])):
+        arguments = ["join", f"127.0.0.1:{ports[0]}", "--partition", str(number), "--of", "2", *more]
+        clients.append(sepal(arguments, tmp_path, f"join{number}.log"))
+    try:
+        assert server.wait(300) == 0, (tmp_path / "serve.log").read_text()[-2000:]
+    finally:
+        for process in [*clients, server]:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+    lines = [json.loads(line) for line in (tmp_path / "runs" / "quiet" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    for line in lines:
+        open_, quiet = line["clients"]
+        assert open_["trained"] > 0
+        assert [quiet[view] for view in ("received", "trained", "kept", "pooled")] == [None] * 4
+        assert set(quiet["metrics"]) == {"seconds", "steps", "multiply-adds"}
+        assert line["not_accepted"] == []

@@ -9,15 +9,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import models
-from models.decomposed import (
-    Decomposed,
-    DecomposedLayer,
-    Decomposition,
-    components,
-    cut,
-    initial_weights,
-    width_for,
-)
+from models.decomposed import Decomposed, cut, initial_weights
+from models.factors import DecomposedLayer, Decomposition, components, width_for
 from sepal.errors import ModelError
 
 CIFAR = (3, 32, 32)

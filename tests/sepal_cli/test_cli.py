@@ -264,6 +264,16 @@ def test_readme_lists_the_methods():
     assert sepal("methods", "--markdown").stdout.strip() == cli.markdown_table()
 
 
+@pytest.mark.parametrize("words", [["show"], ["join"], ["export"], ["deploy", "check"]])
+def test_help_says_what_arguments_are(words):
+    text = sepal(*words, "--help").stdout
+    assert "Positional" not in text, "listed once"
+    shown = text.partition("Arguments:")[2].partition("Options:")[0]
+    lines = [line.split(None, 1) for line in shown.splitlines() if line.strip()]
+    assert lines
+    assert [name for name, *text in lines if "".join(text).startswith(("[", "\\["))] == [], shown
+
+
 # Flower's run-config
 
 

@@ -1,0 +1,61 @@
+"""How many uploads of a client's data have left it, over all runs: what ``sepal join --most-uploads`` bounds.
+
+Each upload with noise is one release, and the releases of all runs add up. A server that asks for the same update under
+many run ids gets as many answers, each with a noise of its own, and their mean has less.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from sepal.errors import ProtocolError, StateError
+from sepal.storage.files import check_owner, make_directory
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """The uploads of one client, a line each in a file beside its states.
+
+    Attributes:
+        path: The file.
+        most: How many there may be; 0 for any number, which are still counted.
+    """
+
+    path: Path
+    most: int = 0
+
+    def spend(self, upload: str) -> None:
+        """Count ``upload``; durable when this returns. The same one again costs nothing, because it has the same bits.
+
+        Args:
+            upload: Names the upload: its run and its version. One line.
+
+        Raises:
+            ProtocolError: It would be one more than the node's operator allows.
+            StateError: The file cannot be read or written, or somebody else may write to its directory.
+        """
+        make_directory(self.path.parent)
+        check_owner(self.path.parent)
+        line = upload.encode()
+        try:
+            with FileLock(self.path.with_name(f"{self.path.name}.lock")), open(self._open(), "r+b") as file:
+                lines = file.read().split(b"\n")
+                if line in lines:
+                    return
+                torn = lines.pop()  # what a power failure left of a line counts as an upload
+                if self.most and len(lines) + bool(torn) >= self.most:
+                    expected = f"at most {self.most} over all runs, as this node demands (sepal join --most-uploads)"
+                    raise ProtocolError("uploads", expected, "a request for one more")
+                file.write((b"\n" if torn else b"") + line + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as reason:
+            expected = "a file that can be read and written, and is no symbolic link"
+            raise StateError(str(self.path), expected, reason.strerror or str(reason)) from None
+
+    def _open(self) -> int:
+        return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

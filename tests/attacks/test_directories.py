@@ -1,0 +1,94 @@
+"""Directories that another user made before, or may write to: refused before anything in them is read or written."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from sepal.client.state_store import DiskStateStore
+from sepal.errors import StateError
+from sepal.server.run_store import evict
+from sepal.storage.home import private_home
+from server_app.run_directory import IN_PROCESS, RunDirectory
+from strategies.assembly import assemble
+
+OPENED = {
+    "run": lambda path: RunDirectory(path, assemble({"dataset": "digits"}), IN_PROCESS),
+    "states": lambda path: DiskStateStore(path, dict),
+    "SEPAL_HOME": lambda path: private_home(),
+    "eviction": lambda path: evict(path, "client-1"),
+}
+
+
+@pytest.fixture
+def planted(tmp_path, monkeypatch):
+    """A directory that is there before Sepal opens it, also as SEPAL_HOME."""
+    path = tmp_path / "planted"
+    path.mkdir()
+    path.chmod(0o755)
+    monkeypatch.setenv("SEPAL_HOME", str(path))
+    return path
+
+
+@pytest.fixture
+def another(monkeypatch):
+    """A function that gives a path to another user; where this is not allowed, this process becomes another user."""
+
+    def give(path):
+        user = os.geteuid()
+        if user == 0:
+            os.chown(path, 54321, -1, follow_symlinks=False)
+        else:
+            monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+
+    return give
+
+
+@pytest.mark.parametrize("what", OPENED)
+def test_a_directory_that_another_user_made_is_refused_and_left_alone(what, planted, another):
+    """A run cut metrics.jsonl to the rounds that count, also where it was a link."""
+    victim = planted.parent / "victim"
+    victim.write_text("precious\n")
+    for name in ("metrics.jsonl", "ledger.jsonl"):
+        (planted / name).symlink_to(victim)
+    another(planted)
+    with pytest.raises(StateError, match=r"planted: expected a directory of this user .uid \d+., .*, got one of uid"):
+        OPENED[what](planted)
+    assert {path.name for path in planted.iterdir()} == {"metrics.jsonl", "ledger.jsonl"}
+    assert victim.read_text() == "precious\n"
+
+
+@pytest.mark.parametrize(("mode", "who"), [(0o775, "its group"), (0o757, "others"), (0o1777, "others")])
+@pytest.mark.parametrize("what", OPENED)
+def test_a_directory_that_another_user_may_write_to_is_refused(what, mode, who, planted):
+    planted.chmod(mode)
+    words = f"planted: expected a directory that only its owner may write to .*, got one that {who} may write to"
+    with pytest.raises(StateError, match=f"{words}, mode {mode:o}"):
+        OPENED[what](planted)
+    assert not list(planted.iterdir())
+
+
+@pytest.mark.parametrize("what", OPENED)
+def test_a_link_to_a_directory_is_followed_only_if_it_is_this_users(what, planted, another, monkeypatch):
+    link = planted.parent / "link"
+    link.symlink_to(planted)
+    monkeypatch.setenv("SEPAL_HOME", str(link))
+    if isinstance(run := OPENED[what](link), RunDirectory):
+        run.close()
+    another(link)
+    with pytest.raises(StateError, match="link: expected a directory of this user"):
+        OPENED[what](link)
+
+
+def test_what_sepal_makes_passes_whatever_the_umask(tmp_path, monkeypatch):
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "home"))
+    before = os.umask(0)
+    try:
+        for _ in range(2):
+            assert private_home().stat().st_mode & 0o777 == 0o700
+            with RunDirectory(tmp_path / "runs" / "r", assemble({"dataset": "digits"}), IN_PROCESS):
+                pass
+            DiskStateStore(private_home() / "state" / "run" / "client-1", dict)
+    finally:
+        os.umask(before)

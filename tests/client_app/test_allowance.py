@@ -1,0 +1,130 @@
+"""``sepal join --most-uploads``: what a client has sent is counted over all runs, and bounded."""
+
+from __future__ import annotations
+
+from threading import Thread
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+from typer.testing import CliRunner
+
+from client_app.allowance import Allowance
+from client_app.app import handle
+from client_app.build import Node
+from sepal.errors import ConfigError, ProtocolError, StateError
+from sepal.protocol.messages import Content, Order, read_reply, write_order
+from sepal.protocol.method import Kind, Plan
+from sepal.server.flower_private import enter_run
+from sepal_cli import serving
+from sepal_cli.main import app
+
+RUN = {"dataset": "digits", "clients": 2, "partition.subsample": 100, "privacy.clip": 1.0, "privacy.noise": 1.0}
+WORDS = r"uploads: expected at most 2 over all runs, as this node demands .*, got a request for one more"
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """A function that asks a client for round 1 of a run, by number, and returns its upload."""
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path))
+    enter_run()
+
+    def send(run, most, partition=0, kind=Kind.TRAIN, **keys):
+        order = Order(f"{run:032x}", kind, Plan(1), views=("received",))
+        message = Message(write_order(order, Content()), dst_node_id=1, message_type="train")
+        node = {"partition-id": partition, "num-partitions": 2, "most-uploads": most}
+        context = Context(1, 1, node, RecordDict(), {**RUN, "method": "fedavg", **keys})
+        return read_reply(handle(message, context).content)[1].data
+
+    return send
+
+
+def test_a_server_that_asks_under_many_run_ids_gets_no_more_than_the_operator_allows(train):
+    sent = [train(run, 2) for run in (1, 2)]
+    for run in (3, 4):
+        with pytest.raises(ProtocolError, match=WORDS):
+            train(run, 2)
+    assert [train(run, 2) for run in (1, 2)] == sent, "what was sent before may be sent again: it has the same bits"
+    assert train(3, 3)
+
+
+def test_uploads_with_noise_are_counted_before_a_bound_is_set(train):
+    train(1, 0), train(2, 0)
+    with pytest.raises(ProtocolError, match=WORDS):
+        train(3, 2)
+
+
+def test_an_upload_that_is_made_again_costs_nothing(train, tmp_path):
+    """Its state was lost after it was counted; training gives the same bits."""
+    first = train(1, 2)
+    for path in (tmp_path / "state").glob("0*/*/*.safetensors"):
+        path.unlink()
+    assert train(1, 2) == first
+    assert train(2, 2)
+
+
+def test_what_is_no_upload_costs_nothing(train):
+    for run in range(3):
+        train(run, 2, kind=Kind.ADAPT)
+    train(1, 2), train(2, 2)
+    assert train(3, 2, partition=1), "another client's uploads are not this one's"
+
+
+def test_without_noise_uploads_are_bounded_too(train):
+    plain = {"privacy.clip": 0.0, "privacy.noise": 0.0}
+    train(1, 2, **plain), train(2, 2, **plain)
+    with pytest.raises(ProtocolError, match=WORDS):
+        train(3, 2, **plain)
+
+
+def test_a_line_that_a_power_failure_cut_counts(tmp_path):
+    path = tmp_path / "uploads" / "sent"
+    Allowance(path).spend("run 1-x")
+    path.write_bytes(b"run 1-")
+    with pytest.raises(ProtocolError):
+        Allowance(path, 1).spend("run 2-x")
+    Allowance(path, 2).spend("run 2-x")
+    assert path.read_bytes() == b"run 1-\nrun 2-x\n"
+
+
+def test_of_many_at_once_none_is_one_too_many(tmp_path):
+    allowance, refused = Allowance(tmp_path / "uploads" / "a", 5), []
+
+    def spend(number):
+        try:
+            allowance.spend(f"run {number}-x")
+        except ProtocolError:
+            refused.append(number)
+
+    threads = [Thread(target=spend, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 15
+    assert len(allowance.path.read_bytes().splitlines()) == 5
+
+
+def test_a_link_in_place_of_the_count_is_not_followed(tmp_path):
+    (tmp_path / "uploads").mkdir()
+    (tmp_path / "other").write_text("")
+    (tmp_path / "uploads" / "a").symlink_to(tmp_path / "other")
+    with pytest.raises(StateError, match="no symbolic link"):
+        Allowance(tmp_path / "uploads" / "a").spend("x")
+    assert (tmp_path / "other").read_text() == ""
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "3"])
+def test_the_key_is_a_whole_number(value):
+    with pytest.raises(ConfigError, match="most-uploads: expected a whole number"):
+        Node.of({"most-uploads": value})
+
+
+def test_the_options_of_join_reach_the_node(monkeypatch, tmp_path):
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path))
+    seen = []
+    monkeypatch.setattr(serving, "stay", lambda client, node_config, *rest: seen.append(node_config))
+    options = ["--most-uploads", "7", "--no-accuracies", "--least-noise", "1.5"]
+    result = CliRunner().invoke(app, ["join", "127.0.0.1:9092", *options])
+    assert result.exit_code == 0, result.output
+    node = Node.of(seen[0])
+    assert (node.most_uploads, node.accuracies, node.least_noise) == (7, False, 1.5)

@@ -1,0 +1,117 @@
+"""``sepal join --no-accuracies``: a client that trains and sends no figures about its data, and a run that has some."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+from typer.testing import CliRunner
+
+from client_app.app import handle
+from client_app.build import Node
+from sepal.errors import ConfigError
+from sepal.protocol.messages import Content, Order, read_reply, write_order
+from sepal.protocol.method import Kind, Plan
+from sepal.protocol.views import CLOSING_VIEWS, further_views
+from sepal.server.flower_private import enter_run
+from sepal_cli.main import app
+from sepal_engines.in_process import worker
+
+COSTS = {"seconds", "steps", "multiply-adds"}
+KEYS = {"dataset": "digits", "clients": 3, "rounds": 2, "evaluate-every": 1, "partition.subsample": 160}
+KEYS |= {"evaluate.shift": True, "evaluate.corruption": "gaussian-noise"}
+
+
+def sepal(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def ask(tmp_path, monkeypatch):
+    """A function that sends an order with every view to a deployed client, and returns its reply."""
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path))
+    enter_run()
+    views = CLOSING_VIEWS + further_views(True, True)
+
+    def send(kind, **node):
+        order = Order("0" * 32, kind, Plan(1), views=views, keep=kind is Kind.ADAPT)
+        message = Message(write_order(order, Content()), dst_node_id=1, message_type="train")
+        node = {"partition-id": 0, "num-partitions": 3, **node}
+        context = Context(1, 1, node, RecordDict(), {**KEYS, "method": "fedavg"})
+        return read_reply(handle(message, context).content)
+
+    return send
+
+
+@pytest.mark.parametrize("kind", [Kind.TRAIN, Kind.ADAPT])
+def test_whatever_the_server_asks_for_no_model_is_evaluated_and_only_costs_are_sent(kind, ask, monkeypatch):
+    for name in ("correct", "score"):
+        monkeypatch.setattr(f"sepal.client.evaluation.{name}", None)
+    reply, _ = ask(kind, **{"no-accuracies": True})
+    assert set(reply.metrics) == COSTS
+
+
+def test_it_sends_the_same_upload_as_a_client_that_sends_accuracies(ask):
+    loud, upload = ask(Kind.TRAIN)
+    silent, same = ask(Kind.TRAIN, **{"no-accuracies": True})
+    assert same == upload
+    assert silent.version == loud.version
+    assert {key for key in loud.metrics if "." in key}
+
+
+def test_a_stored_reply_with_accuracies_is_not_sent_once_they_are_switched_off(ask):
+    assert "trained.correct" in ask(Kind.TRAIN)[0].metrics
+    assert set(ask(Kind.TRAIN, **{"no-accuracies": True})[0].metrics) <= COSTS
+
+
+@pytest.mark.parametrize("value", ["yes", 1, 0, ""])
+def test_the_key_is_true_or_false(value):
+    with pytest.raises(ConfigError, match="no-accuracies: expected true or false"):
+        Node.of({"no-accuracies": value})
+
+
+def run(tmp_path, monkeypatch, silent, method="fedavg"):
+    """Run with the clients ``silent`` switched off, and return the lines, the summary and the directory."""
+    make = lambda number, of: Node(number, of, accuracies=number not in silent)  # noqa: E731
+    monkeypatch.setattr(worker, "Node", make)
+    sets = [part for key, value in {**KEYS, "method": method}.items() for part in ("--set", f"{key}={value}".lower())]
+    result = sepal("run", *sets, "--workers", 1, "--out", tmp_path, "--name", "r")
+    assert result.exit_code == 0, result.output
+    path = tmp_path / "r"
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return lines, json.loads((path / "summary.json").read_text()), path
+
+
+def test_a_run_with_a_silent_client_counts_the_others(tmp_path, monkeypatch):
+    lines, summary, path = run(tmp_path, monkeypatch, {1})
+    for line in lines:
+        assert line["accuracy"]["trained"]["clients"] == 2
+        found = {client["name"]: client["trained"] for client in line["clients"]}
+        assert [found[name] is None for name in sorted(found)] == [False, True, False]
+        assert not line["not_accepted"]
+    assert summary["accuracy"]["trained"]["clients"] == 2
+    assert sepal("show", path).exit_code == 0
+    assert sepal("report", path, "--out", tmp_path / "r.html").exit_code == 0
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pa3dfl", "subfedavg", "pfedgate"])
+def test_a_run_of_silent_clients_is_complete_and_shows_dashes(method, tmp_path, monkeypatch):
+    """Pa3dFL would report the α that it chose on validation data, Sub-FedAvg what it pruned by validation accuracy."""
+    lines, summary, path = run(tmp_path, monkeypatch, {0, 1, 2}, method)
+    for line in lines:
+        assert set(line["accuracy"].values()) <= {None}
+        assert [set(client["metrics"]) for client in line["clients"]] == [COSTS] * 3
+    assert set(summary["accuracy"].values()) == {None}
+    assert "--no-accuracies" in summary["reasons"]["trained"]
+    shown = sepal("show", path)
+    assert shown.exit_code == 0, shown.output
+    assert " - " in shown.output
+    for more in (["show", path, "--csv", tmp_path / "t.csv"], ["report", path, "--out", tmp_path / "r.html"]):
+        result = sepal(*more)
+        assert result.exit_code == 0, result.output
+
+
+def test_the_server_learns_the_same_model(tmp_path, monkeypatch):
+    digests = {run(tmp_path / str(len(silent)), monkeypatch, silent)[1]["weights_sha256"] for silent in ({}, {0, 1, 2})}
+    assert len(digests) == 1
