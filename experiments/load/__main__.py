@@ -59,8 +59,16 @@ class Watch(threading.Thread):
         self.join()
 
 
-def measure(clients: int, sampled: int, rounds: int, workers: int, timeout: float) -> dict[str, Any]:
-    """Return the figures of one run with ``clients`` registered and ``sampled`` a round."""
+def idle_cost(watch: Watch, seconds: float) -> float:
+    """Return the SuperLink's CPU time, in seconds a second, while its clients only look for messages."""
+    time.sleep(15.0)  # all have registered
+    before = watch.cpu["superlink"]
+    time.sleep(seconds)
+    return (watch.cpu["superlink"] - before) / seconds
+
+
+def measure(clients: int, sampled: int, rounds: int, workers: int, timeout: float, idle: float) -> dict[str, Any]:
+    """Return the figures of one run with ``clients`` registered and ``sampled`` a round; no run if ``rounds`` is 0."""
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
         environment = {"SEPAL_HOME": str(directory / "home"), "SEPAL_USER_PATH": str(MODELS), "OMP_NUM_THREADS": "1"}
@@ -93,6 +101,12 @@ def measure(clients: int, sampled: int, rounds: int, workers: int, timeout: floa
                 processes.append((process, out))
             watch = Watch(flower)
             watch.start()
+            spent = idle_cost(watch, idle) if idle else None
+            if not rounds:
+                watch.stop()
+                for process, _ in processes:
+                    process.kill()
+                return {"clients": clients, "idle_superlink_cpu": spent}
             begun = time.monotonic()
             write_app(directory / "app")
             run = flower.run_app(directory / "app", config, timeout=timeout)
@@ -105,12 +119,16 @@ def measure(clients: int, sampled: int, rounds: int, workers: int, timeout: floa
                 if process.stdin:
                     process.stdin.close()
             for process, _ in processes:
-                process.wait(120)
+                try:
+                    process.wait(120)
+                except subprocess.TimeoutExpired:  # a SuperLink under load takes its time to let clients go
+                    process.kill()
             database = (flower.home / "state.db").stat().st_size / 1e6
-        found = [json.loads(out.read_text()) for _, out in processes]
+        found = [json.loads(out.read_text()) for _, out in processes if out.exists()]
         path = directory / "load" / "metrics.jsonl"
         lines = [json.loads(line)["seconds"] for line in path.read_text().splitlines()] if path.exists() else []
     return row(clients, sampled, run.status, wall, lines, found) | {
+        "idle_superlink_cpu": spent,
         "superlink_mb": max(watch.memory["superlink"], default=0.0),
         "serverapp_mb": max(watch.memory["serverapp"], default=0.0),
         "superlink_cpu_s": watch.cpu["superlink"],
@@ -152,7 +170,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--counts", default="10,100,1000", help="numbers of registered clients")
     parser.add_argument("--sampled", type=int, default=100, help="clients a round; 0: all")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=10, help="0: no run, only clients that wait")
+    parser.add_argument("--idle", type=float, default=20.0, help="seconds for which the clients first only wait")
     parser.add_argument("--workers", type=int, default=4, help="processes of light clients")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for a run")
     parser.add_argument("--out", type=Path, help="file that gets a row of JSON for each count")
@@ -162,7 +181,7 @@ def main() -> None:
         count = int(text)
         workers = min(options.workers, -(-count // 10))
         sampled = min(options.sampled, count) % count if options.sampled else 0
-        line = json.dumps(measure(count, sampled, options.rounds, workers, options.timeout))
+        line = json.dumps(measure(count, sampled, options.rounds, workers, options.timeout, options.idle))
         print(line, flush=True)
         if options.out:
             with options.out.open("a") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 import threading
 import time
@@ -54,6 +55,7 @@ def main() -> None:
         "failures": [failure for light in lights for failure in light.failures],
     }
     Path(out).write_text(json.dumps(found))
+    os._exit(0)  # connections that wait for a busy SuperLink would hold the process
 
 
 if __name__ == "__main__":
