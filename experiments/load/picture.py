@@ -1,0 +1,32 @@
+"""Draw the figures of load runs: ``python -m experiments.load.picture load.jsonl load.svg`` in docs/results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+
+def main() -> None:
+    """Write a picture of two panels: idle SuperLink by registered clients, seconds a round by clients of the round."""
+    source, target = map(Path, sys.argv[1:3])
+    rows: list[dict[str, Any]] = [json.loads(line) for line in source.read_text().splitlines()]
+    idle = sorted((row["clients"], row["idle_superlink_cpu"]) for row in rows if row.get("idle_superlink_cpu"))
+    rounds = sorted((row["sampled"], row["round_s"]) for row in rows if row.get("round_s"))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
+    left.plot(*zip(*idle, strict=True), marker="o")
+    left.set(title="SuperLink, clients that wait", xlabel="registered clients", ylabel="CPU cores")
+    right.plot(*zip(*rounds, strict=True), marker="o", color="C1")
+    right.set(title="A round, 1 MB each way", xlabel="clients in the round", ylabel="seconds")
+    for axes in (left, right):
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    figure.savefig(target, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
