@@ -1,4 +1,4 @@
-"""Draw the figures of load runs: ``python -m experiments.load.picture load.jsonl load.svg`` in docs/results."""
+"""Draw the figures of load runs: ``python -m experiments.load.picture load.ndjson load.svg`` in docs/results."""
 
 from __future__ import annotations
 
