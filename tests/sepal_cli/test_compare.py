@@ -126,7 +126,8 @@ def test_a_missing_directory_of_data_is_one_line_before_anything_runs(tmp_path):
     done = sepal("compare", plan_file(tmp_path, text), "--out", tmp_path / "out")
     assert done.exit_code == 2
     (line,) = done.stderr.strip().splitlines()
-    assert line.startswith("sepal: data-dir: expected a directory with one .npz") and line.endswith(f"{tmp_path}/fotos")
+    assert line.startswith("sepal: data-dir: expected a directory with one .npz")
+    assert line.endswith(f"{tmp_path}/fotos")
     assert not (tmp_path / "out").exists()
 
 
