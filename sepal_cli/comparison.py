@@ -21,6 +21,7 @@ from server_app.run_directory import stored_config
 
 INDEX = "comparison.json"  # in the directory of a comparison: which runs it has
 NEAR = 0.95  # without a target: this share of the best accuracy at the end
+MOST_TITLES = 4  # a report of so many runs says their number instead of their names
 # What must be the same in runs that stand side by side: the clients and what they hold. The seed may differ.
 DATA_KEYS = ("dataset", "data-dir", "clients", "novel-clients", "partition.", "split.", "own.")
 
@@ -174,7 +175,8 @@ def read_comparison(places: Sequence[str]) -> Comparison:
     results = _labelled([result for one in found for result in one.results])
     check_comparable(results)
     head = found[0]
-    title = head.title if len(found) == 1 else ", ".join(one.title for one in found)
+    titles = [one.title for one in found]
+    title = ", ".join(titles) if len(titles) < MOST_TITLES else f"{len(titles)} runs"
     return replace(head, title=title, results=tuple(results))
 
 

@@ -8,9 +8,9 @@ import altair as alt
 
 from sepal_cli.comparison import Comparison
 from sepal_cli.report import further, personal
+from sepal_cli.report.data import COLOURS
 from sepal_cli.report.figure import (
     CELL,
-    COLOURS,
     LABEL,
     PERCENT,
     VIEW,

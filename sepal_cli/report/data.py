@@ -14,6 +14,7 @@ from sepal_cli.comparison import Comparison, Group
 from sepal_cli.report.learned import Row, Rows, learned
 from sepal_cli.results import DIRECTIONS
 
+COLOURS = 12  # of the page, --c0 to --c11; further labels begin again
 YARDSTICKS = ("local", "fedavg-ft")  # beside every method's clients: what one has without, or with plain, federation
 STAND_IN = "trained"  # is shown, dashed, for a view that a method does not have
 

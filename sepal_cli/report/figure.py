@@ -13,9 +13,9 @@ from typing import Any
 import altair as alt
 
 from sepal_cli.comparison import Comparison, Group
+from sepal_cli.report.data import COLOURS
 from sepal_cli.results import Estimate
 
-COLOURS = 10  # of the page; further labels begin again
 WIDE: Any = "container"
 HEIGHT = 260
 

@@ -15,12 +15,14 @@ from sepal.errors import ConfigError
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.storage.files import write_atomically
 from sepal_cli.comparison import Comparison, Group, read_comparison
-from sepal_cli.report.data import datasets, views
+from sepal_cli.report.data import COLOURS, datasets, views
 from sepal_cli.results import Estimate
 from sepal_cli.tables import privacy_line
 
 if TYPE_CHECKING:
     from sepal_cli.report.figure import Figure
+
+PLACES = ("data-dir", "out", "state-dir")  # paths of the machine; a report is passed on
 
 
 def write_html(places: Sequence[str], path: Path) -> Path:
@@ -128,7 +130,7 @@ def _controls(comparison: Comparison, own: Sequence[str]) -> Iterator[str]:
     yield "</fieldset>"
     yield '<fieldset class="series"><legend>Runs</legend>'
     for place, label in enumerate(comparison.labels):
-        words, colour = html.escape(label), f"--colour: var(--c{place % 10})"
+        words, colour = html.escape(label), f"--colour: var(--c{place % COLOURS})"
         box = f'<input type="checkbox" name="series" value="{words}" checked>'
         yield f'<label class="pill" style="{colour}">{box}<span>{words}</span></label>'
     yield "</fieldset>"
@@ -203,7 +205,8 @@ def _figures(made: Sequence[Figure]) -> Iterator[str]:
 
 def _details(comparison: Comparison) -> Iterator[str]:
     configs = [result.stored.config for result in comparison.results]
-    shared = {key: value for key, value in configs[0].items() if all(c.get(key) == value for c in configs)}
+    told = {key: value for key, value in configs[0].items() if key not in PLACES}
+    shared = {key: value for key, value in told.items() if all(c.get(key) == value for c in configs)}
     words = ", ".join(f"{key} = {value}" for key, value in shared.items() if value not in ("", "auto"))
     yield f'<details><summary>Settings that all runs share</summary><p class="words">{html.escape(words)}</p></details>'
     yield '<div class="scroll"><table><thead><tr><th>run</th><th>seeds</th><th>rounds</th><th>s</th><th>Sepal</th>'

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -21,8 +22,9 @@ from tests.sepal_cli.runs_for_tests import write_run
 
 pytest.importorskip("altair", reason="the extra report is not installed")
 
+from sepal_cli import report
 from sepal_cli.report import render, write_html
-from sepal_cli.report.data import datasets
+from sepal_cli.report.data import COLOURS, datasets
 from sepal_cli.report.live import ReportServer
 
 FIRST = ["round", "mb", "clients", "bytes", "labels"]
@@ -66,6 +68,28 @@ def test_every_figure_has_title_units_and_words(which, request):
         words = re.search(rf'id="figure-{name}-words">(.+?)</p>', text, re.S)
         assert re.search(r"%|MB|seconds|area|unit", title[2]), name
         assert html.unescape(words[1]) == figure["spec"]["description"]
+
+
+def test_a_report_names_no_directory_of_the_machine(learned, tmp_path_factory):
+    text = learned.read_text()
+    assert "Settings that all runs share" in text
+    assert str(tmp_path_factory.getbasetemp()) not in text
+
+
+def test_every_label_has_a_colour_in_each_theme():
+    """The charts and the page count the same colours, and the style sheet defines them all, light and dark."""
+    style = (Path(report.__file__).parent / "page.css").read_text()
+    for number in range(COLOURS):
+        assert style.count(f"--c{number}: #") == 2, number
+    assert f"--c{COLOURS}:" not in style
+
+
+def test_a_report_of_many_runs_says_their_number(tmp_path):
+    for number in range(4):
+        write_run(tmp_path / f"run-{number}", method="local")
+    places = [str(tmp_path / f"run-{number}") for number in range(4)]
+    assert read_comparison(places[:3]).title == "run-0, run-1, run-2"
+    assert read_comparison(places).title == "4 runs"
 
 
 def test_a_figure_is_shown_where_runs_have_its_data(page, learned):
