@@ -42,7 +42,7 @@ def _curve(x: str, title: str, axis: str, name: str) -> Callable[[Comparison, Ma
         shown = chart_of("curve", parameters(comparison, *used)).transform_filter(f"{CELL} && {VIEW} && {VISIBLE}")
         logarithmic = x == "mb"
         scale = alt.Scale(type="log", nice=False) if logarithmic else alt.Scale(nice=False, zero=True)
-        x_axis = alt.Axis(format="~g", labelOverlap=True, tickMinStep=1 if x == "round" else 0)
+        x_axis = alt.Axis(format="~r", labelOverlap=True, tickMinStep=1 if x == "round" else 0)
         place = alt.X(f"{x}:Q", title=axis, scale=scale, axis=x_axis)
         moved = shown.transform_filter("datum.mb > 0") if logarithmic else shown
         mean = alt.Y("mean:Q", title="accuracy, %", scale=PERCENT)

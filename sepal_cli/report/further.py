@@ -94,8 +94,8 @@ def own(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     shown = chart_of("own", {**parameters(comparison, "cell", "hidden"), "figure": names[0]})
     shown = shown.transform_filter(f"{CELL} && {VISIBLE} && datum.figure == figure")
     chart = shown.mark_line(point=True, strokeWidth=2).encode(
-        alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1, format="~g")),
-        alt.Y("value:Q", title="value", scale=alt.Scale(zero=False), axis=alt.Axis(format="~g")),
+        alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1, format="~r")),
+        alt.Y("value:Q", title="value", scale=alt.Scale(zero=False), axis=alt.Axis(format="~r")),
         colour_of(comparison),
         tooltip=[alt.Tooltip("label:N", title="run"), alt.Tooltip("round:Q"), alt.Tooltip("value:Q")],
     )

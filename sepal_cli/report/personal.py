@@ -161,7 +161,7 @@ def tree(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     rows = data["tree"]
     shown = chart_of("tree", parameters(comparison, *used)).transform_filter(f"{CELL} && {_of_one(rows)}")
     most, leaves = max(row["distance"] for row in rows) or 1.0, max(row["place"] for row in rows)
-    ticks = alt.Axis(values=_ticks(most), format="~g")
+    ticks = alt.Axis(values=_ticks(most), format="~r")
     x: Any = alt.X(
         "distance:Q", title="distance (Ward)", axis=ticks, scale=alt.Scale(domain=[-0.45 * most, 1.02 * most])
     )

@@ -121,6 +121,16 @@ def test_a_bad_plan_is_one_line_before_anything_runs(tmp_path, old, new, words):
 # what is refused of runs
 
 
+def test_a_missing_directory_of_data_is_one_line_before_anything_runs(tmp_path):
+    text = (ROOT / "examples" / "folder.toml").read_text().replace("PHOTOS", f"{tmp_path}/fotos")
+    done = sepal("compare", plan_file(tmp_path, text), "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("sepal: data-dir: expected a directory with one .npz")
+    assert line.endswith(f"{tmp_path}/fotos")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_run_that_is_not_there_is_one_line(tmp_path):
     result = sepal("report", tmp_path / "none")
     assert result.exit_code == 2
