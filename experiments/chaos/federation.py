@@ -158,7 +158,7 @@ def below(parent: int, word: str) -> list[psutil.Process]:
 def small_disk(megabytes: int) -> Iterator[Path | None]:
     """Yield a directory on a small disk of its own; None where this user cannot mount one."""
     with tempfile.TemporaryDirectory(prefix="sepal-disk-") as text:
-        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", text]
+        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=700", "tmpfs", text]
         try:
             mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
         except OSError:
