@@ -1,0 +1,247 @@
+"""Pa3dFL: widths on both sides, refusals, and what the server holds."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import models
+from client_app.build import Node
+from sepal.errors import ModelError, RoundError, SepalError
+from sepal.protocol.method import ClientInfo, resolve
+from sepal.protocol.payloads import seal, unseal
+from sepal.protocol.tensors import dense_specs
+from sepal.server.run_store import DiskRunStore
+from sepal.storage.serialize import digest, digest_arrays
+from sepal.wire import decode
+from sepal_engines.in_process import run_in_process, worker
+from strategies.assembly import assemble
+from strategies.pa3dfl.contract import Shape
+from tests.strategies.baselines import Sent
+from tests.strategies.pa3dfl import CAPACITIES, FLAT, Federation, arrays
+
+# -------------------------------------------------------------------------------------------------------------- widths
+
+
+def test_both_sides_compute_the_width_and_only_the_clients_width_travels():
+    federation = Federation(CAPACITIES)
+    state, sizes = federation.first(), []
+    for number, width in enumerate((1, 1 / 2, 1 / 16, 11 / 16)):
+        client = federation.hosts[number].algorithm
+        assert client.shape.width == width
+        payload = federation.server.download(state, client.trainer.client, federation.plan)
+        layout = Shape(federation.assembly.task, width).shared
+        assert {name: tensor.shape for name, tensor in payload.tensors.items()} == {p.name: p.shape for p in layout}
+        sizes.append(len(seal(payload).data))
+    assert sizes[2] < sizes[1] < sizes[3] < sizes[0]
+
+
+def test_the_share_of_the_smallest_width_is_that_of_table_2():
+    """CIFAR-100's CNN with 10 classes: 21,043 of 797,962 parameters at width 1/16, both heads counted: .0264."""
+    federation = Federation([1.0])
+    task = federation.assembly.task
+    plain = models.build("cnn-cifar100-pa3dfl", (3, 32, 32), 10)
+    made = replace(
+        task,
+        layout=models.layout(plain),
+        make=lambda: models.build("cnn-cifar100-pa3dfl", (3, 32, 32), 10),
+        input_shape=(3, 32, 32),
+    )
+    assert Shape.of(made, 1 / 256).share == pytest.approx(21_043 / 797_962, abs=1e-9)
+
+
+def test_multiply_adds_count_a_recovered_weight_once_a_batch():
+    """digits-cnn at width 1, forward: conv1 9·16·8² = 9,216, conv2 9·16·32·4² = 73,728 an example; weights are put
+    together at 9·9·16·1 = 1,296 and 9·16·32·16 = 73,728 a batch. fc1 (R1 = R2 = 2): inner 16·2·128 = 4,096, outer
+    16·2·2 = 64; heads 2·320. Backward is twice that, without the gradients of the image (9,216), of the fixed head's
+    weight (320) and of the local head's detached features (320). 48 examples make 3 batches of 16.
+    """
+    example = 3 * (9_216 + 73_728 + 4_096 + 64 + 640) - 9_216 - 640
+    federation = Federation([1.0], **{"local-epochs": 1, "batch-size": 16})
+    trainer = federation.hosts[0].algorithm.trainer
+    federation.trained(federation.first(), 0)
+    expected = len(trainer.y) * example + 3 * 3 * (1_296 + 73_728)
+    assert len(trainer.y) == 48
+    assert trainer.spent()["multiply-adds"] == pytest.approx(expected, rel=1e-9)
+
+
+def mixed(monkeypatch):
+    monkeypatch.setattr(worker, "Node", lambda number, of: Node(number, of, capacity=CAPACITIES[number % 4]))
+
+
+class Stop(BaseException):
+    pass
+
+
+class Watch:
+    """Keeps the rounds' lines; stops where it is told to."""
+
+    def __init__(self, stop=0):
+        self.stop, self.lines = stop, []
+
+    def opened(self, progress, total):
+        pass
+
+    def round(self, progress, record, line):
+        self.lines.append(line)
+        if record.round == self.stop:
+            raise Stop
+
+    def closed(self, progress, line):
+        pass
+
+
+def test_mixed_capacities_run_to_the_end_and_a_killed_run_continues_to_the_same_bits(monkeypatch, tmp_path):
+    mixed(monkeypatch)
+    assembly, watch = assemble({**FLAT, "clients-per-round": 3}), Watch()
+    whole = run_in_process(assembly, observers=[watch])
+    clients = sorted(watch.lines[-1]["clients"], key=lambda client: client["name"])
+    metrics = [client["metrics"] for client in clients]
+    assert [figures["width"] for figures in metrics] == [1, 0.5, 1 / 16, 11 / 16]
+    shares = [figures["share"] for figures in metrics]
+    assert shares[2] < shares[1] < shares[3] < shares[0]
+    assert all(0 <= figures["alpha"] <= 1 for figures in metrics)
+    assert {"hypernetwork.absorbed", "hypernetwork.h", "hypernetwork.attended"} <= set(watch.lines[0]["method"])
+    state = resolve(assembly.method.server_state)
+    for stop in (1, 3):
+        where = {"state_dir": tmp_path / f"{stop}" / "clients"}
+        with pytest.raises(Stop):
+            run_in_process(
+                assembly, store=DiskRunStore(tmp_path / f"{stop}" / "s", state), observers=[Watch(stop)], **where
+            )
+        resumed = run_in_process(assembly, store=DiskRunStore(tmp_path / f"{stop}" / "s", state), **where)
+        assert digest(resumed.progress.server) == digest(whole.progress.server)
+        assert resumed.report.digests == whole.report.digests
+
+
+def test_an_upload_of_another_width_is_refused_in_one_line():
+    federation = Federation([1.0, 0.25])
+    state = federation.first()
+    wide = federation.hosts[0].algorithm.train(federation.states[0], federation.download(state, 0), federation.plan)[1]
+    schema = federation.server.upload_schema(state, federation.hosts[1].info, federation.plan)
+    with pytest.raises(SepalError, match=r"^body\.conv1\.theta_v.*expected.*got") as refusal:
+        unseal(seal(wide), schema)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "capacity", "words"),
+    [
+        ({}, 0.003, "capacity: expected 0.00390625 .* to 1, got 0.003"),
+        ({"model": "mnist-cnn-bn"}, 1.0, "model: expected layers of the kinds convolution"),
+        ({"pa3dfl.most-mib": 1, "pa3dfl.hidden": 512}, 1.0, "hypernetwork: expected at most 1,048,576 bytes"),
+        ({"pa3dfl.least": 0.3}, 1.0, "smallest width: expected 1/n"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_in_one_line(keys, capacity, words):
+    if "model" in keys:
+        keys = {**keys, "dataset": "own", "own.shape": "1x28x28", "own.classes": 10, "own.data": "a:b"}
+        keys |= {"rounds": 1, "local-epochs": 1, "batch-size": 8, "lr": 0.1, "optimizer": "sgd"}
+    with pytest.raises(SepalError, match=words) as refusal:
+        send_first({**FLAT, **keys}, ClientInfo("a", 1, capacity))
+    assert "\n" not in str(refusal.value)
+
+
+def send_first(flat, client):
+    assembly = assemble(flat)
+    server = assembly.method.make_server(assembly.task)
+    server.newcomer(server.init(), client, server.plan(1))
+
+
+def test_a_client_of_too_little_capacity_refuses_itself():
+    with pytest.raises(ModelError, match="capacity: expected"):
+        Federation([0.003])
+
+
+# ----------------------------------------------------------------------------------------------- what the server holds
+
+
+def test_embeddings_and_hypernetwork_never_leave_the_server_but_count_in_its_digest():
+    """Every message of a run's last state: general and personal tensors alone, no scalar, no embedding's bytes."""
+    strategy = run_in_process(assemble(FLAT))
+    server, state = strategy.algorithm, strategy.progress.server
+    assert len(state.hypernetwork.embeddings) == 4
+    plan = server.plan(5)
+    assert not plan.scalars
+    embeddings = state.hypernetwork.embeddings
+    for name in embeddings:
+        for capacity in CAPACITIES:
+            content = seal(server.download(state, ClientInfo(name, 10, capacity), plan))
+            assert not content.scalars
+            specs = dense_specs(Shape.of(strategy.task, capacity).shared)
+            assert list(decode(content.data, specs)) == [p.name for p in server.full.shared]
+            assert all(embedding.tobytes() not in content.data for embedding in embeddings.values())
+    held = server.model(state)
+    network = {f"hypernetwork/{name}" for name in state.hypernetwork.weights}
+    assert network | {f"embedding/{name}" for name in state.hypernetwork.embeddings} < set(held)
+    for changed in ("embedding/client-00000", "hypernetwork/log-temperature", "body.conv1.theta_u"):
+        assert digest_arrays({**held, changed: held[changed] + 1}) != digest_arrays(dict(held))
+
+
+def test_who_joins_late_has_an_embedding_from_its_name_and_takes_part_at_once():
+    federation = Federation(CAPACITIES[:3])
+    server = federation.server
+    state = server.joined(server.init(), [host.info for host in federation.hosts[:2]])
+    first = Sent(federation.trained(state, number) for number in (0, 1))
+    state, _ = server.aggregate(state, first, federation.plan)
+    late = federation.hosts[2].info
+    assert late.name not in state.hypernetwork.embeddings
+    state = server.joined(state, [late])
+    joined = state.hypernetwork.embeddings[late.name]
+    upload = federation.trained(state, 2)
+    after, metrics = server.aggregate(state, Sent([upload]), federation.plan)
+    assert metrics["hypernetwork.norm"] > 0
+    moved = after.hypernetwork.embeddings[late.name] - joined
+    assert 0 < np.abs(moved).max() < 0.5
+    again = federation.download(state, 2), federation.download(state, 2)
+    assert digest_arrays(arrays(again[0])) == digest_arrays(arrays(again[1]))
+
+
+def test_a_novel_client_has_an_embedding_and_a_received_model_in_the_closing_round(monkeypatch):
+    mixed(monkeypatch)
+    watch = Watch()
+    strategy = run_in_process(assemble({**FLAT, "rounds": 2, "novel-clients": 0.25}), observers=[watch])
+    (novel,) = strategy.progress.novel
+    state = strategy.progress.server.hypernetwork
+    assert len(state.embeddings) == 4
+    drawn = strategy.algorithm.hypernetwork.join(replace(state, embeddings={}), [novel]).embeddings[novel]
+    np.testing.assert_array_equal(state.embeddings[novel], drawn)  # it never trained
+    figures = {client["name"]: client for client in watch.lines[-1]["clients"]}
+    assert figures[novel]["received"] is not None
+    assert figures[novel]["trained"] is not None
+
+
+def test_nobody_attends_an_evicted_client():
+    """What the others get is as if it had no embedding; a name that the server does not know changes nothing."""
+    federation = Federation(CAPACITIES)
+    server, state = federation.server, federation.first()
+    names = sorted(state.hypernetwork.embeddings)
+    left = server.evicted(state, [names[1], "stranger"])
+    assert sorted(left.hypernetwork.embeddings) == [name for name in names if name != names[1]]
+    before, after = (server.download(s, federation.hosts[0].info, federation.plan) for s in (state, left))
+    assert digest_arrays(arrays(before)) != digest_arrays(arrays(after))
+
+
+@pytest.mark.parametrize("choice", ["go-on", "end"])
+def test_a_step_that_is_not_finite_leaves_the_state_or_ends_the_run(choice):
+    """A decoder at 1e30 makes the change, squared, more than float32 holds."""
+    federation = Federation(CAPACITIES[:1], **{"pa3dfl.non-finite": choice})
+    server, state = federation.server, federation.first()
+    uploads = Sent([federation.trained(state, 0)])
+    name = "decoder.local_head.weight.bias"
+    weights = {**state.hypernetwork.weights, name: np.full_like(state.hypernetwork.weights[name], 1e30)}
+    bent = replace(state, hypernetwork=replace(state.hypernetwork, weights=weights))
+    if choice == "end":
+        with pytest.raises(RoundError, match="round 1: the hypernetwork's step: expected finite numbers, got loss inf"):
+            server.aggregate(bent, uploads, federation.plan)
+        return
+    after, metrics = server.aggregate(bent, uploads, federation.plan)
+    assert digest(after) == digest(bent)
+    assert metrics["hypernetwork.finite"] == 0
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_a_round_without_uploads_changes_nothing():
+    server = Federation([1.0]).server
+    state = server.init()
+    assert server.aggregate(state, Sent(), server.plan(1)) == (state, {})
