@@ -60,8 +60,8 @@ e2e: $(STAMP) ## run the end-to-end tests: real Flower processes (two files at a
 bench: $(STAMP) ## measure speed and memory
 	$(BIN)/python -m experiments.bench
 
-chaos: $(STAMP) ## kill processes of 20 deployed runs at random; RUNS=100 for more
-	$(BIN)/python -m experiments.chaos --runs $(or $(RUNS),20)
+chaos: $(STAMP) ## kill processes of 20 deployed runs at random, stop clients for a minute; RUNS=100 for more
+	$(BIN)/python -m experiments.chaos --runs $(or $(RUNS),20) --stop 60
 
 chaos-quick: $(STAMP) ## the same for 4 small runs: under 3 minutes
 	$(BIN)/python -m experiments.chaos --runs 4 --kills 1 --spread 2 --limit 240 \

@@ -99,9 +99,9 @@ def full_disk(federation: Federation, rng: np.random.Generator, seconds: float) 
 
 
 def clock(federation: Federation, rng: np.random.Generator, seconds: float) -> bool:
-    """Let the clocks that all processes read jump by up to an hour, for a while, and back."""
+    """Let the clocks that all processes read jump by up to an hour, for at most five seconds, and back."""
     federation.clock.write_text(str(float(rng.uniform(-3600, 3600))))
-    time.sleep(seconds)
+    time.sleep(min(seconds, 5.0))
     federation.clock.write_text("0")
     return True
 
