@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import click
 import typer
+import typer.core
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -28,6 +29,7 @@ from sepal_cli.plans.compare import compare
 from sepal_cli.plans.tune import tune
 
 BAD_INPUT, INTERRUPTED = 2, 130
+typer.core.HAS_RICH = False  # plain help texts: with it, Typer 0.20 prints "\\[required]" even without markup
 
 
 class OneLine(TyperGroup):
