@@ -80,9 +80,9 @@ fuzz: $(STAMP) ## read a million damaged payloads, and a million uploads changed
 mutants: $(STAMP) ## check that each error in tests/mutants.py is noticed by its test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants
 
-mutate: $(STAMP) ## mutate MODULE (default: the means) at every place, and list what no test notices
+mutate: $(STAMP) ## mutate MODULE (default: the means) at every place, or at SAMPLE of them; list what no test notices
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[mutation]"
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutate $(or $(MODULE),sepal/server/means.py)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutate $(or $(MODULE),sepal/server/means.py) --sample $(or $(SAMPLE),0)
 
 clean: ## remove .venv and everything that tools leave; runs/ stays
 	rm -rf .venv build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,21 +1,27 @@
 """Mutate one module at every place where cosmic-ray's operators apply, and list what its fast tests do not notice.
 
-``make mutate MODULE=sepal/server/means.py``, or a directory. It needs cosmic-ray (``pip install -e ".[mutation]"``), of
-which only the operators are used: each mutant is tested in a forked process, so that torch is imported once. Mutants
-that differ in annotations only are left out, because they cannot change what runs. Not part of CI: a module takes
-minutes, ``strategies`` hours.
+``make mutate MODULE=sepal/server/means.py``, or a directory; ``SAMPLE=200`` draws so many of all its mutants at random.
+It needs cosmic-ray (``pip install -e ".[mutation]"``), of which only the operators are used: each mutant is tested in a
+forked process, so that torch is imported once. Mutants that differ in annotations only are left out, because they
+cannot change what runs. Not part of CI: a module takes minutes, all of ``strategies`` days.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import difflib
+import math
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
 
+import numpy as np
+from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
@@ -23,12 +29,12 @@ from tests.mutants import COPIED, ROOT, run
 
 BELONGS = {  # module or directory: the fast tests that belong to it; the longest name wins
     "sepal/server/means.py": ["tests/sepal/server/test_means.py"],
-    "sepal/masks/packed.py": ["tests/sepal/masks/test_packed.py"],
     "sepal/masks": ["tests/sepal/masks"],
     "sepal/wire": ["tests/sepal/wire"],
-    "strategies": ["tests/strategies/test_two_rounds.py", "tests/strategies", "tests/test_methods_common.py"],
+    "strategies": ["tests/strategies", "tests/test_methods_common.py"],
 }
-SECONDS = 120  # a mutant that runs longer loops, and counts as killed
+Place: TypeAlias = tuple[str, str, int]  # module, operator, number of the operator's occurrence
+SHORTEST = 120  # seconds; a mutant whose tests take four times as long as without it, and longer than this, loops
 
 
 class Plain(ast.NodeTransformer):
@@ -52,29 +58,32 @@ def plain(code: str) -> str:
     return ast.dump(Plain().visit(ast.parse(code)))
 
 
-def mutants(code: str) -> Iterator[tuple[str, str]]:
-    """Yield (operator, mutated code) for every place where an operator applies and changes what runs."""
-    seen = {plain(code)}
+def places(module: str) -> Iterator[Place]:
+    """Yield every place of a module where an operator applies."""
+    tree = get_ast((ROOT / module).read_text())
     for name in sorted(operator_names()):
-        if get_operator(name).arguments():
-            continue  # needs names of variables
-        occurrence = 0
-        while True:
-            mutated = mutate_code(code, get_operator(name)(), occurrence)
-            if mutated is None:
-                break
-            occurrence += 1
-            try:
-                tree = plain(mutated)
-            except SyntaxError:
-                continue
-            if tree not in seen:
-                seen.add(tree)
-                yield name.removeprefix("core/"), mutated
+        if not get_operator(name).arguments():  # others need names of variables
+            operator = get_operator(name)()
+            count = sum(1 for node in ast_nodes(tree) for _ in operator.mutation_positions(node))
+            yield from ((module, name, occurrence) for occurrence in range(count))
 
 
-def belonging(module: str) -> list[str]:
-    """Return the tests of a module.
+def mutants(drawn: list[Place]) -> Iterator[tuple[str, str, str]]:
+    """Yield (module, operator, mutated code) of the places whose mutants change what runs; none twice."""
+    seen = {(module, plain((ROOT / module).read_text())) for module, _, _ in drawn}
+    for module, name, occurrence in drawn:
+        mutated = mutate_code((ROOT / module).read_text(), get_operator(name)(), occurrence)
+        try:
+            tree = plain(mutated or "")
+        except SyntaxError:
+            continue
+        if mutated and (module, tree) not in seen:
+            seen.add((module, tree))
+            yield module, name.removeprefix("core/"), mutated
+
+
+def belonging(module: str) -> list[list[str]]:
+    """Return pytest's arguments for the tests of a module: of a strategy its own tests first, then those beside them.
 
     Raises:
         SystemExit: None are listed.
@@ -82,39 +91,74 @@ def belonging(module: str) -> list[str]:
     found = [name for name in BELONGS if module == name or module.startswith(f"{name}/")]
     if not found:
         sys.exit(f"expected a module under {', '.join(BELONGS)}, got {module}")
-    return BELONGS[max(found, key=len)]
+    tests = BELONGS[max(found, key=len)]
+    parts = Path(module).parts
+    if parts[0] != "strategies" or len(parts) < 3:
+        return [tests]
+    method = parts[1] if parts[1] != "baselines" else Path(module).stem
+    files = [path for path in sorted((ROOT / "tests/strategies").glob("test_*.py")) if method in path.read_text()]
+    own = [path.relative_to(ROOT).as_posix() for path in files]
+    return [[*own, "tests/test_methods_common.py", "-k", method.replace("_", "-")], own]
 
 
-def main(targets: list[str]) -> int:
+def survives(module: str, mutated: str, copy: Path, seconds: float) -> bool:
+    """Return whether no test of the module notices the mutant."""
+    (copy / module).write_text(mutated)
+    passed, nothing_selected = 0, 5
+    return all(run(tests, copy, int(seconds))[0] in (passed, nothing_selected) for tests in belonging(module))
+
+
+def interval(killed: int, total: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share."""
+    z, share = 1.96, killed / total
+    middle = share + z * z / (2 * total)
+    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    return (middle - half) / (1 + z * z / total), (middle + half) / (1 + z * z / total)
+
+
+def main() -> int:
     """Mutate the modules and print a line for each survivor, then the score; return 1 if there are survivors."""
-    files = [path for target in targets for path in sorted((ROOT / target).rglob("*.py") or [])]
-    files += [ROOT / target for target in targets if target.endswith(".py")]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("targets", nargs="+", help="modules or directories")
+    parser.add_argument("--sample", type=int, default=0, help="draw so many places of all; 0: all of them")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    files = [path for target in options.targets for path in sorted((ROOT / target).rglob("*.py"))]
+    files += [ROOT / target for target in options.targets if target.endswith(".py")]
     modules = [path.relative_to(ROOT).as_posix() for path in files if path.name != "sparse_pb2.py"]
-    killed = total = 0
+    chosen = [place for module in modules for place in places(module)]
+    if options.sample and options.sample < len(chosen):
+        drawn = np.random.default_rng(options.seed).choice(len(chosen), options.sample, replace=False)
+        print(f"{options.sample} of {len(chosen)} places, seed {options.seed}", flush=True)
+        chosen = [chosen[number] for number in sorted(drawn)]
+    killed: dict[str, list[bool]] = {}
+    limit = 0.0
     sys.dont_write_bytecode = True
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary)
         for part in COPIED:
             shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
-        for module in modules:
-            tests, code = belonging(module), (ROOT / module).read_text()
-            if run(tests, copy)[0]:
-                sys.exit(f"{module}: its tests fail without a mutant")
-            here = alive = 0
-            for operator, mutated in mutants(code):
-                (copy / module).write_text(mutated)
-                survived = run(tests, copy, SECONDS)[0] == 0
-                here, alive = here + 1, alive + survived
-                if survived:
-                    change = difflib.unified_diff(code.splitlines(), mutated.splitlines(), lineterm="", n=0)
-                    print(f"{module}: {operator}\n  " + "\n  ".join(list(change)[2:]), flush=True)
+        for module, operator, mutated in mutants(chosen):
+            code = (ROOT / module).read_text()
+            if module not in killed:
+                begun = time.monotonic()
+                if not survives(module, code, copy, 0):
+                    sys.exit(f"{module}: its tests fail without a mutant")
+                limit = max(SHORTEST, 4 * (time.monotonic() - begun))
+            alive = survives(module, mutated, copy, limit)
             (copy / module).write_text(code)
-            print(f"{module}: {here - alive} of {here} killed", flush=True)
-            killed, total = killed + here - alive, total + here
-    print(f"{killed} of {total} killed ({100 * killed / max(total, 1):.0f} %)")
-    return 1 if killed < total else 0
+            killed.setdefault(module, []).append(not alive)
+            if alive:
+                change = difflib.unified_diff(code.splitlines(), mutated.splitlines(), lineterm="", n=0)
+                print(f"{module}: {operator}\n  " + "\n  ".join(list(change)[2:]), flush=True)
+    for module, results in killed.items():
+        print(f"{module}: {sum(results)} of {len(results)} killed")
+    found = [result for results in killed.values() for result in results]
+    low, high = interval(sum(found), len(found))
+    print(f"{sum(found)} of {len(found)} killed ({np.mean(found):.0%}, 95 % interval {low:.0%} to {high:.0%})")
+    return 1 if not all(found) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
