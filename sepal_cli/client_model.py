@@ -103,6 +103,7 @@ def client_model(path: Path, client: str) -> ClientModel:
         client,
         rule,
         tuple(numbers),
+        tuple(info.class_names),
     )
     return ClientModel(origin, [network.read() for network in recorder.made], x.numpy(), predict(x).numpy())
 

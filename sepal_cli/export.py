@@ -55,7 +55,7 @@ def predict(
         list[str] | None, typer.Option(help="Code (package.module:function) that the file may name as its model.")
     ] = None,
 ) -> None:
-    """Run an exported model; prints a line for each example, with its label and its probability."""
+    """Run an exported model; prints a line for each example, with its label, the label's name and probability."""
     from sepal_cli.portable import load
 
     found = load(model, allow or ())
@@ -65,13 +65,14 @@ def predict(
     logits = found(np.asarray(found.prepare(x), np.float32 if not found.origin.vocabulary else np.int64))
     shifted = np.exp(logits - logits.max(1, keepdims=True))
     chances = shifted / shifted.sum(1, keepdims=True)
+    classes = found.origin.class_names or tuple(map(str, range(logits.shape[1])))
     rows = [
-        (name, int(label), f"{chances[place, label]:.4f}")
+        (name, int(label), classes[label], f"{chances[place, label]:.4f}")
         for place, (name, label) in enumerate(zip(names, logits.argmax(1), strict=True))
     ]
     file = out.open("w", newline="") if out else sys.stdout
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(("example", "label", "probability"))
+    writer.writerow(("example", "label", "name", "probability"))
     writer.writerows(rows)
     if out:
         file.close()

@@ -38,6 +38,7 @@ class Origin:
         shape: Of one example.
         mean: Of each channel of images whose bytes were scaled to 0 … 1, subtracted from them.
         std: They are divided by this then.
+        class_names: Name of each class; empty: classes are known by their numbers.
         rule: How several networks are one predictor: a name in :data:`RULES`; empty: there is one network.
         numbers: What the rule takes beside the networks' logits.
     """
@@ -55,6 +56,7 @@ class Origin:
     client: str
     rule: str = ""
     numbers: tuple[float, ...] = ()
+    class_names: tuple[str, ...] = ()
 
 
 class Loaded:
@@ -138,6 +140,8 @@ def _check_types(origin: Origin) -> None:
             isinstance(i, (int, float) if wanted is float else wanted) for i in items
         ):
             raise ValueError(f"origin.{name} of another type")
+    if len(origin.class_names) not in (0, origin.classes) or not all(map(str.isprintable, origin.class_names)):
+        raise ValueError(f"origin.class_names without a printable name for each of {origin.classes} classes")
 
 
 def _check_size(origin: Origin) -> None:

@@ -6,6 +6,7 @@ ours and marked so.
 
 from __future__ import annotations
 
+from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
 
 from sepal.data.examples import DatasetInfo
@@ -14,6 +15,7 @@ from sepal.data.examples import DatasetInfo
 PAD, UNKNOWN, SPECIALS = 0, 1, 2
 # Number of token ids (two special ones and the 9,998 most frequent words, as in Keras), and of tokens per review.
 IMDB_VOCABULARY, IMDB_LENGTH = 10_000, 256
+CHARACTERS = tuple(digits + ascii_uppercase + ascii_lowercase)
 
 
 def _defaults(model: str, lr: float, *, batch: int, epochs: int, rounds: int, optimizer: str = "sgd") -> dict[str, Any]:
@@ -56,6 +58,10 @@ CATALOGUE: dict[str, DatasetInfo] = {
             _defaults("cnn2", 0.05, batch=64, epochs=1, rounds=100),
             mean=(0.2860,),
             std=(0.3530,),
+            class_names=(
+                *("T-shirt", "trouser", "pullover", "dress", "coat"),
+                *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+            ),
         ),
         # Sub-FedAvg 4.1: LeNet-5, lr .01, batch 10, 5 epochs, 500 rounds.
         DatasetInfo(
@@ -67,6 +73,7 @@ CATALOGUE: dict[str, DatasetInfo] = {
             _defaults("lenet5", 0.01, batch=10, epochs=5, rounds=500),
             mean=(0.4914, 0.4822, 0.4465),
             std=(0.2470, 0.2435, 0.2616),
+            class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
         ),
         # pFedGate App. G, Table 4 (s = 1): lr .1, batch 128, 1 epoch, 400 rounds.
         DatasetInfo(
@@ -89,6 +96,7 @@ CATALOGUE: dict[str, DatasetInfo] = {
             _defaults("cnn-emnist", 0.1, batch=128, epochs=1, rounds=400),
             mean=(0.1736,),
             std=(0.3317,),
+            class_names=CHARACTERS,
         ),
         # pFedGate App. G, Table 4 (s = 1), as for EMNIST; DM-PFL A.1.2 takes 500 clients, batch 64, 5 epochs.
         DatasetInfo(
@@ -100,6 +108,7 @@ CATALOGUE: dict[str, DatasetInfo] = {
             _defaults("cnn-emnist", 0.1, batch=128, epochs=1, rounds=400),
             mean=(0.9637,),
             std=(0.1592,),
+            class_names=CHARACTERS,
         ),
         # DM-PFL A.1.2, A.1.4: batch 10, 3 epochs, 300 rounds, lr in {.1, .05, .01} (the middle is our choice). Mean and
         # standard deviation of each channel over the official training part, in g and rad/s.
@@ -112,6 +121,7 @@ CATALOGUE: dict[str, DatasetInfo] = {
             _defaults("har-cnn", 0.05, batch=10, epochs=3, rounds=300),
             mean=(-0.00064, -0.00029, -0.00028, 0.00051, -0.00082, 0.00011, 0.80475, 0.02876, 0.0865),
             std=(0.19485, 0.12243, 0.10688, 0.40682, 0.38185, 0.25574, 0.41411, 0.391, 0.35777),
+            class_names=("walking", "upstairs", "downstairs", "sitting", "standing", "lying"),
         ),
         # FedPSE C.3: batch 64-512, lr 1e-3 to 1e-2 (the ends are our choice); Adam, 1 epoch, 100 rounds: Appendix E.
         DatasetInfo(
@@ -122,6 +132,7 @@ CATALOGUE: dict[str, DatasetInfo] = {
             False,
             _defaults("embedding-linear", 0.01, batch=64, epochs=1, rounds=100, optimizer="adam"),
             vocabulary=IMDB_VOCABULARY,
+            class_names=("negative", "positive"),
         ),
     )
 }

@@ -69,6 +69,7 @@ class DatasetInfo:
         vocabulary: Number of token ids, 0 unless ``kind`` is text. Id 0 is padding, 1 an unknown word.
         mean: Subtracted from inputs (``uint8`` is divided by 255 first): one value, or one per channel.
         std: Inputs are divided by it afterwards: one value, or one per channel.
+        class_names: Name of each class, for people; empty: classes are known by their numbers.
     """
 
     name: str
@@ -80,6 +81,7 @@ class DatasetInfo:
     vocabulary: int = 0
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    class_names: tuple[str, ...] = ()
 
     @property
     def partition(self) -> Literal["natural", "dirichlet"]:

@@ -162,9 +162,9 @@ def _labels(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     )
     chart = chart.encode(
         alt.X("client:N", title="clients", axis=alt.Axis(labels=False, ticks=False)),
-        alt.Y("class:O", title="label", axis=alt.Axis(labelOverlap=True)),
+        alt.Y("class:O", title="label", sort=alt.SortField("number"), axis=alt.Axis(labelOverlap=True)),
         alt.Size("examples:Q", scale=alt.Scale(range=[4, max(30, min(320, 9000 // len(clients)))]), legend=None),
-        tooltip=[alt.Tooltip("client:N"), alt.Tooltip("class:O", title="label"), alt.Tooltip("examples:Q")],
+        tooltip=[alt.Tooltip("client:N"), alt.Tooltip("class:N", title="label"), alt.Tooltip("examples:Q")],
     )
     mean = len({(row["cell"], row["client"], row["class"]) for row in rows}) / len(
         {(r["cell"], r["client"]) for r in rows}

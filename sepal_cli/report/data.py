@@ -124,20 +124,25 @@ def _labels(comparison: Comparison) -> Iterator[Row]:
     """Yield how many training examples of each label every client has; nothing where the data is not at hand."""
     for cell in comparison.cells:
         groups = comparison.groups(cell)
-        counts = label_counts(groups[0].first.stored.config) if groups else {}
+        names, counts = label_counts(groups[0].first.stored.config) if groups else ((), {})
         for client, found in counts.items():
-            for label, count in enumerate(found):
+            for number, count in enumerate(found):
                 if count:
-                    yield {"cell": cell, "client": client, "class": label, "examples": int(count)}
+                    label = names[number] if names else str(number)
+                    row = {"cell": cell, "client": client, "class": label, "number": number}
+                    yield {**row, "examples": int(count)}
 
 
-def label_counts(config: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Return each client's number of training examples by label; empty where the data is private or not here."""
+def label_counts(config: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, list[int]]]:
+    """Return the names of the labels, if they have any, and each client's number of training examples by label.
+
+    Both are empty where the data is private or not here.
+    """
     return _label_counts(tuple(config.items()))
 
 
 @lru_cache(maxsize=64)
-def _label_counts(items: tuple[tuple[str, Any], ...]) -> dict[str, list[int]]:
+def _label_counts(items: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, ...], dict[str, list[int]]]:
     from client_app.build import client_name
     from sepal.config import parse
     from sepal.data import federated_data
@@ -147,15 +152,15 @@ def _label_counts(items: tuple[tuple[str, Any], ...]) -> dict[str, list[int]]:
         config, _ = parse(dict(items), Hypers())
         data = federated_data(config)
         if data.private:
-            return {}
+            return (), {}
         classes, found = data.info.classes, {}
         for number in range(config.clients):
             name = client_name(number)
             labels = data.client(number, config.clients, name).train.y
             found[name] = np.bincount(labels, minlength=classes).tolist()
     except SepalError:
-        return {}
-    return found
+        return (), {}
+    return data.info.class_names, found
 
 
 def _shift(comparison: Comparison) -> Iterator[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,7 +67,8 @@ def test_predict_labels_images_and_arrays_alike(runs, tmp_path):
     outputs = [sepal("predict", file, tmp_path / name).stdout for name in ("images", "x.npz")]
     tables = [[row[1:] for row in csv.reader(text.splitlines())] for text in outputs]
     assert tables[0] == tables[1]
-    assert tables[0][0] == ["label", "probability"]
+    assert tables[0][0] == ["label", "name", "probability"]
+    assert [row[1] for row in tables[0][1:]] == [row[0] for row in tables[0][1:]], "digits have no other names"
     assert len(tables[0]) == 4
     bytes_scaled = (images[:, None] / 255.0).astype(np.float32)
     prepared = load(file).prepare(images)
@@ -119,6 +121,23 @@ def test_onnx_gives_the_same_logits(runs, tmp_path):
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     (logits,) = session.run(None, {session.get_inputs()[0].name: found.inputs[:5]})
     np.testing.assert_allclose(logits, found.logits[:5], atol=1e-4)
+
+
+def test_predict_prints_the_names_of_classes(runs, tmp_path):
+    found = client_model(runs / "fedpse", "client-00000")
+    names = tuple(f"digit {number}" for number in range(10))
+    save(tmp_path / "named", replace(found.origin, class_names=names), found.networks)
+    np.savez(tmp_path / "x.npz", x=np.zeros((2, 1, 8, 8), np.float32))
+    rows = list(csv.DictReader(sepal("predict", tmp_path / "named", tmp_path / "x.npz").stdout.splitlines()))
+    assert [row["name"] for row in rows] == [f"digit {row['label']}" for row in rows]
+
+
+@pytest.mark.parametrize("names", [("one",), ("\x1b[2J", *"123456789")])
+def test_a_model_file_with_other_class_names_is_refused(runs, tmp_path, names):
+    found = client_model(runs / "fedpse", "client-00000")
+    save(tmp_path / "named", replace(found.origin, class_names=names), found.networks)
+    with pytest.raises(StateError, match="class_names without a printable name for each of 10 classes"):
+        load(tmp_path / "named")
 
 
 def test_a_torn_model_file_is_refused(tmp_path):

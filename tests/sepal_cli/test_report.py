@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from threading import Thread
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -82,6 +83,17 @@ def test_every_label_has_a_colour_in_each_theme():
     for number in range(COLOURS):
         assert style.count(f"--c{number}: #") == 2, number
     assert f"--c{COLOURS}:" not in style
+
+
+def test_labels_have_the_names_of_the_users_directories(tmp_path):
+    for name in ("wren", "finch"):
+        (tmp_path / "birds" / name).mkdir(parents=True)
+        for number in range(12):
+            np.save(tmp_path / "birds" / name / f"{number}.npy", np.zeros((1, 8, 8)))
+    keys = {"data-dir": str(tmp_path / "birds"), "model": "digits-cnn", "partition.name": "iid"}
+    write_run(tmp_path / "run", dataset="folder", **keys)
+    rows = datasets(read_comparison([str(tmp_path / "run")]))["labels"]
+    assert {(row["number"], row["class"]) for row in rows} == {(0, "finch"), (1, "wren")}
 
 
 def test_a_report_of_many_runs_says_their_number(tmp_path):

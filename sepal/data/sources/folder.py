@@ -17,6 +17,8 @@ from __future__ import annotations
 import csv
 import math
 import zipfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +94,13 @@ def _csv(path: Path) -> Source:
 
 def _classes(directory: Path) -> Source:
     if not _has_parts(directory):
-        return _source(str(directory), _read_part(directory, _names(directory)), None)
+        names = _names(directory)
+        return _source(str(directory), _read_part(directory, names), None, names=names)
     names = _names(directory / "train")
     if not set(_names(directory / "test")) <= set(names):
         raise DataError(str(directory / "test"), f"classes among {names}", _names(directory / "test"))
-    return _source(
-        str(directory), _read_part(directory / "train", names), _read_part(directory / "test", names), count=len(names)
-    )
+    train, test = (_read_part(directory / part, names) for part in ("train", "test"))
+    return _source(str(directory), train, test, names=names)
 
 
 def _has_parts(directory: Path) -> bool:
@@ -170,9 +172,9 @@ def _source(
     test: tuple[NDArray[Any], Any] | None,
     people: NDArray[Any] | None = None,
     *,
-    count: int = 0,
+    names: Sequence[str] = (),
 ) -> Source:
-    """Check the parts, concatenate them, and derive the metadata."""
+    """Check the parts, concatenate them, and derive the metadata; with ``names``, these are the classes."""
     parts = [_checked(f"{key} {name}", *part) for name, part in (("train", train), ("test", test)) if part is not None]
     shapes = {(x.shape[1:], str(x.dtype)) for x, _ in parts}
     if len(shapes) > 1:
@@ -180,10 +182,12 @@ def _source(
     x, y = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     if people is not None and (people.shape != (len(y),) or people.dtype.kind not in "iuUS"):
         raise DataError(key, "person: a number or text for each example", f"{people.dtype} {people.shape}")
-    classes = max(count, int(y.max()) + 1)
+    classes = max(len(names), int(y.max()) + 1)
     if classes < 2:
         raise DataError(key, "at least two classes", classes)
-    return Source(_info(x, classes, people is not None), x, y, len(parts[0][1]), people)
+    info = _info(x, classes, people is not None)
+    shown = tuple(name if name.isprintable() else str(number) for number, name in enumerate(names))
+    return Source(replace(info, class_names=shown), x, y, len(parts[0][1]), people)
 
 
 def _checked(key: str, x: NDArray[Any], y: Any) -> tuple[NDArray[Any], Labels]:

@@ -28,6 +28,7 @@ def test_png_per_class(tmp_path):
         png(tmp_path / "dog" / f"{i}.png", 0)
     source = load("folder", tmp_path)
     assert (source.info.classes, source.info.input_shape, source.info.kind) == (2, (1, 12, 12), "image")
+    assert source.info.class_names == ("cat", "dog")
     assert source.test is None
     assert source.train.y.tolist() == [0] * 10 + [1] * 10
     assert source.train.x[:, 0, 0, 0].tolist() == [1.0] * 10 + [-1.0] * 10
@@ -43,6 +44,12 @@ def test_train_and_test_of_colour_images(tmp_path):
     source = load("folder", tmp_path)
     assert (len(source.train), len(source.test)) == (8, 4)
     assert source.train.x[0, :, 0, 0].tolist() == [1.0, -1.0, -1.0]
+
+
+def test_a_class_whose_name_cannot_be_printed_is_known_by_its_number(tmp_path):
+    for name in ("a", "b\x1b[31m"):
+        npy(tmp_path / name / "0.npy", np.full((3, 50), 2.5))
+    assert load("folder", tmp_path).info.class_names == ("a", "1")
 
 
 def test_npy_signals(tmp_path):
@@ -73,12 +80,16 @@ def test_npz_tokens_and_test_part(tmp_path):
 
 def test_from_the_cache_the_facts_are_the_same(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.ones((4, 3)), y=[0, 1, 2, 0], person=["a", "a", "b", "b"])
-    first = info("folder", tmp_path)
+    for name in ("cat", "dog"):
+        png(tmp_path / "images" / name / "0.png", 255)
+    first, images = info("folder", tmp_path), info("folder", tmp_path / "images")
     from sepal.data import sources
 
     sources._remembered.cache_clear()
     assert info("folder", tmp_path) == first
     assert load("folder", tmp_path).natural.tolist() == ["a", "a", "b", "b"]
+    assert info("folder", tmp_path / "images") == images
+    assert images.class_names == ("cat", "dog")
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ def test_every_name_is_a_source_with_facts_and_a_model_we_have():
         assert facts == info(name)
         assert set(facts.defaults) == {"model", "lr", "batch-size", "optimizer", "local-epochs", "rounds"}
         assert facts.defaults["model"] in model_names()
+        assert len(set(facts.class_names)) in (0, facts.classes)
         assert len(facts.mean) == len(facts.std) == (1 if facts.kind == "text" else facts.input_shape[0])
 
 
