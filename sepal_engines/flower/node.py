@@ -1,10 +1,11 @@
 """A SuperNode with a resident client process: Flower's ``flower-supernode`` with :mod:`sepal_engines.flower.warm`.
 
-``python -m sepal_engines.flower.node`` takes the options of ``flower-supernode`` and differs from it in four ways:
+``python -m sepal_engines.flower.node`` takes the options of ``flower-supernode`` and differs from it in five ways:
 
 - The executor is our resident process, which is restarted whenever it ends.
 - A late reply is pushed even if no further message arrives.
 - A reply whose content does not arrive is given up.
+- A message whose task has ended without a reply is answered with an error.
 - The SuperNode's fixed pauses (3 s between checks for a message, .5 s between checks for the client's reply) start
   short and grow to that length while nothing happens. Flower 1.39 has no option for them, so the clock of its module
   ``start_client_internal`` is replaced, unless that module is not as expected.
@@ -22,10 +23,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from logging import WARNING
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode, Status
+from flwr.supercore import log
 
 from sepal_engines.flower.processes import listening
 
@@ -146,6 +152,67 @@ def give_up_lost_content(module: ModuleType) -> bool:
     return True
 
 
+class AnsweringState:
+    """Flower's state of a SuperNode, which answers with an error the messages that no process will answer.
+
+    Args:
+        state: The state.
+        insert: Stores a reply in the SuperNode.
+    """
+
+    def __init__(self, state: Any, insert: Callable[[Message], None]) -> None:
+        self._state, self._insert = state, insert
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    def get_messages(self, **query: Any) -> Sequence[Message]:
+        """Return the messages asked for; with ``is_reply`` the errors, too."""
+        found: Sequence[Message] = self._state.get_messages(**query)
+        if found or not query.get("is_reply"):
+            return found
+        lost = abandoned(self._state)
+        for message in lost:
+            log(WARNING, "message %.8s: its task ended without a reply", message.metadata.message_id)
+            error = Error(ErrorCode.CLIENT_APP_CRASHED, "the client's process ended without a reply")
+            self._insert(Message(error, reply_to=message))
+        return self.get_messages(**query) if lost else found
+
+
+def abandoned(state: Any) -> list[Message]:
+    """Return the messages without a reply in whose runs no task is left that could send one."""
+    # The tasks first: a process stores its reply before it ends its task.
+    open_runs = {task.run_id for task in state.get_tasks(statuses=(Status.PENDING, Status.STARTING, Status.RUNNING))}
+    with state.lock_msg_store:
+        messages: list[Message] = [entry.message for entry in state.msg_store.values()]
+    answered = {message.metadata.reply_to_message_id for message in messages}
+    return [
+        message
+        for message in messages
+        if not message.metadata.reply_to_message_id
+        and message.metadata.message_id not in answered
+        and message.metadata.run_id not in open_runs
+    ]
+
+
+def answer_abandoned(module: ModuleType) -> bool:
+    """Make ``module`` answer messages whose tasks have ended without a reply; return False if it has no such functions.
+
+    Flower 1.39 creates a task for each message and waits for the reply without end. If the task's process is killed
+    between the task's input and its message, or fails there, Flower ends the task but sends no error in its place.
+    """
+    push, insert = getattr(module, "_push_messages", None), getattr(module, "_insert_message", None)
+    if push is None or insert is None:
+        return False
+
+    def push_or_answer(*, state: Any, object_store: Any, **further: Any) -> None:
+        store = AnsweringState(state, lambda reply: insert(reply, state, object_store))
+        push(state=store, object_store=object_store, **further)
+
+    module._push_messages = push_or_answer  # type: ignore[attr-defined]
+    return True
+
+
 def keep_executor(command: Sequence[str], port: int, wake: int) -> None:
     """Start the executor once the SuperNode listens, and restart it whenever it ends; does not return."""
     while not listening(port):
@@ -181,6 +248,7 @@ def main() -> None:
         print("sepal: Flower's SuperNode keeps its own pauses", file=sys.stderr)
     push_late_replies(internal)
     give_up_lost_content(internal)
+    answer_abandoned(internal)
     with tempfile.TemporaryDirectory(prefix="sepal-node-") as text:
         secret = Path(options.superexec_auth_secret_file or Path(text) / "secret")
         more = ["--isolation", "process"]

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NoReturn, TypeAlias
 
 from flwr.app import Context, Error, Message
+from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushTaskOutputRequest
@@ -52,7 +53,6 @@ Mod: TypeAlias = Callable[[Message, Context, Callable[[Message, Context], Messag
 
 METHODS = frozenset(f"/flwr.proto.Runtime/{name}" for name in ("AcquireTask", "PullPendingTasks", "ClaimTask"))
 IDLE, BUSY = 1.0, 0.1  # seconds between looks for tasks, and for ended children
-CRASHED = 3  # Flower's error code of a ClientApp that ended without an answer
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def answer_for(spec: ExecutionSpec, certificates: bytes | None, words: bytes, re
 
     message = message_from_proto(ProtoMessage.FromString(words))
     about = message.metadata
-    reply = Message(Error(code=CRASHED, reason=reason), reply_to=message)
+    reply = Message(Error(ErrorCode.CLIENT_APP_CRASHED, reason), reply_to=message)
     client = connect(spec.runtime_api_address, spec.insecure, certificates, token=spec.token)
     try:
         push_message(client, reply, Context(about.run_id, about.dst_node_id, {}, RecordDict(), {}))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import inspect
 import os
+import sys
+import threading
 import time
 import types
 
 import pytest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import ExecutionSpec
+from flwr.supercore.task_identity import TaskIdentity
 
 from sepal_engines.flower import node, warm
 from sepal_engines.flower.code import Code, digest, stamp
@@ -142,9 +147,6 @@ def test_a_late_reply_is_pushed_although_no_message_comes():
 
 def test_flowers_loop_pulls_by_keyword_and_pushes_unless_none_was_pulled():
     """What :func:`push_late_replies` relies on."""
-    import importlib
-    import inspect
-
     module = importlib.import_module("flwr.supernode.start_client_internal")
     source = inspect.getsource(module.start_client_internal)
     assert "_pull_and_store_message(\n                state=state," in source
@@ -185,9 +187,6 @@ def test_a_reply_whose_content_never_comes_is_given_up(monkeypatch):
 
 def test_flower_waits_for_content_without_end_and_survives_an_exception():
     """What :func:`give_up_lost_content` mends, and relies on."""
-    import importlib
-    import inspect
-
     module = importlib.import_module("flwr.supernode.start_client_internal")
     assert "_push_messages(\n                state=state,\n                object_store=store," in inspect.getsource(
         module.start_client_internal
@@ -195,6 +194,72 @@ def test_flower_waits_for_content_without_end_and_survives_an_exception():
     source = inspect.getsource(module._push_messages)
     assert 'while (content := object_store.get(tree.object_id)) == b"":' in source
     assert "except Exception as err:" in source
+
+
+RUN = 7
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Flower's module, the state of a SuperNode with a message of run 7, its task's number, and the store."""
+    from flwr.app import ConfigRecord, Message, RecordDict
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    flowers, store = importlib.import_module("flwr.supernode.start_client_internal"), ObjectStoreFactory().store()
+    module = types.ModuleType("flowers")
+    module._push_messages, module._insert_message = flowers._push_messages, flowers._insert_message
+    state = InMemoryNodeState(store)
+    with monkeypatch.context() as server:  # only there a process has a run
+        for name, value in (("_run_id", RUN), ("_task_id", 1), ("_node_id", 1)):
+            server.setattr(TaskIdentity, name, value)
+        message = Message(RecordDict({"a": ConfigRecord({"b": 1})}), dst_node_id=5, message_type="train")
+    number = state.create_task(task_type=TaskType.CLIENT_APP, run_id=RUN, fab_hash="f")
+    module._insert_message(message, state, store)
+    return module, state, number, store
+
+
+def test_a_message_whose_task_ended_without_a_reply_is_answered(asked):
+    """Flower 1.39 waits without end for a process that was killed between the task's input and its message."""
+    module, state, number, store = asked
+    assert state.claim_task(number)
+    assert state.activate_task(number)
+    assert node.abandoned(state) == []
+    assert state.finish_task(number, "failed", "no heartbeat")
+    sent = []
+
+    def send(message, tree, seconds):
+        sent.append(message)
+        return set(), "session"
+
+    assert node.answer_abandoned(module)
+    push = threading.Thread(
+        target=module._push_messages,
+        kwargs={"state": state, "object_store": store, "send": send, "push_object": None},
+        daemon=True,
+    )
+    push.start()
+    push.join(20)
+    assert not push.is_alive()
+    assert [(message.has_error(), message.error.code, message.metadata.run_id) for message in sent] == [(True, 8, RUN)]
+    assert not state.msg_store, "neither is left for the next message's task"
+    assert not node.answer_abandoned(types.ModuleType("another"))
+
+
+def test_a_message_with_a_reply_or_an_open_task_is_not_answered_for(asked):
+    from flwr.app import Error, Message
+
+    module, state, number, store = asked
+    state.create_task(task_type=TaskType.CLIENT_APP, run_id=RUN, fab_hash="f")
+    state.finish_task(number, "failed", "no heartbeat")
+    assert node.abandoned(state) == [], "another task of the run may still read the message"
+    for task in state.get_tasks(run_ids=[RUN]):
+        state.finish_task(task.task_id, "failed", "no heartbeat")
+    (message,) = node.abandoned(state)
+    module._insert_message(Message(Error(2, "the client's own"), reply_to=message), state, store)
+    assert node.abandoned(state) == []
+    replies = node.AnsweringState(state, pytest.fail).get_messages(is_reply=True)
+    assert [reply.error.reason for reply in replies] == ["the client's own"]
 
 
 def test_a_node_on_a_gpu_starts_cold():
@@ -210,7 +275,7 @@ def task(kind="flwr-clientapp", fab="f" * 64):
     ("ending", "answered"),
     [
         ("os.write(note, b'outline'); os.kill(os.getpid(), 9)", True),
-        ("os.kill(os.getpid(), 9)", False),  # it had not read its message: Flower notices by itself
+        ("os.kill(os.getpid(), 9)", False),  # it had not read its message: the SuperNode notices by itself
         ("os.write(note, b'outline'); os._exit(1)", False),  # it has sent its own error
     ],
     ids=["killed", "killed before it read its message", "failed"],
@@ -242,3 +307,28 @@ def test_other_code_and_other_tasks_get_flowers_own_process(monkeypatch, code, t
     executor.launch(task(fab=""))
     assert cold == ["e" * 64, ""]
     assert not executor.children
+
+
+def test_the_supernode_runs_with_every_change(monkeypatch):
+    command = importlib.import_module("flwr.supernode.cli.flower_supernode")
+
+    internal = importlib.import_module("flwr.supernode.start_client_internal")
+    own = {name: getattr(internal, name) for name in ("time", "_pull_and_store_message", "_push_messages")}
+    for name, value in own.items():
+        monkeypatch.setattr(internal, name, value)  # put back afterwards
+    monkeypatch.setattr(node, "keep_executor", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["node", "--port", "1"])
+    found = []
+
+    def wrapped(function):
+        """The names of the functions that are wrapped around Flower's."""
+        cells = inspect.getclosurevars(function).nonlocals
+        return [function.__name__, *wrapped(cells["push"])] if "push" in cells else []
+
+    def started():
+        found.extend(wrapped(internal._push_messages))
+        found.extend(name for name, value in own.items() if getattr(internal, name) is not value)
+
+    monkeypatch.setattr(command, "flower_supernode", started)
+    node.main()
+    assert found == ["push_or_answer", "push_or_give_up", "time", "_pull_and_store_message", "_push_messages"]
