@@ -140,11 +140,11 @@ class Flower(Processes):
             address: HOST:PORT of the SuperLink; by default the one started here.
             log: Whether to write its output to ``NAME.log`` under the home; otherwise to this process's output.
             credentials: For TLS and a registered key.
-            cold: Use Flower's own ``flower-supernode``, which starts a new process for each message.
+            cold: Start a new process for each message, as Flower's own SuperNode does.
         """
         command = supernode_command(address or f"127.0.0.1:{self.ports.fleet}", free_port(), node_config, credentials)
-        if not cold and not wants_gpu(node_config):
-            command = [sys.executable, "-P", "-m", "sepal_engines.flower.node", *command[1:]]
+        cold = cold or wants_gpu(node_config)
+        command = [sys.executable, "-P", "-m", "sepal_engines.flower.node", *["--cold"] * cold, *command[1:]]
         self.nodes[name] = self.spawn(*command, log=f"{name}.log" if log else None)
         return self.nodes[name]
 

@@ -1,11 +1,12 @@
-"""A SuperNode with a resident client process: Flower's ``flower-supernode`` with :mod:`sepal_engines.flower.warm`.
+"""A SuperNode: Flower's ``flower-supernode``, by default with the resident process :mod:`sepal_engines.flower.warm`.
 
-``python -m sepal_engines.flower.node`` takes the options of ``flower-supernode`` and differs from it in five ways:
+``python -m sepal_engines.flower.node`` takes the options of ``flower-supernode`` and differs from it in five ways; with
+``--cold`` only in the first three:
 
-- The executor is our resident process, which is restarted whenever it ends.
 - A late reply is pushed even if no further message arrives.
 - A reply whose content does not arrive is given up.
 - A message whose task has ended without a reply is answered with an error.
+- The executor is our resident process, which is restarted whenever it ends.
 - The SuperNode's fixed pauses (3 s between checks for a message, .5 s between checks for the client's reply) start
   short and grow to that length while nothing happens. Flower 1.39 has no option for them, so the clock of its module
   ``start_client_internal`` is replaced, unless that module is not as expected.
@@ -235,20 +236,25 @@ def main() -> None:
     """Run the SuperNode in this process."""
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--cold", action="store_true")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--ssl-ca-certfile")
     parser.add_argument("--superexec-auth-secret-file")
     options, _ = parser.parse_known_args()
-    received, wake = os.pipe()
-    os.set_blocking(wake, False)
     internal = importlib.import_module("flwr.supernode.start_client_internal")
-    if not shorten(internal, Pauses(wake)):
-        print("sepal: Flower's SuperNode keeps its own pauses", file=sys.stderr)
     push_late_replies(internal)
     give_up_lost_content(internal)
     answer_abandoned(internal)
+    if options.cold:
+        sys.argv = ["flower-supernode", *(argument for argument in sys.argv[1:] if argument != "--cold")]
+        flower_supernode()
+        return
+    received, wake = os.pipe()
+    os.set_blocking(wake, False)
+    if not shorten(internal, Pauses(wake)):
+        print("sepal: Flower's SuperNode keeps its own pauses", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="sepal-node-") as text:
         secret = Path(options.superexec_auth_secret_file or Path(text) / "secret")
         more = ["--isolation", "process"]

@@ -203,15 +203,16 @@ def test_a_message_with_a_reply_or_an_open_task_is_not_answered_for(asked):
     assert [reply.error.reason for reply in replies] == ["the client's own"]
 
 
-def test_the_supernode_runs_with_every_change(monkeypatch):
-    command = importlib.import_module("flwr.supernode.cli.flower_supernode")
-
+@pytest.mark.parametrize("cold", [False, True])
+def test_the_supernode_runs_with_every_change(monkeypatch, cold):
+    """With ``--cold`` without the resident process and its short pauses."""
     internal = importlib.import_module("flwr.supernode.start_client_internal")
+    command = importlib.import_module("flwr.supernode.cli.flower_supernode")
     own = {name: getattr(internal, name) for name in ("time", "_pull_and_store_message", "_push_messages")}
     for name, value in own.items():
         monkeypatch.setattr(internal, name, value)  # put back afterwards
     monkeypatch.setattr(node, "keep_executor", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["node", "--port", "1"])
+    monkeypatch.setattr(sys, "argv", ["node", *["--cold"] * cold, "--port", "1"])
     found = []
 
     def wrapped(function):
@@ -222,7 +223,10 @@ def test_the_supernode_runs_with_every_change(monkeypatch):
     def started():
         found.extend(wrapped(internal._push_messages))
         found.extend(name for name, value in own.items() if getattr(internal, name) is not value)
+        found.extend(sys.argv[:5])
 
     monkeypatch.setattr(command, "flower_supernode", started)
     node.main()
-    assert found == ["push_or_answer", "push_or_give_up", "time", "_pull_and_store_message", "_push_messages"]
+    pauses, process = ([], []) if cold else (["time"], ["--isolation", "process"])
+    changed = ["push_or_answer", "push_or_give_up", *pauses, "_pull_and_store_message", "_push_messages"]
+    assert found == [*changed, "flower-supernode", "--port", "1", *process]
