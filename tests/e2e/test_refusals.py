@@ -16,20 +16,22 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 from flwr.app import Array, ArrayRecord, Message
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
 from sepal.errors import ConfigError
 from sepal.protocol.messages import Content, read_order, read_reply, write_reply
 from sepal.protocol.method import Kind
 from sepal_cli.serving import wait_until_welcome
-from sepal_engines.flower import fleet
+from sepal_engines.flower import fleet, warm
 from sepal_engines.flower.bundle import write_app
 from sepal_engines.flower.certificates import make_certificates
 from sepal_engines.flower.credentials import NodeCredentials, ServerCredentials
-from sepal_engines.flower.engine import Flower
+from sepal_engines.flower.engine import COMPLETED, Flower, supernode_command
 from sepal_engines.flower.probe import examine
-from sepal_engines.flower.processes import free_port
+from sepal_engines.flower.processes import free_port, healthy
 from sepal_engines.flower.registration import Registry
 from tests.e2e.light import light_client
 
@@ -396,8 +398,8 @@ def test_a_decompression_bomb_is_refused_before_it_is_put_together(ledger):
     assert "a reply that cannot be read: ValueError: expected arrays of at most 16777216 bytes, got 671" in reason
 
 
-def test_a_reply_that_cannot_be_decoded_costs_no_other_client_its_reply(ledger):
-    """The fixture has looked at the honest one's."""
+def test_a_reply_that_cannot_be_decoded_is_named_and_the_round_goes_on(ledger):
+    """That it takes no other reply of its batch with it is tests/sepal/server/test_exchange.py."""
     ((status, reason),) = ledger[0][8]
     assert (status, reason) == ("missing", "a reply that cannot be read: KeyError: 'dtype'")
 
@@ -416,3 +418,33 @@ def test_states_and_runs_are_their_owners_alone(ledger):
     (state,) = (out / "states").glob(f"*/{HONEST}")
     for directory in (out / "attacked", state):
         assert directory.stat().st_mode & 0o777 == 0o700
+
+
+# A client's own processes
+
+
+def test_a_resident_process_and_its_supernode_speak_tls_and_it_shows_its_secret(server, address, certs, tmp_path):
+    """Where a SuperNode has a certificate of its own; `sepal join` has none, and listens on 127.0.0.1 alone."""
+    make_certificates(certs, nodes=["resident"])
+    server.registry.sync()
+    own, port = certs / "server", free_port()
+    files = {"ssl-ca-certfile": "ca.crt", "ssl-certfile": "server.pem", "ssl-keyfile": "server.key"}
+    tls = [f"--{option}={own / file}" for option, file in files.items()]
+    node = {"partition-id": 0, "num-partitions": 1, "name": "resident"}
+    options = supernode_command(address, port, node, NodeCredentials.of(certs, "resident"))[1:]
+    process = server.spawn(sys.executable, "-P", "-m", "sepal_engines.flower.node", *options, *tls, log="resident.log")
+    try:
+        keys = {**FLAT, "clients": 1, "rounds": 1, "out": str(tmp_path), "name": "resident"}
+        run = server.run_app(write_app(tmp_path / "app")[0].parent, keys, timeout=240)
+        assert run.status == COMPLETED, "\n".join(run.log[-20:])
+        assert "client process ready" in (server.home / "resident.log").read_text()
+        assert not healthy(port), "plain text is not taken"
+        for secret in (None, bytes(32)):
+            stranger = warm.connect(f"localhost:{port}", False, (own / "ca.crt").read_bytes(), secret)
+            stranger._retry_invoker = None  # it would interrupt this process
+            with pytest.raises(httpx.HTTPStatusError, match="401 Unauthorized"):
+                stranger.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"]))
+            stranger.close()
+    finally:
+        process.terminate()
+        process.wait(60)
