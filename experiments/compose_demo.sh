@@ -7,6 +7,11 @@ if ! docker version >/dev/null 2>&1; then
     echo "compose-demo: expected a Docker engine, got none (docs/deployment.md says how to start one by hand)" >&2
     exit 2
 fi
+if ! "${compose[@]}" version >/dev/null 2>&1; then
+    echo "compose-demo: expected Compose as docker compose or docker-compose, got none" >&2
+    exit 2
+fi
+export CLIENTS=${CLIENTS:-3}
 run=${RUN:-demo}
 trap '"${compose[@]}" down --volumes --timeout 20 >/dev/null 2>&1 || true' EXIT
 if [ "${BUILD:-1}" = 1 ]; then

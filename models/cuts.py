@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import torch
@@ -11,6 +12,8 @@ from models.channels import CONVOLUTIONS
 from models.weights import layout
 from sepal.errors import ModelError
 from sepal.masks.cuts import Cut
+
+COUNTED = (nn.Linear, *CONVOLUTIONS, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def cut_model(make: Callable[[], nn.Module], cut: Cut) -> nn.Module:
@@ -43,23 +46,35 @@ def forward_multiply_adds(module: nn.Module, example: torch.Tensor) -> Mapping[s
     """Return the multiply-adds of one example's forward pass by name of weight.
 
     Convolutions and linear layers count once each and nothing else does, as in papers that compare sizes of models.
-    Computed on torch's meta device, without arithmetic; the module is not changed.
+    Counted in a forward pass of one example in evaluation mode. Torch's own counter, and its meta device, would import
+    its compiler: .9 s in every process.
 
     Args:
-        module: A module of torch's own layers.
+        module: A module of torch's own layers; it is not changed.
         example: One example or a batch, of which the first counts: (1 or more, …).
     """
-    from torch.utils.flop_counter import FlopCounterMode  # slow to import
+    found: Counter[str] = Counter()
 
-    tensors = {name: tensor.to("meta") for name, tensor in module.state_dict().items()}
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        torch.func.functional_call(module, tensors, (example[[0, 0]].to("meta"),))  # two: norms refuse one in training
-    flops, root = counter.get_flop_counts(), type(module).__name__
-    layers = {
-        name: f"{root}.{name}".rstrip(".") for name, layer in module.named_modules() if not list(layer.children())
-    }
-    # A multiply-add counts as two operations, and there are two examples.
-    return {f"{name}.weight".lstrip("."): sum(flops[key].values()) // 4 for name, key in layers.items() if key in flops}
+    def counting(name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], None]:
+        def count(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            # Each output is a sum over one filter; in a transposed convolution each input is spread over one.
+            places = inputs[0] if getattr(layer, "transposed", False) else output
+            found[name] += places[0].numel() * layer.get_parameter("weight")[0].numel()
+
+        return count
+
+    layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, COUNTED)]
+    hooks = [layer.register_forward_hook(counting(f"{name}.weight".lstrip("."))) for name, layer in layers]
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        with torch.no_grad():
+            module.eval()(example[:1])
+    finally:
+        for part, training in modes:
+            part.training = training
+        for hook in hooks:
+            hook.remove()
+    return dict(found)
 
 
 def _replace(module: nn.Module, path: str, shape: tuple[int, ...], cut: Cut) -> None:

@@ -102,7 +102,7 @@ def cut_after(hosts: Hosts, number: int, path: Path, round: int, seconds: float)
     """Cut client ``number``'s cable for ``seconds`` while it answers a message after ``round``.
 
     Not at any moment: where Flower 1.39's answer to a SuperNode's look for messages is lost, the message in it is lost
-    for good. The server then waits until ``timeout``, and the run ends as failed and can be resumed.
+    for good, and the server asks a second time only after a minute or more.
 
     Returns:
         A function that says whether the cable was cut and is back.

@@ -21,8 +21,10 @@ from typing import Any
 
 import psutil
 
+from experiments.load.verdict import verdict
 from sepal_engines.flower.bundle import write_app
 from sepal_engines.flower.engine import Flower
+from sepal_engines.flower.processes import FlowerError
 
 ROOT = Path(__file__).parents[2]
 MODELS = Path(__file__).parent / "models"
@@ -166,7 +168,7 @@ def row(
 
 
 def main() -> None:
-    """Measure each count and print a row of JSON for it."""
+    """Measure each count and print a row of JSON for it; exit with 1 where something broke or grew too fast."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--counts", default="10,100,1000", help="numbers of registered clients")
     parser.add_argument("--sampled", type=int, default=100, help="clients a round; 0: all")
@@ -177,15 +179,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file that gets a row of JSON for each count")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    rows: list[dict[str, Any]] = []
     for text in options.counts.split(","):
         count = int(text)
         workers = min(options.workers, -(-count // 10))
         sampled = min(options.sampled, count) % count if options.sampled else 0
-        line = json.dumps(measure(count, sampled, options.rounds, workers, options.timeout, options.idle))
+        try:
+            rows.append(measure(count, sampled, options.rounds, workers, options.timeout, options.idle))
+        except FlowerError as reason:  # what breaks is a result
+            rows.append({"clients": count, "sampled": sampled or count, "status": str(reason)})
+        line = json.dumps(rows[-1])
         print(line, flush=True)
         if options.out:
             with options.out.open("a") as file:
                 file.write(line + "\n")
+    found = verdict(rows)
+    print(f"load: {'; '.join(found) or 'as it should be'}")
+    sys.exit(bool(found))
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ class Shape:
             ModelError: The model cannot be decomposed.
         """
         self.task, self.width = task, width
-        layouts = self._around(task.make().to("meta"))
+        layouts = self._around(task.make())  # on "meta" torch would import its compiler: .9 s in every process
         self.general, self.personal = layouts.general, layouts.personal
         hyper: Hyper = task.hyper
         self.shared: Layout = self.general if hyper.personal == "local" else self.general + self.personal

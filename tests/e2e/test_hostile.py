@@ -1,7 +1,7 @@
 """Misbehaving clients over real gRPC: each is named in the ledger and left out, and the round goes on.
 
-One light client lies in a different way each round, over Flower's own client connection; the other two, SuperNodes with
-real clients, must end with the bits that they reach without it in a run where it never answers.
+One light client lies in a different way each round, over Flower's own client connection; every reply of the other two,
+SuperNodes with real clients, is accepted.
 """
 
 from __future__ import annotations

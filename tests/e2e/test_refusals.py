@@ -6,37 +6,45 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from concurrent import futures
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
-from flwr.app import Message
+from flwr.app import Array, ArrayRecord, Message
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
 from sepal.errors import ConfigError
 from sepal.protocol.messages import Content, read_order, read_reply, write_reply
 from sepal.protocol.method import Kind
 from sepal_cli.serving import wait_until_welcome
+from sepal_engines.flower import fleet, warm
 from sepal_engines.flower.bundle import write_app
 from sepal_engines.flower.certificates import make_certificates
 from sepal_engines.flower.credentials import NodeCredentials, ServerCredentials
-from sepal_engines.flower.engine import Flower
+from sepal_engines.flower.engine import COMPLETED, Flower, supernode_command
 from sepal_engines.flower.probe import examine
-from sepal_engines.flower.processes import free_port
+from sepal_engines.flower.processes import free_port, healthy
 from sepal_engines.flower.registration import Registry
 from tests.e2e.light import light_client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
-HONEST, EVIL = "client-00000", "client-00001"
+HONEST, EVIL, GUEST = "client-00000", "client-00001", "guest"
 LARGEST = 1_000_000
+MEBIBYTE = 1 << 20
 FLAT = {
     "method": "fedavg",
     "dataset": "digits",
     "clients": 2,
-    "rounds": 6,
+    "rounds": 8,
     "evaluate-every": 0,
     "evaluate-sampled": False,
     "partition.name": "iid",
@@ -51,7 +59,7 @@ FLAT = {
 @pytest.fixture(scope="module")
 def certs(tmp_path_factory):
     directory = tmp_path_factory.mktemp("certs")
-    make_certificates(directory, nodes=[HONEST, EVIL])
+    make_certificates(directory, nodes=[HONEST, EVIL, GUEST])
     return directory
 
 
@@ -165,23 +173,59 @@ def test_a_registered_key_is_welcome_also_while_its_client_is_connected(address,
     assert (found[-1].what, found[-1].words) == ("key", "registered")
 
 
+@contextmanager
+def another_server(directory: Path) -> Iterator[int]:
+    """A gRPC server with the certificate in ``directory``; its port on all addresses."""
+    files = [(directory / "server" / name).read_bytes() for name in ("server.key", "server.pem", "ca.crt")]
+    made = grpc.server(futures.ThreadPoolExecutor(1))
+    port = made.add_secure_port("0.0.0.0:0", grpc.ssl_server_credentials([(files[0], files[1])], files[2]))
+    made.start()
+    try:
+        yield port
+    finally:
+        made.stop(None)
+
+
 def test_an_expired_certificate_is_refused_and_named(tmp_path):
     """A gRPC server whose certificate ended 700 days ago; its authority is still good."""
     make_certificates(tmp_path, nodes=["site"], days=30, now=datetime.now(UTC) - timedelta(days=730))
-    files = [(tmp_path / "server" / name).read_bytes() for name in ("server.key", "server.pem", "ca.crt")]
-    expired = grpc.server(futures.ThreadPoolExecutor(1))
-    port = expired.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(files[0], files[1])], files[2]))
-    expired.start()
-    try:
-        credentials = NodeCredentials.of(tmp_path, "site")
-        (told,) = words(f"localhost:{port}", credentials)
+    with another_server(tmp_path) as port:
+        (told,) = words(f"localhost:{port}", NodeCredentials.of(tmp_path, "site"))
         assert told.startswith("certificate: expired on ")
-        channel = grpc.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(files[2]))
+        trust = grpc.ssl_channel_credentials((tmp_path / "ca" / "ca.crt").read_bytes())
+        channel = grpc.secure_channel(f"localhost:{port}", trust)
         with channel, pytest.raises(grpc.RpcError) as refused:
             channel.unary_unary("/flwr.proto.Fleet/PullMessages")(b"", timeout=10)
         assert "CERTIFICATE_VERIFY_FAILED" in refused.value.details()
-    finally:
-        expired.stop(None)
+
+
+def test_a_certificate_that_is_not_valid_yet_is_named(tmp_path):
+    make_certificates(tmp_path, nodes=["site"], now=datetime.now(UTC) + timedelta(days=2))
+    with another_server(tmp_path) as port:
+        (told,) = words(f"localhost:{port}", NodeCredentials.of(tmp_path, "site"))
+    assert told.startswith("certificate: valid from ")
+    assert told.endswith(": set the clock")
+
+
+def test_a_certificate_for_other_addresses_is_named(tmp_path):
+    make_certificates(tmp_path, nodes=["site"])
+    with another_server(tmp_path) as port:
+        (told,) = words(f"127.0.0.2:{port}", NodeCredentials.of(tmp_path, "site"))
+    assert told.startswith("certificate: for localhost, 127.0.0.1, ::1, not for 127.0.0.2: run `sepal certs --host")
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(-400, ("399", "400", "401")), (60, ("59", "60", "61"))])
+def test_a_clock_that_is_off_is_measured_and_named(address, certs, monkeypatch, seconds, said):
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(seconds=seconds)
+
+    monkeypatch.setattr(fleet, "datetime", Clock)
+    (told,) = words(address, NodeCredentials.of(certs, HONEST))
+    assert told.removeprefix("clock: ").partition(".")[0] in said
+    side = "behind" if seconds < 0 else "ahead of"
+    assert told.endswith(f" s {side} the server's; it may be 5 s ahead and 305 s behind: set it")
 
 
 def test_join_without_certificates_ends_in_one_line(address, tmp_path):
@@ -208,8 +252,32 @@ def test_a_key_counts_from_when_it_is_put_there_until_it_is_taken_away(server, a
 # Clients with a key that lie
 
 
+class Undecodable(Array):
+    """An array whose description lacks its type, so that Flower cannot decode the message."""
+
+    def deflate(self) -> bytes:
+        return super().deflate().replace(b'"dtype"', b'"dtypo"')
+
+
+Undecodable.__qualname__ = "Array"  # what it is called on the wire
+
+
+def bomb(record: ArrayRecord) -> None:
+    """Let the record's array list its only chunk 64 times."""
+    record["a"].__dict__["_chunks"] = record["a"].slice_array() * 64
+
+
+def break_up(record: ArrayRecord) -> None:
+    """Make the record's array one that cannot be decoded."""
+    record["a"].__class__ = Undecodable
+
+
 class Attacks:
-    """The hostile client's answers by round: 2 too large, 3 for another run, 4 that of round 1 again, 5 sent twice."""
+    """The hostile client's answers by round.
+
+    2 too large, 3 for another run, 4 that of round 1 again, 5 sent twice, 7 a decompression bomb, 8 one that cannot be
+    decoded.
+    """
 
     def __init__(self) -> None:
         self.first: tuple | None = None
@@ -233,11 +301,35 @@ class Attacks:
             forged = Message(write_reply(head, content), reply_to=message)
             forged.metadata.__dict__["_run_id"] = 1  # of Flower's runs, too
             return [forged, reply]
+        if order.plan.round >= 7:
+            records = write_reply(head, content)
+            records["more"] = ArrayRecord({"a": Array("uint8", (MEBIBYTE,), "x", bytes(MEBIBYTE))})
+            answer = Message(records, reply_to=message)
+            (bomb if order.plan.round == 7 else break_up)(answer.content["more"])
+            return [answer]
         return [reply]
 
 
+def after_round(path: Path, round: int, action) -> None:
+    """Do something in a thread once the run has written the line of ``round``."""
+
+    def watch() -> None:
+        end = time.monotonic() + 240
+        while time.monotonic() < end and not (path.exists() and len(path.read_text().splitlines()) >= round):
+            time.sleep(0.05)
+        action()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 @pytest.fixture(scope="module")
-def ledger(server, address, certs, tmp_path_factory):
+def told():
+    """What the server says to the node that nobody invited."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def ledger(server, address, certs, told, tmp_path_factory):
     """Upload entries of the hostile client by round, the run's directory, and its client."""
     out = tmp_path_factory.mktemp("out")
     clients = []
@@ -246,9 +338,17 @@ def ledger(server, address, certs, tmp_path_factory):
         attack = {"attack": Attacks()} if name == EVIL else {}
         clients.append(light_client(address, NodeCredentials.of(certs, name), node, FLAT, **attack))
         clients[-1].start()
+
+    def hear(message: Message, reply: Message) -> list[Message]:
+        told.append((read_order(message.content)[0].kind, read_order(message.content)[0].plan.phase))
+        return [reply]
+
+    node = {"name": GUEST, "partition-id": 0, "num-partitions": 2, "state-dir": str(out / "states")}
+    guest = light_client(address, NodeCredentials.of(certs, GUEST), node, FLAT, attack=hear)
+    after_round(out / "attacked" / "metrics.jsonl", 1, guest.start)
     write_app(out / "app")
     run = server.run_app(out / "app", {**FLAT, "out": str(out), "name": "attacked"}, timeout=240)
-    for client in clients:
+    for client in (*clients, guest):
         client.stop(20)
     assert clients[0].failures == []
     assert run.status == "finished:completed", "\n".join(run.log[-20:])
@@ -291,8 +391,60 @@ def test_a_message_for_another_run_of_flowers_is_not_taken_by_the_superlink(ledg
     assert found[6] == [("accepted", "")]
 
 
+def test_a_decompression_bomb_is_refused_before_it_is_put_together(ledger):
+    """1 MiB on the wire, 64 MiB once Flower had assembled it."""
+    ((status, reason),) = ledger[0][7]
+    assert status == "missing"
+    assert "a reply that cannot be read: ValueError: expected arrays of at most 16777216 bytes, got 671" in reason
+
+
+def test_a_reply_that_cannot_be_decoded_is_named_and_the_round_goes_on(ledger):
+    """That it takes no other reply of its batch with it is tests/sepal/server/test_exchange.py."""
+    ((status, reason),) = ledger[0][8]
+    assert (status, reason) == ("missing", "a reply that cannot be read: KeyError: 'dtype'")
+
+
+def test_a_node_that_nobody_invited_is_told_so_and_takes_no_part(ledger, told):
+    """It has a registered key and comes after round 1; the run has its two clients and ends with them."""
+    assert told[0] == (Kind.QUERY, "")
+    expected = f"client {GUEST}: expected one of the 2 clients of the start (roster = closed)"
+    assert any(expected in words for _, words in told), told
+    assert {kind for kind, _ in told} == {Kind.QUERY}, "it gets no order and no model"
+    assert json.loads((ledger[1] / "attacked" / "summary.json").read_text())["clients"] == 2
+
+
 def test_states_and_runs_are_their_owners_alone(ledger):
     out = ledger[1]
     (state,) = (out / "states").glob(f"*/{HONEST}")
     for directory in (out / "attacked", state):
         assert directory.stat().st_mode & 0o777 == 0o700
+
+
+# A client's own processes
+
+
+def test_a_resident_process_and_its_supernode_speak_tls_and_it_shows_its_secret(server, address, certs, tmp_path):
+    """Where a SuperNode has a certificate of its own; `sepal join` has none, and listens on 127.0.0.1 alone."""
+    make_certificates(certs, nodes=["resident"])
+    server.registry.sync()
+    own, port = certs / "server", free_port()
+    files = {"ssl-ca-certfile": "ca.crt", "ssl-certfile": "server.pem", "ssl-keyfile": "server.key"}
+    tls = [f"--{option}={own / file}" for option, file in files.items()]
+    node = {"partition-id": 0, "num-partitions": 1, "name": "resident"}
+    options = supernode_command(address, port, node, NodeCredentials.of(certs, "resident"))[1:]
+    process = server.spawn(sys.executable, "-P", "-m", "sepal_engines.flower.node", *options, *tls, log="resident.log")
+    try:
+        keys = {**FLAT, "clients": 1, "rounds": 1, "out": str(tmp_path), "name": "resident"}
+        run = server.run_app(write_app(tmp_path / "app")[0].parent, keys, timeout=240)
+        assert run.status == COMPLETED, "\n".join(run.log[-20:])
+        assert "client process ready" in (server.home / "resident.log").read_text()
+        assert not healthy(port), "plain text is not taken"
+        for secret in (None, bytes(32)):
+            stranger = warm.connect(f"localhost:{port}", False, (own / "ca.crt").read_bytes(), secret)
+            stranger._retry_invoker = None  # it would interrupt this process
+            with pytest.raises(httpx.HTTPStatusError, match="401 Unauthorized"):
+                stranger.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"]))
+            stranger.close()
+    finally:
+        process.terminate()
+        process.wait(60)

@@ -14,7 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sepal_engines.flower.processes import free_port
+from sepal_engines.flower.certificates import make_certificates
+from sepal_engines.flower.probe import examine
+from sepal_engines.flower.processes import free_port, listening
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -69,6 +71,7 @@ def test_three_terminals(tmp_path):
     try:
         assert server.wait(300) == 0, (tmp_path / "serve.log").read_text()[-2000:]
         told = (tmp_path / "serve.log").read_text()
+        assert "without --certs nothing is encrypted" in told
         assert "sepal: round 2/3: received" in told, "progress is to be seen in the first terminal"
         assert "sepal: closing round" in told
         summary = json.loads((tmp_path / "runs" / "three" / "summary.json").read_text())
@@ -85,6 +88,36 @@ def test_three_terminals(tmp_path):
     while left(tmp_path / "home") and time.monotonic() < end:
         time.sleep(0.5)
     assert left(tmp_path / "home") == []
+
+
+def test_one_option_on_each_side_gives_tls_and_node_keys(tmp_path):
+    """What docs/deployment.md does on three hosts, each with its directory of `sepal certs`."""
+    make_certificates(tmp_path / "fl-certs", nodes=["site-a", "site-b"])
+    fleet, control = free_port(), free_port()
+    arguments = ["--name", "sites", "--port", str(fleet), "--control", str(control), "--certs", "fl-certs/server"]
+    server = sepal(["serve", *arguments, "--set", "dataset=digits", "--set", "rounds=1"], tmp_path, "serve.log")
+    clients = []
+    try:
+        end = time.monotonic() + 90
+        while not listening(fleet) and time.monotonic() < end:
+            time.sleep(0.2)
+        (refused,) = [finding.what for finding in examine(f"127.0.0.1:{fleet}", None) if not finding.good]
+        assert refused == "TLS", "plain text is not taken"
+        for number, name in enumerate(("site-a", "site-b")):
+            keys = ["--certs", f"fl-certs/nodes/{name}", "--name", name, "--partition", str(number), "--of", "2"]
+            clients.append(sepal(["join", f"127.0.0.1:{fleet}", *keys], tmp_path, f"{name}.log"))
+        assert server.wait(300) == 0, (tmp_path / "serve.log").read_text()[-2000:]
+    finally:
+        for process in [*clients, server]:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+    entries = (tmp_path / "runs" / "sites" / "ledger.jsonl").read_text().splitlines()
+    assert {json.loads(line)["client"] for line in entries} == {"site-a", "site-b"}
+    assert "registered: site-a" in (tmp_path / "serve.log").read_text()
+    for log in ("serve.log", "site-a.log", "site-b.log"):
+        told = (tmp_path / log).read_text()
+        assert "nothing is encrypted" not in told
+        assert "--insecure" not in told, "the commands are printed"
 
 
 def sockets(process: int) -> dict[int, str]:

@@ -5,6 +5,7 @@ One deployment serves all tests of this file. ``node1``'s data runs into the tro
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import threading
@@ -50,9 +51,10 @@ def resident(deployment, node="node0"):
     """The client process; wait for it, since a SuperNode starts it a moment after itself."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        children = psutil.Process(deployment.nodes[node].pid).children()
-        if found := [child for child in children if "sepal_engines.flower.warm" in child.cmdline()]:
-            return found[0]
+        for child in psutil.Process(deployment.nodes[node].pid).children():
+            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+                if "sepal_engines.flower.warm" in child.cmdline():
+                    return child
         time.sleep(0.1)
     return None
 
@@ -127,6 +129,7 @@ def test_a_fork_without_memory_fails_cleanly(deployment, tmp_path, trouble):
     (found,) = set(reasons(tmp_path / "memory"))
     assert found[0] == "ward-0"
     assert "expected no error, got DataError, code" in found[1], "the details stay in the node's log"
+    assert "Unable to allocate 1.00 MiB" in (deployment.home / "node0.log").read_text()
     assert resident(deployment) == before
 
 

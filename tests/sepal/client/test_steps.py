@@ -55,6 +55,23 @@ def test_the_bits_are_those_of_torch_optim(ours, theirs, settings):
     assert torch.equal(*found)
 
 
+EACH = """
+import sys
+from sepal_engines.in_process import run_in_process
+from strategies import registry
+from strategies.assembly import assemble
+flat = {"dataset": "digits", "clients": 2, "rounds": 1, "evaluate-every": 0, "partition.subsample": 40}
+for name in registry.names():
+    run_in_process(assemble({**flat, "method": name, "name": name, "local-epochs": 1}))
+    assert "torch._dynamo" not in sys.modules, name
+"""
+
+
+def test_no_method_imports_the_compiler():
+    """Server and clients of every method in one process: a message would pay .9 s for it."""
+    subprocess.run([sys.executable, "-c", EACH], check=True)
+
+
 def test_a_process_that_trains_once_imports_no_compiler():
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
