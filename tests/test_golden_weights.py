@@ -1,7 +1,9 @@
 """Every method's final bits, so that a change of structure is known to be a change of structure only.
 
 ``python -m tests.test_golden_weights`` writes ``tests/golden/weights.txt`` anew. Bits depend on the kind of processor
-and on torch, so the file says which; on another machine the test is skipped.
+and on torch, so the file says which; on another machine the test is skipped. A processor with AVX512 gives all these
+bits but those of FedEM's clients under ``ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
+ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Haswell`` and numpy's ``NPY_DISABLE_CPU_FEATURES``.
 """
 
 from __future__ import annotations

@@ -135,8 +135,7 @@ class Pa3dFLClient(ClientBase[ClientState]):
 
 
 def mix(received: Weights, trained: Weights, alpha: float) -> Dense:
-    """Return M_0 + α·(M_1 - M_0), float32 by name; the ends are exact."""
-    if not alpha:
-        return dict(received)
-    keep, take = np.float32(1 - alpha), np.float32(alpha)
-    return {name: keep * received[name] + take * array for name, array in trained.items()}
+    """Return M_0 + α·(M_1 - M_0), float32 by name; exact at the ends, and where both are equal."""
+    if alpha in (0, 1):
+        return dict(trained if alpha else received)
+    return {name: received[name] + np.float32(alpha) * (array - received[name]) for name, array in trained.items()}
