@@ -1,4 +1,7 @@
-"""The progress of all runs of a plan: one display, a bar a run on a terminal, a line a finished run elsewhere."""
+"""The progress of all runs of a plan: one display, with a bar for each run on a terminal.
+
+Elsewhere, a line says when a run begins and ends, and every minute how far the runs are.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from sepal_cli.plans.model import PlannedRun
 from sepal_cli.tables import percent
 
 EVERY = 0.5  # seconds between looks at the runs' files
+LINES = 60.0  # seconds between lines where there is no terminal
 
 
 @dataclass
@@ -32,7 +36,8 @@ class PlanDisplay:
     """
 
     def __init__(self, console: Console) -> None:
-        self._console, self._out, self._begun, self._looked = console, Path(), time.monotonic(), 0.0
+        self._console, self._out, self._begun = console, Path(), time.monotonic()
+        self._looked = self._begun - EVERY
         self._total, self._done = 0, 0
         self._going: dict[str, _Going] = {}
         columns = (
@@ -60,6 +65,8 @@ class PlanDisplay:
 
     def begin(self, run: PlannedRun) -> None:
         """Show a run that has been begun."""
+        if not self._console.is_terminal:
+            self._say(f"{run.name} begins")
         task = self._bars.add_task(run.name, total=None, figures="starting")
         self._going[run.name] = _Going(task, self._out / run.name / "metrics.jsonl")
 
@@ -73,16 +80,18 @@ class PlanDisplay:
 
     def look(self) -> None:
         """Show the runs' newest rounds."""
-        if not self._console.is_terminal or time.monotonic() < self._looked + EVERY:
+        if time.monotonic() < self._looked + (EVERY if self._console.is_terminal else LINES):
             return
         self._looked = time.monotonic()
-        for going in self._going.values():
+        for name, going in self._going.items():
             row = _new_line(going)
             if row is None:
                 continue
-            line = json.loads(row)
+            line, rounds = json.loads(row), _rounds(going.file)
             figures = f"received {percent(line, 'received', 'mean')} % trained {percent(line, 'trained', 'mean')} %"
-            self._bars.update(going.task, completed=line["round"], total=_rounds(going.file), figures=figures)
+            self._bars.update(going.task, completed=line["round"], total=rounds, figures=figures)
+            if not self._console.is_terminal:
+                self._say(f"{name} round {line['round']} of {rounds}, {figures}")
 
     def _say(self, text: str) -> None:
         self._bars.console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from sepal.errors import ConfigError, StateError
 from sepal_cli.comparison import read_comparison
 from sepal_cli.main import app
-from sepal_cli.plans.display import PlanDisplay
+from sepal_cli.plans.display import LINES, PlanDisplay
 from sepal_cli.plans.model import PlannedRun
 from sepal_cli.plans.plan import check_keys, read_plan
 from sepal_cli.results import difference, over_seeds
@@ -267,3 +267,23 @@ def test_one_display_shows_every_run_that_goes_on(tmp_path):
     shown = text.getvalue()
     for words in ("0 of 2 runs are there already", "received 60.0 % trained 60.0 %", "3/3", "1/2 b failed: no data"):
         assert words in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
+
+
+def test_without_a_terminal_lines_say_that_runs_begin_how_far_they_are_and_that_they_end(tmp_path, monkeypatch):
+    write_run(tmp_path / "a", closing=[0.5, 0.7])
+    text = io.StringIO()
+    now = 0.0
+    monkeypatch.setattr("sepal_cli.plans.display.time.monotonic", lambda: now)
+    display = PlanDisplay(Console(file=text, force_terminal=False, width=120))
+    with display:
+        display.start(1, 1, tmp_path)
+        display.begin(PlannedRun("", "", "fedavg", 0, {"name": "a"}))
+        now = LINES - 1
+        display.look()
+        assert text.getvalue().splitlines() == ["0 of 1 runs are there already", "a begins"]
+        now = LINES + 1
+        display.look()
+        display.look()
+        display.end("a", "")
+    progress = ["a round 3 of 3, received 60.0 % trained 60.0 %", f"1/1 a ended ({LINES + 1:.0f} s)"]
+    assert text.getvalue().splitlines()[2:] == progress
