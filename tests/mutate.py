@@ -34,7 +34,7 @@ BELONGS = {  # module or directory: the fast tests that belong to it; the longes
     "strategies": ["tests/strategies", "tests/test_methods_common.py"],
 }
 Place: TypeAlias = tuple[str, str, int]  # module, operator, number of the operator's occurrence
-SHORTEST = 120  # seconds; a mutant whose tests take four times as long as without it, and longer than this, loops
+SHORTEST = 30  # seconds; a mutant whose tests take four times as long as without it, and longer than this, loops
 
 
 class Plain(ast.NodeTransformer):
