@@ -5,9 +5,8 @@ second and matches replies by ``reply_to_message_id``, because the source of an 
 are composed and replies pulled a few at a time, so memory does not grow with the number of clients.
 
 From a SuperLink, replies are pulled one by one. It marks all replies of a call as delivered before Flower decodes them,
-so one reply that cannot be decoded would lose the others. Each look is a request that the SuperLink answers from its
-database. So after each sweep over the nodes the loop pauses for three times as long as the looks in vain took: with
-many nodes the SuperLink is free for them three quarters of the time.
+so one reply that cannot be decoded would lose the others. After each sweep over the nodes the loop pauses for as long
+as the looks in vain took, so that with many nodes the SuperLink is free for them half of the time.
 
 A SuperLink also marks a message as delivered when a node asks for it, so a connection that breaks at that moment loses
 the message. A node that takes three times as long as ever before is therefore asked a second time. That is safe: a
@@ -34,7 +33,6 @@ log = logging.getLogger("sepal")
 Compose: TypeAlias = Callable[[int], tuple[Kind, RecordDict]]
 Take: TypeAlias = Callable[[int, RecordDict], None]
 
-PAUSE = 3.0  # times what the looks in vain of a sweep took
 WAVE = 8  # messages composed, pushed or pulled at a time
 WAVE_BYTES = 8 << 20
 OVERDUE = 60.0  # seconds: no node is asked again before
@@ -160,7 +158,7 @@ class Exchange:
                 self._stale |= {name: sent.node for name, sent in waiting.items()}
                 break
             if waiting and not left and not (local and found):
-                local.wait(self.poll) if local else time.sleep(max(self.poll, PAUSE * in_vain))
+                local.wait(self.poll) if local else time.sleep(max(self.poll, in_vain))
         return missing
 
     def _note_overdue(self, waiting: dict[str, Sent], lost: Lost) -> None:
