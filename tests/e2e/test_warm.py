@@ -116,7 +116,7 @@ def test_a_killed_fork_is_asked_again_at_once(deployment, tmp_path, trouble):
     assert at.done
     assert not killer.is_alive()
     (found,) = set(reasons(tmp_path / "child"))
-    assert found == ("ward-0", "error 3: the client's process was ended by signal 9")
+    assert found == ("ward-0", "error 8: the client's process was ended by signal 9")
     lines = [json.loads(line) for line in (tmp_path / "child" / "metrics.jsonl").read_text().splitlines()]
     assert max(line["seconds"]["total"] for line in lines) < 45, "not only when Flower's claim on the task expires"
 
