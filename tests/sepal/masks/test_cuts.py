@@ -182,6 +182,7 @@ def test_scales_are_those_of_batch_norms():
         ({"fc": [0.0, 1.0]}, "kept fc: expected integers along one axis, got float64"),
         ({"fc": [True, False, True]}, "expected integers along one axis, got bool"),
         ({"fc": [[0, 1]]}, r"one axis, got int64 of shape \(1, 2\)"),
+        ({"fc": 1}, r"one axis, got int64 of shape \(\)"),
         ({"pairs": [0, 1, 3]}, r"kept pairs: expected whole runs of 2 channels, .* got \[0, 1, 3\]"),
         ({"pairs": [1, 2]}, "whole runs of 2"),
     ],

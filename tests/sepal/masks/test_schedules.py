@@ -16,6 +16,7 @@ def test_cosine_by_hand():
     values = [schedules.cosine(0.5, step, 6) for step in (0, 2, 3, 6, 7)]
     assert values == pytest.approx([0.5, 0.375, 0.25, 0, 0])
     assert values[-2:] == [0, 0]
+    assert [schedules.cosine(0.5, step, 1) for step in (0, 1)] == [0.5, 0]
 
 
 @pytest.mark.parametrize(("first", "step", "steps"), [(1.5, 0, 5), (-0.1, 0, 5), (0.5, -1, 5), (0.5, 0, 0)])
