@@ -15,6 +15,7 @@ from experiments.load.light import Light
 from sepal_engines.flower.credentials import NodeCredentials
 from strategies import registry
 
+HONEST, EVIL, GUEST = "client-00000", "client-00001", "guest"  # who has a registered key
 POLL = 0.1  # seconds
 ONE = threading.Lock()  # Flower keeps the identity of a task for the whole process
 

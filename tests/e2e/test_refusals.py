@@ -1,66 +1,33 @@
-"""Who and what is refused, over real sockets: one SuperLink with TLS and node keys, honest and hostile clients."""
+"""Who is refused, over real sockets with TLS and node keys, and what a person is told."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
 import httpx
 import pytest
-from flwr.app import Array, ArrayRecord, Message
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
 from sepal.errors import ConfigError
-from sepal.protocol.messages import Content, read_order, read_reply, write_reply
-from sepal.protocol.method import Kind
 from sepal_cli.serving import wait_until_welcome
 from sepal_engines.flower import fleet, warm
 from sepal_engines.flower.bundle import write_app
 from sepal_engines.flower.certificates import make_certificates
-from sepal_engines.flower.credentials import NodeCredentials, ServerCredentials
-from sepal_engines.flower.engine import COMPLETED, Flower, supernode_command
+from sepal_engines.flower.credentials import NodeCredentials
+from sepal_engines.flower.engine import COMPLETED, supernode_command
 from sepal_engines.flower.probe import examine
 from sepal_engines.flower.processes import free_port, healthy
-from sepal_engines.flower.registration import Registry
-from tests.e2e.light import light_client
+from tests.e2e.light import HONEST
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
-
-HONEST, EVIL, GUEST = "client-00000", "client-00001", "guest"
-LARGEST = 1_000_000
-MEBIBYTE = 1 << 20
-FLAT = {
-    "method": "fedavg",
-    "dataset": "digits",
-    "clients": 2,
-    "rounds": 8,
-    "evaluate-every": 0,
-    "evaluate-sampled": False,
-    "partition.name": "iid",
-    "partition.subsample": 120,
-    "on-missing": "skip",
-    "max-message-bytes": LARGEST,
-    "timeout": 120.0,
-    "seed": 3,
-}
-
-
-@pytest.fixture(scope="module")
-def certs(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("certs")
-    make_certificates(directory, nodes=[HONEST, EVIL, GUEST])
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -69,23 +36,6 @@ def others(tmp_path_factory):
     directory = tmp_path_factory.mktemp("others")
     make_certificates(directory, nodes=["stranger", "lost"])
     return directory
-
-
-@pytest.fixture(scope="module")
-def server(certs, tmp_path_factory):
-    environment = {"SEPAL_HOME": str(tmp_path_factory.mktemp("home"))}
-    with Flower(environment=environment) as flower:
-        credentials = ServerCredentials.of(certs)
-        flower.start_superlink(credentials=credentials, timeout=120)
-        flower.registry = Registry(credentials, flower.environment, flower.home / "nodes.json")
-        flower.registry.sync()
-        yield flower
-    assert not flower.left(), "a process was left behind"
-
-
-@pytest.fixture(scope="module")
-def address(server):
-    return f"localhost:{server.ports.fleet}"
 
 
 def known_key_file(others: Path, certs: Path) -> NodeCredentials:
@@ -249,177 +199,6 @@ def test_a_key_counts_from_when_it_is_put_there_until_it_is_taken_away(server, a
     assert words(address, credentials) == ["key: not registered: put key.pub into server/nodes on the server"]
 
 
-# Clients with a key that lie
-
-
-class Undecodable(Array):
-    """An array whose description lacks its type, so that Flower cannot decode the message."""
-
-    def deflate(self) -> bytes:
-        return super().deflate().replace(b'"dtype"', b'"dtypo"')
-
-
-Undecodable.__qualname__ = "Array"  # what it is called on the wire
-
-
-def bomb(record: ArrayRecord) -> None:
-    """Let the record's array list its only chunk 64 times."""
-    record["a"].__dict__["_chunks"] = record["a"].slice_array() * 64
-
-
-def break_up(record: ArrayRecord) -> None:
-    """Make the record's array one that cannot be decoded."""
-    record["a"].__class__ = Undecodable
-
-
-class Attacks:
-    """The hostile client's answers by round.
-
-    2 too large, 3 for another run, 4 that of round 1 again, 5 sent twice, 7 a decompression bomb, 8 one that cannot be
-    decoded.
-    """
-
-    def __init__(self) -> None:
-        self.first: tuple | None = None
-
-    def __call__(self, message: Message, reply: Message) -> list[Message]:
-        order, _ = read_order(message.content)
-        if order.kind is not Kind.TRAIN:
-            return [reply]
-        head, content = read_reply(reply.content)
-        if order.plan.round == 1:
-            self.first = head, content
-        if order.plan.round == 2:
-            return [Message(write_reply(head, Content(bytes(LARGEST), content.scalars)), reply_to=message)]
-        if order.plan.round == 3:
-            return [Message(write_reply(replace(head, run="0" * 32), content), reply_to=message)]
-        if order.plan.round == 4:
-            return [Message(write_reply(*self.first), reply_to=message)]
-        if order.plan.round == 5:
-            return [reply, reply]
-        if order.plan.round == 6:
-            forged = Message(write_reply(head, content), reply_to=message)
-            forged.metadata.__dict__["_run_id"] = 1  # of Flower's runs, too
-            return [forged, reply]
-        if order.plan.round >= 7:
-            records = write_reply(head, content)
-            records["more"] = ArrayRecord({"a": Array("uint8", (MEBIBYTE,), "x", bytes(MEBIBYTE))})
-            answer = Message(records, reply_to=message)
-            (bomb if order.plan.round == 7 else break_up)(answer.content["more"])
-            return [answer]
-        return [reply]
-
-
-def after_round(path: Path, round: int, action) -> None:
-    """Do something in a thread once the run has written the line of ``round``."""
-
-    def watch() -> None:
-        end = time.monotonic() + 240
-        while time.monotonic() < end and not (path.exists() and len(path.read_text().splitlines()) >= round):
-            time.sleep(0.05)
-        action()
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-@pytest.fixture(scope="module")
-def told():
-    """What the server says to the node that nobody invited."""
-    return []
-
-
-@pytest.fixture(scope="module")
-def ledger(server, address, certs, told, tmp_path_factory):
-    """Upload entries of the hostile client by round, the run's directory, and its client."""
-    out = tmp_path_factory.mktemp("out")
-    clients = []
-    for number, name in enumerate((HONEST, EVIL)):
-        node = {"partition-id": number, "num-partitions": 2, "state-dir": str(out / "states")}
-        attack = {"attack": Attacks()} if name == EVIL else {}
-        clients.append(light_client(address, NodeCredentials.of(certs, name), node, FLAT, **attack))
-        clients[-1].start()
-
-    def hear(message: Message, reply: Message) -> list[Message]:
-        told.append((read_order(message.content)[0].kind, read_order(message.content)[0].plan.phase))
-        return [reply]
-
-    node = {"name": GUEST, "partition-id": 0, "num-partitions": 2, "state-dir": str(out / "states")}
-    guest = light_client(address, NodeCredentials.of(certs, GUEST), node, FLAT, attack=hear)
-    after_round(out / "attacked" / "metrics.jsonl", 1, guest.start)
-    write_app(out / "app")
-    run = server.run_app(out / "app", {**FLAT, "out": str(out), "name": "attacked"}, timeout=240)
-    for client in (*clients, guest):
-        client.stop(20)
-    assert clients[0].failures == []
-    assert run.status == "finished:completed", "\n".join(run.log[-20:])
-    entries = [json.loads(line) for line in (out / "attacked" / "ledger.jsonl").read_text().splitlines()]
-    found: dict[int, list] = {}
-    for entry in entries:
-        if entry["direction"] == "up" and entry["client"] == EVIL:
-            found.setdefault(entry["round"], []).append((entry["status"], entry["reason"]))
-        if entry["direction"] == "up" and entry["client"] == HONEST:
-            assert entry["status"] == "accepted", "the round goes on with the honest one"
-    return found, out, clients[1]
-
-
-def test_an_honest_upload_is_accepted(ledger):
-    assert ledger[0][1] == [("accepted", "")]
-
-
-def test_a_message_that_is_too_large_is_refused_by_name(ledger):
-    ((status, reason),) = ledger[0][2]
-    assert status == "refused"
-    assert reason.startswith(f"max-message-bytes: expected a message of at most {LARGEST} bytes, got 100")
-
-
-def test_an_upload_for_another_run_is_refused_by_name(ledger):
-    ((status, reason),) = ledger[0][3]
-    assert (status, reason[:14], reason[-36:]) == ("refused", "run: expected ", f"got {'0' * 32!r}"[-36:])
-
-
-def test_a_replayed_upload_is_refused_by_name(ledger):
-    assert ledger[0][4] == [("refused", "round: expected 4, got 1")]
-
-
-def test_an_upload_that_is_sent_twice_counts_once(ledger):
-    assert ledger[0][5] == [("accepted", "")]
-
-
-def test_a_message_for_another_run_of_flowers_is_not_taken_by_the_superlink(ledger):
-    found, _, evil = ledger
-    assert len(evil.failures) >= 1, "the SuperLink took a message for a run that it does not have"
-    assert found[6] == [("accepted", "")]
-
-
-def test_a_decompression_bomb_is_refused_before_it_is_put_together(ledger):
-    """1 MiB on the wire, 64 MiB once Flower had assembled it."""
-    ((status, reason),) = ledger[0][7]
-    assert status == "missing"
-    assert "a reply that cannot be read: ValueError: expected arrays of at most 16777216 bytes, got 671" in reason
-
-
-def test_a_reply_that_cannot_be_decoded_is_named_and_the_round_goes_on(ledger):
-    """That it takes no other reply of its batch with it is tests/sepal/server/test_exchange.py."""
-    ((status, reason),) = ledger[0][8]
-    assert (status, reason) == ("missing", "a reply that cannot be read: KeyError: 'dtype'")
-
-
-def test_a_node_that_nobody_invited_is_told_so_and_takes_no_part(ledger, told):
-    """It has a registered key and comes after round 1; the run has its two clients and ends with them."""
-    assert told[0] == (Kind.QUERY, "")
-    expected = f"client {GUEST}: expected one of the 2 clients of the start (roster = closed)"
-    assert any(expected in words for _, words in told), told
-    assert {kind for kind, _ in told} == {Kind.QUERY}, "it gets no order and no model"
-    assert json.loads((ledger[1] / "attacked" / "summary.json").read_text())["clients"] == 2
-
-
-def test_states_and_runs_are_their_owners_alone(ledger):
-    out = ledger[1]
-    (state,) = (out / "states").glob(f"*/{HONEST}")
-    for directory in (out / "attacked", state):
-        assert directory.stat().st_mode & 0o777 == 0o700
-
-
 # A client's own processes
 
 
@@ -434,7 +213,8 @@ def test_a_resident_process_and_its_supernode_speak_tls_and_it_shows_its_secret(
     options = supernode_command(address, port, node, NodeCredentials.of(certs, "resident"))[1:]
     process = server.spawn(sys.executable, "-P", "-m", "sepal_engines.flower.node", *options, *tls, log="resident.log")
     try:
-        keys = {**FLAT, "clients": 1, "rounds": 1, "out": str(tmp_path), "name": "resident"}
+        keys = {"method": "fedavg", "dataset": "digits", "clients": 1, "rounds": 1, "evaluate-every": 0}
+        keys |= {"partition.subsample": 120, "out": str(tmp_path), "name": "resident"}
         run = server.run_app(write_app(tmp_path / "app")[0].parent, keys, timeout=240)
         assert run.status == COMPLETED, "\n".join(run.log[-20:])
         assert "client process ready" in (server.home / "resident.log").read_text()

@@ -1,0 +1,35 @@
+"""One SuperLink with TLS and registered node keys for each file of tests that asks for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sepal_engines.flower.certificates import make_certificates
+from sepal_engines.flower.credentials import ServerCredentials
+from sepal_engines.flower.engine import Flower
+from sepal_engines.flower.registration import Registry
+from tests.e2e.light import EVIL, GUEST, HONEST
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("certs")
+    make_certificates(directory, nodes=[HONEST, EVIL, GUEST])
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(certs, tmp_path_factory):
+    environment = {"SEPAL_HOME": str(tmp_path_factory.mktemp("home"))}
+    with Flower(environment=environment) as flower:
+        credentials = ServerCredentials.of(certs)
+        flower.start_superlink(credentials=credentials, timeout=120)
+        flower.registry = Registry(credentials, flower.environment, flower.home / "nodes.json")
+        flower.registry.sync()
+        yield flower
+    assert not flower.left(), "a process was left behind"
+
+
+@pytest.fixture(scope="module")
+def address(server):
+    return f"localhost:{server.ports.fleet}"
