@@ -157,6 +157,12 @@ def join(
     cold: Annotated[
         bool, typer.Option("--cold", help="Start a new process for every message, as Flower does.")
     ] = False,
+    look: Annotated[
+        float,
+        typer.Option(
+            min=1, max=600, help="Longest pause between two looks for a message, in seconds; see docs/scaling.md."
+        ),
+    ] = 3.0,
     data_dir: Annotated[str, typer.Option(help="Where shared data sets lie; by default SEPAL_DATA.")] = "",
     initial_weights: Annotated[str, typer.Option(help="This client's copy of the file to start from.")] = "",
     allow: Annotated[
@@ -197,7 +203,7 @@ def join(
         credentials = NodeCredentials.of(certs, client) if certs else None
         if not credentials:
             warn_of_plain_text()
-        stay(client, node_config, address, credentials, cold)
+        stay(client, node_config, address, credentials, cold, look)
 
 
 def shares(text: str) -> list[float]:
@@ -213,7 +219,12 @@ def shares(text: str) -> list[float]:
 
 
 def stay(
-    client: str, node_config: dict[str, Scalar], address: str, credentials: NodeCredentials | None, cold: bool
+    client: str,
+    node_config: dict[str, Scalar],
+    address: str,
+    credentials: NodeCredentials | None,
+    cold: bool,
+    look: float,
 ) -> None:
     """Keep a SuperNode running until the server ends.
 
@@ -229,7 +240,8 @@ def stay(
         while True:
             wait_until_welcome(address, credentials)
             began = time.monotonic()
-            code = flower.start_node(client, node_config, address, log=False, credentials=credentials, cold=cold).wait()
+            node = flower.start_node(client, node_config, address, False, credentials, cold, look)
+            code = node.wait()
             if not code:
                 return
             if time.monotonic() - began > LAPSE:  # it was in, so this is another matter

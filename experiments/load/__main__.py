@@ -1,8 +1,9 @@
 """Measure one SuperLink under 10, 100 and 1,000 light clients: ``python -m experiments.load [--counts 10,100,1000]``.
 
-Each client holds a connection of Flower's own, looks for messages every 3 s as a SuperNode does, and answers a training
-order at once with a payload of 1 MB that was made beforehand. So what is measured is Flower's SuperLink and Sepal's
-server, and the light clients beside them on the same machine.
+Each client holds a connection of Flower's own, looks for messages every 3 s as a SuperNode does, or every ``--look``
+seconds as ``sepal join --look`` does, and answers a training order at once with a payload of 1 MB that was made
+beforehand. So what is measured is Flower's SuperLink and Sepal's server, and the light clients beside them on the same
+machine.
 """
 
 from __future__ import annotations
@@ -61,15 +62,17 @@ class Watch(threading.Thread):
         self.join()
 
 
-def idle_cost(watch: Watch, seconds: float) -> float:
+def idle_cost(watch: Watch, seconds: float, look: float) -> float:
     """Return the SuperLink's CPU time, in seconds a second, while its clients only look for messages."""
-    time.sleep(15.0)  # all have registered
+    time.sleep(12.0 + look)  # all have registered
     before = watch.cpu["superlink"]
     time.sleep(seconds)
     return (watch.cpu["superlink"] - before) / seconds
 
 
-def measure(clients: int, sampled: int, rounds: int, workers: int, timeout: float, idle: float) -> dict[str, Any]:
+def measure(
+    clients: int, sampled: int, rounds: int, workers: int, timeout: float, idle: float, look: float
+) -> dict[str, Any]:
     """Return the figures of one run with ``clients`` registered and ``sampled`` a round; no run if ``rounds`` is 0."""
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
@@ -97,18 +100,18 @@ def measure(clients: int, sampled: int, rounds: int, workers: int, timeout: floa
                 out = directory / f"worker-{first}.json"
                 count = str(min(share, clients - first))
                 command = [sys.executable, "-m", "experiments.load.worker", f"127.0.0.1:{flower.ports.fleet}"]
-                command += [str(first), count, json.dumps(config), str(out)]
+                command += [str(first), count, json.dumps(config), str(out), str(look)]
                 environment = {**flower.environment, "PYTHONPATH": str(ROOT)}
                 process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, cwd=ROOT)
                 processes.append((process, out))
             watch = Watch(flower)
             watch.start()
-            spent = idle_cost(watch, idle) if idle else None
+            spent = idle_cost(watch, idle, look) if idle else None
             if not rounds:
                 watch.stop()
                 for process, _ in processes:
                     process.kill()
-                return {"clients": clients, "idle_superlink_cpu": spent}
+                return {"clients": clients, "look_s": look, "idle_superlink_cpu": spent}
             begun = time.monotonic()
             write_app(directory / "app")
             run = flower.run_app(directory / "app", config, timeout=timeout)
@@ -126,10 +129,13 @@ def measure(clients: int, sampled: int, rounds: int, workers: int, timeout: floa
                 except subprocess.TimeoutExpired:  # a SuperLink under load takes its time to let clients go
                     process.kill()
             database = (flower.home / "state.db").stat().st_size / 1e6
+            said = (flower.home / "superlink.log").read_text(errors="replace").splitlines()
+            errors = [line.strip() for line in said if "Error" in line and not line.startswith("DEBUG")]
         found = [json.loads(out.read_text()) for _, out in processes if out.exists()]
         path = directory / "load" / "metrics.jsonl"
         lines = [json.loads(line)["seconds"] for line in path.read_text().splitlines()] if path.exists() else []
     return row(clients, sampled, run.status, wall, lines, found) | {
+        "look_s": look,
         "idle_superlink_cpu": spent,
         "superlink_mb": max(watch.memory["superlink"], default=0.0),
         "serverapp_mb": max(watch.memory["serverapp"], default=0.0),
@@ -138,6 +144,8 @@ def measure(clients: int, sampled: int, rounds: int, workers: int, timeout: floa
         "light_clients_cpu_s": light_cpu,
         "light_clients_mb": light_memory,
         "database_mb": database,
+        "superlink_errors": len(errors),
+        "first_superlink_errors": sorted({line[:120] for line in errors})[:3],
         "log": list(run.log[-3:]) if run.status != "finished:completed" else [],
     }
 
@@ -174,6 +182,7 @@ def main() -> None:
     parser.add_argument("--sampled", type=int, default=100, help="clients a round; 0: all")
     parser.add_argument("--rounds", type=int, default=10, help="0: no run, only clients that wait")
     parser.add_argument("--idle", type=float, default=20.0, help="seconds for which the clients first only wait")
+    parser.add_argument("--look", type=float, default=3.0, help="seconds between a client's looks for a message")
     parser.add_argument("--workers", type=int, default=4, help="processes of light clients")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for a run")
     parser.add_argument("--out", type=Path, help="file that gets a row of JSON for each count")
@@ -185,7 +194,7 @@ def main() -> None:
         workers = min(options.workers, -(-count // 10))
         sampled = min(options.sampled, count) % count if options.sampled else 0
         try:
-            rows.append(measure(count, sampled, options.rounds, workers, options.timeout, options.idle))
+            rows.append(measure(count, sampled, options.rounds, workers, options.timeout, options.idle, options.look))
         except FlowerError as reason:  # what breaks is a result
             rows.append({"clients": count, "sampled": sampled or count, "status": str(reason)})
         line = json.dumps(rows[-1])

@@ -1,4 +1,4 @@
-"""A process with many light clients: ``python -m experiments.load.worker ADDRESS FIRST COUNT CONFIG OUT``."""
+"""A process with many light clients: ``python -m experiments.load.worker ADDRESS FIRST COUNT CONFIG OUT LOOK``."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from sepal.storage.serialize import digest_arrays
 from sepal.wire.tensors import whole
 from strategies.assembly import assemble
 
-POLL = 3.0
 UPLOADS = 50  # of 1 MB, more than a process's clients send in a round of 100 clients in four processes
 
 
 def main() -> None:
-    """Connect ``COUNT`` clients from number ``FIRST`` on, answer until standard input ends, write the timings."""
+    """Connect ``COUNT`` clients from number ``FIRST`` on, answer until standard input ends, write the timings.
+
+    Each looks for a message every ``LOOK`` seconds.
+    """
     address, first, count, config, out = sys.argv[1:6]
+    look = float(sys.argv[6])
     user_modules.enable()
     threading.stack_size(256 * 1024)
     assembly = assemble(json.loads(config))
@@ -41,12 +44,12 @@ def main() -> None:
     uploads = itertools.cycle(made)  # all clients take from it, so none sends what another is sending
     TaskIdentity.task_id = 1
     lights = [
-        Light(address, Premade(ClientInfo(f"client-{number:05d}", 10), uploads, facts), POLL)
+        Light(address, Premade(ClientInfo(f"client-{number:05d}", 10), uploads, facts), look)
         for number in range(int(first), int(first) + int(count))
     ]
     for light in lights:
         light.start()
-        time.sleep(POLL / len(lights))  # so that they do not all look at the same moment
+        time.sleep(look / len(lights))  # so that they do not all look at the same moment
     sys.stdin.read()
     for light in lights:
         light._stop.set()

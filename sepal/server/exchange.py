@@ -4,9 +4,9 @@ Flower's own ``send_and_receive`` polls every three seconds and ignores late rep
 second and matches replies by ``reply_to_message_id``, because the source of an error reply is the SuperLink. Messages
 are composed and replies pulled a few at a time, so memory does not grow with the number of clients.
 
-From a SuperLink, replies are pulled one by one. It marks all replies of a call as delivered before Flower decodes them,
-so one reply that cannot be decoded would lose the others. After each sweep over the nodes the loop pauses for as long
-as the looks in vain took, so that with many nodes the SuperLink is free for them half of the time.
+A SuperLink is asked once a sweep which replies it has, and each of those is pulled alone: Flower's own call decodes all
+of them together, so one reply that cannot be decoded would lose the others. After a look in vain the loop pauses for at
+least as long as the look took, so that the SuperLink is free for its nodes half of the time.
 
 A SuperLink also marks a message as delivered when a node asks for it, so a connection that breaks at that moment loses
 the message. A node that takes three times as long as ever before is therefore asked a second time. That is safe: a
@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from flwr.app import Message, MessageType, RecordDict
@@ -27,6 +28,7 @@ from flwr.serverapp import Grid
 
 from sepal.errors import one_line
 from sepal.protocol.method import Kind
+from sepal.server.flower_private import Pull, at_hand
 
 log = logging.getLogger("sepal")
 
@@ -182,15 +184,27 @@ class Exchange:
             size += sum(len(array.data) for record in records.array_records.values() for array in record.values())
             count += 1
 
-    def _collect(self, waiting: dict[str, Sent], lost: Lost, missing: dict[int, str], take: Take) -> tuple[int, float]:
-        """Process the replies that have arrived; return their number, and the seconds spent on looks in vain."""
-        found, in_vain = 0, 0.0
-        names = [*waiting, *self._stale]
+    def _looks(self, names: list[str]) -> list[tuple[list[str], Pull]]:
+        """Return the calls that pull replies, each with the messages whose replies it may give."""
+        if not names:
+            return []
+        try:
+            found = at_hand(self.grid, names)
+        except Exception as error:  # one reply can break the call for all
+            log.warning("%s", one_line(f"replies are looked for one by one: {type(error).__name__}: {error}", 300))
+            found = None
+        if found is not None:
+            return [([name], pull) for name, pull in found]
         most = WAVE if isinstance(self.grid, LocalGrid) else 1  # a few at a time, so that memory stays bounded
-        for begin in range(0, len(names), most):
-            batch, looked = names[begin : begin + most], time.monotonic()
+        batches = [names[begin : begin + most] for begin in range(0, len(names), most)]
+        return [(batch, partial(self.grid.pull_messages, batch)) for batch in batches]
+
+    def _collect(self, waiting: dict[str, Sent], lost: Lost, missing: dict[int, str], take: Take) -> tuple[int, float]:
+        """Process the replies that have arrived; return their number, and the seconds spent if there was none."""
+        found, begun = 0, time.monotonic()
+        for batch, pull in self._looks([*waiting, *self._stale]):
             try:
-                replies = list(self.grid.pull_messages(batch))
+                replies = list(pull())
             except Exception as error:  # Flower decodes replies here, so a malformed one can raise any exception
                 reason = one_line(f"a reply that cannot be read: {type(error).__name__}: {error}", 300)
                 log.warning("%s", reason)
@@ -203,8 +217,7 @@ class Exchange:
             for reply in replies:
                 self._sort(reply, waiting, missing, take)
             found += len(replies)
-            in_vain += 0.0 if replies else time.monotonic() - looked
-        return found, in_vain
+        return found, 0.0 if found else time.monotonic() - begun
 
     def _sort(self, reply: Message, waiting: dict[str, Sent], missing: dict[int, str], take: Take) -> None:
         name = reply.metadata.reply_to_message_id

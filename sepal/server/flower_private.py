@@ -14,23 +14,32 @@ are loaded by ``flwr.app`` anyway, so importing this one costs nothing more.
   match no message.
 - ``http_grid.pull_objects`` and ``inflate_object_from_contents``: wrapped, so that a reply is measured before its
   arrays are assembled. If they are renamed, ``bound_replies`` raises when a run starts.
+- ``HttpGrid._client`` and ``PullMessages``: one question for all replies, and one reply at a time after it. If they
+  change, ``at_hand`` raises or returns None, and replies are looked for one by one: slower, nothing is lost.
 - The bytes that Flower adds to an array, measured. If they change, ``message`` bytes are wrong.
 """
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
 from flwr.supercore.constant import HEAD_BODY_DIVIDER
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_head_values_from_object_content,
 )
 from flwr.supercore.task_identity import TaskIdentity
+
+Pull: TypeAlias = Callable[[], Iterable[Message]]
 
 CLIENT_APP_RAISED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 CLIENT_APP_FAILED = frozenset({ErrorCode.LOAD_CLIENT_APP_EXCEPTION, CLIENT_APP_RAISED})
@@ -60,6 +69,45 @@ def serialized_bytes(records: RecordDict) -> int:
 def array_bytes(size: int) -> int:
     """Return the size in bytes of an ArrayRecord with one Array of ``size`` bytes as Flower sends it."""
     return size + _ARRAY_FRAME + _CHUNK_FRAME * (max(0, size - 1) // _CHUNK)
+
+
+@dataclass
+class _Answered:
+    """A SuperLink's client whose question for replies has its answer already; all else goes to ``client``."""
+
+    client: Any
+    answer: Any
+
+    def PullMessages(self, request: Any) -> Any:  # noqa: N802 (Flower's name)
+        return self.answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client, name)
+
+
+def at_hand(grid: Grid, names: Sequence[str]) -> list[tuple[str, Pull]] | None:
+    """Ask a SuperLink, in one call, which of the messages ``names`` have a reply.
+
+    A SuperLink's call costs the same for one message as for many. But Flower's ``pull_messages`` decodes all replies of
+    a call before it returns the first, so one that cannot be decoded would lose the others: here each is pulled alone.
+
+    Returns:
+        For each reply the id of the message that it answers, and the call that pulls it; that call can raise any
+        exception. None where ``grid`` is not a SuperLink's.
+    """
+    module = sys.modules.get("flwr.superlink.grid.http_grid")
+    if module is None or not isinstance(grid, module.HttpGrid):
+        return None
+    client, response = grid._runtime_client, module.PullAppMessagesResponse
+    found = client.PullMessages(module.PullAppMessagesRequest(message_ids=names))
+
+    def pull(message: Any, tree: Any) -> list[Message]:
+        one = copy.copy(grid)
+        one._client = _Answered(client, response(messages_list=[message], message_object_trees=[tree]))
+        return list(one.pull_messages([message.metadata.reply_to_message_id]))
+
+    pairs = zip(found.messages_list, found.message_object_trees, strict=True)
+    return [(message.metadata.reply_to_message_id, partial(pull, message, tree)) for message, tree in pairs]
 
 
 def bound_replies(most: int) -> None:

@@ -129,6 +129,7 @@ class Flower(Processes):
         log: bool = True,
         credentials: NodeCredentials | None = None,
         cold: bool = False,
+        look: float = 0.0,
     ) -> subprocess.Popen[bytes]:
         """Start or restart a SuperNode.
 
@@ -141,10 +142,12 @@ class Flower(Processes):
             log: Whether to write its output to ``NAME.log`` under the home; otherwise to this process's output.
             credentials: For TLS and a registered key.
             cold: Start a new process for each message, as Flower's own SuperNode does.
+            look: Longest pause between two looks for a message, in seconds; 0: Flower's 3.
         """
         command = supernode_command(address or f"127.0.0.1:{self.ports.fleet}", free_port(), node_config, credentials)
         cold = cold or wants_gpu(node_config)
-        command = [sys.executable, "-P", "-m", "sepal_engines.flower.node", *["--cold"] * cold, *command[1:]]
+        ours = [*["--cold"] * cold, *(["--look", str(look)] if look else [])]
+        command = [sys.executable, "-P", "-m", "sepal_engines.flower.node", *ours, *command[1:]]
         self.nodes[name] = self.spawn(*command, log=f"{name}.log" if log else None)
         return self.nodes[name]
 

@@ -1,15 +1,16 @@
 """A SuperNode: Flower's ``flower-supernode``, by default with the resident process :mod:`sepal_engines.flower.warm`.
 
 ``python -m sepal_engines.flower.node`` takes the options of ``flower-supernode`` and differs from it in five ways; with
-``--cold`` only in the first three:
+``--cold`` only in the first three, and in the last if ``--look`` is given:
 
 - A late reply is pushed even if no further message arrives.
 - A reply whose content does not arrive is given up.
 - A message whose task has ended without a reply is answered with an error.
 - The executor is our resident process, which is restarted whenever it ends.
-- The SuperNode's fixed pauses (3 s between checks for a message, .5 s between checks for the client's reply) start
-  short and grow to that length while nothing happens. Flower 1.39 has no option for them, so the clock of its module
-  ``start_client_internal`` is replaced, unless that module is not as expected.
+- The SuperNode's fixed pauses (3 s between looks for a message, .5 s between checks for the client's reply) start
+  short and grow to that length while nothing happens; the first one to ``--look`` seconds, if that is given. Flower
+  1.39 has no option for them, so the clock of its module ``start_client_internal`` is replaced, unless that module is
+  not as expected.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from flwr.supercore import log
 
 from sepal_engines.flower.processes import listening
 
-MESSAGE, REPLY = 3.0, 0.5  # Flower's pauses: between checks for a message, and for the client's reply
+MESSAGE, REPLY = 3.0, 0.5  # Flower's pauses: between looks for a message, and checks for the client's reply
 SHORTEST = {MESSAGE: 0.1, REPLY: 0.02}
 GROWTH = 1.25
 CONTENT = 30.0  # seconds for the next piece of a reply's content, which a living process writes within milliseconds
@@ -48,15 +49,17 @@ class Pauses:
 
     Args:
         wake: File descriptor to write to when a message has arrived.
+        look: Longest pause between two looks for a message, in seconds.
     """
 
-    def __init__(self, wake: int) -> None:
+    def __init__(self, wake: int, look: float = MESSAGE) -> None:
         self._wake = wake
         self._next = dict(SHORTEST)
+        self._longest = {MESSAGE: look, REPLY: REPLY}
         self._last = MESSAGE
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for at most ``seconds``; the two pauses are distinguished by their length."""
+        """Sleep; Flower's two pauses are told apart by their length."""
         if seconds not in self._next:
             time.sleep(seconds)
             return
@@ -67,7 +70,7 @@ class Pauses:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._wake, b".")
         pause = self._next[seconds]
-        self._next[seconds] = min(seconds, pause * GROWTH)
+        self._next[seconds] = min(self._longest[seconds], pause * GROWTH)
         time.sleep(pause)
 
 
@@ -236,25 +239,29 @@ def main() -> None:
     """Run the SuperNode in this process."""
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--cold", action="store_true")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--ssl-ca-certfile")
-    parser.add_argument("--superexec-auth-secret-file")
-    options, _ = parser.parse_known_args()
+    ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    ours.add_argument("--cold", action="store_true")
+    ours.add_argument("--look", type=float, default=MESSAGE)
+    chosen, flowers = ours.parse_known_args()
+    shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    shared.add_argument("--host", default="127.0.0.1")
+    shared.add_argument("--port", type=int, required=True)
+    shared.add_argument("--ssl-ca-certfile")
+    shared.add_argument("--superexec-auth-secret-file")
+    options, _ = shared.parse_known_args(flowers)
     internal = importlib.import_module("flwr.supernode.start_client_internal")
     push_late_replies(internal)
     give_up_lost_content(internal)
     answer_abandoned(internal)
-    if options.cold:
-        sys.argv = ["flower-supernode", *(argument for argument in sys.argv[1:] if argument != "--cold")]
-        flower_supernode()
-        return
     received, wake = os.pipe()
     os.set_blocking(wake, False)
-    if not shorten(internal, Pauses(wake)):
+    own_pauses = not chosen.cold or chosen.look != MESSAGE
+    if own_pauses and not shorten(internal, Pauses(wake, chosen.look)):
         print("sepal: Flower's SuperNode keeps its own pauses", file=sys.stderr)
+    if chosen.cold:
+        sys.argv = ["flower-supernode", *flowers]
+        flower_supernode()
+        return
     with tempfile.TemporaryDirectory(prefix="sepal-node-") as text:
         secret = Path(options.superexec_auth_secret_file or Path(text) / "secret")
         more = ["--isolation", "process"]
@@ -262,7 +269,7 @@ def main() -> None:
             secret.write_bytes(secrets.token_bytes(32))
             secret.chmod(0o600)
             more += ["--superexec-auth-secret-file", str(secret)]
-        sys.argv = ["flower-supernode", *sys.argv[1:], *more]
+        sys.argv = ["flower-supernode", *flowers, *more]
         command = executor_command(options, secret, received)
         threading.Thread(target=keep_executor, args=(command, options.port, received), daemon=True).start()
         flower_supernode()

@@ -43,6 +43,18 @@ def test_pauses_grow_to_flowers_own_and_are_short_again_after_a_message(slept):
     assert slept[-1] == 7, "not one of the two pauses"
 
 
+def test_a_client_that_waits_looks_as_seldom_as_it_is_told(slept):
+    pauses = node.Pauses(os.open(os.devnull, os.O_WRONLY), look=30.0)
+    for _ in range(40):
+        pauses.sleep(3)
+    assert (slept[0], slept[-1]) == (0.1, 30.0)
+    for _ in range(40):
+        pauses.sleep(0.5)
+    assert slept[-1] == 0.5, "the client's own reply is not waited for any longer"
+    pauses.sleep(3)
+    assert slept[-1] == 0.1
+
+
 def test_a_reader_that_does_not_read_does_not_stop_the_supernode(slept):
     _, write = os.pipe()
     os.set_blocking(write, False)
@@ -203,16 +215,16 @@ def test_a_message_with_a_reply_or_an_open_task_is_not_answered_for(asked):
     assert [reply.error.reason for reply in replies] == ["the client's own"]
 
 
-@pytest.mark.parametrize("cold", [False, True])
-def test_the_supernode_runs_with_every_change(monkeypatch, cold):
-    """With ``--cold`` without the resident process and its short pauses."""
+@pytest.mark.parametrize(("cold", "look"), [(False, ""), (False, "60"), (True, ""), (True, "60")])
+def test_the_supernode_runs_with_every_change(monkeypatch, cold, look):
+    """With ``--cold`` without the resident process, and without its pauses unless ``--look`` asks for longer ones."""
     internal = importlib.import_module("flwr.supernode.start_client_internal")
     command = importlib.import_module("flwr.supernode.cli.flower_supernode")
     own = {name: getattr(internal, name) for name in ("time", "_pull_and_store_message", "_push_messages")}
     for name, value in own.items():
         monkeypatch.setattr(internal, name, value)  # put back afterwards
     monkeypatch.setattr(node, "keep_executor", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["node", *["--cold"] * cold, "--port", "1"])
+    monkeypatch.setattr(sys, "argv", ["node", *["--cold"] * cold, "--port", "1", *(["--look", look] if look else [])])
     found = []
 
     def wrapped(function):
@@ -221,12 +233,16 @@ def test_the_supernode_runs_with_every_change(monkeypatch, cold):
         return [function.__name__, *wrapped(cells["push"])] if "push" in cells else []
 
     def started():
+        if look:
+            pauses = internal.time.sleep.__self__
+            assert pauses._longest[node.MESSAGE] == 60.0
         found.extend(wrapped(internal._push_messages))
         found.extend(name for name, value in own.items() if getattr(internal, name) is not value)
         found.extend(sys.argv[:5])
 
     monkeypatch.setattr(command, "flower_supernode", started)
     node.main()
-    pauses, process = ([], []) if cold else (["time"], ["--isolation", "process"])
+    pauses = [] if cold and not look else ["time"]
+    process = [] if cold else ["--isolation", "process"]
     changed = ["push_or_answer", "push_or_give_up", *pauses, "_pull_and_store_message", "_push_messages"]
     assert found == [*changed, "flower-supernode", "--port", "1", *process]

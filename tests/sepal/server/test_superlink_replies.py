@@ -1,0 +1,120 @@
+"""Replies from a SuperLink: one question for all of them, and each pulled alone; over Flower's own grid."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.superlink.grid import http_grid
+
+from sepal.protocol.method import Kind
+from sepal.server.exchange import Exchange
+from sepal.server.flower_private import at_hand, enter_run, set_message_id
+
+
+class Client:
+    """A SuperLink behind Flower's client: the reply to each message is there at once, and given out once."""
+
+    def __init__(self, broken=(), refuses_together=False):
+        self.replies, self.objects, self.asked, self.confirmed, self.pushed = {}, {}, [], [], []
+        self.broken, self.refuses_together = set(broken), refuses_together
+
+    def PushMessages(self, request):
+        names = []
+        for proto, tree in zip(request.messages_list, request.message_object_trees, strict=True):
+            names.append(tree.object_id)
+            self.pushed.append(proto.metadata.dst_node_id)
+            self.reply(proto.metadata.dst_node_id, tree.object_id)
+        return SimpleNamespace(message_ids=names, session_id="s", objects_to_push=[])
+
+    def reply(self, node, asked):
+        order = Message(RecordDict(), dst_node_id=node, message_type="train")
+        set_message_id(order, asked)
+        message = Message(RecordDict({"x": ConfigRecord({"node": node})}), reply_to=order)
+        set_message_id(message, message.object_id)
+        parts = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+        if node in self.broken:
+            parts = dict.fromkeys(parts, b"ConfigRecord  1\x00?")
+        self.objects |= parts
+        self.replies[asked] = message_to_proto(remove_content_from_message(message)), get_object_tree(message)
+
+    def PushObject(self, request):
+        raise AssertionError("none was asked for")
+
+    def PullMessages(self, request):
+        names = list(request.message_ids)
+        self.asked.append(names)
+        if self.refuses_together and len(names) > 1:
+            raise RuntimeError("500")
+        found = [self.replies.pop(name) for name in names if name in self.replies]
+        messages, trees = zip(*found, strict=True) if found else ((), ())
+        return http_grid.PullAppMessagesResponse(messages_list=messages, message_object_trees=trees)
+
+    def PullObject(self, request):
+        return PullObjectResponse(
+            object_found=True, object_available=True, object_content=self.objects[request.object_id]
+        )
+
+    def ConfirmMessageReceived(self, request):
+        self.confirmed.append(request.message_object_id)
+
+
+def grid_of(client):
+    enter_run()
+    grid = http_grid.HttpGrid(token="t")
+    grid._client, grid._run = client, SimpleNamespace(run_id=1)
+    return grid
+
+
+def compose(node):
+    return Kind.TRAIN, RecordDict({"ask": ConfigRecord({"node": node})})
+
+
+def deliver(client, *nodes):
+    got = {}
+    missing = Exchange(grid_of(client), poll=0.001).deliver(nodes, compose, "1", 5.0, got.setdefault)
+    return {node: records["x"]["node"] for node, records in got.items()}, missing
+
+
+def test_the_superlink_is_asked_once_for_the_replies_of_all_nodes():
+    client = Client()
+    got, missing = deliver(client, 5, 6, 7, 8, 9, 10, 11)
+    assert (got, missing) == ({node: node for node in range(5, 12)}, {})
+    assert [len(names) for names in client.asked] == [1, 2, 4], "the waves in which messages are pushed"
+    assert len(client.confirmed) == 7
+
+
+def test_a_reply_that_cannot_be_decoded_loses_no_other_that_came_with_it():
+    client = Client(broken=[6])
+    got, missing = deliver(client, 5, 6, 7, 8, 9)
+    assert got == {5: 5, 7: 7, 8: 8, 9: 9}
+    assert set(missing) == {6}
+    assert missing[6].startswith("a reply that cannot be read: ")
+    assert sorted(client.pushed) == [5, 6, 6, 7, 8, 9], "asked a second time, and not a third"
+
+
+def test_where_one_reply_breaks_the_question_for_all_each_is_asked_for_alone():
+    client = Client(refuses_together=True)
+    got, missing = deliver(client, 5, 6, 7)
+    assert (got, missing) == ({5: 5, 6: 6, 7: 7}, {})
+    assert [len(names) for names in client.asked] == [1, 2, 1, 1]
+
+
+def test_the_grid_keeps_its_own_client():
+    client = Client()
+    grid = grid_of(client)
+    client.reply(5, "m0")
+    ((name, pull),) = at_hand(grid, ["m0", "m1"])
+    assert name == "m0"
+    assert [reply.content["x"]["node"] for reply in pull()] == [5]
+    assert grid._client is client
+
+
+@pytest.mark.parametrize("grid", [object(), None])
+def test_of_another_grid_nothing_is_asked(grid):
+    assert at_hand(grid, ["m0"]) is None
