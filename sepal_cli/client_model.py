@@ -12,12 +12,10 @@ import torch
 
 from client_app.build import Node, Shared, build_host, client_name
 from sepal.client.network import Network
-from sepal.client.state_store import DiskStateStore
 from sepal.errors import ConfigError, ModelError
-from sepal.protocol.messages import version_round
 from sepal.protocol.method import Plan, Predictor
 from sepal_cli.portable import Origin
-from sepal_cli.runs import read_run
+from sepal_cli.runs import newest_state, read_run
 from strategies.assembly import assemble
 
 
@@ -67,18 +65,16 @@ def client_model(path: Path, client: str) -> ClientModel:
         raise ConfigError("client", f"a client of {path.name}: {few}", client)
     assembly = assemble(stored.config)
     number = next((n for n in range(assembly.task.config.clients) if client_name(n) == client), None)
-    states = sorted(path.glob(f"clients/*/{client}/*-*.safetensors"), key=lambda file: version_round(file.stem))
-    if number is None or not states:
+    newest = newest_state(path, assembly, client)
+    if number is None or newest is None:
         raise ConfigError("client", f"one with a model in {path / 'clients'}", f"{client}, whose states are not here")
-    store = DiskStateStore(states[-1].parent, assembly.method.client_state, durable=False)
-    newest = store.load(states[-1].stem)
-    if newest is None:
+    if newest.state is None:
         raise ConfigError("client", "one whose state can be read", f"{client}, whose state is damaged")
     node = Node(number, assembly.task.config.clients)
-    host = build_host(Shared.around(assembly, "cpu"), node, "", store)
+    host = build_host(Shared.around(assembly, "cpu"), node, "", newest.store)
     algorithm: Any = host.algorithm  # all of ours have their trainer under this name
     recorder = algorithm.trainer = Recorder(algorithm.trainer)
-    predict: Predictor | None = algorithm.predictor(newest.state, None, Plan(version_round(states[-1].stem)))
+    predict: Predictor | None = algorithm.predictor(newest.state, None, Plan(newest.round))
     if predict is None:
         raise ConfigError("client", "one that has a model of its own", f"{client}, which has none")
     if not recorder.made:

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sepal.client.state_store import DiskStateStore
 from sepal.errors import ConfigError, StateError
+from sepal.protocol.messages import version_round
 from server_app.run_directory import IN_PROCESS, default_base, stored_config, stored_summary
+from strategies.assembly import Assembly
 
 Line = Mapping[str, Any]
 
@@ -37,6 +40,25 @@ class StoredRun:
         if self.summary is not None:
             return dict(self.summary["bytes"])
         return dict(self.lines[-1]["bytes"]) if self.lines else {}
+
+
+@dataclass(frozen=True)
+class NewestState:
+    """A client's newest state: the round that it is of, the state itself, None if it is damaged, and where it lies."""
+
+    round: int
+    state: Any
+    store: DiskStateStore
+
+
+def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | None:
+    """Return the newest state of a client of the run at ``path``; None if it has none here."""
+    states = sorted(path.glob(f"clients/*/{client}/*-*.safetensors"), key=lambda file: version_round(file.stem))
+    if not states:
+        return None
+    store = DiskStateStore(states[-1].parent, assembly.method.client_state, durable=False)
+    stored = store.load(states[-1].stem)
+    return NewestState(version_round(states[-1].stem), stored.state if stored else None, store)
 
 
 def find_run(text: str) -> Path:

@@ -20,10 +20,9 @@ import numpy.typing as npt
 from scipy.cluster import hierarchy
 from scipy.spatial import distance
 
-from sepal.client.state_store import DiskStateStore
 from sepal.errors import ConfigError
-from sepal.protocol.messages import version_round
 from sepal_cli.paper.masks import label_counts, stored_state
+from sepal_cli.runs import newest_state
 from strategies.assembly import Assembly
 
 Vector = npt.NDArray[np.float64]
@@ -63,15 +62,12 @@ def analyse(path: Path) -> dict[str, Any]:
 def _gates(path: Path, assembly: Assembly, state: Any) -> dict[str, Vector]:
     """Return φ_i of the clients that have trained one, from their newest states."""
     found = {}
-    for place in sorted(path.glob("clients/*/*")):
-        versions = sorted(place.glob("*-*.safetensors"), key=lambda file: version_round(file.stem))
-        if versions:
-            store = DiskStateStore(place, assembly.method.client_state, durable=False)
-            newest = store.load(versions[-1].stem)
-            gate = newest.state.gate if newest else {}
-            parts = [gate[name].reshape(-1) for name in sorted(gate) if not name.endswith(STATISTICS)]
-            if parts:
-                found[place.name] = np.concatenate(parts).astype(np.float64)
+    for name in sorted({place.name for place in path.glob("clients/*/*")}):
+        newest = newest_state(path, assembly, name)
+        gate = newest.state.gate if newest and newest.state else {}
+        parts = [gate[part].reshape(-1) for part in sorted(gate) if not part.endswith(STATISTICS)]
+        if parts:
+            found[name] = np.concatenate(parts).astype(np.float64)
     return found
 
 

@@ -1,8 +1,11 @@
-"""What personal masks have learned, from a run's directory, as data for plots: of DM-PFL and of Sub-FedAvg.
+"""What personal masks have learned, from a run's directory, as data for plots: of DM-PFL, Sub-FedAvg and pFedGate.
 
-DM-PFL: Zhang et al., KDD 2023, Figure 6. ``python -m sepal_cli.paper.masks RUN`` prints JSON:
+A mask has an entry for each entry of the model; pFedGate's one for each block: whether it is on for at least half of
+the client's training examples. DM-PFL: Zhang et al., KDD 2023, Figure 6. ``python -m sepal_cli.paper.masks RUN`` prints
+JSON:
 
 - ``clients``: names, the order of rows and columns below;
+- ``distinct``: how many different personal masks there are;
 - ``similarity``: |m_a ∩ m_b| / |m_b| of every two clients' personal masks (Figure 6 a); DM-PFL's are of one size;
 - ``labels``: cosine of every two clients' counts of training labels, what the similarity is held against;
 - ``overlap``: |m_g ∩ m_c| / |m_c| of each client (Figure 6 b); null without a global mask, as in Sub-FedAvg;
@@ -25,16 +28,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from client_app.build import client_name
+from client_app.build import Node, Shared, build_host, client_name
 from sepal.errors import ConfigError
 from sepal.masks.packed import Masks, unpack
-from sepal.protocol.layout import Layout
+from sepal.protocol.layout import Layout, Parameter, Role
+from sepal_cli.runs import newest_state
 from server_app.run_directory import IN_PROCESS, RunDirectory, stored_config
 from strategies.assembly import Assembly, assemble
 from strategies.dmpfl.server import DmPflServer
 from strategies.subfedavg.server import SubFedAvgServer
 
 Matrix = npt.NDArray[np.float64]
+MOSTLY = 0.5  # of a client's training examples: a block that is on for so many is in its mask
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ def analyse(path: Path) -> dict[str, Any]:
         ConfigError: It is no run directory, or its method has no masks of each client.
     """
     assembly, state = stored_state(path, READERS)
-    found = READERS[assembly.method.name](assembly, state)
+    found = READERS[assembly.method.name](path, assembly, state)
     labels = label_counts(assembly, found.names)
     similarity = (found.personal @ found.personal.T) / found.personal.sum(1)
     pairs = np.triu_indices(len(found.names), 1)
@@ -69,6 +74,7 @@ def analyse(path: Path) -> dict[str, Any]:
     return {
         "run": path.name,
         "clients": found.names,
+        "distinct": len(np.unique(found.personal, axis=0)),
         "similarity": similarity.round(4).tolist(),
         "labels": alike.round(4).tolist(),
         "overlap": None if overlap is None else overlap.round(4).tolist(),
@@ -110,21 +116,39 @@ def label_counts(assembly: Assembly, names: list[str]) -> Matrix:
     return np.stack([np.bincount(y, minlength=assembly.info.classes) for y in labels]).astype(np.float64)
 
 
-def _dmpfl(assembly: Assembly, state: Any) -> Learned:
+def _dmpfl(path: Path, assembly: Assembly, state: Any) -> Learned:
     algorithm, names = DmPflServer(assembly.task), sorted(state.held)
     personal = [_join(algorithm.personal_mask(state, name), algorithm.parts) for name in names]
     shared = _join(unpack(state.global_mask, algorithm.layout), algorithm.parts)
     return Learned(names, algorithm.parts, np.stack(personal), shared)
 
 
-def _subfedavg(assembly: Assembly, state: Any) -> Learned:
+def _subfedavg(path: Path, assembly: Assembly, state: Any) -> Learned:
     parts, names = SubFedAvgServer(assembly.task).prunable.parts, sorted(state.kept)
     if not names:
         raise ConfigError("run", "one in which a client has taken part", "none")
     return Learned(names, parts, np.stack([_join(unpack(state.kept[name], parts), parts) for name in names]), None)
 
 
-READERS: Mapping[str, Callable[[Assembly, Any], Learned]] = {"dmpfl": _dmpfl, "subfedavg": _subfedavg}
+def _pfedgate(path: Path, assembly: Assembly, state: Any) -> Learned:
+    """Read the clients' states, because gates never leave their clients."""
+    count, found = assembly.task.config.clients, {}
+    parts: Layout = ()
+    for number in range(count):
+        newest = newest_state(path, assembly, client_name(number))
+        if newest is None or newest.state is None or not newest.state.gate:
+            continue
+        algorithm: Any = build_host(Shared.around(assembly, "cpu"), Node(number, count), "", newest.store).algorithm
+        found[client_name(number)] = (algorithm.own_masks(newest.state).mean(0) >= MOSTLY).astype(np.float64)
+        blocks = algorithm.blocks.by_tensor()
+        parts = tuple(Parameter(tensor, (len(sizes),), Role.WEIGHT) for tensor, sizes in blocks.items())
+    if not found or len({mask.size for mask in found.values()}) > 1:
+        raise ConfigError("run", "one whose clients have gates over the same blocks", path.name)
+    return Learned(list(found), parts, np.stack(list(found.values())), None)
+
+
+Reader = Callable[[Path, Assembly, Any], Learned]
+READERS: Mapping[str, Reader] = {"dmpfl": _dmpfl, "subfedavg": _subfedavg, "pfedgate": _pfedgate}
 
 
 def _join(masks: Masks, parts: Layout) -> Matrix:

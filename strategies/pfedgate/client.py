@@ -20,6 +20,7 @@ from sepal.client.hooks import Hooks
 from sepal.client.network import Network
 from sepal.client.training import Group, Trainer, read_state
 from sepal.protocol.method import Payload, Plan, Predictor, Task, Weights
+from strategies.pfedgate.blocks import Mask
 from strategies.pfedgate.contract import ClientState, Gated, Hyper
 
 EXAMPLES = 512  # evaluated at once where predictions do not depend on it
@@ -108,15 +109,21 @@ class PFedGateClient(ClientBase[ClientState]):
         most = self.task.config.batch_size if self.hyper.gating == "batch" else EXAMPLES
         return torch.tensor_split(x, math.ceil(len(x) / most))
 
-    def _report(self, module: GatedModule) -> None:
-        """Report s', the same of multiply-adds, and how many masks there are, over the training part as evaluated."""
+    def own_masks(self, state: ClientState) -> Mask:
+        """Return bool (n, L): the blocks of the client's own model that are on for each of its training examples."""
+        return self._masks(self._loaded(state.model, state)[1])
+
+    def _masks(self, module: GatedModule) -> Mask:
         module.eval()
         if self.hyper.gating == "client":
             module.pool(self._parts(self.trainer.x))
         with torch.no_grad():
             gates = [module.sparse_weights(x)[0] for x in self._parts(self.trainer.x)]
-        masks = (torch.cat(gates) != 0).cpu().numpy()
-        costs = self.blocks.costs(self.gated.multiply_adds)
+        return (torch.cat(gates) != 0).cpu().numpy()
+
+    def _report(self, module: GatedModule) -> None:
+        """Report s', the same of multiply-adds, and how many masks there are, over the training part as evaluated."""
+        masks, costs = self._masks(module), self.blocks.costs(self.gated.multiply_adds)
         self.trainer.report("share", float(np.mean([self.blocks.share(mask) for mask in masks])))
         self.trainer.report("share-multiply-adds", float((masks @ costs).mean() / costs.sum()))
         self.trainer.report("masks", len(np.unique(masks, axis=0)))

@@ -151,7 +151,7 @@ def test_a_small_paper(tmp_path: Path) -> None:
     assert len(found["masks"]) == 9
     assert {row["mask"] for row in found["layers"]} == {"personal", "global"}
     assert "masks" not in datasets(read_comparison([str(out / "first-local-seed0")]))
-    with pytest.raises(ConfigError, match="run: expected the directory of a run of dmpfl or subfedavg"):
+    with pytest.raises(ConfigError, match="run: expected the directory of a run of dmpfl or subfedavg or pfedgate"):
         analyse(out / "first-local-seed0")
 
 

@@ -117,12 +117,13 @@ def test_figures_about_masks_and_gates_have_the_rows_that_they_need(learned):
     """Four clients: 16 pairs of masks for each method that has some, three brackets of four points, and four leaves."""
     rows = datasets(read_comparison([str(learned.parent)]))
     pairs = [(row["label"], row["one"], row["other"]) for row in rows["masks"]]
-    assert len(set(pairs)) == len(pairs) == 32
+    assert len(set(pairs)) == len(pairs) == 48
     assert {row["label"] for row in rows["overlap"]} == {"dmpfl"}
     assert {(row["label"], row["mask"]) for row in rows["layers"]} == {
         ("dmpfl", "personal"),
         ("dmpfl", "global"),
         ("subfedavg", "personal"),
+        ("pfedgate", "personal"),
     }
     assert all(
         row["kept"] < 100 for row in rows["layers"] if row["label"] == "subfedavg"

@@ -1,0 +1,50 @@
+"""Masks of pFedGate's clients, read from their states: those that the run itself reported."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sepal_cli.main import run_flat
+from sepal_cli.paper.masks import READERS, analyse, stored_state
+from sepal_cli.runs import read_run
+from strategies.pfedgate.contract import Gated
+
+KEYS = {"dataset": "digits", "clients": 3, "rounds": 1, "partition.subsample": 300, "method": "pfedgate"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("gates")
+    own = {"pfedgate.keep": 0.5, "pfedgate.gating": "client", "pfedgate.rate": 3.0, "lr": 0.1, "local-epochs": 5}
+    run_flat({**KEYS, **own, "name": "gates", "out": str(directory)}, directory, workers=1)
+    return directory / "gates"
+
+
+def test_a_client_s_mask_has_the_share_that_the_client_reported(run):
+    """Gated by client, there is one mask for all examples of a client."""
+    assembly, state = stored_state(run, READERS)
+    found = READERS["pfedgate"](run, assembly, state)
+    blocks = Gated(assembly.task).blocks(0.5)
+    closing = {client["name"]: client["metrics"] for client in read_run(run).lines[-1]["clients"]}
+    assert found.names == sorted(closing)
+    assert {client["masks"] for client in closing.values()} == {1}
+    for name, mask in zip(found.names, found.personal.astype(bool), strict=True):
+        assert mask[blocks.first].all()
+        assert blocks.share(mask) == pytest.approx(closing[name]["share"], abs=1e-12)
+        assert blocks.share(mask) <= 0.5
+
+
+def test_how_alike_two_clients_are_is_counted_in_blocks(run):
+    assembly, state = stored_state(run, READERS)
+    masks = READERS["pfedgate"](run, assembly, state).personal
+    figures = analyse(run)
+    assert figures["distinct"] == len({tuple(mask) for mask in masks.tolist()})
+    both = sum(a == b == 1 for a, b in zip(masks[0], masks[1], strict=True))
+    assert figures["similarity"][0][1] == pytest.approx(both / masks[1].sum(), abs=1e-4)
+    assert figures["overlap"] is None
+    tensors = {name: len(sizes) for name, sizes in Gated(assembly.task).blocks(0.5).by_tensor().items()}
+    assert [layer["name"] for layer in figures["layers"]] == list(tensors)
+    np.testing.assert_allclose(
+        sum(layer["personal"] * tensors[layer["name"]] for layer in figures["layers"]), masks.mean(0).sum(), atol=0.01
+    )
