@@ -24,6 +24,7 @@ from sepal_engines.flower.credentials import NodeCredentials, ServerCredentials
 from sepal_engines.flower.processes import FlowerError, Processes, dialled, free_port, healthy, listening
 
 COMPLETED = "finished:completed"
+UNDER_WAY = ("pending", "starting", "running")
 CONNECTION = "sepal"
 
 
@@ -162,6 +163,9 @@ class Flower(Processes):
     ) -> AppRun:
         """Run the app at ``app`` with ``flwr run --stream`` and return the result.
 
+        The stream can break while the run goes on, for example where many clients keep the SuperLink busy; then it is
+        taken up again.
+
         Args:
             app: Directory with its pyproject.toml.
             run_config: Flat keys.
@@ -177,11 +181,22 @@ class Flower(Processes):
         keys.write_text(tomli_w.dumps(dict(run_config)))
         command = ["flwr", "run", str(app), CONNECTION, "--stream", "--run-config", str(keys)]
         command += ["--federation-config", federation_config] if federation_config else []
+        deadline = time.monotonic() + timeout
         lines = self.output(command, timeout, tick, show)
-        started = [line.split()[-1] for line in lines if "Successfully started run" in line]
-        if not started:
+        run = next((line.split()[-1] for line in lines if "Successfully started run" in line), "")
+        if not run:
             raise FlowerError("flwr run", "a run to be started", lines[-1] if lines else "no answer")
-        return AppRun(started[0], self.status(started[0]), tuple(lines))
+        while (status := self.status(run)) in UNDER_WAY:
+            seen = set(lines)  # the log begins from its start again
+
+            def unseen(line: str, seen: set[str] = seen) -> None:
+                if line not in seen:
+                    show(line)
+
+            again = ["flwr", "log", run, CONNECTION, "--stream"]
+            more = self.output(again, deadline - time.monotonic(), tick, unseen)
+            lines += [line for line in more if line not in seen]
+        return AppRun(run, status, tuple(lines))
 
     def output(
         self,

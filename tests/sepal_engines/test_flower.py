@@ -111,6 +111,39 @@ def test_an_app_that_cannot_be_submitted_is_named(tmp_path):
         flower.run_app(tmp_path / "nothing", {})
 
 
+class Broken(Flower):
+    """A SuperLink whose log stream breaks in mid-run, and whose status is asked three times."""
+
+    started = "\U0001f38a Successfully started run 77"
+
+    def output(self, command, timeout=0.0, tick=None, show=None):
+        self.commands.append(command[:3])
+        lines = [["round 1", "round 1", self.started], ["round 1", "round 2"], ["round 1", "round 2", "end"]]
+        for line in lines[len(self.commands) - 1]:
+            show(line)
+        return lines[len(self.commands) - 1]
+
+    def status(self, run_id, timeout=30.0):
+        return self.statuses.pop(0)
+
+
+def test_a_run_whose_log_stream_breaks_is_followed_to_its_end(tmp_path):
+    with Broken() as flower:
+        flower.commands, flower.statuses, shown = [], ["running", "starting", "finished:completed"], []
+        run = flower.run_app(tmp_path, {}, show=shown.append)
+    assert (run.run_id, run.status) == ("77", "finished:completed")
+    assert [command[:2] for command in flower.commands] == [["flwr", "run"], ["flwr", "log"], ["flwr", "log"]]
+    assert shown == ["round 1", "round 1", Broken.started, "round 2", "end"]
+    assert list(run.log) == shown
+
+
+def test_a_run_of_a_superlink_that_is_gone_is_not_waited_for(tmp_path):
+    with Broken() as flower:
+        flower.commands, flower.statuses = [], ["unknown: connection refused"]
+        run = flower.run_app(tmp_path, {}, show=lambda line: None)
+    assert (run.status, len(flower.commands)) == ("unknown: connection refused", 1)
+
+
 def test_a_command_that_takes_too_long_is_named_and_ended():
     with Flower() as flower:
         with pytest.raises(FlowerError, match=r"sleep 300: expected an end within 0\.3 s"):
