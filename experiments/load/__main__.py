@@ -1,7 +1,7 @@
 """Measure one SuperLink under 10, 100 and 1,000 light clients: ``python -m experiments.load [--counts 10,100,1000]``.
 
-Each client holds a connection of Flower's own, looks for messages every 3 s as a SuperNode does, or every ``--look``
-seconds as ``sepal join --look`` does, and answers a training order at once with a payload of 1 MB that was made
+Each client holds a connection of Flower's own, looks for messages every 3 s as a SuperNode does, or more seldom as with
+``sepal join --look``, and answers a training order at once with a payload of 1 MB that was made
 beforehand. So what is measured is Flower's SuperLink and Sepal's server, and the light clients beside them on the same
 machine.
 """
@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("--sampled", type=int, default=100, help="clients a round; 0: all")
     parser.add_argument("--rounds", type=int, default=10, help="0: no run, only clients that wait")
     parser.add_argument("--idle", type=float, default=20.0, help="seconds for which the clients first only wait")
-    parser.add_argument("--look", type=float, default=3.0, help="seconds between a client's looks for a message")
+    parser.add_argument("--look", type=float, help="seconds between a client's looks; by default so that all make 33/s")
     parser.add_argument("--workers", type=int, default=4, help="processes of light clients")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for a run")
     parser.add_argument("--out", type=Path, help="file that gets a row of JSON for each count")
@@ -193,8 +193,9 @@ def main() -> None:
         count = int(text)
         workers = min(options.workers, -(-count // 10))
         sampled = min(options.sampled, count) % count if options.sampled else 0
+        look = options.look or max(3.0, 0.03 * count)
         try:
-            rows.append(measure(count, sampled, options.rounds, workers, options.timeout, options.idle, options.look))
+            rows.append(measure(count, sampled, options.rounds, workers, options.timeout, options.idle, look))
         except FlowerError as reason:  # what breaks is a result
             rows.append({"clients": count, "sampled": sampled or count, "status": str(reason)})
         line = json.dumps(rows[-1])

@@ -14,6 +14,7 @@ def main() -> None:
     """Write a picture of two panels: idle SuperLink by registered clients, seconds a round by clients of the round."""
     source, target = map(Path, sys.argv[1:3])
     rows: list[dict[str, Any]] = [json.loads(line) for line in source.read_text().splitlines()]
+    rows = [row for row in rows if row.get("look_s", 3.0) == 3.0]  # clients that look as often as Flower's
     idle = sorted((row["clients"], row["idle_superlink_cpu"]) for row in rows if row.get("idle_superlink_cpu"))
     rounds = sorted((row["sampled"], row["round_s"]) for row in rows if row.get("round_s"))
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
