@@ -1,4 +1,4 @@
-"""The gated module: one model per example as the reference, gradients, what it remembers."""
+"""The gated module: one model per example as the reference, its state, the mask of a batch and of a client."""
 
 import copy
 
@@ -11,47 +11,12 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import models
-from models.gate import straight_through
 from models.gated import GatedModule
 from sepal.client.multiply_adds import multiply_adds
 from sepal.errors import ModelError
 from strategies.pfedgate.blocks import split
 from strategies.pfedgate.knapsack import Knapsack
-
-
-class SmallResidual(nn.Module):
-    """All that a gated layer can be: strides, no bias, GroupNorm, a way around, two axes less at the end."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Conv2d(2, 8, 3, stride=2, padding=1, bias=False)
-        self.norm = nn.GroupNorm(4, 8)
-        self.shortcut = nn.Sequential(nn.Conv2d(2, 8, 1, stride=2))
-        self.fc = nn.Linear(8, 3, bias=False)
-
-    def forward(self, x):
-        return self.fc(F.relu(self.norm(self.stem(x)) + self.shortcut(x)).mean((2, 3)))
-
-
-PLAIN = {
-    "lenet5": (lambda: models.build("lenet5", (3, 32, 32), 10), (3, 32, 32)),
-    "digits-cnn": (lambda: models.build("digits-cnn", (1, 8, 8), 10), (1, 8, 8)),
-    "har-cnn": (lambda: models.build("har-cnn", (3, 40), 6), (3, 40)),
-    "residual": (SmallResidual, (2, 9, 9)),
-    "two rows": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), (3, 4)),  # borders cut a row twice
-}
-
-
-def gated(name, keep=0.5, parts=5, **options):
-    torch.manual_seed(0)
-    build, shape = PLAIN[name]
-    model = build()
-    blocks = split(models.layout(model), parts, keep)
-    return GatedModule(model, shape, blocks.by_tensor(), Knapsack(blocks, keep), **options), blocks
-
-
-def batch(name, size=6, dtype=torch.float32):
-    return torch.randn(size, *PLAIN[name][1], dtype=dtype, generator=torch.Generator().manual_seed(3))
+from tests.models.gated import PLAIN, batch, gated
 
 
 def with_gates(module, gates):
@@ -172,83 +137,6 @@ def test_all_gates_at_one_are_the_plain_model_bit_for_bit(name, gating):
         assert torch.equal(tensor, module.model.state_dict()[key]), key
 
 
-def test_straight_through_of_the_worked_example():
-    # d/dM' = 1: dM = I*, and dG = M as if M' were M·G: the dropped block has a gradient, too (the code gives it none).
-    importance = torch.tensor([[0.6, 0.7, 0.3]], requires_grad=True)
-    weights = torch.tensor([[0.5, 0.8, 0.4]], requires_grad=True)
-    chosen = torch.tensor([[1.0, 0.0, 1.0]])
-    sparse = straight_through(weights, importance, chosen)
-    assert torch.equal(sparse, weights * chosen)
-    sparse.sum().backward()
-    assert torch.equal(importance.grad, weights.detach())
-    assert torch.equal(weights.grad, chosen)
-
-
-def numeric(function, tensor, index, step=1e-6):
-    flat = tensor.data.view(-1)
-    before = flat[index].item()
-    values = []
-    for value in (before + step, before - step):
-        flat[index] = value
-        values.append(function().item())
-    flat[index] = before
-    return (values[0] - values[1]) / (2 * step)
-
-
-@pytest.mark.parametrize("gating", ["sample", "batch"])
-@pytest.mark.parametrize("paths", [1, 2])
-def test_gradients_against_finite_differences(gating, paths):
-    # With one path M' = M·I*, which has true gradients for θ and φ while I* stays. With two, the gradient goes to G's
-    # half as if I* were G, so finite differences exist for M's half of the linear layer only.
-    module, blocks = gated("digits-cnn", gating=gating, paths=paths)
-    module.double()
-    x, y = batch("digits-cnn", dtype=torch.float64), torch.arange(6)
-    count = len(blocks.names)
-
-    def loss():
-        return F.cross_entropy(module(x), y)
-
-    loss().backward()
-    rng = np.random.default_rng(0)
-    names = ["model.conv1.weight", "model.fc1.weight", "model.fc2.bias", "gate.linear.weight", "gate.batch_norm.bias"]
-    names += ["gate.norm.weight", "gate.norm.mean_weight", "gate.norm.var_weight"] if paths == 1 else []
-    for name in names:
-        parameter = module.get_parameter(name)
-        half = parameter.numel() * count // len(parameter) if name.startswith("gate.linear") else parameter.numel()
-        half = count if name == "gate.batch_norm.bias" else half
-        for index in rng.choice(half, min(half, 5), replace=False):
-            found = parameter.grad.view(-1)[index].item()
-            assert found == pytest.approx(numeric(loss, parameter, index), rel=1e-4, abs=1e-8), (name, index)
-
-
-@pytest.mark.parametrize("gating", ["sample", "batch"])
-def test_gradient_of_importance_is_the_stated_one(gating):
-    # dG_j = dM'_j · M_j for every block, on or off, then through sigmoid, mean and BatchNorm as any other output.
-    module, blocks = gated("digits-cnn", gating=gating)
-    x, count = batch("digits-cnn"), len(blocks.names)
-    outputs = module.gate(x).detach().requires_grad_()
-    module.gate.forward = lambda _: outputs
-    kept = {}
-    original = module.sparse_weights
-
-    def keep(x):
-        gates, on = original(x)
-        gates.retain_grad()
-        kept["gates"] = gates
-        return gates, on
-
-    module.sparse_weights = keep
-    F.cross_entropy(module(x), torch.arange(6)).backward()
-    weights = outputs[:, :count].detach()
-    weights = weights if gating == "sample" else weights.mean(0, keepdim=True)
-    expected = kept["gates"].grad * weights / (1 if gating == "sample" else len(x))
-    torch.testing.assert_close(outputs.grad[:, count:], expected.expand(len(x), -1))
-    off = (kept["gates"] == 0).any(0)
-    assert (outputs.grad[:, count:][:, off] != 0).any()
-    dropped = kept["gates"] == 0
-    assert (outputs.grad[:, :count][dropped.expand(len(x), -1)] == 0).all()
-
-
 def test_state_is_apart_and_theta_has_the_plain_names():
     module, blocks = gated("lenet5")
     names = list(module.state_dict())
@@ -272,95 +160,6 @@ def test_torch_generator_is_left_as_it_was():
     torch.manual_seed(9)
     two = GatedModule(PLAIN["digits-cnn"][0](), (1, 8, 8), blocks.by_tensor(), Knapsack(blocks, 0.5))
     assert torch.equal(one.gate.linear.weight, two.gate.linear.weight)
-
-
-# By batch BatchNorm holds the mean outputs near the shift whatever the data, so training starts from M = .95.
-@pytest.mark.parametrize(("gating", "shift"), [("sample", 0.0), ("batch", 3.0), ("client", 3.0)])
-def test_trains_like_any_module(gating, shift):
-    module, blocks = gated("digits-cnn", 0.8, gating=gating, shift=shift)
-    x, y = batch("digits-cnn", 20), torch.arange(20) % 10
-    optimizer = torch.optim.SGD(
-        [
-            {"params": module.model.parameters(), "lr": 1.0},
-            {"params": module.gate.parameters(), "lr": 0.1},
-        ]
-    )
-    losses = []
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(module(x), y)
-        loss.backward()
-        assert all(p.grad is not None for p in module.parameters())
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
-    assert blocks.share(module.on) <= (1 if gating == "sample" else 0.8)
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
-        lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.1),
-    ],
-)
-@pytest.mark.parametrize("gating", ["sample", "batch"])
-def test_a_block_that_is_off_for_the_whole_batch_does_not_move(gating, optimizer):
-    def train(hold):
-        module, blocks = gated("digits-cnn", 0.3, gating=gating)
-        stepper = optimizer(module.parameters())
-        names = [name for name, _ in module.model.named_parameters()]
-        violations = 0
-        ever = np.zeros(len(blocks.names), bool)
-        start = np.concatenate([models.read_weights(module.model)[name].ravel() for name in names])
-        for number in range(4):
-            before = np.concatenate([models.read_weights(module.model)[name].ravel() for name in names])
-            stepper.zero_grad()
-            x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(number))
-            F.cross_entropy(module(x), torch.arange(3)).backward()
-            if hold:
-                module.hold()
-            stepper.step()
-            if hold:
-                module.restore()
-            after = np.concatenate([models.read_weights(module.model)[name].ravel() for name in names])
-            violations += (blocks.changed(before, after) & ~module.on).sum()
-            ever |= module.on
-        assert np.array_equal(module.ever, ever)
-        assert not ever.all()
-        assert violations or not (blocks.changed(start, after) & ~ever).any()
-        return violations
-
-    assert train(hold=True) == 0
-    assert train(hold=False) > 0
-
-
-@pytest.mark.parametrize("gating", ["sample", "batch"])
-@pytest.mark.parametrize("name", PLAIN)
-def test_a_block_that_is_off_for_the_whole_batch_has_no_gradient(name, gating):
-    module, blocks = gated(name, 0.3, gating=gating)
-    module(batch(name)).square().sum().backward()
-    gradient = np.concatenate([p.grad.numpy().ravel() for p in module.model.parameters()])
-    moved = blocks.changed(np.zeros_like(gradient), gradient)
-    assert not module.on.all()
-    assert not (moved & ~module.on).any()
-
-
-def test_blocks_that_were_ever_on_in_a_round():
-    # Three steps, each of which halves what is on and what is off: q = 1 − Π(1 − .5) = .5, .75, .875.
-    model = nn.Linear(8, 8, bias=False)
-    blocks = split(models.layout(model), 8, 1.0)
-    number = np.arange(8)
-    masks = iter([(number & bit) == 0 for bit in (1, 2, 4, 1)])
-    module = GatedModule(model, (8,), blocks.by_tensor(), lambda values: next(masks)[None].repeat(len(values), 0))
-    shares = []
-    for _ in range(3):
-        module(torch.randn(4, 8))
-        shares.append(blocks.share(module.ever))
-    assert shares == [0.5, 0.75, 0.875]
-    module.ever[:] = False  # a new round
-    module(torch.randn(4, 8))
-    assert np.array_equal(module.ever, (number & 1) == 0)
 
 
 def test_evaluation_leaves_what_training_remembers():
@@ -428,57 +227,3 @@ def test_a_batch_of_one_cannot_train_and_can_be_evaluated():
     with pytest.raises(ModelError, match="batch: expected at least 2 examples to train a gate, got 1"):
         module(batch("digits-cnn", 1))
     assert module.eval()(batch("digits-cnn", 1)).shape == (1, 10)
-
-
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.two.weight = self.one.weight
-
-
-class Bare(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3, 4))
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (lambda: models.build("embedding-linear", (4,), 2, 10), "embedding: Embedding"),
-        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)), "1: BatchNorm2d"),
-        (lambda: nn.Conv2d(4, 4, 3, groups=2), "Conv2d.*one group"),
-        (Tied, "sizes that add up"),
-        (Bare, "Bare"),
-        (lambda: nn.LSTM(4, 4), "LSTM"),
-    ],
-)
-def test_models_that_cannot_be_gated(model, words):
-    module = model()
-    blocks = split(models.layout(module), 5, 0.5)
-    with pytest.raises(ModelError, match=words) as caught:
-        GatedModule(module, (4,), blocks.by_tensor(), Knapsack(blocks, 0.5))
-    assert "\n" not in str(caught.value)
-
-
-def test_blocks_of_another_model_are_refused():
-    blocks = split(models.layout(PLAIN["lenet5"][0]()), 5, 0.5)
-    with pytest.raises(ModelError, match="sizes that add up to those of the model's parameters"):
-        GatedModule(PLAIN["digits-cnn"][0](), (1, 8, 8), blocks.by_tensor(), Knapsack(blocks, 0.5))
-
-
-def test_linear_layers_over_sequences_are_refused():
-    model = nn.Linear(4, 3)
-    blocks = split(models.layout(model), 5, 0.5)
-    module = GatedModule(model, (5, 4), blocks.by_tensor(), Knapsack(blocks, 0.5))
-    with pytest.raises(ModelError, match=r"linear layers on \(batch, features\) for a gate, got \(6, 5, 4\)"):
-        module(torch.zeros(6, 5, 4))
-
-
-def test_resnet_with_group_norm_can_be_gated():
-    model = models.build("resnet18-gn", (3, 8, 8), 10)
-    blocks = split(models.layout(model), 5, 0.5)
-    module = GatedModule(model, (3, 8, 8), blocks.by_tensor(), Knapsack(blocks, 0.5))
-    module(torch.randn(2, 3, 8, 8)).sum().backward()
-    assert module(torch.randn(2, 3, 8, 8)).shape == (2, 10)
