@@ -1,81 +1,20 @@
-"""Sub-FedAvg against its paper: worked numbers, gates, one round by hand, what travels, models that are smaller."""
+"""Sub-FedAvg against its paper: worked numbers, one round by hand, gates, bad input."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from client_app.build import Node, Shared, build_host
-from sepal.errors import ConfigError, ModelError, SepalError
-from sepal.masks.cuts import parameters
+from sepal.errors import ConfigError, ModelError
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Task, Upload
-from sepal.protocol.payloads import seal, unseal
-from sepal.server.run_store import DiskRunStore
-from sepal.storage.serialize import digest
-from sepal.wire import inspect
-from sepal.wire.tensors import Support, members
+from sepal.wire.tensors import Support
 from sepal_engines.in_process import run_in_process
 from strategies.assembly import assemble
-from strategies.subfedavg.contract import Hyper, ServerState
+from strategies.subfedavg.contract import Hyper
 from strategies.subfedavg.parts import distance, floor, paper_cost, pruned_step
 from strategies.subfedavg.server import SubFedAvgServer
-from tests.stores import ScratchStore
-
-FLAT = {
-    "method": "subfedavg",
-    "dataset": "digits",
-    "clients": 4,
-    "clients-per-round": 2,
-    "partition.name": "dirichlet",
-    "partition.alpha": 1.0,
-    "partition.subsample": 240,
-    "batch-size": 8,
-    "evaluate-every": 0,
-    "rounds": 4,
-    "seed": 5,
-    "subfedavg.accuracy": 0.0,
-}
-HYBRID = {"subfedavg.variant": "hy", "model": "digits-cnn-bn", "subfedavg.channel-distance": 0.0}
-
-
-def parts(number=0, **keys):
-    """A server algorithm and a client's host on a few digits."""
-    assembly = assemble({**FLAT, **keys})
-    host = build_host(Shared.around(assembly, "cpu"), Node(number, 4), "run", ScratchStore())
-    return assembly.method.make_server(assembly.task), host
-
-
-def exchange(server, host, state, client, round, accepted=True):
-    """One round with one client, over the wire; the states after it and the upload's bytes."""
-    plan = server.plan(round)
-    make = server.download if accepted else server.newcomer
-    schema = host.algorithm.download_schema(client, plan)
-    download = unseal(seal(make(state, host.info, plan)), schema)
-    client, upload = host.algorithm.train(client, download, plan)
-    content = seal(upload)
-    payload = unseal(content, server.upload_schema(state, host.info, plan))
-    state, metrics = server.aggregate(state, Received([Upload(host.info, payload)]), plan)
-    return state, client, content, metrics
-
-
-class Received(list):
-    @property
-    def clients(self):
-        return [upload.client for upload in self]
-
-
-def rounds(number, **keys):
-    """The states after so many rounds of one client, and what is needed to go on."""
-    server, host = parts(**keys)
-    state, client = server.init(), host.algorithm.init()
-    for round in range(1, number + 1):
-        state, client, content, metrics = exchange(server, host, state, client, round, round > 1)
-    return SimpleNamespace(server=server, host=host, state=state, client=client, content=content, metrics=metrics)
-
+from tests.strategies.subfedavg import FLAT, HYBRID, Received, parts, rounds
 
 # Worked numbers
 
@@ -266,163 +205,6 @@ def test_the_last_step_on_weights_is_taken_from_what_a_channel_cut_of_the_same_r
     left &= size > np.sort(size[left])[25]
     assert left.sum() == 3686
     np.testing.assert_array_equal(after["fc1.weight"], left)
-
-
-# What travels
-
-
-def test_masks_travel_only_when_they_changed_and_values_never_bring_positions():
-    run = rounds(3, **{"subfedavg.target": 0.1})
-    names = [entry.name for entry in inspect(run.content.data).tensors]
-    assert not any(name.endswith("/kept") for name in names), "10 % were pruned in the first round"
-    first = rounds(1, **{"subfedavg.target": 0.1})
-    entries = {entry.name: entry for entry in inspect(first.content.data).tensors}
-    assert [name for name in entries if name.endswith("/kept")] == [
-        f"{layer}.weight/kept" for layer in ("conv1", "conv2", "fc1", "fc2")
-    ]
-    assert {e.index_bytes for e in entries.values() if not e.name.endswith("/kept")} == {0}
-
-
-def test_a_cut_channel_costs_one_bit_and_no_index():
-    run = rounds(1, **{**HYBRID, "subfedavg.distance": 1.0})
-    entries = {entry.name: entry for entry in inspect(run.content.data).tensors}
-    masks = [name for name in entries if name.endswith("/kept")]
-    assert masks
-    assert set(masks) <= {"conv1/kept", "conv2/kept"}
-    assert all(entries[name].index_bytes <= 4 for name in masks)  # bits of 32 channels
-    kept = run.host.algorithm.kept(run.client)
-    conv1, conv2 = (int(kept[name].sum()) for name in ("conv1", "conv2"))
-    assert entries["conv2.weight"].count == conv1 * conv2 * 9
-    assert entries["norm2.running_var"].count == conv2
-    assert entries["fc1.weight"].count == conv2 * 4 * 32
-    assert {e.index_bytes for name, e in entries.items() if name not in masks} == {0}
-
-
-@pytest.mark.parametrize(
-    ("name", "mask", "message"),
-    [
-        ("conv1.weight/kept", np.ones(144, bool), r"conv1.weight/kept shape: expected \(130,\), got \(144,\)"),
-        ("conv1.weight/kept", np.arange(130) < 20, "conv1.weight/kept count: expected 72 to 130, got 20"),
-        ("conv9/kept", np.ones(16, bool), "name: expected one of .*, got conv9/kept"),
-    ],
-)
-def test_a_mask_that_grows_or_is_of_something_else_is_refused_by_name(name, mask, message):
-    run = rounds(1)
-    refused(run, name, mask, message)
-
-
-@pytest.mark.parametrize(
-    ("name", "channels", "message"),
-    [
-        ("conv1/kept", 17, r"conv1/kept shape: expected \(1[0-6],\), got \(17,\)"),
-        ("conv1/kept", 0, "conv1/kept .*"),
-        ("conv3/kept", 16, "name: expected one of .*, got conv3/kept"),
-    ],
-)
-def test_a_cut_of_a_channel_that_does_not_exist_is_refused_by_name(name, channels, message):
-    refused(rounds(1, **HYBRID), name, np.ones(channels, bool), message)
-
-
-def refused(run, name, mask, message):
-    """An upload with such a mask before all else, after the first round."""
-    server, algorithm, plan = run.server, run.host.algorithm, run.server.plan(2)
-    download = unseal(
-        seal(server.download(run.state, run.host.info, plan)), algorithm.download_schema(run.client, plan)
-    )
-    _, upload = algorithm.train(run.client, download, plan)
-    values = {n: t for n, t in upload.tensors.items() if not n.endswith("/kept")}
-    with pytest.raises(SepalError, match=message):
-        unseal(seal(Payload({name: members(mask), **values})), server.upload_schema(run.state, run.host.info, plan))
-
-
-# Models that are really smaller
-
-
-def test_the_module_that_trains_is_really_smaller(monkeypatch):
-    run = rounds(2, **{**HYBRID, "subfedavg.channel-target": 0.5, "subfedavg.step": 0.5})
-    trainer, trained = run.host.algorithm.trainer, []
-    plain = type(trainer).fit
-    monkeypatch.setattr(
-        type(trainer),
-        "fit",
-        lambda self, module, *args, **kw: trained.append(module) or plain(self, module, *args, **kw),
-    )
-    exchange(run.server, run.host, run.state, run.client, 3)
-    (module,) = trained
-    kept = run.host.algorithm.kept(run.client)
-    count = sum(p.numel() for p in module.parameters())
-    assert kept["conv1"].sum() + kept["conv2"].sum() == 24
-    assert count == parameters(run.server.prunable.cut(kept).layout) < 0.8 * parameters(run.server.layout)
-    assert module.conv2.weight.shape == (kept["conv2"].sum(), kept["conv1"].sum(), 3, 3)
-    figures = trainer.spent()
-    assert figures["flop-reduction"] > 1.5
-    assert figures["channels-pruned"] == 0.5
-
-
-def test_pruned_entries_stay_0_and_the_client_predicts_with_what_it_kept():
-    for keys in ({}, HYBRID):
-        run = rounds(3, **keys)
-        algorithm = run.host.algorithm
-        masks, own = algorithm.prunable.masks(algorithm.kept(run.client)), algorithm.own(run.client)
-        assert all(not own[name][~mask].any() for name, mask in masks.items())
-        assert all(np.array_equal(run.state.weights[name][mask], own[name][mask]) for name, mask in masks.items())
-        x = algorithm.trainer.x
-        expected = algorithm.trainer.predictor(own)(x)  # the whole model with zeros
-        np.testing.assert_allclose(algorithm.predictor(run.client, None, None)(x), expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("keys", [{}, HYBRID])
-def test_adapt_trains_and_never_prunes(keys):
-    run = rounds(1, **keys)
-    algorithm, plan = run.host.algorithm, run.server.plan(2)
-    download = unseal(
-        seal(run.server.download(run.state, run.host.info, plan)), algorithm.download_schema(run.client, plan)
-    )
-    after = algorithm.adapt(run.client, download, plan)
-    assert all(np.array_equal(after.kept[name], bits) for name, bits in run.client.kept.items())
-    assert any(not np.array_equal(after.model[name], values) for name, values in run.client.model.items())
-    kept = replace(plan, scalars={"kept": True})
-    assert algorithm.adapt(run.client, download, kept) is run.client
-    assert algorithm.adapt(algorithm.init(), Payload(), replace(kept, round=1)).model, "there is nothing to keep"
-
-
-class Killed(BaseException):
-    """The server's process is gone."""
-
-
-class KillAfter:
-    """An observer that kills the server while a round is being reported."""
-
-    def __init__(self, round):
-        self.at = round
-
-    def opened(self, progress, total):
-        pass
-
-    def round(self, progress, record, line):
-        if record.round == self.at:
-            raise Killed
-
-    def closed(self, progress, line):
-        pass
-
-
-@pytest.mark.parametrize("keys", [{}, HYBRID])
-@pytest.mark.parametrize("killed_after", [1, 3])
-def test_killed_and_resumed_while_clients_prune_it_reaches_the_same_end(killed_after, keys, tmp_path):
-    assembly = assemble({**FLAT, **keys, "checkpoint-every": 2})
-    whole = run_in_process(assembly)
-    algorithm, server = whole.algorithm, whole.progress.server
-    assert max(algorithm.prunable.pruned(algorithm.kept(server, name)) for name in server.kept) > 0
-
-    def store():
-        return DiskRunStore(tmp_path / "server", ServerState)
-
-    with pytest.raises(Killed):
-        run_in_process(assembly, store=store(), observers=[KillAfter(killed_after)], state_dir=tmp_path / "clients")
-    resumed = run_in_process(assembly, store=store(), state_dir=tmp_path / "clients")
-    assert digest(resumed.progress.server) == digest(whole.progress.server)
-    assert resumed.report.digests == whole.report.digests
 
 
 # Bad input

@@ -12,7 +12,7 @@ from strategies import registry
 from strategies.assembly import assemble
 from strategies.subfedavg.parts import Prunable
 from tests.stores import ScratchStore
-from tests.strategies.test_subfedavg import FLAT, HYBRID, exchange, parts, rounds
+from tests.strategies.subfedavg import FLAT, HYBRID, exchange, parts, rounds
 
 SHUT = {"subfedavg.accuracy": 1.0, "lr": 1e-6}  # gates that never open
 
