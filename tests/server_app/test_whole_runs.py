@@ -1,0 +1,211 @@
+"""Whole runs in process: the files that they leave, the summary, and ends after a kill."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from sepal.server.accuracy import capacity_group
+from sepal_cli.tables import capacity_table, novel_line
+from sepal_engines.in_process import run_in_process
+from server_app.run_directory import (
+    FREE,
+    RunDirectory,
+    stored_summary,
+)
+from server_app.summary import digest_clients
+from strategies.assembly import assemble
+from tests.server_app.written import lines
+
+
+class KilledError(Exception):
+    pass
+
+
+class KillAt:
+    """An observer that ends the run at the end of a round."""
+
+    def __init__(self, round):
+        self.round_ = round
+
+    def opened(self, progress, total):
+        pass
+
+    def round(self, progress, record, line):
+        if progress.round == self.round_:
+            raise KilledError
+
+    def closed(self, progress, line):
+        pass
+
+
+def complete(path, assembly, *observers):
+    with RunDirectory(path, assembly, "in-process") as directory:
+        run_in_process(
+            assembly,
+            store=directory.store(),
+            observers=[directory, *observers],
+            workers=1,
+            state_dir=path / "clients",
+        )
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, assembly):
+    return complete(tmp_path_factory.mktemp("runs") / "whole", assembly)
+
+
+# A whole run, in process
+
+
+def test_a_whole_run_leaves_everything(finished):
+    assert {"config.toml", "metrics.jsonl", "ledger.jsonl", "summary.json", "checkpoints", "clients"} <= {
+        path.name for path in finished.iterdir()
+    }
+    metrics = lines(finished / "metrics.jsonl")
+    assert [row["round"] for row in metrics] == [1, 2, 3, 4]
+    assert [row["full"] for row in metrics] == [False, True, False, True]
+    assert metrics[-1]["phase"] == "closing"
+    assert {row["client"] for row in lines(finished / "ledger.jsonl")} == {f"client-0000{k}" for k in range(3)}
+
+
+def test_the_ledgers_sums_are_the_summarys_bytes(finished):
+    summary, entries = stored_summary(finished), lines(finished / "ledger.jsonl")
+    for direction in ("up", "down"):
+        mine = [row for row in entries if row["direction"] == direction]
+        training = [row for row in mine if row["purpose"] == "training"]
+        assert summary["bytes"][direction] == sum(row["payload"] for row in training) > 0
+        assert summary["bytes"][f"{direction}_dense"] == sum(row["dense"] for row in training)
+        assert summary["bytes"]["total"][direction] == sum(row["payload"] for row in mine)
+        purposes = summary["bytes"]["purposes"].values()
+        assert summary["bytes"]["total"][f"{direction}_message"] == sum(p[f"{direction}_message"] for p in purposes)
+
+
+def test_the_summary_says_what_ran(finished, keys):
+    summary = stored_summary(finished)
+    wanted = {"method": "fedavg", "dataset": "digits", "engine": "in-process", "rounds": 3, "seed": 0, "clients": 3}
+    assert {key: summary[key] for key in wanted} == wanted
+    assert (summary["name"], summary["complete"], summary["model_round"]) == ("whole", True, 3)
+    for view in ("received", "trained", "pooled"):
+        figures = summary["accuracy"][view]
+        assert set(figures) == {"mean", "weighted", "std", "bottom_decile", "clients", "best"}
+        assert figures["clients"] == 3
+        assert figures["best"]["round"] in (2, 4)
+    assert summary["reasons"] == {}
+    assert (summary["accuracy"]["kept"]["clients"], summary["accuracy"]["kept"]["best"]) == (3, None)
+    assert (summary["populations"], summary["novel"]) == ({"participants": 3, "novel": 0}, None)
+    assert len(summary["weights_sha256"]) == len(summary["clients_sha256"]) == 64
+    assert summary["weights_sha256"] != summary["clients_sha256"]
+    assert set(summary["versions"]) == {"sepal", "commit", "flwr", "torch", "numpy", "python", "platform", "cpu"}
+    assert re.fullmatch("([0-9a-f]{7,40}(-dirty)?)?", summary["versions"]["commit"])
+    assert summary["seconds"]["total"] >= summary["seconds"]["train"] > 0
+
+
+def test_a_run_of_mixed_capacities_shows_accuracy_by_capacity(tmp_path, keys):
+    assembly = assemble({**keys, "method": "pa3dfl", "rounds": 1, "capacity.profile": "hetero"})
+    path = complete(tmp_path / "mixed", assembly)
+    summary, last = json.loads((path / "summary.json").read_text()), lines(path / "metrics.jsonl")[-1]
+    capacities = [client["capacity"] for client in last["clients"]]
+    assert len(set(capacities)) > 1
+    assert sum(views["trained"]["clients"] for views in summary["by_capacity"].values()) == len(capacities)
+    group = capacity_group(capacities[0])
+    same = [client["trained"] for client in last["clients"] if capacity_group(client["capacity"]) == group]
+    assert summary["by_capacity"][group]["trained"]["mean"] == pytest.approx(sum(same) / len(same))
+    shown = capacity_table(summary)
+    assert shown.row_count == len(summary["by_capacity"])
+
+
+def test_novel_clients_are_reported_apart(tmp_path, keys):
+    """One of three never trains: it has a model only in the closing round, and none that it could have kept."""
+    assembly = assemble({**keys, "method": "fedavg", "rounds": 1, "novel-clients": 0.34})
+    path = complete(tmp_path / "novel", assembly)
+    summary = stored_summary(path)
+    assert summary["populations"] == {"participants": 2, "novel": 1}
+    for view in ("received", "trained", "pooled"):
+        assert summary["accuracy"][view]["clients"] == 2
+        difference = summary["accuracy"][view]["mean"] - summary["novel"]["accuracy"][view]["mean"]
+        assert summary["novel"]["gap"][view] == pytest.approx(difference)
+    assert summary["accuracy"]["kept"]["clients"] == 2
+    assert summary["novel"]["accuracy"]["kept"] is None
+    assert lines(path / "metrics.jsonl")[-1]["novel"] == summary["novel"]
+    assert "1 novel clients, which never trained" in novel_line(summary)
+
+
+def test_a_finished_run_is_recognised(finished, tmp_path, assembly):
+    with RunDirectory(finished, assembly, "in-process") as directory:
+        assert directory.completed
+    with RunDirectory(tmp_path, assembly, "in-process") as directory:
+        assert not directory.completed
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"complete": false}'])
+def test_a_damaged_summary_is_not_an_end(tmp_path, assembly, text):
+    (tmp_path / "summary.json").write_text(text)
+    with RunDirectory(tmp_path, assembly, "in-process") as directory:
+        assert not directory.completed
+
+
+def test_a_run_killed_in_any_round_ends_with_the_same_lines_and_weights(finished, tmp_path, assembly):
+    def without_times(path):
+        rows = lines(path / "metrics.jsonl")
+        for row in rows:
+            del row["seconds"]
+            for client in row["clients"]:
+                del client["metrics"]
+        return rows
+
+    for round in (1, 2, 3, 4):
+        path = tmp_path / f"killed-{round}"
+        with pytest.raises(KilledError):
+            complete(path, assembly, KillAt(round))
+        complete(path, assembly)
+        assert without_times(path) == without_times(finished)
+        assert lines(path / "ledger.jsonl") == lines(finished / "ledger.jsonl")
+        assert without_chance(stored_summary(path)) == without_chance(stored_summary(finished))
+
+
+def without_chance(summary):
+    """Everything but times, names and the run's own number."""
+    return {key: value for key, value in summary.items() if key not in ("name", "run", "seconds", "written")}
+
+
+def test_a_run_killed_between_its_last_checkpoint_and_its_summary_gets_one(finished, assembly):
+    before = stored_summary(finished)
+    (finished / "summary.json").unlink()
+    complete(finished, assembly)
+    after = stored_summary(finished)
+    assert {k: v for k, v in after.items() if k != "written"} == {k: v for k, v in before.items() if k != "written"}
+
+
+def test_local_has_no_received_view_and_the_clients_digest_as_weights(tmp_path, keys):
+    local = assemble({**keys, "method": "local", "rounds": 1})
+    summary = stored_summary(complete(tmp_path / "local", local))
+    assert summary["accuracy"]["received"] is None
+    assert summary["reasons"] == {"received": "nothing is sent, so there is no received model"}
+    assert summary["weights_sha256"] == summary["clients_sha256"]
+    assert summary["bytes"]["up"] == 0
+
+
+def test_the_clients_digest_does_not_depend_on_order():
+    assert digest_clients({"b": "2", "a": "1"}) == digest_clients({"a": "1", "b": "2"})
+    # printf 'a 1\nb 2\n' | sha256sum
+    assert digest_clients({"a": "1", "b": "2"}) == "2951835de33689a441bfa61bc7af99b1f0305ca8ec0ab4dd508f14f57b27ca23"
+
+
+# docs/run-directory.md
+
+
+def test_every_field_is_documented(finished):
+    text = (Path(__file__).resolve().parents[2] / "docs" / "run-directory.md").read_text()
+
+    def names(value):
+        if isinstance(value, dict):
+            return {key for key in value if "sha" not in value} | {n for item in value.values() for n in names(item)}
+        return {n for item in value for n in names(item)} if isinstance(value, list) else set()
+
+    for source in (stored_summary(finished), lines(finished / "metrics.jsonl"), lines(finished / "ledger.jsonl")):
+        assert {name for name in names(source) if f"`{name}`" not in text} == set()
+    assert {path.name for path in finished.iterdir() if f"`{path.name}" not in text} == set()
+    assert {key for key in FREE if f"`{key}`" not in text} == set()
