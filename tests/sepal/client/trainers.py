@@ -25,3 +25,9 @@ def work(name="client-1", **settings) -> Trainer:
     values = {"batch_size": 3, "local_epochs": 2, "optimizer": "sgd", "lr": 0.5, "seed": 7}
     config = RunConfig(**{**values, **settings})
     return Trainer(ClientInfo(name, 7), config, X, Y, X[:0], Y[:0], make)
+
+
+def trained(work, round=1, **arguments):
+    module = make()
+    loss = work.fit(module, round, **arguments)
+    return {name: tensor.numpy().copy() for name, tensor in module.state_dict().items()}, loss
