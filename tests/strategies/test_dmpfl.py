@@ -1,4 +1,4 @@
-"""DM-PFL against its paper: eq. 4 and 5, the 30 % rule, Algorithms 1 to 4, what travels, what survives."""
+"""DM-PFL against its paper: eq. 4 and 5, the 30 % rule, Algorithms 1 to 4, masks, the limit case, evaluation."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from sepal.config import validate
-from sepal.errors import ConfigError
 from sepal.masks.packed import spread, unpack
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Plan, Upload
@@ -21,7 +17,7 @@ from sepal.wire.tensors import SparseTensor
 from sepal_engines.in_process import run_in_process
 from strategies.assembly import assemble
 from strategies.dmpfl.client import adaptive, entropy, prefers_personal
-from strategies.dmpfl.contract import PHASES, Hyper, budgets, parse_schedule, phases
+from strategies.dmpfl.contract import Hyper, budgets
 from strategies.dmpfl.server import global_mask
 from tests.strategies.dmpfl import FLAT, first_round, parts
 
@@ -128,63 +124,6 @@ def test_entropy_and_the_choice_for_each_example():
         torch.tensor([[9.0, 0.0]]), torch.tensor([[0.0, 1.0]]), 0.1, 2.0
     )  # shifted: θ_g's base is higher
     torch.testing.assert_close(opposite, torch.tensor([[0.0, 1.0]]))
-
-
-# Schedule
-
-
-def test_the_paper_s_schedule():
-    """T = 300, two iterations of 2 : 1 : 1: phase 1 has 75 rounds, 2a and 2b 37 or 38."""
-    found = phases(Hyper(), 300)
-    assert (found.count("1"), found.count("2a"), found.count("2b")) == (150, 76, 74)  # 112.5 and 262.5 are rounded up
-    assert found[:75] == ["1"] * 75
-    assert found[75:113] == ["2a"] * 38
-    assert found[113:150] == ["2b"] * 37
-
-
-shares = st.lists(st.tuples(st.sampled_from(PHASES), st.integers(1, 20)), min_size=1, max_size=5)
-
-
-@given(shares, st.integers(1, 4), st.integers(1, 400))
-def test_every_round_has_a_phase_and_every_share_its_part(entries, iterations, rounds):
-    text = ",".join(f"{name}:{share}" for name, share in entries)
-    assert parse_schedule(text) == entries
-    found = phases(Hyper(schedule=text, iterations=iterations), rounds)
-    assert len(found) == rounds
-    total = iterations * sum(share for _, share in entries)
-    for phase in PHASES:
-        wanted = rounds * iterations * sum(share for name, share in entries if name == phase) / total
-        assert abs(found.count(phase) - wanted) <= iterations * len(entries)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "1", "1:", "1:0", "1:1001", "3:1", "1:1,", "1:1;2a:1", "2:1", "1:-1", "1:1.5", "1:²"]
-)
-def test_a_schedule_that_is_not_one_is_refused(text):
-    with pytest.raises(ConfigError, match=r"dmpfl\.schedule: expected phases as PHASE:SHARE"):
-        validate(Hyper, {"schedule": text}, "dmpfl.")
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("keep", 0.0), ("keep", 1.1), ("agreement", 1.0), ("alpha", 1.5), ("iterations", 0), ("budget", "erdos")],
-)
-def test_keys_out_of_range_are_refused(key, value):
-    with pytest.raises(ConfigError, match=rf"dmpfl\.{key}"):
-        validate(Hyper, {key: value}, "dmpfl.")
-
-
-def test_readjustments_are_annealed_and_counted_in_phase_1():
-    """8 rounds are 1 1 2a 2b 1 1 2a 2b; every second round of phase 1: 2 and 6; α = .5·(1 + cos(π·t/8))/2."""
-    server, _, _ = parts()
-    plans = [server.plan(round) for round in range(1, 10)]
-    assert [plan.phase for plan in plans] == ["1", "1", "2a", "2b", "1", "1", "2a", "2b", "2b"]
-    expected = {2: 0.25 * (1 + np.cos(np.pi * 2 / 8)), 6: 0.25 * (1 + np.cos(np.pi * 6 / 8))}
-    for plan in plans:
-        assert plan.scalars["prune"] == pytest.approx(expected.get(plan.round, 0))
-    last, _, _ = parts(**{"dmpfl.schedule": "1:1", "dmpfl.readjust-every": 1})
-    assert last.plan(8).scalars["prune"] == 0  # α has reached 0
-    assert last.plan(9).phase == "1"  # no phase 2 at all: the closing round has none either
 
 
 # Masks
