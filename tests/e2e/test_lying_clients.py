@@ -184,7 +184,7 @@ def test_a_decompression_bomb_is_refused_before_it_is_put_together(ledger):
 
 
 def test_a_reply_that_cannot_be_decoded_is_named_and_the_round_goes_on(ledger):
-    """That it takes no other reply of its batch with it is tests/sepal/server/test_exchange.py."""
+    """That it takes no other reply of its batch with it is tests/sepal/server/test_exchange_again.py."""
     ((status, reason),) = ledger[0][8]
     assert (status, reason) == ("missing", "a reply that cannot be read: KeyError: 'dtype'")
 
