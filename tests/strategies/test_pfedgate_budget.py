@@ -20,9 +20,9 @@ from sepal_engines.in_process import run_in_process
 from strategies.assembly import assemble
 from strategies.pfedgate.contract import Gated
 from strategies.pfedgate.server import PFedGateServer
+from tests.methods import Lines
 from tests.stores import ScratchStore
 from tests.strategies.pfedgate import BATCH, FLAT, alone, parts
-from tests.test_methods_common import Lines
 
 TASKS = {
     "digits-cnn": assemble(FLAT).task,

@@ -1,0 +1,123 @@
+"""Every registered method and variants of it in short runs on handwritten digits: four clients, two of them sampled."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from client_app.build import Node, Shared, build_host
+from sepal.storage.serialize import digest
+from sepal_engines.in_process import run_in_process
+from strategies import registry
+from strategies.assembly import assemble
+from tests.stores import ScratchStore
+
+CASES = {  # name of the case: its keys; a variant of a method joins by a line
+    **{name: {"method": name} for name in registry.METHODS},
+    "subfedavg": {"method": "subfedavg", "subfedavg.accuracy": 0.1},  # at .5 nobody prunes in four rounds
+    "subfedavg-hy": {
+        "method": "subfedavg",
+        "subfedavg.variant": "hy",
+        "subfedavg.accuracy": 0.1,
+        "model": "digits-cnn-bn",
+    },
+    "subfedavg-mixed": {"method": "subfedavg", "subfedavg.accuracy": 0.1, "capacity.profile": "0.25,0.6,1"},
+    "pfedme": {
+        "method": "pfedme",
+        "pfedme.lambda": 2.0,
+        "pfedme.rate": 0.1,
+        "lr": 0.09,
+    },  # at the authors' λ it takes 100 rounds
+    "fedpse-private": {"method": "fedpse", "privacy.clip": 100.0, "privacy.noise": 1e-6},
+    "dmpfl-private": {"method": "dmpfl", "privacy.clip": 100.0, "privacy.noise": 1e-6},
+    "pa3dfl-mixed": {"method": "pa3dfl", "capacity.profile": "0.05,0.25,1"},
+    "fedrolex-mixed": {"method": "fedrolex", "capacity.profile": "0.05,0.25,1", "model": "digits-cnn-bn"},
+    "fjord-mixed": {"method": "fjord", "capacity.profile": "0.05,0.25,1", "fjord.distill": True},
+    "tailorfl-mixed": {"method": "tailorfl", "capacity.profile": "0.05,0.25,1"},
+    "pfedgate": {"method": "pfedgate", "pfedgate.keep": 0.3},  # at .5 every block is on for some example of a round
+    "pfedgate-batch": {
+        "method": "pfedgate",
+        "pfedgate.gating": "batch",
+        "pfedgate.keep": 0.5,
+        "pfedgate.keep-optimizer": True,
+        "pfedgate.shift": 3.0,
+        "momentum": 0.9,
+    },
+    "pfedgate-client": {
+        "method": "pfedgate",
+        "pfedgate.gating": "client",
+        "pfedgate.shift": 3.0,
+        "capacity.profile": "0.15,0.6",
+    },
+}
+TO_LEARN = {  # keys with which a case learns within a few rounds
+    "flanc": {"momentum": 0.0},  # products of factors: momentum diverges at this rate
+    "tailorfl-mixed": {"capacity.profile": "0.25,1"},  # a twentieth of the model learns little in six rounds
+}
+FLAT = {
+    "dataset": "digits",
+    "clients": 4,
+    "clients-per-round": 2,
+    "rounds": 4,
+    "evaluate-every": 2,
+    "checkpoint-every": 2,
+    "partition.name": "dirichlet",
+    "partition.alpha": 1.0,
+    "partition.subsample": 240,
+    "seed": 3,
+}
+
+
+def flat(name, **keys):
+    """The keys of a case; ``keys`` win."""
+    return {**FLAT, **CASES[name], **keys}
+
+
+class Lines:
+    def __init__(self):
+        self.lines, self.records = [], []
+
+    def opened(self, progress, total):
+        pass
+
+    def round(self, progress, record, line):
+        self.lines.append(line)
+        self.records.append(record)
+
+    def closed(self, progress, line):
+        pass
+
+
+class Stop(BaseException):
+    pass
+
+
+class StopAfter(Lines):
+    def __init__(self, round):
+        super().__init__()
+        self.at = round
+
+    def round(self, progress, record, line):
+        if record.round == self.at:
+            raise Stop
+
+
+@cache
+def finished(name, **keys):
+    lines = Lines()
+    strategy = run_in_process(assemble(flat(name, **keys)), observers=[lines])
+    return strategy, lines
+
+
+def outcome(strategy):
+    return digest(strategy.progress.server), dict(strategy.report.digests), strategy.report.totals
+
+
+@cache
+def codings(name):
+    """The value codings of a first upload's tensors that are not empty."""
+    assembly = assemble(flat(name))
+    server = assembly.method.make_server(assembly.task)
+    host = build_host(Shared.around(assembly, "cpu"), Node(1, 4), "run", ScratchStore())
+    plan = server.plan(1)
+    _, upload = host.algorithm.train(host.algorithm.init(), server.newcomer(server.init(), host.info, plan), plan)
+    return {tensor.coding for tensor in upload.tensors.values() if tensor.nnz}
