@@ -46,6 +46,7 @@ class Mutant(NamedTuple):
 
 
 TWO = "tests/strategies/test_two_rounds.py::test_"
+MULTIPLY_ADDS = "tests/strategies/test_multiply_adds.py::test_"
 BASELINES = "strategies/baselines/"
 FT = TWO + "fedavg_ft_tunes_for_its_epochs_and_uploads_the_model_before"
 STAYS = TWO + "what_stays_with_the_client_is_used_in_the_second_round"
@@ -165,7 +166,7 @@ MUTANTS = (
         BASELINES + "apfl.py",
         "self.trainer.account(shared.module, epochs * len(self.trainer.y))",
         "pass",
-        TWO + "apfl_computes_twice_what_fedavg_does",
+        MULTIPLY_ADDS + "apfl_computes_twice_what_fedavg_does",
     ),
     Mutant(
         "fedper receives W_0's head",
@@ -201,7 +202,7 @@ MUTANTS = (
         BASELINES + "feddst.py",
         "purpose=purpose, density=share",
         "purpose=purpose",
-        TWO + "feddst_computes_by_the_density_of_each_layer",
+        MULTIPLY_ADDS + "feddst_computes_by_the_density_of_each_layer",
     ),
     Mutant(
         "dmpfl trains from W_0 in phase 2b",

@@ -3,8 +3,7 @@
 The second round must start from what the first one left: the residual, the personal model, the head, α, the masks. A
 first round alone cannot show this, because then everything is still W_0 or 0.
 
-The model has no bias: the logits of x are (w·x, 0). With one example of class 0 the loss is ln(1 + exp(-w·x)), so a
-step of SGD at learning rate .5 is w + .5·σ(-w·x)·x. The numbers are computed here in NumPy, in float64.
+The model and its steps are those of one_example.py. The numbers are computed here in NumPy, in float64.
 """
 
 from __future__ import annotations
@@ -12,87 +11,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from client_app.build import Node, Shared, build_host
-from sepal.client.multiply_adds import multiply_adds
-from sepal.client.training import Trainer
 from sepal.masks.packed import pack, spread, unpack
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import ClientInfo, Payload, Plan, Task
+from sepal.protocol.method import Payload, Plan
 from sepal.rng import derive
-from sepal.wire.tensors import SparseTensor, whole
+from sepal.wire.tensors import SparseTensor
 from strategies import registry
-from strategies.assembly import assemble
 from strategies.dmpfl.contract import ClientState as DualState
-from tests.stores import ScratchStore
-from tests.strategies.baselines import BASE
-
-X = np.array([1, 2, 4, 0.5])
-
-
-class Four(nn.Module):
-    """Four weights, (4, 1): the logits of x, (n, 4), are (w·x, 0)."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(4, 1))
-
-    def forward(self, x):
-        return torch.cat([x @ self.w, torch.zeros(len(x), 1)], 1)
-
-
-class Product(nn.Module):
-    """A head h on a body b: the logits of x, (n, 1), are (h·b·x, 0)."""
-
-    def __init__(self):
-        super().__init__()
-        self.b, self.h = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-
-    def forward(self, x):
-        return torch.cat([x * self.b * self.h, torch.zeros_like(x)], 1)
-
-
-def client(method, module=Four, x=X, start=0.0, **keys):
-    """A client algorithm on one example ``x`` of class 0, all weights at ``start``, one step of SGD .5 an epoch."""
-    settings = {"method": method, "lr": 0.5, "optimizer": "sgd", "local-epochs": 1, **keys}
-    task = assemble({**BASE, **settings}).task
-    shapes = {name: tuple(p.shape) for name, p in module().named_parameters()}
-    layout = tuple(Parameter(name, shape, Role.WEIGHT) for name, shape in shapes.items())
-    weights = {name: np.full(shape, start, np.float32) for name, shape in shapes.items()}
-    inputs, labels = torch.tensor(np.atleast_2d(x), dtype=torch.float32), torch.tensor([0])
-    trainer = Trainer(ClientInfo("c", 1), task.config, inputs, labels, inputs[:0], labels[:0], module)
-    return registry.get(method).make_client(Task(layout, weights, task.config, task.hyper), trainer)
-
-
-def step(w, x=X, lr=0.5):
-    """One step of SGD from ``w``: the gradient of ln(1 + exp(-w·x)) is -σ(-w·x)·x."""
-    w, x = np.asarray(w, float), np.asarray(x, float)
-    return w + lr * x / (1 + np.exp(np.sum(w * x)))
-
-
-def slope(z):
-    """The derivative of ln(1 + exp(-z))."""
-    return -1 / (1 + np.exp(z))
-
-
-def dense(**values):
-    return Payload({name: whole(np.array(value, np.float32).reshape(-1)) for name, value in values.items()})
-
-
-def four(values):
-    return Payload({"w": whole(np.array(values, np.float32).reshape(4, 1))})
-
-
-def flat(tensor):
-    return np.asarray(tensor.dense() if isinstance(tensor, SparseTensor) else tensor).reshape(-1)
-
-
-def logits(algorithm, state, download, plan, x):
-    """The first logit of ``x`` as the method predicts it."""
-    predict = algorithm.predictor(state, download, plan)
-    return predict(torch.tensor(np.atleast_2d(x), dtype=torch.float32))[0, 0].item()
-
+from tests.strategies.one_example import One, Product, X, client, dense, flat, four, logits, slope, step
 
 # Sparse updates: what was not sent in round 1 is added in round 2
 
@@ -196,17 +122,6 @@ def test_apfl_goes_on_from_its_personal_model_and_its_alpha():
         assert state.alpha == pytest.approx(alpha, rel=1e-5)
         assert sent.tensors["w"].values[0] == pytest.approx(step([w], [2.0])[0], rel=1e-5)
     assert 0 < alpha < 0.45
-
-
-class One(nn.Module):
-    """One weight: the logits of x, (n, 1), are (w·x, 0)."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(1))
-
-    def forward(self, x):
-        return torch.cat([x * self.w, torch.zeros_like(x)], 1)
 
 
 @pytest.mark.parametrize(
@@ -321,35 +236,6 @@ def test_subfedavg_prunes_what_is_left_of_its_mask_in_the_second_round():
     assert algorithm.kept(state)["w"].reshape(-1).tolist() == [True, False, True, False]
     np.testing.assert_allclose(flat(sent.tensors["w"]), expected, rtol=1e-6)
     np.testing.assert_allclose(algorithm.own(state)["w"].reshape(-1), expected, rtol=1e-6)
-
-
-# Multiply-adds
-
-
-def work(method, **keys):
-    """The multiply-adds that a first round reports, and the host."""
-    settings = {**BASE, "method": method, "local-epochs": 2, **keys}
-    host = build_host(Shared.around(assemble(settings), "cpu"), Node(0, 4), "run", ScratchStore())
-    server = registry.get(method).make_server(host.algorithm.task)
-    plan = server.plan(1)
-    host.algorithm.train(host.algorithm.init(), server.newcomer(server.init(), host.info, plan), plan)
-    return host.algorithm.trainer.spent()["multiply-adds"], host
-
-
-def test_apfl_computes_twice_what_fedavg_does():
-    """Two models are trained on every batch."""
-    assert work("apfl")[0] == 2 * work("fedavg")[0] > 0
-
-
-def test_feddst_computes_by_the_density_of_each_layer():
-    """Each layer's multiply-adds times its kept share, for every example of both epochs."""
-    found, host = work("feddst", **{"feddst.keep": 0.3, "feddst.budgets": "erk"})
-    algorithm = host.algorithm
-    trainer, masks = algorithm.trainer, algorithm._masks(Payload())
-    layers = multiply_adds(trainer.make(), trainer.x[:1])
-    expected = sum(value * (masks[name].mean() if name in masks else 1) for name, value in layers.items())
-    assert found == pytest.approx(2 * len(trainer.y) * expected, rel=1e-9)
-    assert found < 0.7 * work("fedavg")[0]
 
 
 # Predictions
