@@ -11,7 +11,7 @@ from typing import Any
 
 from sepal.client.state_store import DiskStateStore
 from sepal.errors import ConfigError, StateError
-from sepal.protocol.messages import version_round
+from sepal.protocol.messages import is_version, version_round
 from server_app.run_directory import IN_PROCESS, default_base, stored_config, stored_summary
 from strategies.assembly import Assembly
 
@@ -53,7 +53,8 @@ class NewestState:
 
 def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | None:
     """Return the newest state of a client of the run at ``path``; None if it has none here."""
-    states = sorted(path.glob(f"clients/*/{client}/*-*.safetensors"), key=lambda file: version_round(file.stem))
+    files = [file for file in path.glob(f"clients/*/{client}/*.safetensors") if is_version(file.stem)]
+    states = sorted(files, key=lambda file: version_round(file.stem))
     if not states:
         return None
     store = DiskStateStore(states[-1].parent, assembly.method.client_state, durable=False)

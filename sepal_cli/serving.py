@@ -160,7 +160,7 @@ def join(
     look: Annotated[
         float,
         typer.Option(
-            min=1, max=600, help="Longest pause between two looks for a message, in seconds; see docs/scaling.md."
+            min=1, max=30, help="Longest pause between two looks for a message, in seconds; see docs/scaling.md."
         ),
     ] = 3.0,
     data_dir: Annotated[str, typer.Option(help="Where shared data sets lie; by default SEPAL_DATA.")] = "",

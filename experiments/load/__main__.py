@@ -112,13 +112,14 @@ def measure(
                 for process, _ in processes:
                     process.kill()
                 return {"clients": clients, "look_s": look, "idle_superlink_cpu": spent}
-            begun = time.monotonic()
+            light = [psutil.Process(process.pid) for process, _ in processes]
+            before = sum(sum(process.cpu_times()[:2]) for process in light)
+            waited, begun = dict(watch.cpu), time.monotonic()
             write_app(directory / "app")
             run = flower.run_app(directory / "app", config, timeout=timeout)
             wall = time.monotonic() - begun
             watch.stop()
-            light = [psutil.Process(process.pid) for process, _ in processes]
-            light_cpu = sum(sum(process.cpu_times()[:2]) for process in light)
+            light_cpu = sum(sum(process.cpu_times()[:2]) for process in light) - before
             light_memory = sum(process.memory_info().rss for process in light) / 1e6
             for process, _ in processes:
                 if process.stdin:
@@ -139,8 +140,8 @@ def measure(
         "idle_superlink_cpu": spent,
         "superlink_mb": max(watch.memory["superlink"], default=0.0),
         "serverapp_mb": max(watch.memory["serverapp"], default=0.0),
-        "superlink_cpu_s": watch.cpu["superlink"],
-        "serverapp_cpu_s": watch.cpu["serverapp"],
+        "superlink_cpu_s": watch.cpu["superlink"] - waited["superlink"],
+        "serverapp_cpu_s": watch.cpu["serverapp"] - waited["serverapp"],
         "light_clients_cpu_s": light_cpu,
         "light_clients_mb": light_memory,
         "database_mb": database,

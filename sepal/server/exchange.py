@@ -4,13 +4,13 @@ Flower's own ``send_and_receive`` polls every three seconds and ignores late rep
 second and matches replies by ``reply_to_message_id``, because the source of an error reply is the SuperLink. Messages
 are composed and replies pulled a few at a time, so memory does not grow with the number of clients.
 
-A SuperLink is asked once a sweep which replies it has, and each of those is pulled alone: Flower's own call decodes all
-of them together, so one reply that cannot be decoded would lose the others. After a look in vain the loop pauses for at
-least as long as the look took, so that the SuperLink is free for its nodes half of the time.
+A SuperLink is asked for 32 messages at a time which replies it has, and each of those is pulled alone: Flower's own
+call decodes all of them together, so one reply that cannot be decoded would lose the others. After a sweep in vain the
+loop pauses for at least as long as the sweep took, so that the SuperLink is free for its nodes half of the time.
 
 A SuperLink also marks a message as delivered when a node asks for it, so a connection that breaks at that moment loses
-the message. A node that takes three times as long as ever before is therefore asked a second time. That is safe: a
-client answers the same order with the same bits.
+the message. A node that takes three times as long as ever before is therefore asked a second time, and so is a node
+whose reply the SuperLink no longer has. That is safe: a client answers the same order with the same bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flwr.serverapp import Grid
 
 from sepal.errors import one_line
 from sepal.protocol.method import Kind
-from sepal.server.flower_private import Pull, at_hand
+from sepal.server.flower_private import REPLY_GONE, Pull, at_hand
 
 log = logging.getLogger("sepal")
 
@@ -37,6 +37,7 @@ Take: TypeAlias = Callable[[int, RecordDict], None]
 
 WAVE = 8  # messages composed, pushed or pulled at a time
 WAVE_BYTES = 8 << 20
+TOGETHER = 32  # messages that a SuperLink is asked about in one call
 OVERDUE = 60.0  # seconds: no node is asked again before
 SLOWNESS = 3.0  # times the longest that the node has taken for an order of this kind
 
@@ -71,14 +72,19 @@ class Sent:
 
 @dataclass
 class Lost:
-    """Nodes that are asked a second time, because their message or their reply may have been lost."""
+    """Nodes that are asked a second time, because their message or their reply may have been lost.
 
+    Attributes:
+        deadline: Seconds of the monotonic clock; nobody is asked again after it.
+    """
+
+    deadline: float
     _asked: set[int] = field(default_factory=set)
     _next: list[int] = field(default_factory=list)
 
     def note(self, node: int) -> bool:
         """Return whether ``node`` is to be asked again."""
-        if node in self._asked:
+        if node in self._asked or time.monotonic() > self.deadline:
             return False
         self._asked.add(node)
         self._next.append(node)
@@ -139,7 +145,7 @@ class Exchange:
         waiting: dict[str, Sent] = {}
         missing: dict[int, str] = {}
         left = deque(local.arrange(nodes) if local else nodes)
-        size, lost = 1, Lost()
+        size, lost = 1, Lost(deadline)
         while left or waiting:
             if left:
                 wave = list(self._wave(left, compose, group, timeout, size))
@@ -184,20 +190,22 @@ class Exchange:
             size += sum(len(array.data) for record in records.array_records.values() for array in record.values())
             count += 1
 
-    def _looks(self, names: list[str]) -> list[tuple[list[str], Pull]]:
-        """Return the calls that pull replies, each with the messages whose replies it may give."""
-        if not names:
-            return []
-        try:
-            found = at_hand(self.grid, names)
-        except Exception as error:  # one reply can break the call for all
-            log.warning("%s", one_line(f"replies are looked for one by one: {type(error).__name__}: {error}", 300))
-            found = None
-        if found is not None:
-            return [([name], pull) for name, pull in found]
-        most = WAVE if isinstance(self.grid, LocalGrid) else 1  # a few at a time, so that memory stays bounded
-        batches = [names[begin : begin + most] for begin in range(0, len(names), most)]
-        return [(batch, partial(self.grid.pull_messages, batch)) for batch in batches]
+    def _looks(self, names: list[str]) -> Iterator[tuple[list[str], Pull]]:
+        """Yield the calls that pull replies, each with the messages whose replies it may give."""
+        for begin in range(0, len(names), TOGETHER):
+            together = names[begin : begin + TOGETHER]
+            try:
+                found = at_hand(self.grid, together)
+            except Exception as error:  # one reply can break the call for all
+                log.debug("replies are looked for one by one: %s: %s", type(error).__name__, error)
+                found = None
+            if found is not None:
+                yield from (([name], pull) for name, pull in found)
+                continue
+            most = WAVE if isinstance(self.grid, LocalGrid) else 1  # a few at a time, so that memory stays bounded
+            for first in range(0, len(together), most):
+                batch = together[first : first + most]
+                yield batch, partial(self.grid.pull_messages, batch)
 
     def _collect(self, waiting: dict[str, Sent], lost: Lost, missing: dict[int, str], take: Take) -> tuple[int, float]:
         """Process the replies that have arrived; return their number, and the seconds spent if there was none."""
@@ -215,11 +223,11 @@ class Exchange:
                         missing[sent.node] = reason
                 continue
             for reply in replies:
-                self._sort(reply, waiting, missing, take)
+                self._sort(reply, waiting, lost, missing, take)
             found += len(replies)
         return found, 0.0 if found else time.monotonic() - begun
 
-    def _sort(self, reply: Message, waiting: dict[str, Sent], missing: dict[int, str], take: Take) -> None:
+    def _sort(self, reply: Message, waiting: dict[str, Sent], lost: Lost, missing: dict[int, str], take: Take) -> None:
         name = reply.metadata.reply_to_message_id
         sent = waiting.pop(name, None)
         if sent is None:
@@ -228,7 +236,8 @@ class Exchange:
                 self.late += 1
                 self._late.append((asker, reply.content))
         elif reply.has_error():
-            if not _asked(sent.node, waiting):
+            gone = reply.error.code in REPLY_GONE
+            if not _asked(sent.node, waiting) and not (gone and lost.note(sent.node)):
                 missing[sent.node] = one_line(f"error {reply.error.code}: {reply.error.reason}", 300)
         else:
             for other in [key for key, value in waiting.items() if value.node == sent.node]:

@@ -14,8 +14,8 @@ are loaded by ``flwr.app`` anyway, so importing this one costs nothing more.
   match no message.
 - ``http_grid.pull_objects`` and ``inflate_object_from_contents``: wrapped, so that a reply is measured before its
   arrays are assembled. If they are renamed, ``bound_replies`` raises when a run starts.
-- ``HttpGrid._client`` and ``PullMessages``: one question for all replies, and one reply at a time after it. If they
-  change, ``at_hand`` raises or returns None, and replies are looked for one by one: slower, nothing is lost.
+- ``HttpGrid._client`` and ``PullMessages``: one question for many replies, and one reply at a time after it. If
+  ``_client`` is renamed, ``at_hand`` returns None, and replies are looked for one by one: slower, nothing is lost.
 - The bytes that Flower adds to an array, measured. If they change, ``message`` bytes are wrong.
 """
 
@@ -42,6 +42,7 @@ from flwr.supercore.task_identity import TaskIdentity
 Pull: TypeAlias = Callable[[], Iterable[Message]]
 
 CLIENT_APP_RAISED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+REPLY_GONE = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
 CLIENT_APP_FAILED = frozenset({ErrorCode.LOAD_CLIENT_APP_EXCEPTION, CLIENT_APP_RAISED})
 
 MOST_OBJECTS = 4096  # of a reply: its records, arrays and chunks of 5 MiB
@@ -88,8 +89,10 @@ class _Answered:
 def at_hand(grid: Grid, names: Sequence[str]) -> list[tuple[str, Pull]] | None:
     """Ask a SuperLink, in one call, which of the messages ``names`` have a reply.
 
-    A SuperLink's call costs the same for one message as for many. But Flower's ``pull_messages`` decodes all replies of
-    a call before it returns the first, so one that cannot be decoded would lose the others: here each is pulled alone.
+    A call for many messages costs a SuperLink hardly more than one for a single message. But Flower's ``pull_messages``
+    decodes all replies of a call before it returns the first, so one that cannot be decoded would lose the others: here
+    each is pulled alone. A SuperLink deletes messages and replies before it sends the answer, so an answer that is lost
+    loses all its replies: ask for a few dozen at a time.
 
     Returns:
         For each reply the id of the message that it answers, and the call that pulls it; that call can raise any
@@ -98,7 +101,10 @@ def at_hand(grid: Grid, names: Sequence[str]) -> list[tuple[str, Pull]] | None:
     module = sys.modules.get("flwr.superlink.grid.http_grid")
     if module is None or not isinstance(grid, module.HttpGrid):
         return None
-    client, response = grid._runtime_client, module.PullAppMessagesResponse
+    if grid._runtime_client is not getattr(grid, "_client", None):
+        return None
+    client: Any = grid._runtime_client
+    response = module.PullAppMessagesResponse
     found = client.PullMessages(module.PullAppMessagesRequest(message_ids=names))
 
     def pull(message: Any, tree: Any) -> list[Message]:

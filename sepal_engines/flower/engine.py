@@ -187,14 +187,16 @@ class Flower(Processes):
         if not run:
             raise FlowerError("flwr run", "a run to be started", lines[-1] if lines else "no answer")
         while (status := self.status(run)) in UNDER_WAY:
+            left = deadline - time.monotonic()
+            if left < 0:
+                raise FlowerError("flwr run", f"an end within {timeout:g} s", status)
             seen = set(lines)  # the log begins from its start again
 
             def unseen(line: str, seen: set[str] = seen) -> None:
                 if line not in seen:
                     show(line)
 
-            again = ["flwr", "log", run, CONNECTION, "--stream"]
-            more = self.output(again, deadline - time.monotonic(), tick, unseen)
+            more = self.output(["flwr", "log", run, CONNECTION, "--stream"], left, tick, unseen)
             lines += [line for line in more if line not in seen]
         return AppRun(run, status, tuple(lines))
 
@@ -230,17 +232,23 @@ class Flower(Processes):
         reader.join(5)
         return lines
 
-    def status(self, run_id: str, timeout: float = 30.0) -> str:
-        """Return the status of a run whose stream has ended, once it is ``finished``."""
+    def status(self, run_id: str, ending: float = 3.0, timeout: float = 30.0) -> str:
+        """Return the status of a run whose stream has ended.
+
+        Args:
+            run_id: Flower's id of the run.
+            ending: Seconds for a run that is ``running`` to become ``finished``.
+            timeout: Seconds for the SuperLink to answer; then the status is ``unknown: REASON``.
+        """
         command = ["flwr", "list", CONNECTION, "--run-id", run_id, "--format", "json"]
-        deadline = time.monotonic() + timeout
+        begun = time.monotonic()
         while True:
             answer = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
             try:
-                status = str(json.loads(answer.stdout)["runs"][0]["status"])
+                status, patience = str(json.loads(answer.stdout)["runs"][0]["status"]), ending
             except (ValueError, KeyError, IndexError):
-                status = f"unknown: {answer.stdout.strip() or answer.stderr.strip()}"
-            if status.startswith("finished") or time.monotonic() > deadline:
+                status, patience = f"unknown: {answer.stdout.strip() or answer.stderr.strip()}", timeout
+            if status.startswith("finished") or time.monotonic() - begun > patience:
                 return status
             time.sleep(0.2)
 

@@ -1,11 +1,13 @@
 """Flower's processes are ended, wherever they were adopted; nothing of the home stays."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -123,7 +125,7 @@ class Broken(Flower):
             show(line)
         return lines[len(self.commands) - 1]
 
-    def status(self, run_id, timeout=30.0):
+    def status(self, run_id, ending=3.0, timeout=30.0):
         return self.statuses.pop(0)
 
 
@@ -135,6 +137,34 @@ def test_a_run_whose_log_stream_breaks_is_followed_to_its_end(tmp_path):
     assert [command[:2] for command in flower.commands] == [["flwr", "run"], ["flwr", "log"], ["flwr", "log"]]
     assert shown == ["round 1", "round 1", Broken.started, "round 2", "end"]
     assert list(run.log) == shown
+
+
+def test_a_run_that_goes_on_beyond_its_time_is_named(tmp_path):
+    with Broken() as flower:
+        flower.commands, flower.statuses = [], ["running"]
+        with pytest.raises(FlowerError, match="flwr run: expected an end within 0 s, got running"):
+            flower.run_app(tmp_path, {}, timeout=0.0, show=lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("answers", "status"),
+    [
+        (["", "running", "finished:completed"], "finished:completed"),
+        (["", "running", "running", "running"], "running"),
+        ([""] * 40, "unknown: no answer"),
+    ],
+    ids=["ends", "goes on", "is gone"],
+)
+def test_a_status_waits_a_little_for_the_end_and_longer_for_an_answer(monkeypatch, answers, status):
+    clock = iter(range(100))  # two looks a second: one before the answer is asked for, one after it
+    monkeypatch.setattr("sepal_engines.flower.engine.time", SimpleNamespace(monotonic=lambda: next(clock), sleep=id))
+
+    def flwr_list(*arguments, **keys):
+        text = answers.pop(0)
+        return SimpleNamespace(stdout=json.dumps({"runs": [{"status": text}]}) if text else "", stderr="no answer")
+
+    monkeypatch.setattr("sepal_engines.flower.engine.subprocess", SimpleNamespace(run=flwr_list))
+    assert Flower.status(SimpleNamespace(environment={}), "77", ending=2.5, timeout=30.0) == status
 
 
 def test_a_run_of_a_superlink_that_is_gone_is_not_waited_for(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import PullObjectResponse
@@ -13,16 +13,22 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.superlink.grid import http_grid
 
 from sepal.protocol.method import Kind
-from sepal.server.exchange import Exchange
+from sepal.server.exchange import TOGETHER, Exchange
 from sepal.server.flower_private import at_hand, enter_run, set_message_id
 
 
 class Client:
-    """A SuperLink behind Flower's client: the reply to each message is there at once, and given out once."""
+    """A SuperLink behind Flower's client: the reply to each message is there at once, and given out once.
 
-    def __init__(self, broken=(), refuses_together=False):
+    Args:
+        broken: Nodes whose replies cannot be decoded.
+        refuses_together: Whether a question for several replies fails, and gives none of them out.
+        lost: Questions whose answers are lost on their way, by number: their replies are gone.
+    """
+
+    def __init__(self, broken=(), refuses_together=False, lost=()):
         self.replies, self.objects, self.asked, self.confirmed, self.pushed = {}, {}, [], [], []
-        self.broken, self.refuses_together = set(broken), refuses_together
+        self.broken, self.refuses_together, self.lost, self.gone = set(broken), refuses_together, set(lost), set()
 
     def PushMessages(self, request):
         names = []
@@ -52,8 +58,21 @@ class Client:
         if self.refuses_together and len(names) > 1:
             raise RuntimeError("500")
         found = [self.replies.pop(name) for name in names if name in self.replies]
+        found += [self.unavailable(name) for name in names if name in self.gone]
+        if len(self.asked) - 1 in self.lost:
+            self.gone |= set(names)
+            raise ConnectionError("the answer is lost")
         messages, trees = zip(*found, strict=True) if found else ((), ())
         return http_grid.PullAppMessagesResponse(messages_list=messages, message_object_trees=trees)
+
+    def unavailable(self, asked):
+        """What a SuperLink says of a message that it has deleted."""
+        order = Message(RecordDict(), dst_node_id=1, message_type="train")
+        set_message_id(order, asked)
+        message = Message(Error(3, "gone"), reply_to=order)
+        set_message_id(message, message.object_id)
+        self.objects |= {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+        return message_to_proto(message), get_object_tree(message)
 
     def PullObject(self, request):
         return PullObjectResponse(
@@ -87,6 +106,30 @@ def test_the_superlink_is_asked_once_for_the_replies_of_all_nodes():
     assert (got, missing) == ({node: node for node in range(5, 12)}, {})
     assert [len(names) for names in client.asked] == [1, 2, 4], "the waves in which messages are pushed"
     assert len(client.confirmed) == 7
+
+
+def test_a_superlink_is_asked_about_a_few_dozen_messages_at_a_time():
+    """It deletes replies before it sends them: a lost answer loses these and no more."""
+    client = Client()
+    exchange = Exchange(grid_of(client), poll=0.001)
+    names = [f"m{number}" for number in range(2 * TOGETHER + 1)]
+    for number, name in enumerate(names):
+        client.reply(number, name)
+    assert [len(batch) for batch, _ in exchange._looks(names)] == [1] * len(names)
+    assert [len(asked) for asked in client.asked] == [TOGETHER, TOGETHER, 1]
+
+
+def test_nodes_whose_replies_were_lost_with_an_answer_are_asked_again_once():
+    client = Client(lost=[2])
+    got, missing = deliver(client, 5, 6, 7, 8, 9, 10, 11)
+    assert (got, missing) == ({node: node for node in range(5, 12)}, {})
+    assert sorted(client.pushed) == [5, 6, 7, 8, 8, 9, 9, 10, 10, 11, 11]
+
+
+def test_a_node_whose_reply_is_gone_twice_is_missing():
+    client = Client(lost=[0, 2])
+    got, missing = deliver(client, 5)
+    assert (got, missing, client.pushed) == ({}, {5: "error 3: gone"}, [5, 5])
 
 
 def test_a_reply_that_cannot_be_decoded_loses_no_other_that_came_with_it():
