@@ -60,6 +60,19 @@ def test_a_global_mask_below_its_budget_is_trained_in_phase_2a():
     assert got.tensors[name].values.size == server.budget[name] - 3
 
 
+def test_the_figures_say_how_far_the_global_mask_is_below_its_budget():
+    """Here nobody covers anything and the mask before was empty, so no position is eligible."""
+    server, host, _ = parts()
+    nothing = {part.name: np.zeros(part.shape, np.int64) for part in server.layout}
+    state = server.init()
+    empty = replace(state, global_mask=pack({p.name: np.zeros(p.shape, bool) for p in server.parts}, server.parts))
+    _, figures = server._select(empty, nothing, [host.info], Plan(1, "1"))
+    assert figures["global-mask.entries"] == 0
+    assert figures["global-mask.missing"] == sum(server.budget[part.name] for part in server.parts) > 0
+    _, figures = server._select(state, nothing, [host.info], Plan(1, "1"))
+    assert figures["global-mask.missing"] == 0
+
+
 def test_a_client_refuses_what_it_cannot_place():
     server, host, _ = parts()
     algorithm, plan = host.algorithm, server.plan(1)
@@ -71,9 +84,11 @@ def test_a_client_refuses_what_it_cannot_place():
     partial = replace(download, tensors={n: t for n, t in download.tensors.items() if n != first})
     with pytest.raises(ProtocolError, match="expected mask 0, which is held"):
         algorithm.received(algorithm.init(), older)
-    for wrong in (partial, replace(download, tensors={})):
+    empty = replace(download, tensors={})
+    for held, wrong in ((0, partial), (0, empty), (5, empty)):  # an empty one is for who holds version 4, no other
         with pytest.raises(ProtocolError, match="payload"):
-            algorithm.received(algorithm.init(), wrong)
+            algorithm.received(replace(algorithm.init(), weights_version=held), wrong)
+    assert algorithm.received(replace(algorithm.init(), weights_version=4), empty).weights_version == 4
 
 
 def test_a_server_refuses_a_mask_of_another_size():
