@@ -184,6 +184,8 @@ def test_ties_take_the_least_alpha_and_no_validation_data_the_trained_model():
     assert digest_arrays(mix(same, ruined, 0.0)) == digest_arrays(same)
     assert digest_arrays(mix(same, ruined, 1.0)) == digest_arrays(ruined)
     assert all(digest_arrays(mix(same, same, step / 10)) == digest_arrays(same) for step in range(11))
+    far = {name: np.full_like(array, 1e8) for name, array in same.items()}
+    assert digest_arrays(mix(far, same, 1.0)) == digest_arrays(same), "1e8 + (x - 1e8) is not x in float32"
 
 
 def client_first(client):
