@@ -62,12 +62,20 @@ class Watch(threading.Thread):
         self.join()
 
 
-def idle_cost(watch: Watch, seconds: float, look: float) -> float:
-    """Return the SuperLink's CPU time, in seconds a second, while its clients only look for messages."""
+def cpu_of(processes: list[psutil.Process]) -> float:
+    """Return the CPU time of processes, in seconds."""
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def idle_cost(watch: Watch, light: list[psutil.Process], seconds: float, look: float) -> dict[str, float]:
+    """Return the CPU time of SuperLink and clients, in seconds a second, while clients only look for messages."""
     time.sleep(12.0 + look)  # all have registered
-    before = watch.cpu["superlink"]
+    before = watch.cpu["superlink"], cpu_of(light)
     time.sleep(seconds)
-    return (watch.cpu["superlink"] - before) / seconds
+    return {
+        "idle_superlink_cpu": (watch.cpu["superlink"] - before[0]) / seconds,
+        "idle_light_clients_cpu": (cpu_of(light) - before[1]) / seconds,
+    }
 
 
 def measure(
@@ -106,20 +114,20 @@ def measure(
                 processes.append((process, out))
             watch = Watch(flower)
             watch.start()
-            spent = idle_cost(watch, idle, look) if idle else None
+            light = [psutil.Process(process.pid) for process, _ in processes]
+            spent = idle_cost(watch, light, idle, look) if idle else {}
             if not rounds:
                 watch.stop()
                 for process, _ in processes:
                     process.kill()
-                return {"clients": clients, "look_s": look, "idle_superlink_cpu": spent}
-            light = [psutil.Process(process.pid) for process, _ in processes]
-            before = sum(sum(process.cpu_times()[:2]) for process in light)
+                return {"clients": clients, "look_s": look, **spent}
+            before = cpu_of(light)
             waited, begun = dict(watch.cpu), time.monotonic()
             write_app(directory / "app")
             run = flower.run_app(directory / "app", config, timeout=timeout)
             wall = time.monotonic() - begun
             watch.stop()
-            light_cpu = sum(sum(process.cpu_times()[:2]) for process in light) - before
+            light_cpu = cpu_of(light) - before
             light_memory = sum(process.memory_info().rss for process in light) / 1e6
             for process, _ in processes:
                 if process.stdin:
@@ -137,7 +145,7 @@ def measure(
         lines = [json.loads(line)["seconds"] for line in path.read_text().splitlines()] if path.exists() else []
     return row(clients, sampled, run.status, wall, lines, found) | {
         "look_s": look,
-        "idle_superlink_cpu": spent,
+        **spent,
         "superlink_mb": max(watch.memory["superlink"], default=0.0),
         "serverapp_mb": max(watch.memory["serverapp"], default=0.0),
         "superlink_cpu_s": watch.cpu["superlink"] - waited["superlink"],

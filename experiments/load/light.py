@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -64,6 +65,8 @@ class Light:
         answer: Makes the replies to a message, from the message, the node's id and the run's id.
         poll: Seconds between looks for a message; a SuperNode of Flower 1.39 looks every 3 s.
         connection: Further arguments of Flower's client connection, such as certificates and keys.
+        turn: Held while it calls. A call of gRPC that waits wakes several times a second: shared among the clients of a
+            process, a semaphore keeps those that wait for a busy SuperLink from taking the processor that it needs.
         timings: ``down`` and ``up`` seconds and the bytes of each reply.
         failures: What failed, a line each; a reply that the SuperLink did not take is one.
     """
@@ -72,6 +75,7 @@ class Light:
     answer: Answer
     poll: float = 3.0
     connection: Mapping[str, Any] = field(default_factory=dict)
+    turn: AbstractContextManager[Any] = field(default_factory=nullcontext)
     timings: list[dict[str, float]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -96,7 +100,8 @@ class Light:
             with grpc_request_response(self.address, **options) as connection:
                 while not self._stop.is_set():
                     try:
-                        idle = not self._exchange(*connection)
+                        with self.turn:
+                            idle = not self._exchange(*connection)
                     except Exception as reason:
                         self.failures.append(f"{type(reason).__name__}: {reason}"[:300])
                         idle = True

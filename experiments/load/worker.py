@@ -9,8 +9,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
+import grpc
 import numpy as np
+from flwr.client.grpc_rere_client import connection
+from flwr.supercore.grpc import create_channel
 from flwr.supercore.task_identity import TaskIdentity
 
 from experiments.load.light import Light, Premade
@@ -21,7 +25,23 @@ from sepal.storage.serialize import digest_arrays
 from sepal.wire.tensors import whole
 from strategies.assembly import assemble
 
+CALLING = 8  # clients of a process that call at a time
 UPLOADS = 50  # of 1 MB, more than a process's clients send in a round of 100 clients in four processes
+
+
+def watch_no_channels() -> None:
+    """Let Flower's client connection not ask for its channel's state, which it only logs.
+
+    gRPC watches it in a thread that wakes five times a second: with 1,000 channels on one machine that takes the
+    processor that the SuperLink needs.
+    """
+
+    def quiet(*args: Any, **options: Any) -> grpc.Channel:
+        channel = create_channel(*args, **options)
+        channel.subscribe = lambda *_: None
+        return channel
+
+    connection.create_channel = quiet  # type: ignore[attr-defined]
 
 
 def main() -> None:
@@ -32,6 +52,7 @@ def main() -> None:
     address, first, count, config, out = sys.argv[1:6]
     look = float(sys.argv[6])
     user_modules.enable()
+    watch_no_channels()
     threading.stack_size(256 * 1024)
     assembly = assemble(json.loads(config))
     weights = dict(assembly.task.weights)
@@ -43,8 +64,9 @@ def main() -> None:
     ]
     uploads = itertools.cycle(made)  # all clients take from it, so none sends what another is sending
     TaskIdentity.task_id = 1
+    turn = threading.BoundedSemaphore(CALLING)
     lights = [
-        Light(address, Premade(ClientInfo(f"client-{number:05d}", 10), uploads, facts), look)
+        Light(address, Premade(ClientInfo(f"client-{number:05d}", 10), uploads, facts), look, turn=turn)
         for number in range(int(first), int(first) + int(count))
     ]
     for light in lights:
