@@ -7,6 +7,7 @@ result file beside its page is not in the table.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -92,7 +93,8 @@ def _row(plan: Plan, block: Block, cell: str, groups: Mapping[str, Sequence[Foun
 def _megabytes(group: Sequence[Found]) -> str:
     """Return the MB of all clients and rounds, both ways, mean over seeds."""
     sizes = [one["megabytes"]["up"] + one["megabytes"]["down"] for one in group]
-    return f"{sum(sizes) / len(sizes):.3g}" if sizes else "–"
+    mean = sum(sizes) / len(sizes) if sizes else math.nan
+    return f"{mean:,.0f}" if mean >= 1000 else f"{mean:.3g}" if sizes else "–"
 
 
 def _ranks(plan: Plan, results: Mapping[str, Found], page: str) -> Iterator[str]:

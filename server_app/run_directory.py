@@ -38,8 +38,8 @@ IN_PROCESS = "in-process"
 FREE = frozenset({"name", "out", "data-dir", "state-dir", "timeout", "checkpoint-every", "max-message-bytes"})
 
 
-# Keys that may also change where a run goes back to an earlier round: what the server accepts.
-FREE_BACK = frozenset({"max-update-norm", "robust-mean", "on-missing", "min-replies", "roster"})
+# Keys that may also change where a run goes back to an earlier round: what the server accepts, and what it does then.
+FREE_BACK = frozenset({"max-update-norm", "robust-mean", "on-missing", "min-replies", "roster", "pa3dfl.non-finite"})
 
 
 def default_base(engine: str) -> Path:

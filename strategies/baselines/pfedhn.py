@@ -114,6 +114,12 @@ class PFedHNServer(Generated, ServerBase[ServerState]):
         new = {EMBEDDING + client.name: self.first(client.name) for client in clients}
         return replace(state, weights={**state.weights, **{n: a for n, a in new.items() if n not in state.weights}})
 
+    def evicted(self, state: ServerState, names: Sequence[str]) -> ServerState:
+        """Return the state without the embeddings of evicted clients."""
+        gone = {EMBEDDING + name for name in names}
+        kept = ({n: a for n, a in part.items() if n not in gone} for part in (state.weights, state.momentum))
+        return ServerState(*kept)
+
     def first(self, client: str) -> npt.NDArray[np.float32]:
         """Return a client's first embedding."""
         rng = derive(self.task.config.seed, "embedding", client)

@@ -52,7 +52,8 @@ class Hyper(Settings):
     decoder_rank: int = Field(0, ge=0, description="units of the decoders' hidden layers; 0: as hidden")
     most_mib: int = Field(1024, ge=1, description="MiB that the hypernetwork may take; a larger one is refused")
     non_finite: Literal["go-on", "end"] = Field(
-        "go-on", description="after a step of the hypernetwork that is not finite: keep the state and go on, or end"
+        "go-on",
+        description="where loss or gradient of the hypernetwork are not finite: keep the state and go on, or end",
     )
 
 

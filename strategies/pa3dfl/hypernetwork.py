@@ -54,8 +54,8 @@ class Figures(NamedTuple):
     Attributes:
         loss: Equation 7: mean over the uploads of ½‖new - sent‖².
         norm: Norm of its gradient, before clipping.
-        absorbed: Share of the clients' change that the step absorbs, to first order: γ·clip·‖gradient‖²/(2·loss).
-            Were all changes and all h the same it would be γ·clip·(1 + ‖h‖²).
+        absorbed: Share of the clients' change that the step absorbs, to first order: γ·c·‖gradient‖²/(2·loss), with
+            c = min(1, clip/‖gradient‖). Were all changes and all h the same it would be γ·c·(1 + ‖h‖²).
         h: ‖h‖², mean over uploads and layers.
         attended: Number of clients attended, 1/Σa² of the softmax's weights a, mean over uploads and layers.
         finite: Whether the step was taken; if not, the state is the one before it.
@@ -100,8 +100,8 @@ class Hypernetwork:
             self.shapes[f"decoder.{p.name}.bias"] = p.shape
         self.bytes = 4 * sum(math.prod(shape) for shape in self.shapes.values())
         if self.bytes > hyper.most_mib << 20:
-            expected = f"at most {hyper.most_mib << 20:,} bytes of weights (a smaller rank makes it smaller)"
-            raise ModelError("hypernetwork", expected, f"{self.bytes:,} at rank {self.rank}")
+            expected = f"at most {hyper.most_mib} MiB of weights (pa3dfl.most-mib, or a smaller pa3dfl.decoder-rank)"
+            raise ModelError("hypernetwork", expected, f"{self.bytes / 2**20:.0f} at rank {self.rank}")
 
     def init(self, first: Weights) -> State:
         """Return the state before anybody joins.

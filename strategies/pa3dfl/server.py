@@ -6,12 +6,14 @@ Wang et al., "Selective Knowledge Sharing for Personalized Federated Learning Un
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 
 from models.decomposed import cut, initial_weights
+from models.factors import width_for
 from sepal.errors import RoundError
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Uploads, Weights
 from sepal.protocol.payloads import delivered
@@ -21,6 +23,8 @@ from sepal.server.means import equally, mean_of_prefixes, weighted_mean
 from strategies.pa3dfl.contract import Hyper, ServerState, Shape, State
 from strategies.pa3dfl.hypernetwork import Hypernetwork
 
+log = logging.getLogger("sepal")
+
 
 class Pa3dFLServer(ServerBase[ServerState]):
     """Keeps general tensors, the hypernetwork and embeddings, and generates personal tensors for each download."""
@@ -29,10 +33,18 @@ class Pa3dFLServer(ServerBase[ServerState]):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.shape = cache(lambda capacity: Shape.of(task, capacity))
+        self._of_width = cache(lambda width: Shape(task, width))
         self.full = Shape(task, 1.0)
         generated = self.hyper.personal == "hypernetwork"
         self.hypernetwork = Hypernetwork(self.full.personal, task.config.seed, self.hyper) if generated else None
+
+    def shape(self, client: ClientInfo) -> Shape:
+        """Return the shape of a client's model; there are at most 1/p_min of them.
+
+        Raises:
+            ModelError: The capacity is below p_min² or above 1.
+        """
+        return self._of_width(width_for(client.capacity, self.hyper.least))
 
     def init(self) -> ServerState:
         """Draw general tensors, and personal ones as the decoders' initial biases, common to all clients."""
@@ -58,7 +70,7 @@ class Pa3dFLServer(ServerBase[ServerState]):
 
         The whole model is sent each time, so a client may miss any number of rounds.
         """
-        shape = self.shape(client.capacity)
+        shape = self.shape(client)
         personal: Weights = {}
         if self.hypernetwork:
             known = self.joined(state, [client]).hypernetwork
@@ -73,7 +85,7 @@ class Pa3dFLServer(ServerBase[ServerState]):
 
     def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:
         """Admit the tensors of the download, at the client's width."""
-        return dense_schema(self.shape(client.capacity).shared)
+        return dense_schema(self.shape(client).shared)
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Average the general tensors with equal weights, and take a step of the hypernetwork.
@@ -83,7 +95,6 @@ class Pa3dFLServer(ServerBase[ServerState]):
         """
         if not len(uploads):
             return state, {}
-        state = self.joined(state, uploads.clients)
         after = replace(state, general=weighted_mean(uploads, state.general, weigh=equally))
         if not self.hypernetwork:
             return replace(after, personal=mean_of_prefixes(uploads, state.personal).over(state.personal)), {}
@@ -92,6 +103,8 @@ class Pa3dFLServer(ServerBase[ServerState]):
         moved, figures = self.hypernetwork.step(state.hypernetwork, new, partial(delivered, coding=self.coding))
         if not figures.finite and self.hyper.non_finite == "end":
             raise RoundError(f"round {plan.round}: the hypernetwork's step", "finite numbers", f"loss {figures.loss}")
+        if not figures.finite:
+            log.warning("round %d: the hypernetwork's step was not finite: the state is kept", plan.round)
         metrics = {f"hypernetwork.{n}": float(x) for n, x in figures._asdict().items() if math.isfinite(x)}
         return (replace(after, hypernetwork=moved) if figures.finite else state), metrics
 

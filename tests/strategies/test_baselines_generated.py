@@ -251,6 +251,18 @@ def test_only_the_pulled_layers_travel():
     np.testing.assert_allclose(down.tensors["fc2.bias"].dense(), other / 2, rtol=1e-6)
 
 
+def test_an_evicted_clients_embedding_and_its_momentum_are_gone():
+    """All else of the hypernetwork stays; a name that the server does not know changes nothing."""
+    federation = Federation([1.0, 1.0], method="pfedhn", **MLP)
+    server, plan = federation.server, federation.server.plan(1)
+    first = server.joined(server.init(), [host.info for host in federation.hosts])
+    state, _ = server.aggregate(first, Sent(federation.trained(first, number, plan) for number in range(2)), plan)
+    name = f"embedding/{federation.hosts[1].info.name}"
+    assert name in state.weights
+    left = server.evicted(state, [federation.hosts[1].info.name, "stranger"])
+    assert set(state.weights) - set(left.weights) == set(state.momentum) - set(left.momentum) == {name}
+
+
 def test_mtl_has_no_received_model():
     strategy = run_in_process(assemble({**BASE, "method": "mtl", "rounds": 1, "evaluate-every": 0}))
     assert "received" not in strategy.report.accuracy

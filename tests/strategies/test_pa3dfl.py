@@ -235,8 +235,13 @@ def test_kept_locally_nothing_personal_travels_and_clients_go_on_from_their_own(
 
 
 def test_flancs_decomposition_trains_at_mixed_widths():
+    """Of conv2, 16 → 32 channels of 3 × 3: θ_u is (9·R1, R2) = (9·1, 16), θ_v (outputs, inputs/R1, R2)."""
     federation = Federation(CAPACITIES, **{"pa3dfl.decomposition": "flanc"})
-    _, after, metrics = federation.round(federation.first())
+    first = federation.first()
+    uploads, after, metrics = federation.round(first)
+    assert first.general["body.conv2.theta_u"].shape == (9, 16)
+    factors = [upload.payload.tensors["body.conv2.theta_v"].shape for upload in uploads]
+    assert factors == [(32, 16, 16), (16, 8, 16), (2, 1, 16), (22, 11, 16)]  # widths 1, 1/2, 1/16, 11/16
     assert metrics["hypernetwork.norm"] > 0
     assert all(state.model for state in federation.states)
     assert all(np.isfinite(array).all() for array in after.general.values())

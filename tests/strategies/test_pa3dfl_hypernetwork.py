@@ -1,5 +1,6 @@
 """Pa3dFL's hypernetwork: what it generates at every width, limit cases, sizes, and what it refuses."""
 
+import math
 import weakref
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import models
 from models.decomposed import Decomposed
 from sepal.errors import ModelError
 from strategies.pa3dfl.contract import Hyper, State
-from strategies.pa3dfl.hypernetwork import Hypernetwork
+from strategies.pa3dfl.hypernetwork import Hypernetwork, _Tensors
 from tests.strategies.hypernetworks import WIDTHS, bits, decomposed, network, shapes, step, stirred, trained
 
 # --------------------------------------------------------------------------------------------------------- generation
@@ -119,6 +120,21 @@ def test_uploads_are_read_one_at_a_time():
     assert len(alive) == 6
 
 
+@pytest.mark.parametrize("width", WIDTHS.values())
+def test_only_the_entries_of_a_clients_width_are_computed(width, monkeypatch):
+    made, state = network()
+    sizes, decoded = [], _Tensors.decoded
+
+    def counted(*args):
+        entries = decoded(*args)
+        sizes.append(entries.numel())
+        return entries
+
+    monkeypatch.setattr(_Tensors, "decoded", counted)
+    made.generate(state, "a", shapes(width))
+    assert sum(sizes) == sum(math.prod(shape) for shape in shapes(width).values())
+
+
 def test_no_upload_is_no_step():
     made, state = network()
     after, figures = step(made, state, [], 0.1)
@@ -146,7 +162,7 @@ def test_sizes_of_the_papers_networks_and_the_limit():
         assert tuple(round(network.bytes / 2**20) for network in networks) == sizes
     plain = models.build("resnet18-gn", (3, 32, 32), 10).to("meta")
     resnet = Decomposed(plain, (3, 32, 32), whole=("blocks.6.conv2", "blocks.6.shortcut.0", "blocks.7.conv2")).personal
-    with pytest.raises(ModelError, match=r"hypernetwork: expected at most 1,073,741,824 bytes .* got 5,.* at rank 64"):
+    with pytest.raises(ModelError, match=r"hypernetwork: expected at most 1024 MiB .* got 4847 at rank 64"):
         Hypernetwork(resnet, 0, Hyper())
     assert Hypernetwork(resnet, 0, Hyper(decoder_rank=8)).bytes < 1 << 30  # decoders of low rank fit
 

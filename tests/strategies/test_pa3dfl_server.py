@@ -129,7 +129,11 @@ def test_an_upload_of_another_width_is_refused_in_one_line():
     [
         ({}, 0.003, "capacity: expected 0.00390625 .* to 1, got 0.003"),
         ({"model": "mnist-cnn-bn"}, 1.0, "model: expected layers of the kinds convolution"),
-        ({"pa3dfl.most-mib": 1, "pa3dfl.hidden": 512}, 1.0, "hypernetwork: expected at most 1,048,576 bytes"),
+        (
+            {"pa3dfl.most-mib": 1, "pa3dfl.hidden": 512},
+            1.0,
+            r"hypernetwork: expected at most 1 MiB .*pa3dfl.decoder-rank\), got \d+",
+        ),
         ({"pa3dfl.least": 0.3}, 1.0, "smallest width: expected 1/n"),
     ],
 )
@@ -211,6 +215,44 @@ def test_a_novel_client_has_an_embedding_and_a_received_model_in_the_closing_rou
     assert figures[novel]["trained"] is not None
 
 
+def test_the_server_makes_one_model_for_each_width():
+    """Capacities within a step of the widths share one; a roster of a thousand makes sixteen at most."""
+    federation = Federation(CAPACITIES)
+    first, again, other = (ClientInfo("c", 1, capacity) for capacity in (0.25, 0.3, 0.5))  # widths 1/2, 1/2, 11/16
+    assert federation.server.shape(first) is federation.server.shape(again)
+    assert federation.server.shape(other).width == 11 / 16
+
+
+def test_the_server_reads_the_uploads_of_a_step_one_at_a_time(monkeypatch):
+    """When the step has taken n clients' tensors, n uploads were read for it."""
+    federation = Federation(CAPACITIES)
+    server, state = federation.server, federation.first()
+    uploads = [federation.trained(state, number) for number in range(4)]
+    read, counts, step = [], [], server.hypernetwork.step
+
+    class Counted(Sent):
+        def __iter__(self):
+            for upload in super().__iter__():
+                read.append(upload.client.name)
+                yield upload
+
+    def watched(before, new, rounded):
+        read.clear()
+
+        def taken():
+            for entry in new:
+                counts.append(len(read))
+                yield entry
+
+        return step(before, taken(), rounded)
+
+    monkeypatch.setattr(server.hypernetwork, "step", watched)
+    sent = Counted(uploads)
+    monkeypatch.setattr(Counted, "clients", [upload.client for upload in uploads])
+    server.aggregate(state, sent, federation.plan)
+    assert counts == [1, 2, 3, 4]
+
+
 def test_nobody_attends_an_evicted_client():
     """What the others get is as if it had no embedding; a name that the server does not know changes nothing."""
     federation = Federation(CAPACITIES)
@@ -223,7 +265,7 @@ def test_nobody_attends_an_evicted_client():
 
 
 @pytest.mark.parametrize("choice", ["go-on", "end"])
-def test_a_step_that_is_not_finite_leaves_the_state_or_ends_the_run(choice):
+def test_a_step_that_is_not_finite_leaves_the_state_or_ends_the_run(choice, caplog):
     """A decoder at 1e30 makes the change, squared, more than float32 holds."""
     federation = Federation(CAPACITIES[:1], **{"pa3dfl.non-finite": choice})
     server, state = federation.server, federation.first()
@@ -237,6 +279,7 @@ def test_a_step_that_is_not_finite_leaves_the_state_or_ends_the_run(choice):
         return
     after, metrics = server.aggregate(bent, uploads, federation.plan)
     assert digest(after) == digest(bent)
+    assert "round 1: the hypernetwork's step was not finite: the state is kept" in caplog.text
     assert metrics["hypernetwork.finite"] == 0
     assert all(np.isfinite(value) for value in metrics.values())
 
