@@ -86,7 +86,7 @@ class Gate(nn.Module):
         self.shift = shift
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map float32 (N, …) to float32 (N, paths·L): M, then G, each in (0, 1)."""
+        """Map float32 (N, …) to float32 (N, paths·L): M, then G, each in (0, 1) unless ``without`` is ``sigmoid``."""
         outputs: torch.Tensor = self.bound(self.batch_norm(self.linear(self.norm(x).flatten(1))) + self.shift)
         return outputs
 

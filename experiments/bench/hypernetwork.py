@@ -13,8 +13,11 @@ CLIENTS, SAMPLED, EXAMPLES, BATCH, EPOCHS = 100, 20, 400, 50, 5  # 50,000 images
 WIDTHS = (1 / 16, 1 / 4, 1 / 2, 1.0)
 
 
-def server(widths: tuple[float, ...], clients: int, rank: int) -> dict[str, float]:
-    """Return seconds to generate for and to step on the sampled clients, at ``widths`` in turn, and peak memory."""
+def server(widths: tuple[float, ...], clients: int, rank: int, depth: int = 3) -> dict[str, float]:
+    """Return seconds to generate for and to step on the sampled clients, at ``widths`` in turn, and peak memory.
+
+    ``depth`` is the number of the encoder's linear layers; Table 9 has 1, 2 and 3.
+    """
     import models
     from models.decomposed import Decomposed, initial_weights
     from strategies.pa3dfl.contract import Hyper
@@ -22,7 +25,7 @@ def server(widths: tuple[float, ...], clients: int, rank: int) -> dict[str, floa
 
     plain = models.build(MODEL, SHAPE, CLASSES)
     full = Decomposed(plain, SHAPE)
-    network = Hypernetwork(full.personal, 0, Hyper(decoder_rank=rank))
+    network = Hypernetwork(full.personal, 0, Hyper(decoder_rank=rank, depth=depth))
     state = network.join(network.init(initial_weights(full, 0)), [f"client-{number}" for number in range(clients)])
     at = {width: {p.name: p.shape for p in Decomposed(plain, SHAPE, width).personal} for width in widths}
     chosen = [(f"client-{number}", at[widths[number % len(widths)]]) for number in range(SAMPLED)]
@@ -44,15 +47,17 @@ def server(widths: tuple[float, ...], clients: int, rank: int) -> dict[str, floa
 def measure(times: int = 15) -> list[dict[str, Any]]:
     """Return rows: the server's work over its clients' training, and its peak memory."""
     rows: list[dict[str, Any]] = []
-    small = {width: alone(step_of, True, width, BATCH, times)["seconds"] for width in WIDTHS}
+    small = {width: alone(step_of, "channels", width, BATCH, times)["seconds"] for width in WIDTHS}
     steps = EPOCHS * EXAMPLES // BATCH
-    for what, widths, clients, rank in (
-        ("full width", (1.0,), CLIENTS, 0),
-        ("widths 1/16, 1/4, 1/2, 1 in turn", WIDTHS, CLIENTS, 0),
-        ("full width, 1,000 embeddings", (1.0,), 1000, 0),
-        ("full width, decoders of rank 8", (1.0,), CLIENTS, 8),
+    for what, widths, clients, rank, depth in (
+        ("full width", (1.0,), CLIENTS, 0, 3),
+        ("full width, encoder of 2 layers", (1.0,), CLIENTS, 0, 2),
+        ("full width, encoder of 1 layer", (1.0,), CLIENTS, 0, 1),
+        ("widths 1/16, 1/4, 1/2, 1 in turn", WIDTHS, CLIENTS, 0, 3),
+        ("full width, 1,000 embeddings", (1.0,), 1000, 0, 3),
+        ("full width, decoders of rank 8", (1.0,), CLIENTS, 8, 3),
     ):
-        found = alone(server, widths, clients, rank)
+        found = alone(server, widths, clients, rank, depth)
         training = steps * sum(small[widths[number % len(widths)]] for number in range(SAMPLED))
         ratio = (found["generate"] + found["step"]) / training
         name = f"hypernetwork for {SAMPLED} of {clients} clients, {what}"

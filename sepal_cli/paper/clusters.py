@@ -34,12 +34,16 @@ def analyse(path: Path) -> dict[str, Any]:
     """Return the figures above for the run in ``path``.
 
     Raises:
-        ConfigError: It is no run directory, its method has no vector of each client, or there are less than two.
+        ConfigError: It is no run directory, its method has no vector of each client, there are less than two, or they
+            are of different lengths, as gates of different budgets can be.
     """
     assembly, state = stored_state(path, READERS)
     vectors = READERS[assembly.method.name](path, assembly, state)
     if len(vectors) < 2:
         raise ConfigError("run", "one with at least two clients to compare", f"{path.name}, with {len(vectors)}")
+    lengths = sorted({len(vector) for vector in vectors.values()})
+    if len(lengths) > 1:
+        raise ConfigError("run", "one whose clients' vectors have one length", f"{path.name}, with {lengths} numbers")
     names = sorted(vectors)
     matrix = np.stack([vectors[name] for name in names])
     tree = hierarchy.dendrogram(hierarchy.linkage(matrix, "ward"), no_plot=True)

@@ -19,6 +19,7 @@ each client found in one shot, the mean where masks overlap. Our choices:
 * A structure is the ``keep`` share of a layer's output units by mean score; the output layer has all, or if it alone is
   masked, a share of its input units. The server knows the structures, so a mask is sent as one bit for each held
   weight.
+* Who joins later, and has no structure yet, gets all of the server's bits and begins from them.
 * If the server flips a bit, its score changes sign. Biases, norms and their statistics are W_0's.
 """
 
@@ -152,10 +153,10 @@ class Parts:
         """Return masks as they are sent: one bit for each entry of a structure."""
         return {name: members(masks[name][held]) for name, held in self.held(structure).items()}
 
-    def specs(self) -> dict[str, SpecLike]:
-        """Return the specs of :meth:`bits`; all structures have the same number of units."""
+    def specs(self, whole: bool = False) -> dict[str, SpecLike]:
+        """Return the specs of :meth:`bits`, of any structure, as all have the same number of units; or of all bits."""
         sizes = {p.name: p.size for p in self.masked}
-        for p in self.units:
+        for p in () if whole else self.units:
             sizes[p.name] = sizes[p.name] // p.size * count(self.hyper.keep, p.size)
         return {name: TensorSpec((size,), values=False) for name, size in sizes.items()}
 
@@ -184,8 +185,8 @@ class FedMaskServer(ServerBase[ServerState]):
         return Payload(self.parts.bits(unpack(state.masks, self.parts.masked), state.structures[client.name]))
 
     def newcomer(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
-        """Return an empty payload: a client without a structure knows the first bits."""
-        return Payload()
+        """Return all bits, for a client that has no structure yet; in round 1 it knows them from the seed."""
+        return Payload() if plan.round == 1 else Payload(self.parts.bits(unpack(state.masks, self.parts.masked), {}))
 
     def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:
         """Admit bits, and before them the structure of a client that has none yet."""
@@ -263,8 +264,10 @@ class FedMaskClient(ClientBase[ClientState]):
         return ClientState()
 
     def download_schema(self, state: ClientState, plan: Plan) -> Schema:
-        """Admit bits of the structure; an empty payload before there is one."""
-        return Schema(self.parts.specs() if state.structure else {})
+        """Admit bits of the structure, or all bits before there is one; in round 1 an empty payload."""
+        if not state.structure and plan.round == 1:
+            return Schema()
+        return Schema(self.parts.specs(whole=not state.structure))
 
     def masks(self, state: ClientState) -> dict[str, Mask]:
         """Return the client's own masks: where it holds an entry and its score is at least 0."""
@@ -272,7 +275,7 @@ class FedMaskClient(ClientBase[ClientState]):
         return {name: held[name] & (score >= 0) for name, score in state.scores.items()}
 
     def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
-        """Return the weights under the received masks; under the first ones before there is a structure."""
+        """Return the weights under the received masks; under the first ones in round 1."""
         if not download.tensors:
             return self.parts.model({name: score >= 0 for name, score in self.parts.first.items()})
         return self.parts.model(self.parts.read(download.tensors, state.structure))
@@ -293,7 +296,7 @@ class FedMaskClient(ClientBase[ClientState]):
         scores = dict(self.parts.first)
         if download.tensors:
             came = self.parts.read(download.tensors, state.structure)
-            scores = {name: signed(state.scores[name], came[name]) for name in scores}
+            scores = {name: signed(score, came[name]) for name, score in (state.scores or scores).items()}
         trained = self.fit_scores(scores, self.parts.held(state.structure), plan)
         return ClientState(state.structure or self.parts.chosen(trained), trained)
 

@@ -70,10 +70,6 @@ class Blocks:
         """Return the share of all entries in the blocks of ``mask``, bool (L,): s' of a step, q of a round."""
         return int(self.sizes[mask].sum()) / int(self.bounds[-1])
 
-    def changed(self, before: npt.NDArray[np.float32], after: npt.NDArray[np.float32]) -> Mask:
-        """Return bool (L,): the blocks in which any entry differs between two models, float32 (d,)."""
-        return np.logical_or.reduceat(before != after, self.bounds[:-1])
-
     def positions(self, mask: Mask) -> Index:
         """Return the entries of the blocks of ``mask``, bool (L,): int64, strictly increasing.
 
@@ -86,17 +82,6 @@ class Blocks:
             missing = self.names[int(np.argmax(self.first & ~mask))]
             raise ProtocolError("blocks", "every tensor's first block", f"without that of {missing}")
         return np.flatnonzero(np.repeat(mask, self.sizes)).astype(np.int64, copy=False)
-
-    def mask(self, positions: Index) -> Mask:
-        """Return bool (L,): the blocks that make up ``positions``; the inverse of :meth:`positions`.
-
-        Raises:
-            ProtocolError: The positions are not all those of whole blocks, or lack a first block.
-        """
-        mask = np.diff(np.searchsorted(positions, self.bounds)) > 0
-        if not np.array_equal(self.positions(mask), positions):
-            raise ProtocolError("positions", f"all {self.sizes[mask].sum()} entries of their blocks", positions.size)
-        return mask
 
 
 def split(layout: Layout, parts: int, keep: float, least: float = 0.0) -> Blocks:

@@ -43,7 +43,7 @@ class Hyper(Settings):
         0.0, ge=0, le=1, description="s, every client's budget as a share of the model; 0: its capacity"
     )
     # Table 7: 5 of 2, 5 and 10.
-    blocks: int = Field(5, ge=2, description="B, blocks that a tensor is cut into")
+    blocks: int = Field(5, ge=2, le=100, description="B, blocks that a tensor is cut into")
     least: float = Field(0.0, ge=0, le=1, description="s_min, first block's share of a tensor; 0: 1/B, or s/2 if less")
     solver: Literal["exact", "greedy-value"] = Field(
         "exact", description="solver of the knapsack; greedy-value: the authors' code"

@@ -60,7 +60,10 @@ class Knapsack:
         self._table = None if self._published else _table(self.costs[~self.first], room)
 
     def __call__(self, values: Values) -> Mask:
-        """Return bool (N, L), the blocks that are on, for values (N, L), each at least 0."""
+        """Return bool (N, L), the blocks that are on, for values (N, L).
+
+        Where a value is negative, as without the sigmoid, ``exact`` leaves the block out, ``greedy-value`` may take it.
+        """
         on = np.repeat(self.first[None], len(values), 0)
         for items, room in self._groups:
             value, cost = values[:, items], self.costs[items]

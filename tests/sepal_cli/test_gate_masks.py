@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sepal.errors import ConfigError
+from sepal_cli.comparison import read_comparison
 from sepal_cli.main import run_flat
+from sepal_cli.paper import clusters
 from sepal_cli.paper.masks import READERS, analyse, stored_state
+from sepal_cli.report.learned import learned
 from sepal_cli.runs import read_run
 from strategies.pfedgate.contract import Gated
 
@@ -48,3 +52,13 @@ def test_how_alike_two_clients_are_is_counted_in_blocks(run):
     np.testing.assert_allclose(
         sum(layer["personal"] * tensors[layer["name"]] for layer in figures["layers"]), masks.mean(0).sum(), atol=0.01
     )
+
+
+def test_gates_of_other_budgets_are_not_clustered(tmp_path):
+    """Below s = 1/B a tensor can lose its first block: the gates of two budgets have other sizes. A report goes on."""
+    own = {"pfedgate.keep": 0.0, "capacity.profile": "0.05,0.5", "name": "mixed", "out": str(tmp_path)}
+    run_flat({**KEYS, "clients": 6, **own}, tmp_path, workers=1)
+    for found in (analyse, clusters.analyse):
+        with pytest.raises(ConfigError, match="run: expected one whose clients"):
+            found(tmp_path / "mixed")
+    assert learned(read_comparison([tmp_path / "mixed"]))["tree"] == []

@@ -40,6 +40,13 @@ def two_rows(input_shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 2), nn.ReLU(), nn.Linear(2, classes, bias=False))
 
 
+def normed(input_shape, classes):
+    """Convolutions over a line of pixels, with norms and biases that have a block or two."""
+    return nn.Sequential(
+        nn.Flatten(2), nn.Conv1d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 62, classes)
+    )
+
+
 def alone(examples, capacity=1.0, x=None, **keys):
     """A client algorithm over examples of random pixels."""
     assembly = assemble({**FLAT, **keys})

@@ -60,6 +60,24 @@ def test_bits_are_averaged_over_those_that_hold_them():
     )
 
 
+def test_who_joins_late_starts_from_all_of_the_servers_bits():
+    """It is predicted for with them, and with every score on their side its first structure is found."""
+    made = federation()
+    state, _ = made.round(made.server.init(), 1)
+    plan, late = made.server.plan(2), federation().hosts[0].algorithm
+    sealed = seal(made.server.newcomer(state, ClientInfo("late", 10), plan))
+    download = unseal(sealed, late.download_schema(late.init(), plan))
+    server = made.server.model(state)
+    arrived = late.arrived(late.init(), download, plan)
+    assert all(np.array_equal(arrived[name], server[name]) for name in server)
+    first = late.arrived(late.init(), Payload(), made.server.plan(1))
+    assert not np.array_equal(arrived["fc1.weight"], first["fc1.weight"])
+    late.trainer.fit = lambda *_, **__: None  # what it starts from
+    after = late.adapt(late.init(), download, plan)
+    assert all(np.array_equal(score >= 0, server[name] != 0) for name, score in after.scores.items())
+    assert set(after.structure) == {"fc1.weight"}
+
+
 def test_weights_biases_and_structures_stay_and_only_bits_travel():
     """digits' MLP: 4 of 8 units of 64 inputs and 80 weights of the output layer are 336 bits."""
     made = federation()

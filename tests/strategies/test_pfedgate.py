@@ -7,16 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from flwr.app import Array
 
-import client_app.host
-import sepal.server.downloads
 from client_app.build import Node, Shared, build_host
+from client_app.host import ClientHost
 from models.gated import GatedModule
+from sepal.protocol.messages import read_reply
 from sepal.protocol.method import ClientInfo, Payload, Plan, Upload
 from sepal.protocol.payloads import seal, unseal
-from sepal.wire import inspect
 from sepal.wire.tensors import whole
 from sepal_engines.in_process import run_in_process
+from sepal_engines.in_process.cache import CachedStore
 from strategies.assembly import assemble
 from strategies.pfedgate.server import PFedGateServer
 from tests.stores import ScratchStore
@@ -102,13 +103,14 @@ def test_what_is_sent_is_exactly_what_changed(gating):
     """Despite momentum and weight decay, which would move masked weights."""
     client = alone(12, **{"pfedgate.gating": gating, "batch-size": 4, "momentum": 0.9, "weight-decay": 0.01})
     start = dict(client.task.weights)
+    client.trainer.network("gated-0.3", lambda: client.gated.module(0.3)).module.ever[:] = True  # of a client before it
     after, upload = client.train(client.init(), Payload(), Plan(1))
     on, blocks = upload.tensors["blocks"].mask(), client.blocks
-    moved = blocks.changed(client.gated.flat.join(start), client.gated.flat.join(after.model))
+    before, now = (client.gated.flat.join(model) for model in (start, after.model))
+    moved = np.logical_or.reduceat(before != now, blocks.bounds[:-1])
     assert np.array_equal(moved, on)
     assert not on.all()
-    delta = client.gated.flat.join(after.model) - client.gated.flat.join(start)
-    assert np.array_equal(upload.tensors["delta"].dense(), delta)
+    assert np.array_equal(upload.tensors["delta"].dense(), now - before)
     assert upload.tensors["delta"].nnz == blocks.sizes[on].sum()
     assert client.trainer.spent()["share-uploaded"] == pytest.approx(blocks.share(on))
 
@@ -123,46 +125,51 @@ def test_positions_do_not_travel():
     assert np.array_equal(back.tensors["delta"].dense(), upload.tensors["delta"].dense())
 
 
+OWN_FIGURES = {"masks", "multiply-adds", "seconds", "share", "share-multiply-adds", "share-uploaded", "steps"}
+OWN_FIGURES |= {"unseen-test-labels"}
+
+
+def everything_in(records):
+    """The bytes of all items of all records of a message."""
+    values = (value for record in records.values() for value in record.values())
+    raw = (value.data if isinstance(value, Array) else value for value in values)
+    return b"".join(value if isinstance(value, bytes) else repr(value).encode() for value in raw)
+
+
 @pytest.mark.parametrize("gating", ["sample", "batch", "client"])
 def test_the_gate_never_appears_in_any_message(gating, monkeypatch):
-    """Names of all tensors on the wire, and the bytes of everything that a client keeps beside its model."""
-    sent, states = [], []
+    """Of a whole run with optimizer states: every message to and from a client, and every state that was stored."""
+    messages, states, metrics = [], [], set()
+    answer, save = ClientHost.answer, CachedStore.save
 
-    def spy(payload):
-        sent.append(seal(payload))
-        return sent[-1]
+    def heard(host, records):
+        reply = answer(host, records)
+        messages.extend(everything_in(part) for part in (records, reply))
+        metrics.update(read_reply(reply)[0].metrics)
+        return reply
 
-    save = ScratchStore.save
-
-    def keep(store, name, stored, origin):
+    def kept(store, name, stored, origin):
         states.append(stored.state)
         return save(store, name, stored, origin)
 
-    monkeypatch.setattr(client_app.host, "seal", spy)
-    monkeypatch.setattr(sepal.server.downloads, "seal", spy)
-    names = set(assemble(FLAT).task.weights)
-    hosts = [parts(number, **{"pfedgate.gating": gating})[1] for number in range(2)]
-    server, _ = parts(**{"pfedgate.gating": gating})
-    state, clients = server.init(), [host.algorithm.init() for host in hosts]
-    for round in (1, 2, 3):
-        uploads = Sent()
-        for number, host in enumerate(hosts):
-            plan = server.plan(round)
-            down = spy((server.newcomer if round == 1 else server.download)(state, host.info, plan))
-            download = unseal(down, host.algorithm.download_schema(clients[number], plan))
-            clients[number], upload = host.algorithm.train(clients[number], download, plan)
-            states.append(clients[number])
-            uploads.append(Upload(host.info, unseal(spy(upload), server.upload_schema(state, host.info, plan))))
-        state = server.aggregate(state, uploads, server.plan(round))[0]
-    run_in_process(assemble({**FLAT, "pfedgate.gating": gating, "pfedgate.keep-optimizer": True, "momentum": 0.9}))
-    assert len(sent) > 20
-    for content in sent:
-        assert set(content.scalars) == set()
-        assert not content.data or {e.name for e in inspect(content.data).tensors} <= names | {"blocks", "delta"}
-    secrets = [array for state in states for array in state.gate.values() if array.size > 3 and np.ptp(array) > 0]
-    assert len(secrets) > 20
+    monkeypatch.setattr(ClientHost, "answer", heard)
+    monkeypatch.setattr(CachedStore, "save", kept)
+    keys = {"pfedgate.gating": gating, "pfedgate.keep-optimizer": True, "momentum": 0.9, "evaluate-every": 1}
+    strategy = run_in_process(assemble({**FLAT, **keys}))
+    assert len(messages) >= 40
+    assert len(states) >= 12
+    assert {name for name in metrics if "." not in name} == OWN_FIGURES
+    assert {name.partition(".")[0] for name in metrics - OWN_FIGURES} == {"received", "kept", "trained", "pooled"}
+    secrets = [array for state in states for array in state.gate.values()]
+    secrets += [array for state in states for name, array in state.optimizer.items() if "/gate." in name]
+    secrets = [array.ravel() for array in secrets if array.size > 3 and np.ptp(array) > 0]
+    assert len(secrets) > 100
+    everything = b"".join(messages)
+    model = strategy.progress.server.weights["fc2.weight"].ravel()
+    assert model[:4].tobytes() in everything, "what does travel is found in this way"
     for array in secrets:
-        assert not any(array.tobytes()[:16] in content.data for content in sent)
+        assert array[:4].tobytes() not in everything
+        assert array[-4:].tobytes() not in everything
 
 
 def test_a_client_without_a_step_sends_nothing_and_keeps_the_first_gate():
@@ -216,6 +223,64 @@ def test_optimizer_state_outlives_the_round_where_asked():
     restarted, _ = client.train(replace(one, optimizer={}), Payload(), Plan(1))
     assert not np.array_equal(again.model["fc2.weight"], restarted.model["fc2.weight"])
     assert alone(10, **keys).train(client.init(), Payload(), Plan(1))[0].optimizer == {}
+
+
+@pytest.mark.parametrize("gating", ["sample", "batch", "client"])
+def test_a_client_goes_on_with_its_gate_and_its_statistics(gating):
+    """In the next round, and where it is predicted for: a client whose gate began anew would give something else."""
+    client = alone(24, **{"pfedgate.gating": gating, "pfedgate.keep": 0.5})
+    one, _ = client.train(client.init(), Payload(), Plan(1))
+    first = client.gated.first_gate(0.5)
+    moved = ("linear.weight", "norm.running_mean", "norm.running_var", "batch_norm.running_mean")
+    assert all(not np.array_equal(one.gate[name], first[name]) for name in moved)
+    download = Payload({name: whole(array) for name, array in one.model.items()})
+    two, _ = client.train(one, download, Plan(2))
+    anew, _ = client.train(replace(one, gate={}), download, Plan(2))
+    assert all(not np.array_equal(two.gate[name], anew.gate[name]) for name in moved)
+    x = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(2))
+    received, fresh = (client.predictor(state, download, Plan(2))(x) for state in (one, client.init()))
+    assert not torch.allclose(received, fresh)
+    kept = client.predictor(one, None, Plan(2))(x)
+    assert torch.equal(received, kept), "the same model behind the same gate"
+
+
+def test_the_first_gate_follows_from_the_seed_alone():
+    """The same for two clients of a run, another in a run of another seed."""
+    one, other = (parts(number)[1].algorithm.gated.first_gate(0.3) for number in (0, 1))
+    elsewhere = parts(0, seed=6)[1].algorithm.gated.first_gate(0.3)
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert not np.array_equal(one["linear.weight"], elsewhere["linear.weight"])
+
+
+def test_keys_reach_the_gated_module():
+    """L = 40 blocks of digits-cnn; one path has one output for each block."""
+    plain, keys = alone(4).gated.module(0.5), {"paths": 1, "shift": 2.0, "solver": "greedy-value"}
+    other = alone(4, **{f"pfedgate.{key}": value for key, value in keys.items()}).gated.module(0.5)
+    assert (plain.paths, other.paths) == (2, 1)
+    assert len(plain.gate.linear.weight) == 2 * len(other.gate.linear.weight) == 2 * len(plain.on)
+    assert (plain.gate.shift, other.gate.shift) == (0.0, 2.0)
+    values = np.random.default_rng(0).random((50, len(plain.on)))
+    exact, greedy = plain.choose(values), other.choose(values)
+    assert (values * exact).sum() > (values * greedy).sum()
+
+
+@pytest.mark.parametrize("gating", ["sample", "client"])
+def test_shares_of_weights_and_of_multiply_adds_by_hand(gating):
+    """Over the training part as it is evaluated; multiply-adds of a tensor are shared out by its entries."""
+    client = alone(20, **{"pfedgate.gating": gating, "pfedgate.keep": 0.5})
+    state, _ = client.train(client.init(), Payload(), Plan(1))
+    figures = client.trainer.spent()
+    module = client._loaded(state.model, state)[1].eval()
+    if gating == "client":
+        module.pool([client.trainer.x])
+    with torch.no_grad():
+        masks = (module.sparse_weights(client.trainer.x)[0] != 0).numpy()
+    entries = {name: sum(sizes) for name, sizes in client.blocks.by_tensor().items()}
+    # conv1: 9·16 weights at 64 places; conv2: 9·16·32 at 16; fc1: 128·32; fc2: 32·10
+    adds = {"conv1.weight": 9 * 16 * 64, "conv2.weight": 9 * 16 * 32 * 16, "fc1.weight": 128 * 32, "fc2.weight": 320}
+    each = [adds.get(name, 0) / entries[name] for name in client.blocks.names] * client.blocks.sizes
+    assert figures["share"] == pytest.approx((masks * client.blocks.sizes).sum(1).mean() / sum(entries.values()))
+    assert figures["share-multiply-adds"] == pytest.approx((masks * each).sum(1).mean() / sum(adds.values()))
 
 
 def test_a_novel_client_trains_its_gate_and_nothing_else():

@@ -78,25 +78,15 @@ def test_costs_of_tensors_are_shared_out_by_entries():
 
 
 @given(SHAPES, st.integers(2, 7), st.sampled_from([0.1, 0.3, 0.5, 1.0]), st.randoms(use_true_random=False))
-def test_positions_and_mask_are_inverse(shapes, parts, keep, random):
+def test_positions_are_the_entries_of_the_blocks(shapes, parts, keep, random):
     blocks = split(layout(*shapes), parts, keep)
     mask = blocks.first | np.array([random.random() < 0.5 for _ in blocks.names])
     positions = blocks.positions(mask)
-    assert np.array_equal(blocks.mask(positions), mask)
     assert positions.size == blocks.sizes[mask].sum()
     flat = np.zeros(blocks.bounds[-1], bool)
     for on, begin, end in zip(mask, blocks.bounds, blocks.bounds[1:], strict=False):
         flat[begin:end] = on
     assert np.array_equal(np.flatnonzero(flat), positions)
-
-
-def test_changed_blocks():
-    blocks = split(layout((4, 5)), 5, 0.5)
-    before = np.arange(20, dtype=np.float32)
-    after = before.copy()
-    after[[7, 8]] += 1
-    assert blocks.changed(before, after).tolist() == [False, True, True, False, False]
-    assert not blocks.changed(before, before).any()
 
 
 def test_payload_refusals():
@@ -106,12 +96,6 @@ def test_payload_refusals():
         blocks.positions(np.arange(8) > 0)
     with pytest.raises(ProtocolError, match=r"blocks: expected shape \(8,\), got \(7,\)"):
         blocks.positions(full[:7])
-    whole = blocks.positions(np.arange(8) < 2)
-    for wrong in (whole[:-1], np.append(whole, 9), np.append(whole, 23), np.append(whole, whole[-1])):
-        with pytest.raises(ProtocolError, match=r"positions: expected all \d+ entries of their blocks, got \d+"):
-            blocks.mask(wrong)
-    with pytest.raises(ProtocolError, match="first block"):
-        blocks.mask(np.arange(4, 8))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from tests.strategies.pfedgate import BATCH, FLAT, alone, parts
 TASKS = {
     "digits-cnn": assemble(FLAT).task,
     "two rows": assemble({**FLAT, "model": "tests.strategies.pfedgate:two_rows"}).task,
+    "normed": assemble({**FLAT, "model": "tests.strategies.pfedgate:normed"}).task,
 }
 
 
@@ -36,18 +37,22 @@ TASKS = {
     st.integers(1, 100).map(lambda percent: percent / 100),
     st.sampled_from(["sample", "batch", "client"]),
     st.sampled_from(["weights", "multiply-adds"]),
-    st.sampled_from(["digits-cnn", "two rows"]),
+    st.sampled_from(sorted(TASKS)),
     st.sampled_from([1, 2]),
+    st.sampled_from(["exact", "greedy-value"]),
+    st.sampled_from([0.0, 0.01, 0.2]),
     st.integers(0, 1000),
 )
-def test_the_achieved_share_never_exceeds_the_budget(parts, keep, gating, cost, model, paths, seed):
+def test_the_achieved_share_never_exceeds_the_budget(parts, keep, gating, cost, model, paths, solver, least, seed):
     keys = {"blocks": parts, "keep": keep, "gating": gating, "cost": cost, "paths": paths}
+    keys |= {"solver": solver, "least": min(least, keep)}
     task = TASKS[model]
     task = replace(task, hyper=task.hyper.model_copy(update=keys))
     gated = Gated(task)
     module, blocks = gated.module(keep), gated.blocks(keep)
-    x = torch.randn(6, *task.input_shape, generator=torch.Generator().manual_seed(seed))
-    module.gate.linear.weight.data.copy_(torch.randn(module.gate.linear.weight.shape) * 3)
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(6, *task.input_shape, generator=random)
+    module.gate.linear.weight.data.copy_(torch.randn(module.gate.linear.weight.shape, generator=random) * 3)
     masks = [module.sparse_weights(x)[0].detach()]
     module.pool([x])
     module.eval()
@@ -93,6 +98,12 @@ def test_keys_that_do_not_fit_are_refused_before_anything_is_trained(side, keys,
     make = {"server": lambda: PFedGateServer(assembly.task), "client": lambda: alone(10, **keys)}[side]
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+def test_a_server_cannot_ask_for_a_gate_of_any_size():
+    """The gate has d_X·2·L weights, and L grows with B."""
+    with pytest.raises(ConfigError, match=r"pfedgate.blocks: expected less than or equal to 100, got 1000000000"):
+        assemble({**FLAT, "pfedgate.blocks": 10**9})
 
 
 def test_a_capacity_below_the_first_blocks_share_is_refused_before_round_1():
