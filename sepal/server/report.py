@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sepal.protocol.messages import Reply
 from sepal.protocol.method import Metrics, Plan
 from sepal.protocol.views import CLOSING_VIEWS, MODELS, VIEWS
 from sepal.server.accuracy import Figures, capacity_group, client_accuracy, view_figures
@@ -191,15 +190,19 @@ def metrics_line(record: RoundRecord, plan: Plan, closing: bool, method: Metrics
         "bytes": {key: value for key, value in totals.summary().items() if key != "purposes"},
         "seconds": dict(record.seconds),
         "method": dict(method),
-        "clients": [_client(record.replies[name], sizes, figures) for name in sorted(record.replies)],
+        "clients": [_client(record, name, sizes, figures) for name in sorted(record.replies)],
         "not_accepted": [{"client": e.client, "status": e.status, "reason": e.reason} for e in refusals],
     }
 
 
-def _client(reply: Reply, sizes: Mapping[tuple[str, str], int], figures: RoundFigures) -> dict[str, Any]:
-    metrics, name = reply.metrics, reply.client.name
+def _client(
+    record: RoundRecord, name: str, sizes: Mapping[tuple[str, str], int], figures: RoundFigures
+) -> dict[str, Any]:
+    reply = record.replies[name]
+    metrics = reply.metrics
     return {
         "name": name,
+        "novel": name in record.novel,
         **{view: client_accuracy(metrics, view) for view in CLOSING_VIEWS},
         "further": {view: client_accuracy(metrics, view) for view in figures.test if view not in CLOSING_VIEWS},
         "examples": reply.client.examples,

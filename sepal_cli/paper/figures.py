@@ -14,6 +14,7 @@ from sepal_cli.runs import StoredRun, read_run
 from server_app.run_directory import stored_config, stored_summary
 
 MEGA = 1e6
+COSTS = frozenset({"seconds", "steps", "multiply-adds", "unseen-test-labels"})  # that clients of all methods report
 
 
 def has_ended(run: PlannedRun, out: Path) -> bool:
@@ -39,8 +40,10 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
         out: Directory of run directories.
         megabytes: MB a client that may be sent; None for no ``within``.
 
-    ``clients`` and ``method`` have columns of equal length; the first has the clients' names or the rounds. Accuracies
-    are fractions, of the closing round. MB are payload bytes of training over all clients and rounds / 10⁶.
+    ``clients``, ``own`` and ``method`` have columns of equal length; the first has the clients' names or the rounds.
+    ``clients`` and ``own`` are of the participants in the closing round: accuracies, and what a method's clients report
+    of themselves. ``novel`` has the novel clients' accuracy and the gap.
+    Accuracies are fractions, of the closing round. MB are payload bytes of training over all clients and rounds / 10⁶.
     Multiply-adds are those of training, not of evaluation, summed over clients. ``within`` is the last full evaluation
     of a model for which no more than the given MB a client had been sent, up and down; null if there is none.
     """
@@ -48,7 +51,7 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
         return None
     stored = read_run(out / run.name)
     summary, last = stored.summary or {}, stored.lines[-1]
-    sizes = summary["bytes"]
+    sizes, present = summary["bytes"], [client for client in last["clients"] if not client.get("novel")]
     found = {
         "name": run.name,
         "block": run.block,
@@ -58,7 +61,9 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
         "rounds": summary["rounds"],
         "accuracy": {**summary["accuracy"], **summary["further"]},
         "by_capacity": summary.get("by_capacity", {}),
-        "clients": _columns([{"name": client["name"], **_views(client)} for client in last["clients"]]),
+        "clients": _columns([{"name": client["name"], **_views(client)} for client in present]),
+        **_own(present),
+        **({"novel": last["novel"]} if last.get("novel") else {}),
         "megabytes": {key: sizes[key] / MEGA for key in ("up", "down", "up_dense", "down_dense")},
         "multiply_adds": _multiply_adds(stored),
         "seconds": summary["seconds"]["total"],
@@ -91,6 +96,16 @@ def _within(stored: StoredRun, megabytes: float) -> dict[str, Any] | None:
         return None
     clients = _columns([{"name": client["name"], **_views(client)} for client in line["clients"]])
     return {"round": line["model_round"], "megabytes": spent[line["model_round"]] / MEGA, "clients": clients}
+
+
+def _own(clients: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the method's clients report of themselves; nothing for a method whose clients report only costs."""
+    rows = [{key: value for key, value in client["metrics"].items() if key not in COSTS} for client in clients]
+    return (
+        {"own": _columns([{"name": c["name"], **row} for c, row in zip(clients, rows, strict=True)])}
+        if any(rows)
+        else {}
+    )
 
 
 def _privacy(found: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -13,24 +13,31 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from sepal.errors import ConfigError
 from sepal.protocol.views import SHIFTS, VIEWS
 from sepal.storage.files import write_atomically
 from sepal_cli.paper.figures import figures
+from sepal_cli.paper.further import (
+    Found,
+    Group,
+    by_capacity,
+    chosen_by_trials,
+    mean,
+    of_novel_clients,
+    of_the_clients,
+    of_the_method,
+    privacy_table,
+)
 from sepal_cli.paper.markdown import of_clients, table
 from sepal_cli.paper.ranks import NAME, rank_tables
 from sepal_cli.plans.model import Block, Plan, PlannedRun, Published
 from sepal_cli.results import over_seeds, paired
 
-Found = Mapping[str, Any]
-Group = Sequence[Found]  # the seeds of one variant in one cell
 MODELS = ("kept", *VIEWS[:2])  # what a deployed client predicts with comes first
 SHOWN = 8  # names of missing runs
 
@@ -159,8 +166,10 @@ def _cell(cell: str, groups: Mapping[str, Group]) -> Iterator[str]:
             rows = [[name, *(accuracy(group, each) for each in names)] for name, group in groups.items()]
             yield from table(header, rows)
     yield from table(*by_capacity(groups))
-    yield from table(*_own_figures(groups))
-    yield from table(*_chosen(groups))
+    yield from table(*of_the_method(groups))
+    yield from table(*of_the_clients(groups))
+    yield from table(*of_novel_clients(groups))
+    yield from table(*chosen_by_trials(groups))
     first = next(iter(groups))
     views = [*MODELS, *(f"{view}-shift-100" for view in MODELS)]
     rows = [
@@ -172,18 +181,23 @@ def _cell(cell: str, groups: Mapping[str, Group]) -> Iterator[str]:
 def _published(published: Sequence[Published], groups: Mapping[str, Group]) -> Iterator[str]:
     """Yield a table of published and measured figures, in the views of the plan."""
     pairs = [(each, view) for each in published for view in each.views]
-    kinds = list(dict.fromkeys(view.partition("-")[2] or "accuracy" for _, view in pairs))
+    kinds = list(dict.fromkeys(_kind(*pair) for pair in pairs))
     rows: dict[str, list[str]] = {}
     for each, whole in pairs:
-        view, _, kind = whole.partition("-")
-        place = 3 * kinds.index(kind or "accuracy")
+        view, place = whole.partition("-")[0], 3 * kinds.index(_kind(each, whole))
         for name, value in each.values.items():
-            measured = accuracy(groups.get(name, ()), whole)
+            measured = accuracy(groups.get(name, ()), whole, each.figure)
             difference = "–" if measured == "–" else f"{float(measured.partition(' ')[0]) - value:+.1f}"
             row = rows.setdefault(f"{name}, {view}", ["–"] * 3 * len(kinds))
             row[place : place + 3] = [f"{value:.1f}", measured, difference]
     cells = [f"{kind}, {figure}" for kind in kinds for figure in ("published", "measured", "difference")]
     yield from table(["published beside measured, view", *cells], [[name, *row] for name, row in rows.items()])
+
+
+def _kind(published: Published, view: str) -> str:
+    """Return what a published figure is: accuracy, or accuracy under a shift; weighted or not."""
+    kind = view.partition("-")[2] or "accuracy"
+    return kind if published.figure == "mean" else f"{published.figure} {kind}"
 
 
 def _main_header() -> list[str]:
@@ -204,10 +218,10 @@ def _main_header() -> list[str]:
 def _main_row(name: str, group: Group) -> list[str]:
     clients = [f"{accuracy(group, view)} ({_spread(group, view)})" for view in MODELS]
     clients = ["–" if cell.startswith("–") else cell for cell in clients]
-    up, down, dense = (_mean(sum(one["megabytes"][k] for k in keys) for one in group) for keys in _SIZES)
-    work = _mean(one["multiply_adds"] / len(one["clients"]["name"]) for one in group) / 1e9
+    up, down, dense = (mean(sum(one["megabytes"][k] for k in keys) for one in group) for keys in _SIZES)
+    work = mean(one["multiply_adds"] / len(one["clients"]["name"]) for one in group) / 1e9
     share = f"{100 * (up + down) / dense:.1f}" if up + down else "0"
-    figure = [f"{up:.2f}", f"{down:.2f}", share, f"{work:.2f}", f"{_mean(one['seconds'] for one in group):.0f}"]
+    figure = [f"{up:.2f}", f"{down:.2f}", share, f"{work:.2f}", f"{mean(one['seconds'] for one in group):.0f}"]
     return [name, *clients, accuracy(group, "pooled"), accuracy(group, "trained", "bottom_decile"), *figure]
 
 
@@ -225,10 +239,6 @@ def _spread(group: Group, view: str) -> str:
     return f"{np.mean(values):.1f}" if values else ""
 
 
-def _mean(values: Iterable[float]) -> float:
-    return float(np.mean(list(values)))
-
-
 def _curves(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
     """Return received accuracy by round and the MB sent until then, in both directions, for the first seed."""
     seed, first = next((one["seed"], one["curve"]) for group in groups.values() for one in group)
@@ -242,48 +252,6 @@ def _curves(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
             cells.append(f"{100 * point[view]:.1f} ({point['megabytes']:.1f} MB)" if view in point else "–")
         rows.append([name if any("received" in p for p in points.values()) else f"{name} (trained)", *cells])
     return [f"received by round, seed {seed}", *map(str, rounds)], rows
-
-
-def by_capacity(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
-    """Return trained accuracy by quarter of the clients' capacities, mean over seeds."""
-    found = {name: [one.get("by_capacity", {}) for one in group] for name, group in groups.items()}
-    quarters = sorted({quarter for runs in found.values() for run in runs for quarter in run})
-    rows = []
-    for name, runs in found.items():
-        values = {quarter: [r[quarter]["trained"]["mean"] for r in runs if quarter in r] for quarter in quarters}
-        rows.append([name, *(f"{100 * _mean(each):.1f}" if each else "–" for each in values.values())])
-    return ["trained by capacity", *quarters], rows if quarters else []
-
-
-def privacy_table(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
-    """Return clip, noise and ε of the variants that have them, the largest over seeds and clients."""
-    rows = []
-    for name, group in groups.items():
-        found = [one["privacy"] for one in group if one.get("privacy")]
-        if found:
-            cells = [f"{found[0][key]:g}" for key in ("clip", "noise", "delta")]
-            for kind in ("epsilon", "epsilon_zero_out"):
-                values = [each[kind] for each in found]
-                cells.append("none" if None in values else f"{max(values):.3g}")
-            rows.append([name, *cells, str(max(each["uploads"] for each in found))])
-    return ["privacy", "clip", "noise", "δ", "ε, other data", "ε, no update", "uploads"], rows
-
-
-def _own_figures(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
-    """Return the methods' own figures, averaged over rounds and seeds."""
-    series = {name: pd.concat([pd.DataFrame(one["method"], dtype=float) for one in g]) for name, g in groups.items()}
-    means = pd.DataFrame({name: found.mean() for name, found in series.items() if not found.empty})
-    means = means.drop(index="round", errors="ignore").dropna(axis="columns", how="all")
-    rows = [[str(n), *("–" if pd.isna(v) else f"{v:.3f}" for v in column)] for n, column in means.items()]
-    return ["the method's own figures, mean over rounds", *means.index], rows
-
-
-def _chosen(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
-    """Return what trials have chosen for each variant."""
-    found = {name: group[0].get("chosen", {}) for name, group in groups.items()}
-    keys = list(dict.fromkeys(key for values in found.values() for key in values))
-    rows = [[name, *(str(values.get(key, "–")) for key in keys)] for name, values in found.items()]
-    return ["chosen by trials", *keys], rows if keys else []
 
 
 def difference(ours: Group, theirs: Group, view: str) -> str:

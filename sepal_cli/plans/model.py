@@ -21,11 +21,12 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=,-]*$")]
 
 
 class Published(BaseModel):
-    """Accuracies that the paper reports, in %, by variant."""
+    """Accuracies that the paper reports, in %, by variant: plain means over clients, or weighted by test examples."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     cell: str = ""
     views: tuple[str, ...] = Field(min_length=1)
+    figure: Literal["mean", "weighted"] = "mean"
     values: dict[Name, float]
 
 

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from sepal.errors import ConfigError
 from sepal_cli.comparison import read_comparison
 from sepal_cli.main import app
+from sepal_cli.paper.further import by_capacity, of_novel_clients, of_the_clients, of_the_method
 from sepal_cli.paper.markdown import table
 from sepal_cli.paper.masks import analyse
-from sepal_cli.paper.report import accuracy, by_capacity, difference, read_results, rewritten
+from sepal_cli.paper.report import accuracy, difference, read_results, rewritten
 from sepal_cli.plans.model import SCALES, Scale
 from sepal_cli.plans.plan import read_plan
 from sepal_cli.report.data import datasets
@@ -182,6 +183,22 @@ def test_trained_accuracy_by_capacity_is_a_mean_over_seeds() -> None:
     assert header == ["trained by capacity", "0-0.25", "0.75-1"]
     assert rows == [["ours", "60.0", "–"], ["theirs", "–", "90.0"], ["old", "–", "–"]]
     assert by_capacity({"old": [{}]})[1] == []
+
+
+def test_clients_own_figures_novel_clients_and_running_totals() -> None:
+    """Shares .2 and .4 of one seed, .6 of another: .4. Novel clients are apart. paper-cost of rounds adds up."""
+    own = [{"own": {"name": ["a", "b"], "share": [0.2, 0.4]}}, {"own": {"name": ["a"], "share": [0.6]}}]
+    header, rows = of_the_clients({"gate": own, "local": [{}]})
+    assert header[1:] == ["share"]
+    assert rows == [["gate", "0.4 (0.2 to 0.6)"]]
+    trained = [{"trained": {"mean": mean}, "received": None, "pooled": None} for mean in (0.8, 0.7)]
+    seeds = [{"accuracy": trained[0], "novel": {"accuracy": trained[1], "gap": {}}}]
+    header, rows = of_novel_clients({"gate": seeds, "local": [{"accuracy": trained[0]}]})
+    assert header[4:7] == ["trained, participants", "trained, novel", "trained, gap"]
+    assert rows == [["gate", "–", "–", "–", "80.0", "70.0", "+10.0", "–", "–", "–"]]
+    method = {"round": [1, 2], "paper-cost": [1e6, 3e6], "pruned": [0.1, 0.3]}
+    header, rows = of_the_method({"un": [{"seed": 0, "method": method}]})
+    assert dict(zip(header[1:], rows[0][1:], strict=True)) == {"paper-cost, MB in all": "3.000", "pruned": "0.200"}
 
 
 def test_two_clients_give_a_difference_without_an_interval() -> None:

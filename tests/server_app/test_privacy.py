@@ -17,7 +17,7 @@ from rich.console import Console
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
 from sepal_cli.comparison import read_comparison
-from sepal_cli.paper.report import privacy_table
+from sepal_cli.paper.further import privacy_table
 from sepal_cli.report.page import render
 from sepal_cli.runs import read_run
 from sepal_cli.tables import print_run, privacy_line

@@ -1,0 +1,102 @@
+"""Tables of what only some methods or runs have: capacities, privacy, own figures, novel clients, trials.
+
+Each returns a header and rows; no rows where no run has any of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sepal.protocol.views import VIEWS
+
+Found = Mapping[str, Any]
+Group = Sequence[Found]  # the seeds of one variant in one cell
+Table = tuple[list[str], list[list[str]]]
+
+
+def by_capacity(groups: Mapping[str, Group]) -> Table:
+    """Return trained accuracy by quarter of the clients' capacities, mean over seeds."""
+    found = {name: [one.get("by_capacity", {}) for one in group] for name, group in groups.items()}
+    quarters = sorted({quarter for runs in found.values() for run in runs for quarter in run})
+    rows = []
+    for name, runs in found.items():
+        values = {quarter: [r[quarter]["trained"]["mean"] for r in runs if quarter in r] for quarter in quarters}
+        rows.append([name, *(f"{100 * mean(each):.1f}" if each else "–" for each in values.values())])
+    return ["trained by capacity", *quarters], rows if quarters else []
+
+
+def privacy_table(groups: Mapping[str, Group]) -> Table:
+    """Return clip, noise and ε of the variants that have them, the largest over seeds and clients."""
+    rows = []
+    for name, group in groups.items():
+        found = [one["privacy"] for one in group if one.get("privacy")]
+        if found:
+            cells = [f"{found[0][key]:g}" for key in ("clip", "noise", "delta")]
+            for kind in ("epsilon", "epsilon_zero_out"):
+                values = [each[kind] for each in found]
+                cells.append("none" if None in values else f"{max(values):.3g}")
+            rows.append([name, *cells, str(max(each["uploads"] for each in found))])
+    return ["privacy", "clip", "noise", "δ", "ε, other data", "ε, no update", "uploads"], rows
+
+
+def of_the_method(groups: Mapping[str, Group]) -> Table:
+    """Return the methods' own figures, averaged over rounds and seeds; Sub-FedAvg's running total at its end, in MB."""
+    series = {
+        name: pd.concat([pd.DataFrame(one["method"], dtype=float).assign(seed=one["seed"]) for one in group])
+        for name, group in groups.items()
+    }
+    means = pd.DataFrame({name: found.mean() for name, found in series.items() if not found.empty})
+    for name, found in series.items():
+        if "paper-cost" in found:
+            means.loc["paper-cost", name] = found.groupby("seed")["paper-cost"].max().mean() / 1e6
+    means = means.rename(index={"paper-cost": "paper-cost, MB in all"}).drop(index=["round", "seed"], errors="ignore")
+    means = means.dropna(axis="columns", how="all")
+    rows = [[str(n), *("–" if pd.isna(v) else f"{v:.3f}" for v in column)] for n, column in means.items()]
+    return ["the method's own figures, mean over rounds", *means.index], rows
+
+
+def of_the_clients(groups: Mapping[str, Group]) -> Table:
+    """Return what clients report of themselves in the closing round, over the clients of all seeds."""
+    found = {name: [one["own"] for one in group if one.get("own")] for name, group in groups.items()}
+    keys = list(dict.fromkeys(key for runs in found.values() for own in runs for key in own if key != "name"))
+    rows = []
+    for name, runs in found.items():
+        values = {key: [v for own in runs for v in own.get(key, ()) if v is not None] for key in keys}
+        cells = [f"{mean(v):.3g} ({min(v):.3g} to {max(v):.3g})" if v else "–" for v in values.values()]
+        rows += [[name, *cells]] if runs else []
+    return ["the clients' own figures at the end, mean (least to most)", *keys], rows
+
+
+def of_novel_clients(groups: Mapping[str, Group]) -> Table:
+    """Return accuracy of participants and of novel clients, and the gap, in points, mean over seeds."""
+    rows = []
+    for name, group in groups.items():
+        cells = []
+        for view in VIEWS:
+            both = [
+                (one["accuracy"][view]["mean"], one["novel"]["accuracy"][view]["mean"])
+                for one in group
+                if one.get("novel") and one["accuracy"].get(view) and one["novel"]["accuracy"].get(view)
+            ]
+            ours, theirs = (100 * mean(column) for column in zip(*both, strict=True)) if both else (0.0, 0.0)
+            cells += [f"{ours:.1f}", f"{theirs:.1f}", f"{ours - theirs:+.1f}"] if both else ["–"] * 3
+        rows += [[name, *cells]] if any(one.get("novel") for one in group) else []
+    kinds = ("participants", "novel", "gap")
+    return ["novel clients", *(f"{view}, {kind}" for view in VIEWS for kind in kinds)], rows
+
+
+def chosen_by_trials(groups: Mapping[str, Group]) -> Table:
+    """Return what trials have chosen for each variant."""
+    found = {name: group[0].get("chosen", {}) for name, group in groups.items()}
+    keys = list(dict.fromkeys(key for values in found.values() for key in values))
+    rows = [[name, *(str(values.get(key, "–")) for key in keys)] for name, values in found.items()]
+    return ["chosen by trials", *keys], rows if keys else []
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the plain mean."""
+    return float(np.mean(list(values)))
