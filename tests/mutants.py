@@ -71,6 +71,13 @@ MUTANTS = (
         "tests/strategies/test_subfedavg_capacity.py::test_every_client_ends_with_a_model_that_fits",
     ),
     Mutant(
+        "subfedavg trains pruned entries",
+        "strategies/subfedavg/client.py",
+        "frozen(network, free)",
+        "frozen(network, {name: np.ones_like(mask) for name, mask in free.items()})",
+        "tests/strategies/test_subfedavg_models.py::test_pruned_entries_are_not_trained",
+    ),
+    Mutant(
         "pa3dfl compares with what was generated, not with what was delivered",
         "strategies/pa3dfl/server.py",
         "partial(delivered, coding=self.coding))",

@@ -32,10 +32,6 @@ class Hyper(Settings):
     # Section 4.1.
     distance: float = Field(1e-4, ge=0, le=1, description="least distance of the first and last epoch's weight masks")
     channel_distance: float = Field(0.05, ge=0, le=1, description="hy: the same for the channels' masks")
-    # The paper does not say which model is tested.
-    evaluate: Literal["trained", "kept"] = Field(
-        "trained", description="unsampled clients in full evaluations before the end: download and train, or as kept"
-    )
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,8 @@ class ServerState:
 
     Attributes:
         weights: θ_g, dense, float32 by name.
-        kept: The masks of each client of which an upload was accepted, by name and part.
+        kept: The masks of each client of which an upload was accepted, by name and part, without parts of which nothing
+            is pruned.
         cost: Bytes up to now by the paper's formula.
     """
 
@@ -58,7 +55,7 @@ class ClientState:
     """A client's state.
 
     Attributes:
-        kept: m_k, by part; empty if nothing is pruned.
+        kept: m_k, by part, without the parts of which nothing is pruned.
         model: θ_k after the last training, float32 (nnz,) by name at the masks; empty before.
     """
 

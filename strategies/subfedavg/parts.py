@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from models import coupling
-from sepal.errors import ConfigError, ModelError
+from sepal.errors import ConfigError, ModelError, ProtocolError
 from sepal.masks.cuts import Cut, parameters
-from sepal.masks.packed import Dense, Mask, Masks, unpack
+from sepal.masks.packed import Dense, Mask, Masks, Packed, pack, unpack
 from sepal.masks.selection import count, largest
 from sepal.protocol.layout import Layout, Parameter, Role, trained
 from sepal.protocol.method import Schema, SpecLike, Task, Weights
@@ -70,6 +72,7 @@ class Prunable:
         parts: Both, channels first: the order in which masks travel.
         whole: The masks of the whole model.
         size: Number of the model's parameters.
+        least_channels: How many channels are left in all at the run's target.
     """
 
     def __init__(self, task: Task) -> None:
@@ -91,11 +94,11 @@ class Prunable:
             raise ModelError("model", expected, f"none in {task.config.model}")
         self.scales = {group.name: str(group.scale) for group in found}
         self.channels: Layout = tuple(Parameter(group.name, (group.size,), Role.NORM) for group in found)
-        flat = [p for p in self.layout if p.role is Role.WEIGHT and (not hybrid or len(p.shape) == 2)]
-        self.weights: Layout = tuple(flat)
+        self.weights = tuple(p for p in self.layout if p.role is Role.WEIGHT and (not hybrid or len(p.shape) == 2))
         self.parts = (*self.channels, *self.weights)
         self.whole = unpack({}, self.parts)
         self.size = parameters(self.layout)
+        self.least_channels = floor(sum(p.size for p in self.channels), self.hyper.channel_target)
 
     def cut(self, kept: Masks) -> Cut:
         """Return the cut to the channels of ``kept``."""
@@ -118,8 +121,12 @@ class Prunable:
 
     def rest(self, kept: Masks) -> int:
         """Return the number of parameters that are left in tensors that are not pruned entry by entry."""
-        masks = self.masks(kept)
-        return self.left(kept) - sum(int(masks[p.name].sum()) for p in self.weights)
+        masks, pruned = self.masks(kept), {p.name for p in self.weights}
+        return sum(int(masks[p.name].sum()) for p in trained(self.layout) if p.name not in pruned)
+
+    def channels_left(self, kept: Masks) -> int:
+        """Return the number of channels that are left in all convolutions together."""
+        return sum(int(kept[p.name].sum()) for p in self.channels)
 
     def of_weights(self, kept: Masks) -> dict[str, Mask]:
         """Return the weights' masks alone."""
@@ -133,6 +140,10 @@ class Prunable:
         """Return the fraction of pruned channels of convolutions; 0 without such parts."""
         return distance(kept, self.whole, self.channels)
 
+    def packed(self, kept: Masks) -> Packed:
+        """Return the masks as bits, without those of parts of which nothing is pruned."""
+        return pack(kept, tuple(p for p in self.parts if not kept[p.name].all()))
+
     # One step
 
     def prune_weights(self, weights: Weights, kept: Masks, capacity: float) -> dict[str, Mask]:
@@ -141,8 +152,7 @@ class Prunable:
 
     def prune_channels(self, weights: Weights, kept: Masks) -> dict[str, Mask]:
         """Return the channels' masks after one step over all of them, by |γ|, down to the target."""
-        total = sum(p.size for p in self.channels)
-        return self.fewer_channels(weights, kept, floor(total, self.hyper.channel_target), self.hyper.step)
+        return self.fewer_channels(weights, kept, self.least_channels, self.hyper.step)
 
     def fewer_channels(self, weights: Weights, kept: Masks, least: int, step: float) -> dict[str, Mask]:
         """Return the channels' masks after a step of size ``step``, at most to ``least`` channels in all.
@@ -177,6 +187,10 @@ class Prunable:
         share = (math.floor(capacity * self.size) - self.rest(kept) - layers) / max(1, weights - layers)
         return {p.name: 1 + math.floor(max(0.0, min(1.0, share)) * (p.size - 1)) for p in self.weights}
 
+    def rest_room(self, capacity: float) -> float:
+        """Return how many parameters :meth:`rest` may leave for the model to fit."""
+        return min(capacity * self.rest(self.whole), capacity * self.size - len(self.weights))
+
     def least(self, kept: Masks, capacity: float) -> dict[str, int]:
         """Return how many weights of each layer are left at its target: the run's, or a higher one if needed to fit."""
         room = self.room(kept, capacity)
@@ -195,8 +209,7 @@ class Prunable:
             def fewer(count: int) -> dict[str, Mask]:
                 return self.within({**kept, **self.fewer_channels(weights, kept, count, 1.0)})
 
-            counts = range(len(self.channels), sum(int(kept[p.name].sum()) for p in self.channels) + 1)
-            most = min(capacity * self.rest(self.whole), capacity * self.size - len(self.weights))
+            counts, most = range(len(self.channels), self.channels_left(kept) + 1), self.rest_room(capacity)
             kept = fewer(counts[max(0, bisect_right(counts, most, key=lambda count: self.rest(fewer(count))) - 1)])
         return {**kept, **pruned_step(weights, self.of_weights(kept), self.room(kept, capacity), 1.0)}
 
@@ -210,7 +223,10 @@ class Prunable:
     # Messages
 
     def changes(self, before: Masks, after: Masks) -> dict[str, SparseTensor]:
-        """Return the changed masks, each over the remaining entries; for a weight, after channels were removed."""
+        """Return the changed masks: one bit for each entry the receiver still counts.
+
+        For a weight, without those lost with a channel of this message.
+        """
         left = self.within({**before, **{p.name: after[p.name] for p in self.channels}})
         seen = {**left, **{p.name: before[p.name] for p in self.channels}}
         changed = [p.name for p in self.parts if not np.array_equal(seen[p.name], after[p.name])]
@@ -218,51 +234,82 @@ class Prunable:
 
     def changed(self, before: Masks, came: Tensors) -> dict[str, Mask]:
         """Return the masks after applying received :meth:`changes`."""
-        left = self.within({**before, **_narrowed(before, came, self.channels)})
-        return {**left, **_narrowed(left, came, self.weights)}
+        return _narrowed(self.within(_narrowed(before, came, self.channels)), came, self.weights)
 
     def download_schema(self, kept: Masks) -> Schema:
         """Return the download's schema: the model's values at the masks that both sides know."""
         masks = self.masks(kept)
-        sizes = {name: int(mask.sum()) for name, mask in masks.items()}
-        return Schema(at_masks_specs(self.layout, sizes, masks, fresh=False))
+        return Schema(at_masks_specs(self.layout, {n: int(m.sum()) for n, m in masks.items()}, masks, fresh=False))
 
     def upload_schema(self, before: Masks, capacity: float) -> Schema:
         """Return the upload's schema: changed masks, not below the target, then the values at the new masks.
+
+        All specs of a payload share one computation of the masks, so that reading it is linear in the tensors.
 
         Raises:
             ModelError: No model fits the capacity.
         """
         self.check(capacity)
+        channels, weights = ([f"{p.name}/kept" for p in parts] for parts in (self.channels, self.weights))
+        cut = _once(channels, lambda came: self.fewer_within_target(before, came, capacity))
+        least = _once(channels, lambda came: self.least(cut(came), capacity))  # weights' masks do not change it
+        masks = _once(channels + weights, lambda came: self.masks(_narrowed(cut(came), came, self.weights)))
         specs: dict[str, SpecLike] = {}
         for p in self.channels:
             specs[f"{p.name}/kept"] = TensorSpec((int(before[p.name].sum()),), values=False, min_count=1, optional=True)
-        for p in self.weights:
-            specs[f"{p.name}/kept"] = self._mask_spec(p, before, capacity)
-        return Schema({**specs, **{p.name: self._value_spec(p, before) for p in self.layout}})
+        specs |= {f"{p.name}/kept": partial(_mask_spec, p, cut, least) for p in self.weights}
+        return Schema({**specs, **{p.name: partial(_value_spec, p, masks) for p in self.layout}})
 
-    def _mask_spec(self, part: Parameter, before: Masks, capacity: float) -> Callable[[Tensors], TensorSpec]:
-        def spec(came: Tensors) -> TensorSpec:
-            after = self.changed(before, came)
-            left = int(after[part.name].sum())
-            least = min(left, self.least(after, capacity)[part.name])
-            return TensorSpec((left,), values=False, min_count=least, optional=True)
+    def fewer_within_target(self, before: Masks, came: Tensors, capacity: float) -> dict[str, Mask]:
+        """Return the masks after applying received channels' masks.
 
-        return spec
+        Raises:
+            ProtocolError: Fewer channels than the target leaves, although a model with one more would fit the capacity.
+        """
+        left = self.within(_narrowed(before, came, self.channels))
+        # The server does not rank channels, so it does not know which one a client would keep with more room.
+        many = self.channels_left(left)
+        if many < min(self.least_channels, self.channels_left(before)):
+            lost = [p for p in self.channels if left[p.name].sum() < before[p.name].sum()]
+            more = ({**left, p.name: left[p.name] | (np.arange(p.size) == left[p.name].argmin())} for p in lost)
+            if all(self.rest(masks) <= self.rest_room(capacity) for masks in more):
+                raise ProtocolError(f"{lost[-1].name}/kept", f"at least {self.least_channels} channels in all", many)
+        return left
 
-    def _value_spec(self, parameter: Parameter, before: Masks) -> Callable[[Tensors], TensorSpec]:
-        def spec(came: Tensors) -> TensorSpec:
-            mask = self.masks(self.changed(before, came))[parameter.name]
-            if mask.all():
-                return TensorSpec(parameter.shape, min_count=parameter.size)
-            return TensorSpec(parameter.shape, Support.DERIVED, index=positions(mask))
 
-        return spec
+T = TypeVar("T")
+
+
+def _once(names: Sequence[str], make: Callable[[Tensors], T]) -> Callable[[Tensors], T]:
+    """Return ``make``, which is called again only if other tensors came under ``names``: once for a payload."""
+    found: list[tuple[list[SparseTensor | None], T]] = []
+
+    def last(came: Tensors) -> T:
+        read = [came.get(name) for name in names]
+        if not found or any(new is not old for new, old in zip(read, found[0][0], strict=True)):
+            found[:] = [(read, make(came))]
+        return found[0][1]
+
+    return last
+
+
+def _mask_spec(
+    part: Parameter, cut: Callable[[Tensors], Masks], least: Callable[[Tensors], Mapping[str, int]], came: Tensors
+) -> TensorSpec:
+    left = int(cut(came)[part.name].sum())
+    return TensorSpec((left,), values=False, min_count=min(left, least(came)[part.name]), optional=True)
+
+
+def _value_spec(parameter: Parameter, masks: Callable[[Tensors], Masks], came: Tensors) -> TensorSpec:
+    mask = masks(came)[parameter.name]
+    if mask.all():
+        return TensorSpec(parameter.shape, min_count=parameter.size)
+    return TensorSpec(parameter.shape, Support.DERIVED, index=positions(mask))
 
 
 def _narrowed(masks: Masks, came: Tensors, parts: Layout) -> dict[str, Mask]:
-    """Return the masks of ``parts`` of which some came, limited to what came: positions among their own entries."""
-    after = {}
+    """Return ``masks``, those of ``parts`` limited to what came of them: positions among their own entries."""
+    after = dict(masks)
     for p in parts:
         among = came.get(f"{p.name}/kept")
         if among is not None:

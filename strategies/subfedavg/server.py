@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sepal.masks.packed import Mask, Packed, pack, unpack
+from sepal.masks.packed import Mask, Packed, unpack
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Upload, Uploads, Weights
 from sepal.protocol.tensors import at_masks
 from sepal.server.algorithm import ServerBase
@@ -27,11 +27,6 @@ class SubFedAvgServer(ServerBase[ServerState]):
     def init(self) -> ServerState:
         """Start from W_0."""
         return ServerState(dict(self.task.weights))
-
-    def plan(self, round: int) -> Plan:
-        """Return the plan; ``kept`` tells clients that are only evaluated not to train."""
-        kept = self.hyper.evaluate == "kept" and round <= self.task.config.rounds
-        return Plan(round, scalars={"kept": kept})
 
     def kept(self, state: ServerState, client: str) -> dict[str, Mask]:
         """Return a client's masks, by part."""
@@ -54,7 +49,7 @@ class SubFedAvgServer(ServerBase[ServerState]):
         def note(upload: Upload) -> float:
             name = upload.client.name
             after = self.prunable.changed(self.kept(state, name), upload.payload.tensors)
-            kept[name] = pack(after, self.prunable.parts)
+            kept[name] = self.prunable.packed(after)
             shares.append((self.prunable.pruned(after), self.prunable.channels_pruned(after)))
             return 1
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
+import torch
+
+import models
 from client_app.build import Node, Shared, build_host
-from sepal.protocol.method import Upload
+from sepal.protocol.method import Payload, Upload
 from sepal.protocol.payloads import seal, unseal
+from sepal.protocol.tensors import at_masks
 from strategies.assembly import assemble
+from strategies.subfedavg.client import SubFedAvgClient
 from tests.stores import ScratchStore
 
 FLAT = {
@@ -60,3 +66,28 @@ def rounds(number, **keys):
     for round in range(1, number + 1):
         state, client, content, metrics = exchange(server, host, state, client, round, round > 1)
     return SimpleNamespace(server=server, host=host, state=state, client=client, content=content, metrics=metrics)
+
+
+def of_model(name, shape, **keys):
+    """A client algorithm of the hybrid variant with another model than digits allow, on one example of zeros."""
+
+    def make():
+        return models.build(name, shape, 10)
+
+    algorithm, module = parts(**{**HYBRID, **keys})[1].algorithm, make()
+    weights = models.read_weights(module)
+    task = replace(algorithm.task, layout=models.layout(module), weights=weights, make=make, input_shape=shape)
+    return SubFedAvgClient(task, replace(algorithm.trainer, make=make, networks={}, x=torch.zeros(1, *shape)))
+
+
+def downloaded(run, round):
+    """What the client is sent in that round, over the wire, and the round's plan."""
+    plan = run.server.plan(round)
+    content = seal(run.server.download(run.state, run.host.info, plan))
+    return unseal(content, run.host.algorithm.download_schema(run.client, plan)), plan
+
+
+def sent(server, before, after, weights):
+    """What a client uploads whose masks were ``before`` and are ``after``."""
+    tensors = at_masks(weights, server.prunable.masks(after), server.coding, known=True)
+    return Payload(server.prunable.changes(before, after) | tensors)

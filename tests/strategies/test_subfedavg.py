@@ -7,14 +7,15 @@ import pytest
 
 from sepal.errors import ConfigError, ModelError
 from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import ClientInfo, Payload, Task, Upload
+from sepal.protocol.method import ClientInfo, Task, Upload
 from sepal.wire.tensors import Support
 from sepal_engines.in_process import run_in_process
 from strategies.assembly import assemble
 from strategies.subfedavg.contract import Hyper
 from strategies.subfedavg.parts import distance, floor, paper_cost, pruned_step
 from strategies.subfedavg.server import SubFedAvgServer
-from tests.strategies.subfedavg import FLAT, HYBRID, Received, parts, rounds
+from tests.strategies import subfedavg
+from tests.strategies.subfedavg import FLAT, HYBRID, Received, of_model, parts, rounds
 
 # Worked numbers
 
@@ -83,26 +84,23 @@ def tiny(**keys):
     return SubFedAvgServer(Task(layout, weights, config, Hyper(**keys)))
 
 
-def sent(server, name, mask, values, bias):
-    """What a client uploads that has ``mask`` left of w, from everything."""
-    from sepal.protocol.tensors import at_masks
-
-    whole = {"w": np.ones((2, 2), bool)}
-    after = {"w": np.array(mask, bool)}
+def sent(server, name, before, mask, values, bias):
+    """What a client uploads that has ``mask`` left of w, from ``before``."""
     weights = {"w": np.array(values, np.float32), "b": np.array(bias, np.float32)}
-    tensors = at_masks(weights, server.prunable.masks(after), server.coding, known=True)
-    return Upload(ClientInfo(name, 10 if name == "a" else 30), Payload(server.prunable.changes(whole, after) | tensors))
+    payload = subfedavg.sent(server, {"w": np.array(before, bool)}, {"w": np.array(mask, bool)}, weights)
+    return Upload(ClientInfo(name, 10 if name == "a" else 30), payload)
 
 
-def test_a_round_by_hand():
+def test_two_rounds_by_hand():
     """a keeps (0, 0), (0, 1) with 2, 4; b keeps (0, 1), (1, 0) with 8, 0. They have 10 and 30 examples and count alike.
 
     (0, 0): 2. (0, 1): (4 + 8) / 2 = 6. (1, 0): b's 0, which it kept. (1, 1): nobody's, stays 9.
     Of 6 parameters 2 are gone at each: pruned 1/3, and 2 · 6·(32 + 32·2/3 + 1/3)/8 = 80.5 bytes by the formula.
+    In round 2 a prunes (0, 1), too, and sends 3: half is gone, and 6·(32 + 16 + 1/2)/8 = 36.375 bytes more.
     """
-    server = tiny()
-    a = sent(server, "a", [[1, 1], [0, 0]], [[2, 4], [0, 0]], [1, 1])
-    b = sent(server, "b", [[0, 1], [1, 0]], [[0, 8], [0, 0]], [3, 5])
+    server, whole = tiny(), [[1, 1], [1, 1]]
+    a = sent(server, "a", whole, [[1, 1], [0, 0]], [[2, 4], [0, 0]], [1, 1])
+    b = sent(server, "b", whole, [[0, 1], [1, 0]], [[0, 8], [0, 0]], [3, 5])
     state, metrics = server.aggregate(server.init(), Received([a, b]), server.plan(1))
     assert state.weights["w"].tolist() == [[2, 6], [0, 9]]
     assert state.weights["b"].tolist() == [2, 3]
@@ -110,6 +108,11 @@ def test_a_round_by_hand():
     down = server.download(state, b.client, server.plan(2)).tensors
     assert down["w"].support is Support.DERIVED
     assert (down["w"].index.tolist(), down["w"].values.tolist()) == ([1, 2], [6, 0])
+    a = sent(server, "a", [[1, 1], [0, 0]], [[1, 0], [0, 0]], [[3, 0], [0, 0]], [4, 4])
+    state, metrics = server.aggregate(state, Received([a]), server.plan(2))
+    assert state.weights["w"].tolist() == [[3, 6], [0, 9]]
+    assert metrics == {"paper-cost": pytest.approx(80.5 + 36.375), "pruned": 0.5, "channels-pruned": 0}
+    assert server.kept(state, "b")["w"].tolist() == [[False, True], [True, False]]
 
 
 def test_unstructured_at_target_0_is_fedavg_with_equal_weights_bit_for_bit():
@@ -136,6 +139,62 @@ def test_with_one_epoch_the_distance_is_to_the_mask_before():
     """A tenth of all weights goes in the first step: about .1, which is more than .09 and less than .11."""
     assert rounds(1, **{"local-epochs": 1, "subfedavg.distance": 0.09}).metrics["pruned"] > 0.09
     assert rounds(1, **{"local-epochs": 1, "subfedavg.distance": 0.11}).metrics["pruned"] == 0
+
+
+# A tenth of what is left, rounded, until a step is less than .05 of all channels: 22, 20, 18, 16, 14 and then 1 of 22.
+# 30, 27, 24, 22, 20, 18, 16, and 48, 43, 39, 35, 31, 28, 25: then 1 is left to the target, a step of less than .05.
+@pytest.mark.parametrize(
+    ("model", "shape", "stops", "target"),
+    [
+        ("lenet5-bn", (3, 32, 32), 14, 11),
+        ("mnist-cnn-bn", (1, 28, 28), 16, 15),
+        ("digits-cnn-bn", (1, 8, 8), 25, 24),
+    ],
+)
+def test_with_one_epoch_the_default_distance_keeps_channels_from_their_target(model, shape, stops, target):
+    for least, expected in ((Hyper().channel_distance, stops), (0.0, target)):
+        algorithm = of_model(model, shape, **{"local-epochs": 1, "subfedavg.channel-distance": least})
+        algorithm.accuracy = lambda weights, kept: 1.0
+        weights, kept = algorithm.task.weights, algorithm.prunable.whole
+        for _ in range(15):
+            kept = algorithm.prune(weights, kept, kept)
+        assert algorithm.prunable.channels_left(kept) == expected
+        assert kept["fc2.weight"].sum() == kept["fc2.weight"].size / 2, "weights go on, which no channel takes"
+
+
+def test_gates_open_at_equality():
+    """With one epoch a step of 917 of 9,168 weights, or of 5 of 48 channels, is the distance itself."""
+    one = {"local-epochs": 1}
+    assert rounds(1, **one, **{"subfedavg.distance": 917 / 9168}).metrics["pruned"] > 0
+    run = rounds(1, **one, **{**HYBRID, "subfedavg.channel-distance": 5 / 48, "subfedavg.distance": 1.0})
+    assert run.metrics["channels-pruned"] == 5 / 48
+    algorithm = parts(**{"subfedavg.accuracy": 0.5, "subfedavg.distance": 0.0})[1].algorithm
+    whole = algorithm.prunable.whole
+    for accuracy, pruned in ((0.5, 917 / 9258), (0.499, 0)):
+        algorithm.accuracy = lambda weights, kept, found=accuracy: found
+        after = algorithm.gated(algorithm.task.weights, whole, whole)
+        assert algorithm.prunable.pruned(after) == pytest.approx(pruned)
+
+
+def test_defaults_are_the_papers():
+    """Acc_th is the ground truth's; see NOTES.md."""
+    hyper = Hyper()
+    assert (hyper.variant, hyper.target, hyper.channel_target, hyper.step) == ("un", 0.5, 0.5, 0.1)
+    assert (hyper.accuracy, hyper.distance, hyper.channel_distance) == (0.5, 1e-4, 0.05)
+
+
+def test_channels_are_ranked_by_size_over_all_layers_and_the_largest_of_each_stays():
+    """Half of 48 go. conv1's 16 are all smaller than conv2's 32; its largest in size is negative and stays.
+
+    So 15 go from conv1, and from conv2 the 9 smallest in size, of which -9 is not one.
+    """
+    algorithm = parts(**{**HYBRID, "subfedavg.step": 0.5})[1].algorithm
+    small, large = np.linspace(0.01, 0.16, 16, dtype=np.float32), np.arange(1, 33, dtype=np.float32)
+    small[3], large[5], large[20] = -0.5, -90, -0.9
+    weights = {**algorithm.task.weights, "norm1.weight": small, "norm2.weight": large}
+    after = algorithm.prunable.prune_channels(weights, algorithm.prunable.whole)
+    assert np.flatnonzero(after["conv1"]).tolist() == [3]
+    assert np.flatnonzero(~after["conv2"]).tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 20]
 
 
 def test_masks_that_do_not_differ_enough_between_first_and_last_epoch_are_not_applied():

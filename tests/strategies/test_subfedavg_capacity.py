@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from client_app.build import Node, Shared, build_host
 from sepal.errors import SepalError
 from sepal.protocol.method import ClientInfo
+from sepal.protocol.payloads import seal, unseal
 from sepal_engines.in_process import run_in_process
 from strategies import registry
 from strategies.assembly import assemble
 from strategies.subfedavg.parts import Prunable
 from tests.stores import ScratchStore
-from tests.strategies.subfedavg import FLAT, HYBRID, exchange, parts, rounds
+from tests.strategies.subfedavg import FLAT, HYBRID, exchange, parts, rounds, sent
 
 SHUT = {"subfedavg.accuracy": 1.0, "lr": 1e-6}  # gates that never open
 
@@ -102,6 +104,18 @@ def test_a_client_of_the_hybrid_variant_that_fits_has_a_smaller_module():
     plan = server.plan(1)
     state, _ = algorithm.train(algorithm.init(), server.newcomer(server.init(), host.info, plan), plan)
     assert algorithm.prunable.fits(algorithm.kept(state), 0.3)
+
+
+def test_channels_below_the_target_are_admitted_only_if_the_capacity_asks_for_it():
+    """The run's target leaves 24 of 48; a capacity of .1 asks for fewer, and not for one of each layer."""
+    server, host = small(0.1, **HYBRID, **SHUT)
+    ours, algorithm, plan = server.prunable, host.algorithm, server.plan(1)
+    state, client, _, _ = exchange(server, host, server.init(), algorithm.init(), 1, False)
+    assert 2 < ours.channels_left(server.kept(state, host.info.name)) < 24
+    one = {"conv1": np.arange(16) == 0, "conv2": np.arange(32) == 0}
+    content = seal(sent(server, ours.whole, ours.within({**ours.whole, **one}), algorithm.own(client)))
+    with pytest.raises(SepalError, match="conv2/kept: expected at least 24 channels in all, got 2"):
+        unseal(content, server.upload_schema(server.init(), host.info, plan))
 
 
 def test_steps_go_on_from_the_capacity_to_a_higher_target_of_the_run():

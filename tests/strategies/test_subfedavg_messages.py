@@ -15,7 +15,8 @@ from sepal.wire.tensors import members
 from sepal_engines.in_process import run_in_process
 from strategies.assembly import assemble
 from strategies.subfedavg.contract import ServerState
-from tests.strategies.subfedavg import FLAT, HYBRID, rounds
+from strategies.subfedavg.parts import Prunable
+from tests.strategies.subfedavg import FLAT, HYBRID, downloaded, rounds, sent
 
 
 def test_masks_travel_only_when_they_changed_and_values_never_bring_positions():
@@ -70,12 +71,68 @@ def test_a_cut_of_a_channel_that_does_not_exist_is_refused_by_name(name, channel
     refused(rounds(1, **HYBRID), name, np.ones(channels, bool), message)
 
 
+def test_a_mask_without_any_channel_is_refused_by_name():
+    run = rounds(1, **HYBRID)
+    left = int(run.host.algorithm.kept(run.client)["conv1"].sum())
+    refused(run, "conv1/kept", np.zeros(left, bool), f"conv1/kept count: expected 1 to {left}, got 0")
+
+
+@pytest.mark.parametrize(
+    ("target", "channels", "message"),
+    [
+        (0.5, (8, 16), ""),  # 24 of 48
+        (0.5, (8, 15), "conv2/kept: expected at least 24 channels in all, got 23"),
+        (0.25, (1, 32), "conv1/kept: expected at least 36 channels in all, got 33"),  # conv2's mask is not sent
+    ],
+)
+def test_channels_beyond_the_target_are_refused_by_name(target, channels, message):
+    run = rounds(1, **{**HYBRID, "subfedavg.channel-target": target, "subfedavg.accuracy": 1.0, "lr": 1e-6})
+    server, plan = run.server, run.server.plan(2)
+    before = server.kept(run.state, run.host.info.name)
+    assert all(mask.all() for mask in before.values())
+    cut = {"conv1": np.arange(16) < channels[0], "conv2": np.arange(32) < channels[1]}
+    after = server.prunable.within({**before, **cut})
+    content = seal(sent(server, before, after, run.host.algorithm.own(run.client)))
+    schema = server.upload_schema(run.state, run.host.info, plan)
+    if message:
+        with pytest.raises(SepalError, match=message) as caught:
+            unseal(content, schema)
+        assert "\n" not in str(caught.value)
+    else:
+        assert unseal(content, schema).tensors["conv2.weight"].nnz == 8 * 16 * 9
+
+
+@pytest.mark.parametrize("keys", [{}, HYBRID])
+def test_masks_are_computed_a_fixed_number_of_times_for_an_upload(keys, monkeypatch):
+    """Not once for each tensor; and a schema that reads another payload computes them anew."""
+    run = rounds(1, **keys)
+    server, algorithm, (download, plan) = run.server, run.host.algorithm, downloaded(run, 2)
+    state, upload = algorithm.train(run.client, download, plan)
+    before, after = algorithm.kept(run.client), algorithm.kept(state)
+    assert any(not np.array_equal(before[name], after[name]) for name in before)
+    same = sent(server, before, before, algorithm.own(run.client))
+    schema, calls, plain = server.upload_schema(run.state, run.host.info, plan), [], Prunable.masks
+    monkeypatch.setattr(Prunable, "masks", lambda self, kept: calls.append(1) or plain(self, kept))
+    for payload, masks in ((upload, after), (same, before), (upload, after)):
+        calls.clear()
+        came = unseal(seal(payload), schema).tensors
+        assert len(calls) <= 3 < len(schema.tensors) / 2
+        assert came["fc1.weight"].nnz == masks["fc1.weight"].sum()
+
+
+def test_masks_of_which_nothing_is_pruned_are_not_stored():
+    run = rounds(1, **{**HYBRID, "subfedavg.distance": 1.0, "subfedavg.channel-target": 0.1})
+    changed = {name for name, mask in run.host.algorithm.kept(run.client).items() if not mask.all()}
+    assert changed & {"conv1", "conv2"}
+    assert run.client.kept.keys() == run.state.kept[run.host.info.name].keys() == changed
+    shut = rounds(1, **{"subfedavg.accuracy": 1.0, "lr": 1e-6})
+    assert shut.client.kept == {}
+    assert shut.state.kept == {shut.host.info.name: {}}, "an upload was accepted"
+
+
 def refused(run, name, mask, message):
     """An upload with such a mask before all else, after the first round."""
-    server, algorithm, plan = run.server, run.host.algorithm, run.server.plan(2)
-    download = unseal(
-        seal(server.download(run.state, run.host.info, plan)), algorithm.download_schema(run.client, plan)
-    )
+    server, algorithm, (download, plan) = run.server, run.host.algorithm, downloaded(run, 2)
     _, upload = algorithm.train(run.client, download, plan)
     values = {n: t for n, t in upload.tensors.items() if not n.endswith("/kept")}
     with pytest.raises(SepalError, match=message):

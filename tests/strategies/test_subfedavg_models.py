@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
+from models import cut_model, forward_multiply_adds
+from sepal.client.multiply_adds import multiply_adds
 from sepal.masks.cuts import parameters
 from sepal.protocol.method import Payload
-from sepal.protocol.payloads import seal, unseal
-from tests.strategies.subfedavg import HYBRID, exchange, rounds
+from tests.strategies.subfedavg import HYBRID, downloaded, exchange, of_model, rounds
 
 
 def test_the_module_that_trains_is_really_smaller(monkeypatch):
@@ -30,8 +29,51 @@ def test_the_module_that_trains_is_really_smaller(monkeypatch):
     assert count == parameters(run.server.prunable.cut(kept).layout) < 0.8 * parameters(run.server.layout)
     assert module.conv2.weight.shape == (kept["conv2"].sum(), kept["conv1"].sum(), 3, 3)
     figures = trainer.spent()
-    assert figures["flop-reduction"] > 1.5
+    whole, small = (sum(forward_multiply_adds(m, trainer.x).values()) for m in (trainer.make(), module))
+    assert figures["flop-reduction"] == whole / small > 1.5
     assert figures["channels-pruned"] == 0.5
+    assert figures["parameters"] == count
+
+
+def test_figures_of_lenet5_with_half_of_its_channels_are_those_of_table_2():
+    """651,720 / 271,320 multiply-adds = 2.40. Weights, biases and 11 norms: 35,970 + 22 (tests/models/test_cuts.py)."""
+    algorithm = of_model("lenet5-bn", (3, 32, 32))
+    half = {"conv1": np.arange(6) < 3, "conv2": np.arange(16) % 2 == 1}
+    algorithm.report(algorithm.prunable.within({**algorithm.prunable.whole, **half}))
+    figures = algorithm.trainer.spent()
+    assert figures["flop-reduction"] == 651_720 / 271_320
+    assert round(figures["flop-reduction"], 2) == 2.40
+    assert figures["parameters"] == 35_992
+
+
+@pytest.mark.parametrize("keys", [{}, HYBRID])
+def test_masked_entries_count_by_density_in_the_multiply_adds_of_training(keys):
+    run = rounds(2, **{**keys, "local-epochs": 2})
+    algorithm = run.host.algorithm
+    trainer, kept = algorithm.trainer, algorithm.kept(run.client)
+    cut = algorithm.prunable.cut(kept)
+    free, layers = cut.take(algorithm.prunable.masks(kept)), multiply_adds(cut_model(trainer.make, cut), trainer.x[:1])
+    assert free["fc1.weight"].mean() < 0.95
+    trainer.spent()
+    exchange(run.server, run.host, run.state, run.client, 3)
+    example = sum(layers[name] * (mask.sum() / mask.size - 1) for name, mask in free.items() if name in layers)
+    example += sum(layers.values())  # also what belongs to no weight
+    assert trainer.spent()["multiply-adds"] == pytest.approx(2 * len(trainer.y) * example, rel=1e-9)
+
+
+@pytest.mark.parametrize("keys", [{}, HYBRID])
+def test_pruned_entries_are_not_trained(keys):
+    """Neither gradients nor momentum move them; all other entries of a layer move."""
+    run = rounds(2, **{**keys, "momentum": 0.5})
+    algorithm, (download, plan) = run.host.algorithm, downloaded(run, 3)
+    kept = algorithm.kept(run.client)
+    start = algorithm.arrived(run.client, download, plan)
+    after = algorithm.fit_kept(start, kept, plan)
+    for name, mask in algorithm.prunable.masks(kept).items():
+        assert not start[name][~mask].any()
+        assert not after[name][~mask].any(), name
+        assert (after[name] != start[name])[mask].any(), name
+    assert not kept["fc1.weight"].all()
 
 
 def test_pruned_entries_stay_0_and_the_client_predicts_with_what_it_kept():
@@ -49,13 +91,11 @@ def test_pruned_entries_stay_0_and_the_client_predicts_with_what_it_kept():
 @pytest.mark.parametrize("keys", [{}, HYBRID])
 def test_adapt_trains_and_never_prunes(keys):
     run = rounds(1, **keys)
-    algorithm, plan = run.host.algorithm, run.server.plan(2)
-    download = unseal(
-        seal(run.server.download(run.state, run.host.info, plan)), algorithm.download_schema(run.client, plan)
-    )
+    algorithm, (download, plan) = run.host.algorithm, downloaded(run, 2)
+    algorithm.trainer.spent()
     after = algorithm.adapt(run.client, download, plan)
+    assert algorithm.trainer.spent()["pruned"] == run.metrics["pruned"] > 0
+    assert after.kept.keys() == run.client.kept.keys()
     assert all(np.array_equal(after.kept[name], bits) for name, bits in run.client.kept.items())
     assert any(not np.array_equal(after.model[name], values) for name, values in run.client.model.items())
-    kept = replace(plan, scalars={"kept": True})
-    assert algorithm.adapt(run.client, download, kept) is run.client
-    assert algorithm.adapt(algorithm.init(), Payload(), replace(kept, round=1)).model, "there is nothing to keep"
+    assert algorithm.adapt(algorithm.init(), Payload(), run.server.plan(1)).model, "one that never took part"
