@@ -82,7 +82,9 @@ def _row(plan: Plan, block: Block, cell: str, groups: Mapping[str, Sequence[Foun
     assert block.headline is not None  # noqa: S101  (for mypy; the caller has looked)
     ours = groups[block.headline]
     place = ", ".join(filter(None, (block.title, cell.replace("lambda=", "λ=").replace("=", " = "))))
-    row = [f"[{place}]({page})", f"`{block.headline}`", *(accuracy(ours, view) for view in OURS)]
+    method = str(plan.variants.get(block.headline, {}).get("method", block.headline))
+    name = f"`{method}`" + f" ({block.headline})" * (method != block.headline)
+    row = [f"[{place}]({page})", name, *(accuracy(ours, view) for view in OURS)]
     of = {}
     for name in reversed(list(groups)):
         of[str(plan.variants.get(name, {}).get("method", name))] = groups[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,8 @@ def client_model(path: Path, client: str) -> ClientModel:
     if predict is None:
         raise ConfigError("client", "one that has a model of its own", f"{client}, which has none")
     if not recorder.made:
-        raise ConfigError("client", "a model of one network", f"one that {assembly.method.name} makes for each batch")
+        got = f"{assembly.method.name}, which makes one for each example or batch"
+        raise ConfigError("client", "a model of one network", got)
     combination = getattr(algorithm, "combination", None)
     if len(recorder.made) > 1 and combination is None:
         raise ConfigError("client", "a model of one network", f"{len(recorder.made)} networks that are used together")
@@ -113,9 +115,11 @@ def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path) -> None:
     """
     try:
         batch = torch.export.Dim("batch")
-        torch.onnx.export(
-            module, (x[:2],), path, dynamo=True, dynamic_shapes=({0: batch},), external_data=False, verbose=False
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch's own exporter
+            torch.onnx.export(
+                module, (x[:2],), path, dynamo=True, dynamic_shapes=({0: batch},), external_data=False, verbose=False
+            )
     except ImportError as missing:
         raise ConfigError("--onnx", "onnx and onnxscript: pip install onnx onnxscript", str(missing)) from None
     except torch.onnx.errors.OnnxExporterError as reason:

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from sepal.config import Flat
+from sepal.data.locations import data_directory
 from sepal.errors import ConfigError, StateError
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.storage.files import write_atomically
 from sepal_cli.plans.model import Plan, PlannedRun
 from sepal_cli.results import MEGA, Estimate, Result, difference, over_seeds, read_result
-from sepal_cli.runs import find_run
+from sepal_cli.runs import INDEX, find_place
 from server_app.run_directory import stored_config
 
-INDEX = "comparison.json"  # in the directory of a comparison: which runs it has
 NEAR = 0.95  # without a target: this share of the best accuracy at the end
 MOST_TITLES = 4  # a report of so many runs says their number instead of their names
 # What must be the same in runs that stand side by side: the clients and what they hold. The seed may differ.
@@ -172,7 +172,8 @@ def read_comparison(places: Sequence[str]) -> Comparison:
         StateError: A run's files are damaged.
     """
     found: list[Comparison] = [_of_place(place) for place in places]
-    results = _labelled([result for one in found for result in one.results])
+    given = {result.stored.path.resolve(): result for one in found for result in one.results}  # each run once
+    results = _labelled(list(given.values()))
     check_comparable(results)
     head = found[0]
     titles = [one.title for one in found]
@@ -188,7 +189,9 @@ def _of_place(place: str) -> Comparison:
         runs = sorted(path.parent for path in directory.glob("*/config.toml"))
         if runs:
             return Comparison(directory.resolve().name, tuple(read_result(path) for path in runs))
-    path = find_run(place)
+    path = find_place(place)
+    if (path / INDEX).is_file():
+        return _indexed(path)
     return Comparison(path.name, (read_result(path),))
 
 
@@ -215,6 +218,8 @@ def _labelled(results: Sequence[Result]) -> list[Result]:
         twins = [r for r in results if (r.label, r.cell) == (result.label, result.cell)]
         keys = sorted({key for r in twins for key in _differing(result.stored.config, r.stored.config)})
         extra = " ".join(f"{key.rpartition('.')[2]}={result.stored.config.get(key)}" for key in keys)
+        if sum(r.seed == result.seed and not any(_differing(r.stored.config, result.stored.config)) for r in twins) > 1:
+            extra = f"{extra} ({result.stored.path.name})".strip()  # the same settings twice are no two seeds
         labelled.append(replace(result, label=" ".join(filter(None, (result.label, extra)))))
     return labelled
 
@@ -236,13 +241,16 @@ def check_comparable(results: Iterable[Result]) -> None:
         ours, theirs = _data(result.stored.config), _data(other.stored.config)
         for key in {**theirs, **ours}:
             if ours.get(key) != theirs.get(key):
-                expected = f"{theirs.get(key)!r} in both: {result.stored.path.name} and {other.stored.path.name}"
-                raise ConfigError(f"{key} of two compared runs", expected, ours.get(key))
+                expected = f"{theirs.get(key)!r}, as in {other.stored.path}"
+                raise ConfigError(key, expected, f"{ours.get(key)!r} in {result.stored.path}")
 
 
 def _data(config: Mapping[str, Any]) -> dict[str, Any]:
     keys = {key: config[key] for key in config if any(key == k or key.startswith(k) for k in DATA_KEYS)}
-    return {key: value for key, value in keys.items() if key not in ("data-dir", "clients-per-round")}
+    keys = {key: value for key, value in keys.items() if key not in ("data-dir", "clients-per-round")}
+    if config.get("dataset") == "folder":  # a public data set is the same wherever it lies
+        keys["data-dir"] = str(data_directory(str(config.get("data-dir", ""))))
+    return keys
 
 
 def rows(comparison: Comparison) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import sys
+import io
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import typer
 
 from sepal.errors import ConfigError, DataError
+from sepal.storage.files import write_atomically
 
 NEAR = 1e-4  # largest difference of logits between the client's model and the exported one
 
@@ -70,13 +71,15 @@ def predict(
         (name, int(label), classes[label], f"{chances[place, label]:.4f}")
         for place, (name, label) in enumerate(zip(names, logits.argmax(1), strict=True))
     ]
-    file = out.open("w", newline="") if out else sys.stdout
-    writer = csv.writer(file, lineterminator="\n")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("example", "label", "name", "probability"))
     writer.writerows(rows)
     if out:
-        file.close()
+        write_atomically(out, text.getvalue().encode())
         typer.echo(f"written to {out}")
+    else:
+        typer.echo(text.getvalue(), nl=False)
 
 
 def read_inputs(path: Path) -> tuple[list[str], npt.NDArray[np.generic]]:
@@ -105,7 +108,11 @@ def read_inputs(path: Path) -> tuple[list[str], npt.NDArray[np.generic]]:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    yield from (file for file in sorted(path.rglob("*")) if file.suffix.lower() in (".png", ".npy"))
+    """Yield the examples below ``path``, but nothing hidden: a run keeps a copy of the data in ``.sepal-cache``."""
+    for file in sorted(path.rglob("*")):
+        hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        if file.suffix.lower() in (".png", ".npy") and not hidden:
+            yield file
 
 
 def _read(file: Path) -> npt.NDArray[np.generic]:

@@ -21,7 +21,7 @@ from typer.models import ArgumentInfo
 
 from sepal import user_modules
 from sepal.config import Flat, RunConfig
-from sepal.errors import SepalError
+from sepal.errors import ConfigError, SepalError
 from sepal_cli import deployment, serving
 from sepal_cli.export import export, predict
 from sepal_cli.paper.command import paper
@@ -111,6 +111,7 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
     Raises:
         SepalError: The run cannot be started or completed.
     """
+    from sepal.data.locations import data_directory
     from sepal.server.observer import Observer
     from sepal_cli.display import RoundDisplay
     from sepal_engines.in_process import check_clients, run_in_process
@@ -118,6 +119,8 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
     from strategies.assembly import assemble
 
     logging.basicConfig(level=logging.WARNING, format="sepal: %(message)s", stream=sys.stderr)
+    if flat.get("data-dir"):  # so that reports and exports find the data from anywhere
+        flat = {**flat, "data-dir": str(data_directory(str(flat["data-dir"])))}
     assembly = assemble(flat)
     settings = assembly.task.config
     check_clients(settings)  # before the run's directory is created
@@ -156,21 +159,28 @@ def evict(
 
 @app.command()
 def show(
-    run: Annotated[str, typer.Argument(help="A run directory, or a run's name.")],
+    run: Annotated[str, typer.Argument(help="A run or a comparison: its directory or its name.")],
     beside: Annotated[str | None, typer.Option(help="Another run, whose accuracy is shown beside it.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the figures by round to this CSV file.")] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Write them to this directory for TensorBoard.")] = None,
 ) -> None:
     """Show a run, or the directory of a comparison: accuracy, cost, bytes beside their dense equivalent."""
-    from sepal_cli.comparison import INDEX
-    from sepal_cli.runs import find_run, naming, read_run
+    from sepal_cli.comparison import check_comparable
+    from sepal_cli.results import read_result
+    from sepal_cli.runs import INDEX, find_place, find_run, naming, read_run
     from sepal_cli.series import write_csv, write_tensorboard
 
-    if (Path(run).expanduser() / INDEX).is_file():
-        show_comparison(run, csv)
+    path = find_place(run)
+    if (path / INDEX).is_file():
+        for option, given in {"--beside": beside, "--tensorboard": tensorboard}.items():
+            if given:
+                raise ConfigError(option, "one run, not a comparison", str(path))
+        with naming(path):
+            show_comparison(str(path), csv)
         return
-    path = find_run(run)
     with naming(path):
+        if beside:
+            check_comparable([read_result(path), read_result(find_run(beside))])
         show_run(path, find_run(beside) if beside else None)
         if csv:
             typer.echo(f"written to {write_csv(read_run(path), csv)}")
@@ -205,11 +215,12 @@ def report(
 ) -> None:
     """Write report.html for a run or a comparison: one file that opens offline."""
     from sepal_cli.report import write_html
-    from sepal_cli.runs import find_run
+    from sepal_cli.runs import find_place, naming
 
     first = Path(runs[0]).expanduser()
-    place = first if first.is_dir() else find_run(runs[0])
-    typer.echo(f"written to {write_html(runs, out or place / 'report.html')}")
+    place = first if first.is_dir() else find_place(runs[0])
+    with naming(place):
+        typer.echo(f"written to {write_html(runs, out or place / 'report.html')}")
 
 
 @app.command()

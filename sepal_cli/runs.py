@@ -16,6 +16,7 @@ from server_app.run_directory import IN_PROCESS, default_base, stored_config, st
 from strategies.assembly import Assembly
 
 Line = Mapping[str, Any]
+INDEX = "comparison.json"  # in a directory of `sepal compare`: its runs
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,25 @@ def find_run(text: str) -> Path:
     Raises:
         ConfigError: There is no run.
     """
-    places = [Path(text).expanduser(), *(default_base(engine) / "runs" / text for engine in (IN_PROCESS, "flower"))]
-    for place in places:
-        if (place / "config.toml").is_file():
+    return _find(text, ("config.toml",), "a run directory")
+
+
+def find_place(text: str) -> Path:
+    """Return the directory of a run or a comparison for ``text``, which is a path or a name, as for :func:`find_run`.
+
+    Raises:
+        ConfigError: There is neither.
+    """
+    return _find(text, ("config.toml", INDEX), "a directory of a run or a comparison")
+
+
+def _find(text: str, files: tuple[str, ...], what: str) -> Path:
+    bases = [default_base(engine) / "runs" for engine in (IN_PROCESS, "flower")]
+    for place in (Path(text).expanduser(), *(base / text for base in bases)):
+        if any((place / file).is_file() for file in files):
             return place
-    raise ConfigError("run", f"a run directory, or a name under {places[1].parent} or {places[2].parent}", text)
+    expected = what if "/" in text else f"{what}, or a name under {bases[0]} or {bases[1]}"
+    raise ConfigError("run", expected, text)
 
 
 def read_run(path: Path) -> StoredRun:
@@ -90,7 +105,7 @@ def read_run(path: Path) -> StoredRun:
         raise StateError(str(path / "config.toml"), f"the keys {', '.join(needed)}", f"none named {lacking[0]}")
     lines, summary = tuple(read_rows(path / "metrics.jsonl")), stored_summary(path)
     for number, line in enumerate(lines, 1):
-        if not {"round", "bytes", "accuracy"} <= line.keys():
+        if not {"round", "phase", "full", "bytes", "accuracy", "seconds", "clients"} <= line.keys():
             raise StateError(f"{path / 'metrics.jsonl'}, line {number}", "a line of metrics", "other keys")
     if summary is not None and (not lines or lines[-1].get("phase") != "closing"):
         got = f"one that ends at round {lines[-1]['round']}" if lines else "one without lines"

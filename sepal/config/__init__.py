@@ -1,6 +1,6 @@
 """Configuration: all run-config keys, and their validation."""
 
-from sepal.config.base import Settings, flatten, kebab, validate
+from sepal.config.base import Settings, flatten, kebab, plainly, validate
 from sepal.config.data import Corruption, OwnSettings, PartitionSettings, SplitSettings
 from sepal.config.parse import Flat, parse
 from sepal.config.run import AUTOMATIC, PARTS, CapacitySettings, EvaluateSettings, PrivacySettings, RunConfig
@@ -21,5 +21,6 @@ __all__ = [
     "flatten",
     "kebab",
     "parse",
+    "plainly",
     "validate",
 ]

@@ -61,9 +61,10 @@ def validate(kind: type[M], values: Mapping[str, Any], prefix: str = "") -> M:
         key = prefix + ".".join(str(part) for part in fault["loc"])
         if fault["type"] == "extra_forbidden":
             raise ConfigError(key, "a known key", "an unknown one") from None
-        raise ConfigError(key, _expected(fault["msg"]), repr(fault["input"])) from None
+        raise ConfigError(key, plainly(fault["msg"]), repr(fault["input"])) from None
 
 
-def _expected(message: str) -> str:
-    text = message.removeprefix("Input should be ").removeprefix("Value error, ")
+def plainly(message: str) -> str:
+    """Return a message of pydantic as what was expected: ``less than 1``."""
+    text = message.removeprefix("Input should be ").removeprefix("Value error, ").replace("valid tuple", "list")
     return text[:1].lower() + text[1:]

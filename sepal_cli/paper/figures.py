@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sepal.data.locations import data_directory
 from sepal.errors import ConfigError
 from sepal.protocol.views import CLOSING_VIEWS, VIEWS
 from sepal_cli.plans.model import PlannedRun
@@ -26,9 +27,13 @@ def has_ended(run: PlannedRun, out: Path) -> bool:
     stored = stored_config(out / run.name)
     if stored is None:
         return False
-    for key, value in run.keys.items():  # 0, "" and "auto" are stored as the default that they mean
+    keys = dict(run.keys)
+    if keys.get("data-dir"):  # stored as an absolute path
+        keys["data-dir"] = str(data_directory(str(keys["data-dir"])))
+    for key, value in keys.items():  # 0, "" and "auto" are stored as the default that they mean
         if value not in (0, "", "auto") and stored.get(key) != value:
-            raise ConfigError(f"{run.name}: {key}", f"{value!r}, as in the plan (delete that run)", stored.get(key))
+            expected = f"{value!r}, as in the plan (delete that run, or give another --out)"
+            raise ConfigError(f"{run.name}: {key}", expected, stored.get(key))
     return stored_summary(out / run.name) is not None
 
 

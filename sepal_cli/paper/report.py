@@ -50,9 +50,10 @@ def write_report(plan: Plan, runs: Sequence[PlannedRun], out: Path) -> list[Path
     out.mkdir(parents=True, exist_ok=True)
     tables, data = out / "tables.md", out / "results.ndjson"
     write_atomically(data, "".join(f"{row}\n" for row in rows).encode())
-    stored, lines = read_results(data), [f"# {plan.title}", "", plan.note, ""]
+    stored, lines = read_results(data), [f"# {plan.title}", "", *([plan.note, ""] if plan.note else [])]
     for block in plan.block:
-        lines += [f"## {block.title or block.name}", "", *block_tables(plan, block.name, stored)]
+        title = block.title or block.name
+        lines += [*([f"## {title}", ""] if title else []), *block_tables(plan, block.name, stored)]
     if plan.ranks:
         lines += ["## Ranks", "", *block_tables(plan, NAME, stored)]
     write_atomically(tables, "\n".join(lines).encode())

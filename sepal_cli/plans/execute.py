@@ -13,8 +13,8 @@ from pathlib import Path
 
 import tomli_w
 
-from sepal.data.locations import data_directory
-from sepal.data.sources import folder
+from sepal.data.own import OWN
+from sepal.data.sources import check
 from sepal.storage.files import private_directory
 from sepal_cli.paper.figures import has_ended
 from sepal_cli.plans.display import PlanDisplay
@@ -45,12 +45,13 @@ def execute(
 
     Raises:
         ConfigError: A run of that name lies in ``out`` that was started with other keys.
-        DataError: A run that has not ended names a directory of its own data that is missing or has no data.
+        DataError: A run that has not ended names a data set that is unknown, or whose files are missing.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # no run is left behind by a kill
     begun, failed = time.monotonic(), set[str]()
     left = [run for run in runs if not has_ended(run, out)]
-    _check_folders(left)
+    if hours > 0:
+        _check_data(left)
     private_directory(out)  # tables and reports lie beside the runs
     jobs = max(1, min(jobs or cores(), len(left)))
     with tempfile.TemporaryDirectory() as scratch, display:
@@ -81,14 +82,11 @@ def execute(
     return [run.name for run in runs if run.name in failed]
 
 
-def _check_folders(runs: Sequence[PlannedRun]) -> None:
-    """Refuse a missing directory once, before any run, not in each of them."""
-    for given in dict.fromkeys(
-        str(run.keys.get("data-dir", "")) for run in runs if run.keys.get("dataset") == "folder"
-    ):
-        directory = data_directory(given)
-        if given and folder.files(directory) is None:
-            folder.read(directory)  # raises, and says which formats there are
+def _check_data(runs: Sequence[PlannedRun]) -> None:
+    """Refuse data that is missing once, before any run, not in each of them; also download it once."""
+    for name, given in dict.fromkeys((str(r.keys.get("dataset", "")), str(r.keys.get("data-dir", ""))) for r in runs):
+        if name and name != OWN:
+            check(name, given)
 
 
 def _start(run: PlannedRun, out: Path, scratch: Path, workers: int) -> subprocess.Popen[str]:

@@ -125,7 +125,8 @@ class Plan(BaseModel):
         """
         known = sorted({each for block in self.block for each in block.tables})
         if table not in known:
-            raise ConfigError("--table", f"one of {', '.join(known) or 'none: the plan names no tables'}", table)
+            expected = f"one of {', '.join(known)}" if known else "no such option, because the plan names no tables"
+            raise ConfigError("--table", expected, table)
         needed = {block.trials for block in self.block if table in block.tables and block.trials}
         blocks = tuple(block for block in self.block if table in block.tables or block.name in needed)
         return self.model_copy(update={"block": blocks})

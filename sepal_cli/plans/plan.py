@@ -70,7 +70,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sepal.config import Flat, parse
+from sepal.config import Flat, parse, plainly
 from sepal.errors import ConfigError, nearest, suggest
 from sepal_cli.arguments import flatten_tables
 from sepal_cli.plans.model import Block, Plan, PlannedRun
@@ -131,7 +131,9 @@ def _bad_key(file: str, reason: ValidationError, alone: bool) -> ConfigError:
     if first["type"] == "extra_forbidden":
         known = [*Plan.model_fields, *Block.model_fields, "methods", "seeds", "settings"]
         return ConfigError(key, "a known key", suggest("an unknown one", str(first["loc"][-1]), known))
-    return ConfigError(key, first["msg"], str(first["input"])[:60])
+    if first["type"] == "missing":
+        return ConfigError(key, "a value", "none")
+    return ConfigError(key, plainly(first["msg"]), str(first["input"])[:60])
 
 
 def _check_cells(plan: Plan, name: str) -> None:

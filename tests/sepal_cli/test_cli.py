@@ -70,7 +70,7 @@ def test_bad_input_is_one_line_and_exit_code_2_and_leaves_nothing(here, sets, me
         (["run", "--bogus"], "No such option"),
         (["run", "--workers", "-1"], "Invalid value for '--workers'"),
         (["run", "--out", "file", "--set", "dataset=digits"], "expected a directory that can be made"),
-        (["show", "none"], "run: expected a run directory, or a name under "),
+        (["show", "none"], "run: expected a directory of a run or a comparison, or a name under "),
         (["keys", "none"], "method: expected one of fedavg, "),
         (["bogus"], "No such command 'bogus'"),
     ],

@@ -137,7 +137,8 @@ def test_a_small_paper(tmp_path: Path) -> None:
     plan.write_text(SMALL.replace("rounds = 2", "rounds = 3"))
     other = CliRunner().invoke(app, arguments)
     assert other.exit_code == 2
-    assert "first-half-seed0: rounds: expected 3, as in the plan (delete that run), got 2" in other.output
+    expected = "3, as in the plan (delete that run, or give another --out), got 2"
+    assert f"first-half-seed0: rounds: expected {expected}" in other.output
 
     masks = analyse(out / "first-half-seed0")
     similarity = np.array(masks["similarity"])

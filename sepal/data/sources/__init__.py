@@ -80,6 +80,19 @@ def load(name: str, data_dir: str | Path = "") -> Source:
     return _remembered(name, directory, _state(found, directory))
 
 
+def check(name: str, data_dir: str | Path = "") -> None:
+    """Look for the files of a data set, and download missing ones; nothing else is read.
+
+    Raises:
+        DataError: As :func:`load`.
+    """
+    if name == "folder" and not str(data_dir):
+        raise DataError("data-dir", "the directory of your own data for dataset = folder", "nothing")
+    reader, directory = _reader(name), data_directory(data_dir)
+    if reader.files(directory) is None:
+        reader.read(directory)
+
+
 def version(name: str, data_dir: str | Path) -> str:
     """Return a digest of the name, size and modification time of all files."""
     directory = data_directory(data_dir)

@@ -1,0 +1,132 @@
+"""What is compared, shown and used together: one's own images, runs found by name, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from sepal.errors import ConfigError
+from sepal_cli.comparison import INDEX, read_comparison
+from sepal_cli.main import app
+from sepal_cli.runs import read_run
+from tests.sepal_cli.runs_for_tests import write_run
+
+
+def sepal(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def refusal(*arguments):
+    """The one line of a command that is refused."""
+    result = sepal(*arguments)
+    assert result.exit_code == 2
+    (line,) = result.stderr.strip().splitlines()
+    return line
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """A working directory with two directories of 24 images in two classes."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    for place in ("A", "B"):
+        for name, low in (("dark", 0), ("light", 128)):
+            (tmp_path / place / name).mkdir(parents=True)
+            for number in range(12):
+                image = random.integers(low, low + 128, (8, 8)).astype(np.uint8)
+                Image.fromarray(image).save(tmp_path / place / name / f"{number}.png")
+    return tmp_path
+
+
+def train(place, name):
+    keys = {"dataset": "folder", "data-dir": place, "method": "local", "clients": 2, "rounds": 1}
+    keys |= {"partition.name": "iid", "split.validation": 0.0}
+    sets = [f"--set={key}={value}" for key, value in keys.items()]
+    assert sepal("run", *sets, "--name", name, "--workers", 1).exit_code == 0
+
+
+def test_own_images_are_found_from_anywhere_and_labelled_by_the_exported_model(photos, monkeypatch):
+    """A run keeps a copy of the data beside it, in a hidden directory that `predict` leaves out."""
+    train("A", "one")
+    assert read_run(photos / "runs" / "one").config["data-dir"] == str(photos / "A")
+    (photos / "elsewhere").mkdir()
+    monkeypatch.chdir(photos / "elsewhere")
+    exported = sepal("export", photos / "runs" / "one", "client-00000", "--out", "model.safetensors")
+    assert exported.exit_code == 0, exported.stderr
+    assert list((photos / "A").glob(".sepal-cache/*"))
+    labelled = sepal("predict", "model.safetensors", photos / "A")
+    assert labelled.exit_code == 0, labelled.stderr
+    assert len(labelled.stdout.splitlines()) == 1 + 24
+    assert {row.split(",")[2] for row in labelled.stdout.splitlines()[1:]} <= {"dark", "light"}
+    missing = refusal("predict", "model.safetensors", photos / "A", "--out", "/nowhere/x.csv")
+    assert "/nowhere" in missing
+
+
+def test_runs_on_other_images_cannot_be_compared(photos):
+    train("A", "one")
+    train("B", "two")
+    with pytest.raises(ConfigError, match=r"data-dir: expected '.*/A', as in .*one, got '.*/B' in .*two"):
+        read_comparison(["one", "two"])
+
+
+def test_a_run_that_is_given_twice_counts_once(tmp_path):
+    run = write_run(tmp_path / "a")
+    (group,) = read_comparison([str(run), f"{tmp_path}/../{tmp_path.name}/a"]).groups("")
+    assert len(group.results) == 1
+
+
+def test_the_same_settings_and_seed_twice_are_no_two_seeds(tmp_path):
+    places = [str(write_run(tmp_path / name)) for name in ("a", "b")]
+    assert read_comparison(places).labels == ["fedavg (a)", "fedavg (b)"]
+
+
+def test_runs_with_other_clients_are_not_shown_beside_each_other(tmp_path):
+    one, other = write_run(tmp_path / "a"), write_run(tmp_path / "b", closing=[0.5, 0.6])
+    assert "clients: expected 3, as in " in refusal("show", one, "--beside", other)
+
+
+def test_a_comparison_is_found_by_its_name_and_refuses_what_is_for_one_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs" / "both" / "a")
+    runs = [{"name": "a", "label": "fedavg", "cell": ""}]
+    index = {"title": "Both", "view": "trained", "target": None, "runs": runs}
+    (tmp_path / "runs" / "both" / INDEX).write_text(json.dumps(index))
+    shown = sepal("show", "both")
+    assert shown.exit_code == 0
+    assert "fedavg" in shown.stdout
+    words = "expected one run, not a comparison"
+    assert words in refusal("show", "both", "--tensorboard", tmp_path / "board")
+    assert words in refusal("show", "both", "--beside", "a")
+    assert not (tmp_path / "board").exists()
+
+
+def test_a_line_of_metrics_without_a_runs_figures_is_named(tmp_path):
+    run = write_run(tmp_path / "a")
+    file = run / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    del lines[1]["full"]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert "metrics.jsonl, line 2: expected a line of metrics" in refusal("report", run)
+    lines[1] |= {"full": True, "clients": 7}
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert "expected figures as a run writes them" in refusal("report", run)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ('dataset = "digit"', "dataset: expected one of "),
+        ('dataset = "folder"', "data-dir: expected the directory of your own data"),
+        ('dataset = "mnist"\ndata-dir = "empty"', "train-images-idx3-ubyte"),
+    ],
+)
+def test_data_that_is_missing_is_one_line_before_anything_runs(tmp_path, monkeypatch, keys, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SEPAL_DOWNLOAD", "0")
+    (tmp_path / "plan.toml").write_text(f'methods = ["fedavg", "local"]\n[settings]\nclients = 2\nrounds = 1\n{keys}\n')
+    assert words in refusal("compare", "plan.toml", "--out", "out")
+    assert not (tmp_path / "out").exists()
