@@ -20,6 +20,7 @@ LEGEND = (
     "trained, on everybody's test data. MB: payloads of training, all clients and rounds. Multiply-adds: 10⁹ of "
     "training a client."
 )
+YARDSTICKS = ("local", "fedavg-ft")  # beside every method's clients: what one has without, or with plain, federation
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
@@ -30,11 +31,22 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         if not groups:
             continue
         if cell:
-            console.print(f"\n{escape(cell)}", style="bold", highlight=False)
+            console.print(escape(cell), style="bold", highlight=False)
         _print_accuracy(console, groups, comparison.view)
         _print_cost(console, groups)
         _print_differences(console, comparison, cell)
     console.print(LEGEND, style="italic", highlight=False)
+    if line := without_yardsticks(comparison):
+        console.print(line, highlight=False)
+
+
+def without_yardsticks(comparison: Comparison) -> str:
+    """Return a line that names the yardsticks that are not among the runs; empty if all are."""
+    methods = {result.stored.config["method"] for result in comparison.results}
+    absent = [name for name in YARDSTICKS if name not in methods]
+    if not absent:
+        return ""
+    return f"Without {' and '.join(absent)}: add {'them' if len(absent) > 1 else 'it'} to `methods`."
 
 
 def _print_accuracy(console: Console, groups: list[Group], view: str) -> None:
@@ -46,7 +58,8 @@ def _print_accuracy(console: Console, groups: list[Group], view: str) -> None:
         figures = [group.accuracy(each) for each in reversed(CLOSING_VIEWS)]
         figures.append(group.accuracy(view, "bottom_decile"))
         table.add_row(escape(group.label), *(each.text() if each else "-" for each in figures))
-    console.print(table, end="\n\n")
+    console.print(table)
+    console.print()  # a table takes no notice of end
 
 
 def _print_cost(console: Console, groups: list[Group]) -> None:
@@ -60,7 +73,8 @@ def _print_cost(console: Console, groups: list[Group]) -> None:
         cells += [f"{group.multiply_adds:.2f}"]
         cells += [group.reached(group.rounds_to, 1), group.reached(group.megabytes_to, 2)]
         table.add_row(escape(group.label), *cells)
-    console.print(table, end="\n\n")
+    console.print(table)
+    console.print()  # a table takes no notice of end
 
 
 def _print_differences(console: Console, comparison: Comparison, cell: str) -> None:
@@ -76,7 +90,8 @@ def _print_differences(console: Console, comparison: Comparison, cell: str) -> N
     for label in labels:
         cells = [found[view][label].text(sign="+") if label in found[view] else "-" for view in views]
         table.add_row(escape(label), *cells)
-    console.print(table, end="\n\n")
+    console.print(table)
+    console.print()  # a table takes no notice of end
 
 
 def write_csv(comparison: Comparison, path: Path) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 from sepal.errors import SepalError
 from sepal.protocol.views import CLOSING_VIEWS, MODELS, SHIFTS
 from sepal_cli.comparison import Comparison, Group
+from sepal_cli.comparison_tables import YARDSTICKS
 from sepal_cli.report.learned import Row, Rows, learned
 from sepal_cli.results import DIRECTIONS
 
 COLOURS = 12  # of the page, --c0 to --c11; further labels begin again
-YARDSTICKS = ("local", "fedavg-ft")  # beside every method's clients: what one has without, or with plain, federation
 STAND_IN = "trained"  # is shown, dashed, for a view that a method does not have
 
 
@@ -44,6 +44,16 @@ def views(comparison: Comparison) -> list[str]:
 def _shown(group: Group, view: str) -> str:
     """Return the view itself, or what stands in for it."""
     return view if any(result.points(view) for result in group.results) else STAND_IN
+
+
+def stand_ins(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """Return cell, label and view of what a method does not have, so that another view is shown."""
+    return [
+        (group.cell, group.label, view)
+        for group in comparison.all_groups()
+        for view in views(comparison)
+        if _shown(group, view) != view
+    ]
 
 
 def _curve(comparison: Comparison) -> Iterator[Row]:
@@ -124,7 +134,7 @@ def _labels(comparison: Comparison) -> Iterator[Row]:
     """Yield how many training examples of each label every client has; nothing where the data is not at hand."""
     for cell in comparison.cells:
         groups = comparison.groups(cell)
-        names, counts = label_counts(groups[0].first.stored.config) if groups else ((), {})
+        names, counts, _ = label_counts(groups[0].first.stored.config) if groups else ((), {}, "")
         for client, found in counts.items():
             for number, count in enumerate(found):
                 if count:
@@ -133,16 +143,16 @@ def _labels(comparison: Comparison) -> Iterator[Row]:
                     yield {**row, "examples": int(count)}
 
 
-def label_counts(config: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, list[int]]]:
-    """Return the names of the labels, if they have any, and each client's number of training examples by label.
+def label_counts(config: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, list[int]], str]:
+    """Return the labels' names, if they have any, each client's number of training examples by label, and why not.
 
-    Both are empty where the data is private or not here.
+    The first two are empty where the data is private or not here; the last is a sentence then.
     """
     return _label_counts(tuple(config.items()))
 
 
 @lru_cache(maxsize=64)
-def _label_counts(items: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, ...], dict[str, list[int]]]:
+def _label_counts(items: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, ...], dict[str, list[int]], str]:
     from client_app.build import client_name
     from sepal.config import parse
     from sepal.data import federated_data
@@ -152,15 +162,16 @@ def _label_counts(items: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, ...], 
         config, _ = parse(dict(items), Hypers())
         data = federated_data(config)
         if data.private:
-            return (), {}
+            return (), {}, "The clients bring data of their own, and only they know its labels."
         classes, found = data.info.classes, {}
         for number in range(config.clients):
             name = client_name(number)
             labels = data.client(number, config.clients, name).train.y
             found[name] = np.bincount(labels, minlength=classes).tolist()
-    except SepalError:
-        return (), {}
-    return data.info.class_names, found
+    except SepalError:  # its text is not shown: it may name a directory of the machine
+        name = dict(items).get("dataset", "")
+        return (), {}, f"The data ({name}) is not on the machine that wrote this report, or cannot be read there."
+    return data.info.class_names, found, ""
 
 
 def _shift(comparison: Comparison) -> Iterator[Row]:

@@ -6,6 +6,7 @@ the parameters ``cell``, ``view``, ``label``, ``figure`` and ``hidden`` of all c
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import altair as alt
 
 from sepal_cli.comparison import Comparison, Group
-from sepal_cli.report.data import COLOURS
+from sepal_cli.report.data import COLOURS, STAND_IN, stand_ins
 from sepal_cli.results import Estimate
 
 WIDE: Any = "container"
@@ -29,7 +30,7 @@ class Figure:
         title: What is shown.
         reading: Units, and how to read it.
         words: The text alternative: the same in sentences.
-        chart: As Vega-Lite.
+        chart: As Vega-Lite; empty where there is nothing to draw, and ``words`` say why.
         parameters: Which of the page's controls change it.
         main: Whether it is one of the first figures.
     """
@@ -50,9 +51,19 @@ def chart_of(data: str, parameters: Mapping[str, Any]) -> alt.Chart:
     return chart.add_params(*(alt.param(name=name, value=value) for name, value in parameters.items()))
 
 
-def finish(chart: Any, words: str, height: int = HEIGHT) -> dict[str, Any]:
-    """Return a chart as Vega-Lite of the width that the page gives it; ``words`` are its text alternative."""
-    spec: dict[str, Any] = chart.properties(width=WIDE, height=height, description=words).to_dict(validate=True)
+def finish(chart: Any, words: str, height: int = HEIGHT, title: str = "") -> dict[str, Any]:
+    """Return a chart as Vega-Lite of the width that the page gives it.
+
+    Args:
+        chart: Of Altair.
+        words: Its text alternative.
+        height: In pixels.
+        title: An expression of what the chart shows now, such as :func:`shown` returns.
+    """
+    chart = chart.properties(width=WIDE, height=height, description=words)
+    if title:
+        chart = chart.properties(title=alt.Title(alt.expr(title)))
+    spec: dict[str, Any] = chart.to_dict(validate=True)
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
     spec.pop("config", None)
     return spec
@@ -71,6 +82,32 @@ LABEL = "datum.label == label"
 PERCENT = alt.Scale(domain=[0, 100])
 
 
+def shown(comparison: Comparison, run: str = "", view: bool = False, before: str = "") -> str:
+    """Return an expression of which runs a figure of first seeds shows: ``fedpse, trained models, seed 0``.
+
+    Args:
+        comparison: The runs.
+        run: An expression of the label of the one run that is shown; empty if all are.
+        view: Whether the figure is of the models chosen on the page.
+        before: An expression of what comes first.
+    """
+    seeds = {f"{group.cell}/{group.label}": group.first.seed for group in comparison.all_groups()}
+    parts = [part for part in (before, run) if part]
+    if view and run:
+        lacking = json.dumps([f"{cell}/{label}/{name}" for cell, label, name in stand_ins(comparison)])
+        stands = f"indexof({lacking}, cell + '/' + {run} + '/' + view) >= 0"
+        parts.append(f"({stands} ? '{STAND_IN} models in place of ' + view : view + ' models')")
+    elif view:
+        parts.append("view + ' models'")
+    if len(set(seeds.values())) == 1:
+        parts.append(f"'seed {next(iter(seeds.values()))}'")
+    else:
+        parts.append(f"'seed ' + {json.dumps(seeds)}[cell + '/' + {run}]" if run else "'the first seed of each run'")
+    if any(comparison.cells):
+        parts.append("cell")
+    return " + ', ' + ".join(parts)
+
+
 def _first(comparison: Comparison) -> dict[str, Any]:
     return {"cell": comparison.cells[0], "view": comparison.view, "hidden": [], "label": comparison.labels[0]}
 
@@ -87,4 +124,9 @@ def said(found: Estimate | None, unit: str = " %") -> str:
 
 def called(group: Group) -> str:
     """Return the name of a group, with its cell where there are several."""
-    return f"{group.label} ({group.cell})" if group.cell else group.label
+    return named(group.label, group.cell)
+
+
+def named(label: str, cell: str) -> str:
+    """Return a label with its cell, where there are several cells."""
+    return f"{label} ({cell})" if cell else label

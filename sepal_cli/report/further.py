@@ -8,7 +8,19 @@ import altair as alt
 
 from sepal.protocol.views import MODELS
 from sepal_cli.comparison import Comparison
-from sepal_cli.report.figure import CELL, PERCENT, VIEW, VISIBLE, Figure, chart_of, colour_of, finish, parameters
+from sepal_cli.report.figure import (
+    CELL,
+    PERCENT,
+    VIEW,
+    VISIBLE,
+    Figure,
+    chart_of,
+    colour_of,
+    finish,
+    named,
+    parameters,
+    shown,
+)
 from sepal_cli.report.learned import Row, Rows
 
 
@@ -17,17 +29,17 @@ def shift(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     if "shift" not in data:
         return None
     used = ("cell", "view", "hidden")
-    shown = chart_of("shift", parameters(comparison, *used)).transform_filter(f"{CELL} && {VISIBLE}")
+    drawn = chart_of("shift", parameters(comparison, *used)).transform_filter(f"{CELL} && {VISIBLE}")
     there = [view for view in MODELS if any(row["view"] == view for row in data["shift"])]
-    shown = shown.transform_filter(f"datum.view == (indexof({there}, view) < 0 ? 'trained' : view)")
-    chart = shown.mark_line(point=True, strokeWidth=2).encode(
+    drawn = drawn.transform_filter(f"datum.view == (indexof({there}, view) < 0 ? 'trained' : view)")
+    chart = drawn.mark_line(point=True, strokeWidth=2).encode(
         alt.X("shift:Q", title="test data from other clients, %"),
         alt.Y("mean:Q", title="accuracy, %", scale=PERCENT),
         colour_of(comparison),
         tooltip=[alt.Tooltip("label:N", title="run"), alt.Tooltip("shift:Q"), alt.Tooltip("mean:Q", format=".1f")],
     )
-    ends = {r["label"]: r["mean"] for r in data["shift"] if r["shift"] == 100 and r["view"] == "trained"}
-    words = "; ".join(f"{label} {value:.1f} %" for label, value in ends.items())
+    ends = [row for row in data["shift"] if row["shift"] == 100 and row["view"] == "trained"]
+    words = "; ".join(f"{named(row['label'], row['cell'])} {row['mean']:.1f} %" for row in ends)
     reading = (
         "Mean accuracy in % when a share of each client's test data is replaced by other clients'. Trained models "
         "where the chosen ones were not evaluated so."
@@ -41,19 +53,22 @@ def pairs(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     if "pairs" not in data:
         return None
     used = ("cell", "view")
-    shown = chart_of("pairs", parameters(comparison, *used)).transform_filter(f"{CELL} && {VIEW}")
+    drawn = chart_of("pairs", parameters(comparison, *used)).transform_filter(f"{CELL} && {VIEW}")
     order = list(dict.fromkeys(row["pair"] for row in data["pairs"]))
     place = alt.Y("pair:N", title=None, sort=order, axis=alt.Axis(labelLimit=150))
     difference = alt.X("mean:Q", title="difference, percentage points")
     tips = [alt.Tooltip("pair:N"), *(alt.Tooltip(f"{name}:Q", format="+.1f") for name in ("mean", "low", "high"))]
-    interval = shown.mark_rule(strokeWidth=3, color="var(--bar)").encode(
+    interval = drawn.mark_rule(strokeWidth=3, color="var(--bar)").encode(
         alt.X("low:Q", title="difference, percentage points"), alt.X2("high:Q"), place, tooltip=tips
     )
-    dots = shown.mark_circle(size=90, color="var(--ink)", opacity=1).encode(difference, place, tooltip=tips)
+    dots = drawn.mark_circle(size=90, color="var(--ink)", opacity=1).encode(difference, place, tooltip=tips)
     zero = alt.Chart(alt.InlineData(values=[{}])).mark_rule(color="var(--muted)", strokeDash=[2, 3])
     zero = zero.encode(x=alt.datum(0))
     here = [row for row in data["pairs"] if row["view"] == comparison.view]
-    words = "; ".join(f"{r['pair']}: {r['mean']:+.1f} points, from {r['low']:+.1f} to {r['high']:+.1f}" for r in here)
+    words = "; ".join(
+        f"{named(r['pair'], r['cell'])}: {r['mean']:+.1f} points, from {r['low']:+.1f} to {r['high']:+.1f}"
+        for r in here
+    )
     reading = (
         "Percentage points, client by client on the same data, with the 95 % interval over clients. Clients of one "
         "federation are not independent: a guide, no test."
@@ -68,8 +83,8 @@ def capacity(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     if "capacity" not in data:
         return None
     used = ("cell", "view", "hidden")
-    shown = chart_of("capacity", parameters(comparison, *used)).transform_filter(f"{CELL} && {VIEW} && {VISIBLE}")
-    chart = shown.mark_circle(size=60, opacity=0.8).encode(
+    drawn = chart_of("capacity", parameters(comparison, *used)).transform_filter(f"{CELL} && {VIEW} && {VISIBLE}")
+    chart = drawn.mark_circle(size=60, opacity=0.8).encode(
         alt.X("capacity:Q", title="capacity, % of the full model"),
         alt.Y("accuracy:Q", title="accuracy, %", scale=PERCENT),
         colour_of(comparison),
@@ -77,7 +92,8 @@ def capacity(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     )
     reading = "Accuracy of each client in % by the share of the full model that it can hold, in %."
     spoken = f"Accuracy by capacity, {len(data['capacity'])} points."
-    return Figure("capacity", "capacity", "Accuracy by capacity", reading, spoken, finish(chart, spoken), used)
+    spec = finish(chart, spoken, title=shown(comparison, view=True))
+    return Figure("capacity", "capacity", "Accuracy by capacity", reading, spoken, spec, used)
 
 
 def own_names(rows: Sequence[Row]) -> list[str]:
@@ -85,17 +101,27 @@ def own_names(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["figure"] for row in rows))
 
 
+def first_own(rows: Sequence[Row]) -> str:
+    """Return the first of the methods' own figures that changes over the rounds of a run, or the first of all."""
+    values: dict[str, dict[tuple[str, str], set[float]]] = {}
+    for row in rows:
+        values.setdefault(row["figure"], {}).setdefault((row["cell"], row["label"]), set()).add(row["value"])
+    varying = (name for name, runs in values.items() if any(len(found) > 1 for found in runs.values()))
+    return next(varying, rows[0]["figure"])
+
+
 def own(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     """Return what methods report of themselves, by round."""
     if "own" not in data:
         return None
     used = ("cell", "hidden", "figure")
-    names = own_names(data["own"])
-    shown = chart_of("own", {**parameters(comparison, "cell", "hidden"), "figure": names[0]})
-    shown = shown.transform_filter(f"{CELL} && {VISIBLE} && datum.figure == figure")
-    chart = shown.mark_line(point=True, strokeWidth=2).encode(
-        alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1, format="~r")),
-        alt.Y("value:Q", title="value", scale=alt.Scale(zero=False), axis=alt.Axis(format="~r")),
+    names, rows = own_names(data["own"]), data["own"]
+    drawn = chart_of("own", {**parameters(comparison, "cell", "hidden"), "figure": first_own(rows)})
+    drawn = drawn.transform_filter(f"{CELL} && {VISIBLE} && datum.figure == figure")
+    rounds = alt.Axis(tickMinStep=1, format="d")
+    chart = drawn.mark_line(point=True, strokeWidth=2).encode(
+        alt.X("round:Q", title="round", scale=alt.Scale(nice=False, zero=True), axis=rounds),
+        alt.Y("value:Q", title=None, scale=alt.Scale(zero=False)),  # its name is the chart's title
         colour_of(comparison),
         tooltip=[alt.Tooltip("label:N", title="run"), alt.Tooltip("round:Q"), alt.Tooltip("value:Q")],
     )
@@ -103,4 +129,5 @@ def own(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
         "What a method's server reports of itself, and means over clients of what they report, by round; unit as named."
     )
     spoken = f"Figures of the methods' own by round: {', '.join(names)}."
-    return Figure("own", "own", "The methods' own figures", reading, spoken, finish(chart, spoken), used)
+    spec = finish(chart, spoken, title=shown(comparison, before="figure"))
+    return Figure("own", "own", "The methods' own figures", reading, spoken, spec, used)

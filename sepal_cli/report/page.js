@@ -12,8 +12,9 @@ const config = {
     labelColor: "var(--muted)", titleColor: "var(--muted)", titleFontWeight: 500, labelFontSize: 11, titleFontSize: 12,
     domainColor: "var(--line)", tickColor: "var(--line)", gridColor: "var(--line)", gridOpacity: 0.6,
   },
-  axisX: { grid: false },
-  legend: { labelColor: "var(--ink)", labelFontSize: 12, symbolType: "square", symbolFillColor: "var(--muted)", symbolStrokeWidth: 0 },
+  axisX: { grid: false, labelSeparation: 8, labelFlush: false },
+  title: { color: "var(--muted)", fontSize: 12, fontWeight: 500, anchor: "start" },
+  legend: { labelColor: "var(--ink)", titleColor: "var(--muted)", titleFontWeight: 500, labelFontSize: 12, symbolType: "square", symbolFillColor: "var(--muted)", symbolStrokeWidth: 0 },
   bar: { discreteBandSize: { band: 0.85 } },
 };
 
@@ -59,10 +60,24 @@ document.getElementById("theme").addEventListener("click", () => {
   theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
 });
 document.querySelector(".controls").addEventListener("change", apply);
+
+const PAPER = 690; // pixels: a figure's width on A4 and Letter, whose layout a script cannot measure
+let opened = [];
+addEventListener("beforeprint", () => {
+  opened = [...document.querySelectorAll("details:not([open])")];
+  for (const each of opened) each.open = true;
+  for (const view of views.values()) view.width(PAPER).run();
+});
+addEventListener("afterprint", () => {
+  for (const each of opened) each.open = false;
+  dispatchEvent(new Event("resize")); // views with the width of their container measure it again
+});
+
 const live = "live" in document.documentElement.dataset;
 const WAIT = 2000; // milliseconds between questions to the server
 
-const shape = (rows) => [...Object.keys(rows), ...new Set((rows.curve ?? []).map((row) => row.label + row.cell))].join();
+const kind = (row) => [row.label, row.cell, row.view, row.stand_in].join("/");
+const shape = (rows) => [...Object.keys(rows), ...new Set((rows.curve ?? []).map(kind))].join();
 
 async function refresh() {
   const found = await fetch("data").then((answer) => answer.json()).catch(() => ({ trouble: "no answer" }));

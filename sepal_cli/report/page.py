@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +16,7 @@ from sepal.errors import ConfigError
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.storage.files import write_atomically
 from sepal_cli.comparison import Comparison, Group, read_comparison
+from sepal_cli.comparison_tables import LEGEND, without_yardsticks
 from sepal_cli.report.data import COLOURS, datasets, views
 from sepal_cli.results import Estimate
 from sepal_cli.tables import privacy_line
@@ -61,19 +63,21 @@ def render(comparison: Comparison, live: bool = False) -> str:
     """
     library = _library()
     from sepal_cli.report.charts import figures
-    from sepal_cli.report.further import own_names
+    from sepal_cli.report.further import first_own, own_names
 
     data = datasets(comparison)
     made = figures(comparison, data)
     template = Template((files(__package__) / "page.html").read_text())
-    specs = {f.name: {"spec": f.chart, "dataset": f.data, "parameters": f.parameters} for f in made}
+    drawn = [f for f in made if f.chart]
+    specs = {f.name: {"spec": f.chart, "dataset": f.data, "parameters": f.parameters} for f in drawn}
+    own = data.get("own", [])
     return template.substitute(
         generator=f"sepal {sepal.__version__}",
         live=" data-live" * live,
         title=html.escape(comparison.title),
         lead=html.escape(_lead(comparison)),
         css=_part("page.css"),
-        controls="\n".join(_controls(comparison, own_names(data.get("own", [])))),
+        controls="\n".join(_controls(comparison, own_names(own), first_own(own) if own else "")),
         overview="\n".join(_overview(comparison)),
         figures="\n".join(_figures(made)),
         details="\n".join(_details(comparison)),
@@ -106,21 +110,26 @@ def _json(value: Any) -> str:
 
 
 def _lead(comparison: Comparison) -> str:
-    config = comparison.results[0].stored.config
     seeds = sorted({result.seed for result in comparison.results})
     ended = sum(result.stored.summary is not None for result in comparison.results)
     count = len(comparison.results)
     parts = [
-        str(config["dataset"]),
-        f"{config['clients'] or 'all'} clients",
-        f"{config['rounds']} rounds",
+        _each(comparison, "dataset"),
+        f"{_each(comparison, 'clients')} clients",
+        f"{_each(comparison, 'rounds')} rounds",
         f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}",
         f"{count} run{'s' * (count > 1)}" + ("" if ended == count else f", {ended} ended"),
     ]
     return " · ".join(parts)
 
 
-def _controls(comparison: Comparison, own: Sequence[str]) -> Iterator[str]:
+def _each(comparison: Comparison, key: str) -> str:
+    """Return the values that a key has in the runs, in order; clients = 0 means all."""
+    found = dict.fromkeys(result.stored.config[key] or "all" for result in comparison.results)
+    return ", ".join(map(str, found))
+
+
+def _controls(comparison: Comparison, own: Sequence[str], first_own: str) -> Iterator[str]:
     there = views(comparison)
     chosen = comparison.view if comparison.view in there else there[0]
     yield "<fieldset><legend>Models</legend>"
@@ -139,12 +148,15 @@ def _controls(comparison: Comparison, own: Sequence[str]) -> Iterator[str]:
     if len(comparison.labels) > 1:
         yield _select("label", "Clients of", comparison.labels)
     if len(own) > 1:
-        yield _select("figure", "Own figure", own)
+        yield _select("figure", "Own figure", own, first_own)
     yield '<button type="button" id="theme">Light / dark</button>'
 
 
-def _select(name: str, title: str, options: Sequence[str]) -> str:
-    rows = "".join(f'<option value="{html.escape(each)}">{html.escape(each)}</option>' for each in options)
+def _select(name: str, title: str, options: Sequence[str], chosen: str = "") -> str:
+    rows = "".join(
+        f'<option value="{html.escape(each)}"{" selected" * (each == chosen)}>{html.escape(each)}</option>'
+        for each in options
+    )
     return f'<label>{title} <select name="{name}">{rows}</select></label>'
 
 
@@ -153,21 +165,21 @@ def _overview(comparison: Comparison) -> Iterator[str]:
         groups = comparison.groups(cell)
         if not groups:
             continue
-        target = html.escape(f"{100 * groups[0].target:.0f} % {comparison.view}")
-        caption = (
-            "Accuracy on test data in %, mean ± standard deviation over seeds. kept: the model that a client keeps if "
-            "it does not take the last download. MB: payloads of training. Multiply-adds of training, 10⁹ a client."
-        )
-        heads = [*reversed(CLOSING_VIEWS), "bottom 10 %", "MB up", "MB down", "multiply-<br>adds, 10⁹"]
+        view = html.escape(comparison.view)
+        target = f"{100 * groups[0].target:.0f} % {view}"
+        heads = [*reversed(CLOSING_VIEWS), f"bottom 10 %<br>{view}", "MB up", "MB down", "multiply-<br>adds, 10⁹"]
         heads += [f"rounds to<br>{target}", f"MB to<br>{target}"]
-        yield f'<section class="overview scroll" data-cell="{html.escape(cell)}">'
-        yield "<table>"
+        place = f'data-cell="{html.escape(cell)}"'
+        yield f'<section class="overview scroll" {place} tabindex="0" aria-label="Overview"><table>'
         yield "<thead><tr><th>run</th>" + "".join(f'<th scope="col">{head}</th>' for head in heads) + "</tr></thead>"
         yield "<tbody>"
         for group in groups:
             cells = "".join(f"<td>{each}</td>" for each in _cells(group, comparison.view))
             yield f'<tr><th scope="row">{html.escape(group.label)}</th>{cells}</tr>'
-        yield f'</tbody></table></section><p class="reading" data-cell="{html.escape(cell)}">{caption}</p>'
+        yield f'</tbody></table></section><p class="reading" {place}>{LEGEND}</p>'
+    if line := without_yardsticks(comparison):
+        words = re.sub("`(.+?)`", r"<code>\1</code>", html.escape(line))
+        yield f'<p class="reading">{words}</p>'
 
 
 def _cells(group: Group, view: str) -> Iterator[str]:
@@ -197,9 +209,11 @@ def _figures(made: Sequence[Figure]) -> Iterator[str]:
             yield f'<figure aria-labelledby="{name}" aria-describedby="{name}-words"><figcaption>'
             yield f'<h3 id="{name}">{html.escape(figure.title)}</h3>'
             yield f'<p class="reading">{html.escape(figure.reading)}</p></figcaption>'
-            yield f'<div class="chart" id="chart-{figure.name}"></div>'
             words = f'<p class="words" id="{name}-words">{html.escape(figure.words)}</p>'
-            yield f"<details><summary>In words</summary>{words}</details></figure>"
+            if figure.chart:
+                yield f'<div class="chart" id="chart-{figure.name}"></div>'
+                words = f"<details><summary>In words</summary>{words}</details>"
+            yield f"{words}</figure>"
         yield "</div>"
 
 
@@ -209,8 +223,9 @@ def _details(comparison: Comparison) -> Iterator[str]:
     shared = {key: value for key, value in told.items() if all(c.get(key) == value for c in configs)}
     words = ", ".join(f"{key} = {value}" for key, value in shared.items() if value not in ("", "auto"))
     yield f'<details><summary>Settings that all runs share</summary><p class="words">{html.escape(words)}</p></details>'
-    yield '<div class="scroll"><table><thead><tr><th>run</th><th>seeds</th><th>rounds</th><th>s</th><th>Sepal</th>'
-    yield "<th>processor</th></tr></thead><tbody>"
+    heads = ("run", "seeds", "rounds", "seconds", "Sepal", "processor")
+    yield '<section class="scroll" tabindex="0" aria-label="What was run"><table><thead><tr>'
+    yield "".join(f'<th scope="col">{head}</th>' for head in heads) + "</tr></thead><tbody>"
     for cell in comparison.cells:
         for group in comparison.groups(cell):
             summary = group.first.stored.summary or {}
@@ -220,7 +235,7 @@ def _details(comparison: Comparison) -> Iterator[str]:
             figures = [str(len(group.results)), str(group.results[0].stored.config["rounds"]), f"{sum(spent):.0f}"]
             figures += [versions.get("sepal", "–"), versions.get("cpu", "–")]
             yield "<tr>" + "".join(f"<td>{html.escape(each)}</td>" for each in (name, *figures)) + "</tr>"
-    yield "</tbody></table></div>"
+    yield "</tbody></table></section>"
     yield from _privacy(comparison)
 
 

@@ -198,6 +198,8 @@ def test_a_browser_draws_every_figure_without_console_messages(which, scheme, tm
         assert 'role="graphics-document"' in drawn, name
         assert f'aria-label="{figure["spec"]["description"]}"' in html.unescape(drawn), name
         assert len(re.findall("<path ", drawn)) > 3, name
+        texts = re.findall(r"<text [^>]*>", drawn)
+        assert [text for text in texts if 'fill="var(' not in text] == [], name  # black on the dark page
         assert 0 < float(re.search(r'width="([\d.]+)"', svg)[1]) <= 500, name
 
 
