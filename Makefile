@@ -64,7 +64,7 @@ chaos: $(STAMP) ## kill processes of 20 deployed runs at random, stop clients fo
 	$(BIN)/python -m experiments.chaos --runs $(or $(RUNS),20) --stop 60
 
 chaos-quick: $(STAMP) ## the same for 4 small runs: under 3 minutes
-	$(BIN)/python -m experiments.chaos --runs 4 --kills 1 --spread 2 --limit 240 \
+	$(BIN)/python -m experiments.chaos --runs 4 --kills 1 --spread 2 --limit 400 \
 		--kinds 'client process,answering process,server,superlink'
 
 load: $(STAMP) ## 10, 100 and 1,000 light clients on one SuperLink
