@@ -67,10 +67,7 @@ def load(name: str, data_dir: str | Path = "") -> Source:
     Raises:
         DataError: The name is unknown, or files are missing or damaged; the error says which file to put where.
     """
-    reader = _reader(name)
-    if name == "folder" and not str(data_dir):
-        raise DataError("data-dir", "the directory of your own data for dataset = folder", "nothing")
-    directory = data_directory(data_dir)
+    reader, directory = _place(name, data_dir)
     found = reader.files(directory)
     if found is None:
         source = reader.read(directory)  # downloads the files, or raises
@@ -86,9 +83,7 @@ def check(name: str, data_dir: str | Path = "") -> None:
     Raises:
         DataError: As :func:`load`.
     """
-    if name == "folder" and not str(data_dir):
-        raise DataError("data-dir", "the directory of your own data for dataset = folder", "nothing")
-    reader, directory = _reader(name), data_directory(data_dir)
+    reader, directory = _place(name, data_dir)
     if reader.files(directory) is None:
         reader.read(directory)
 
@@ -97,6 +92,14 @@ def version(name: str, data_dir: str | Path) -> str:
     """Return a digest of the name, size and modification time of all files."""
     directory = data_directory(data_dir)
     return _state(_reader(name).files(directory) or [], directory)
+
+
+def _place(name: str, data_dir: str | Path) -> tuple[Reader, Path]:
+    """Return a data set's reader and the directory of its files."""
+    reader = _reader(name)
+    if name == "folder" and not str(data_dir):
+        raise DataError("data-dir", "the directory of your own data for dataset = folder", "nothing")
+    return reader, data_directory(data_dir)
 
 
 def _reader(name: str) -> Reader:
