@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from client_app.host import COSTS
 from sepal.data.locations import data_directory
 from sepal.errors import ConfigError
 from sepal.protocol.views import CLOSING_VIEWS, VIEWS
@@ -15,7 +16,7 @@ from sepal_cli.runs import StoredRun, read_run
 from server_app.run_directory import stored_config, stored_summary
 
 MEGA = 1e6
-COSTS = frozenset({"seconds", "steps", "multiply-adds", "unseen-test-labels"})  # that clients of all methods report
+SHARED = COSTS | {"unseen-test-labels"}  # that clients of all methods report
 
 
 def has_ended(run: PlannedRun, out: Path) -> bool:
@@ -105,7 +106,7 @@ def _within(stored: StoredRun, megabytes: float) -> dict[str, Any] | None:
 
 def _own(clients: list[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what the method's clients report of themselves; nothing for a method whose clients report only costs."""
-    rows = [{key: value for key, value in client["metrics"].items() if key not in COSTS} for client in clients]
+    rows = [{key: value for key, value in client["metrics"].items() if key not in SHARED} for client in clients]
     return (
         {"own": _columns([{"name": c["name"], **row} for c, row in zip(clients, rows, strict=True)])}
         if any(rows)
