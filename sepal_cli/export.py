@@ -50,7 +50,7 @@ def export(
 
 def predict(
     model: Annotated[Path, typer.Argument(help="A file that `sepal export` wrote.")],
-    data: Annotated[Path, typer.Argument(help="An .npz with x, or a directory of .png or .npy files.")],
+    data: Annotated[Path, typer.Argument(help="An .npz with x, or a directory of .png, .jpg or .npy files.")],
     out: Annotated[Path | None, typer.Option(help="CSV file; by default standard output.")] = None,
     allow: Annotated[
         list[str] | None, typer.Option(help="Code (package.module:function) that the file may name as its model.")
@@ -99,7 +99,7 @@ def read_inputs(path: Path) -> tuple[list[str], npt.NDArray[np.generic]]:
         return [str(number) for number in range(len(x))], x
     files = list(_files(path))
     if not files:
-        raise DataError("data", "an .npz with x, or a directory of .png or .npy files", str(path))
+        raise DataError("data", "an .npz with x, or a directory of .png, .jpg or .npy files", str(path))
     arrays = [_read(file) for file in files]
     odd = next((f for f, a in zip(files, arrays, strict=True) if a.shape != arrays[0].shape), None)
     if odd is not None:
@@ -109,9 +109,11 @@ def read_inputs(path: Path) -> tuple[list[str], npt.NDArray[np.generic]]:
 
 def _files(path: Path) -> Iterator[Path]:
     """Yield the examples below ``path``, but nothing hidden: a run keeps a copy of the data in ``.sepal-cache``."""
+    from sepal.data.sources.folder import EXAMPLES
+
     for file in sorted(path.rglob("*")):
         hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        if file.suffix.lower() in (".png", ".npy") and not hidden:
+        if file.suffix.lower() in EXAMPLES and not hidden:
             yield file
 
 

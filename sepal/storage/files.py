@@ -202,8 +202,12 @@ def read_plain_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
         StateError: The file is missing or damaged.
     """
     try:
-        return dict(load_file(path))
-    except (OSError, SafetensorError, ValueError, TypeError, AttributeError) as reason:  # bfloat16 and the like
+        arrays = dict(load_file(path))
+        # bfloat16 is a TypeError, or, once `ml_dtypes` is imported, as `onnx` does, a type that torch cannot take
+        if odd := {str(array.dtype) for array in arrays.values() if array.dtype.kind not in "biuf"}:
+            raise TypeError(f"data types {', '.join(sorted(odd))}")
+        return arrays
+    except (OSError, SafetensorError, ValueError, TypeError, AttributeError) as reason:
         raise StateError(str(path), "a safetensors file", f"{type(reason).__name__}: {reason}") from None
 
 

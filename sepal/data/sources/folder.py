@@ -5,17 +5,18 @@ The first of these formats that is found is read:
 1. one ``.npz``: ``x``, ``y`` [, ``x_test``, ``y_test``] [, ``person`` of each row of x];
 2. one ``.csv`` with a header: a column ``label``, every other column a number [, a column ``person``];
 3. ``train/`` and ``test/``, each as in 4, with the same classes;
-4. a sub-directory per class, in alphabetical order, with ``.png`` images or ``.npy`` arrays, all of one shape.
+4. a sub-directory per class, in alphabetical order, with ``.png``, ``.jpg`` or ``.npy`` files, all of one shape.
 
-``uint8`` images, ``(H, W)`` or ``(H, W, C)`` as in PNG files, are scaled to -1 … 1. Floats are used unchanged, with
-images as ``(C, H, W)``. Other integers ``(n, length)`` are tokens. With ``person``, ``partition.name = "natural"`` can
-be used.
+``uint8`` images, ``(H, W)`` or ``(H, W, C)`` as in PNG and JPEG files, are scaled to -1 … 1. Floats are used unchanged,
+with images as ``(C, H, W)``. Other integers ``(n, length)`` are tokens. With ``person``, ``partition.name = "natural"``
+can be used.
 """
 
 from __future__ import annotations
 
 import csv
 import math
+import struct
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +30,10 @@ from sepal.data.examples import DatasetInfo, InputKind, Labels, Source
 from sepal.data.own import checked_examples
 from sepal.errors import DataError
 
-_FORMS = "one .npz, one .csv with a column `label`, or a sub-directory per class with .png or .npy files"
+IMAGES = (".png", ".jpg", ".jpeg")
+EXAMPLES = (*IMAGES, ".npy")  # a file's suffix, in lower case
+FILES = ".png, .jpg or .npy files"
+_FORMS = f"one .npz, one .csv with a column `label`, or a sub-directory per class with {FILES}"
 
 
 def files(directory: Path) -> list[Path] | None:
@@ -120,7 +124,7 @@ def _names(home: Path) -> list[str]:
 
 
 def _members(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in (".png", ".npy") and path.is_file())
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in EXAMPLES and path.is_file())
 
 
 def _read_part(home: Path, names: list[str]) -> tuple[NDArray[Any], Labels]:
@@ -136,27 +140,29 @@ def _read_part(home: Path, names: list[str]) -> tuple[NDArray[Any], Labels]:
             arrays.append(array)
             labels.append(names.index(folder.name))
     if not arrays:
-        raise DataError(str(home), ".png or .npy files in its sub-directories", "none")
+        raise DataError(str(home), f"{FILES} in its sub-directories", "none")
     return np.stack(arrays), np.asarray(labels, dtype=np.int64)
 
 
 def read_example(path: Path) -> NDArray[Any]:
-    """Return one example: of a .png bytes (H, W) or (H, W, 3), of a .npy its array.
+    """Return one example: of an image bytes (H, W) or (H, W, 3), of a .npy its array.
 
     Raises:
         DataError: The file cannot be read.
     """
-    return _png(path) if path.suffix.lower() == ".png" else _npy(path)
+    return _image(path) if path.suffix.lower() in IMAGES else _npy(path)
 
 
-def _png(path: Path) -> NDArray[np.uint8]:
-    from PIL import Image
+def _image(path: Path) -> NDArray[np.uint8]:
+    """Return the image as its camera held it: a JPEG may say in EXIF by how much to turn its pixels."""
+    from PIL import Image, ImageOps
 
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=("PNG", "JPEG")) as stored:
+            image = ImageOps.exif_transpose(stored)
             return np.asarray(image.convert("L" if image.mode in ("1", "L", "I", "I;16", "F") else "RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(str(path), "a PNG image", str(error)) from error
+    except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
+        raise DataError(str(path), "a PNG or JPEG image", str(error)) from error
 
 
 def _npy(path: Path) -> NDArray[Any]:

@@ -46,6 +46,28 @@ def test_train_and_test_of_colour_images(tmp_path):
     assert source.train.x[0, :, 0, 0].tolist() == [1.0, -1.0, -1.0]
 
 
+def test_jpeg_images_are_read_and_turned_as_their_camera_says(tmp_path):
+    picture = np.zeros((12, 12, 3), np.uint8)
+    picture[:6] = 255  # the upper half is white
+    turn = Image.Exif()
+    turn[0x0112] = 6  # to be shown turned by 90 degrees clockwise: the right half is white
+    for folder, suffix in (("a", "jpg"), ("b", "JPEG")):
+        png(tmp_path / folder / "0.png", (0, 0, 0), mode="RGB")
+        Image.fromarray(picture).save(tmp_path / folder / f"1.{suffix}", "JPEG", exif=turn)
+    source = load("folder", tmp_path)
+    assert source.train.y.tolist() == [0, 0, 1, 1]
+    for image in (source.train.x[1], source.train.x[3]):
+        assert (image[:, :, :4] < -0.9).all()
+        assert (image[:, :, 8:] > 0.9).all()
+
+
+def test_an_image_of_another_kind_under_that_name_is_refused(tmp_path):
+    (tmp_path / "a").mkdir()
+    Image.new("L", (12, 12)).save(tmp_path / "a" / "0.png", "GIF")
+    with pytest.raises(DataError, match="expected a PNG or JPEG image"):
+        load("folder", tmp_path)
+
+
 def test_a_class_whose_name_cannot_be_printed_is_known_by_its_number(tmp_path):
     for name in ("a", "b\x1b[31m"):
         npy(tmp_path / name / "0.npy", np.full((3, 50), 2.5))
@@ -205,14 +227,14 @@ def test_an_empty_test_part(tmp_path):
     for name in ("train/a", "train/b"):
         png(tmp_path / name / "0.png")
     (tmp_path / "test").mkdir()
-    with pytest.raises(DataError, match=r".png or .npy files in its sub-directories, got none"):
+    with pytest.raises(DataError, match=r".png, .jpg or .npy files in its sub-directories, got none"):
         load("folder", tmp_path)
 
 
 def test_png_that_is_not(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "0.png").write_bytes(b"no png")
-    with pytest.raises(DataError, match="expected a PNG image"):
+    with pytest.raises(DataError, match="expected a PNG or JPEG image"):
         load("folder", tmp_path)
 
 
