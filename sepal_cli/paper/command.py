@@ -49,7 +49,7 @@ def paper(
     from sepal_cli.comparison import write_index
     from sepal_cli.paper.report import rewrite_page, write_report
     from sepal_cli.plans.plan import read_plan
-    from sepal_cli.plans.trials import Executor, chosen, in_stages
+    from sepal_cli.plans.trials import Executor, chosen, failures, in_stages
 
     file = find_plan(plan)
     found = read_plan(file)
@@ -65,7 +65,7 @@ def paper(
         limit = found.hours if hours is None else hours
         failed = in_stages(found, only, place, Executor(place, jobs, workers, limit))
         write_index(found, list(found.runs()), place)
-    written = write_report(found, list(found.runs(chosen=chosen(found, place, failed))), place)
+    written = write_report(found, list(found.runs(chosen=chosen(found, place, failures(place)))), place)
     if table:
         typer.echo(written[0].read_text())
     for path in written:

@@ -27,7 +27,7 @@ def compare(
     from sepal_cli.comparison_tables import print_comparison, write_csv
     from sepal_cli.paper.report import write_report
     from sepal_cli.plans.plan import check_keys, read_plan
-    from sepal_cli.plans.trials import Executor, chosen, in_stages
+    from sepal_cli.plans.trials import Executor, chosen, failures, in_stages
 
     found = read_plan(plan)
     runs = list(found.runs())
@@ -35,7 +35,7 @@ def compare(
     place = (out or Path("runs") / plan.stem).absolute()
     execute = Executor(place, jobs, workers, found.hours if hours is None else hours)
     failed = in_stages(found, "", place, execute)
-    runs = list(found.runs(chosen=chosen(found, place)))
+    runs = list(found.runs(chosen=chosen(found, place, failures(place))))
     write_index(found, runs, place)
     written = write_report(found, runs, place)
     if len(failed) < len(runs):

@@ -13,12 +13,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from sepal.storage.files import write_atomically
 from sepal_cli.arguments import Value
 from sepal_cli.plans.display import PlanDisplay
 from sepal_cli.plans.execute import execute
 from sepal_cli.plans.model import Block, Chosen, Plan, PlannedRun
 from sepal_cli.plans.tune import validation
 
+FAILED = "failed.txt"
 Execute = Callable[[Sequence[PlannedRun]], list[str]]
 
 
@@ -96,4 +98,13 @@ class Executor:
         """Run what is missing of ``runs``; return the names of those that failed."""
         left = max(0.0, self._hours - (time.monotonic() - self._begun) / 3600)
         display = PlanDisplay(Console(stderr=True))
-        return execute(runs, self._out, display, jobs=self._jobs, workers=self._workers, hours=left)
+        failed = execute(runs, self._out, display, jobs=self._jobs, workers=self._workers, hours=left)
+        known = set(failures(self._out)) - {run.name for run in runs} | set(failed)
+        write_atomically(self._out / FAILED, "".join(f"{name}\n" for name in sorted(known)).encode())
+        return failed
+
+
+def failures(out: Path) -> list[str]:
+    """Return the names of the runs under ``out`` that failed when they were last tried."""
+    file = out / FAILED
+    return file.read_text().split() if file.is_file() else []

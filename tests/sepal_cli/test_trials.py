@@ -9,9 +9,11 @@ from typer.testing import CliRunner
 
 from sepal.errors import ConfigError
 from sepal_cli.main import app
-from sepal_cli.paper import command
+from sepal_cli.paper import command, report
+from sepal_cli.plans import trials
+from sepal_cli.plans.model import PlannedRun
 from sepal_cli.plans.plan import read_plan
-from sepal_cli.plans.trials import chosen, in_stages
+from sepal_cli.plans.trials import Executor, chosen, failures, in_stages
 from tests.sepal_cli.runs_for_tests import write_run
 
 PLAN = """
@@ -81,6 +83,31 @@ def test_a_trial_that_fails_is_not_chosen_and_does_not_hold_its_variant_up(file:
 
     assert in_stages(plan, "main", out, execute) == ["rates-lr_0.3-fedavg-seed0"]
     assert {("main", "fedavg", 0, 0.1), ("main", "fedavg", 1, 0.1)} <= set(ended)
+
+
+def test_a_later_call_knows_which_trials_failed(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--report`` names the rate with which a variant ran; a trial that ends at a later try is chosen from again."""
+    plan, out, diverged = read_plan(file), tmp_path / "out", {"rates-lr_0.3-fedavg-seed0", "rates-lr_0.3-local-seed0"}
+
+    def execute(runs, *_, **__):
+        for run in runs:
+            if run.name not in diverged and not (out / run.name).exists():
+                keys = {key: run.keys[key] for key in ("lr", "seed")}
+                write_run(out / run.name, method=str(run.keys["method"]), closing=[0.9] * 3, **keys)
+        return [run.name for run in runs if run.name in diverged]
+
+    monkeypatch.setattr(trials, "execute", execute)
+    in_stages(plan, "main", out, Executor(out, jobs=1, workers=1, hours=1))
+    assert failures(out) == sorted(diverged)
+    assert chosen(plan, out, failures(out))["main"] == {"fedavg": {"lr": 0.1}, "local": {"lr": 0.1}}
+    diverged.remove("rates-lr_0.3-local-seed0")
+    Executor(out, jobs=1, workers=1, hours=1)(list(plan.runs("rates")))
+    assert failures(out) == ["rates-lr_0.3-fedavg-seed0"]
+    given: list[PlannedRun] = []
+    monkeypatch.setattr(report, "write_report", lambda _, runs, __: given.extend(runs) or [])
+    result = CliRunner().invoke(app, ["paper", str(file), "--out", str(out), "--report"])
+    assert result.exit_code == 0, result.output
+    assert [dict(run.chosen) for run in given if (run.block, run.variant) == ("main", "fedavg")] == [{"lr": 0.1}] * 2
 
 
 def test_trials_run_before_what_waits_for_them_and_a_block_brings_its_trials(file: Path, tmp_path: Path) -> None:
