@@ -37,8 +37,11 @@ def certs(
     typer.echo(f"{place}/ca: {'made' if made.ca else 'kept'}; stays here: who has ca.key can pose as the server")
     kept = f"kept, valid for more than {RENEW_DAYS} days"
     typer.echo(f"{place}/server: {'made' if made.server else kept}; goes to the server: sepal serve --certs server")
-    for name in made.nodes:
-        typer.echo(f"{place}/nodes/{name}: made; goes to that client: sepal join ADDRESS --certs {name} --name {name}")
+    for name in dict.fromkeys(names):
+        what = "made" if name in made.nodes else "kept"
+        typer.echo(
+            f"{place}/nodes/{name}: {what}; goes to that client: sepal join ADDRESS --certs {name} --name {name}"
+        )
 
 
 @deploy.callback()
@@ -72,7 +75,9 @@ def submit(
     config: Annotated[Path | None, typer.Option(help="TOML file with run-config keys.")] = None,
     name: Annotated[str | None, typer.Option(help="Run name; the name of an unfinished run continues it.")] = None,
     out: Annotated[str, typer.Option(help="Directory for run directories, on the server.")] = "runs",
-    control: Annotated[int, typer.Option(help="The SuperLink's port for Flower's commands, on this machine.")] = 9093,
+    control: Annotated[
+        int, typer.Option(min=1, max=65535, help="The SuperLink's port for Flower's commands, on this machine.")
+    ] = 9093,
     certs: Annotated[Path | None, typer.Option(help="The server's directory of certificates and node keys.")] = None,
     attempts: Annotated[
         int, typer.Option(min=1, help="How often a run is submitted, to continue it after a failure.")
@@ -82,7 +87,7 @@ def submit(
     from sepal_cli.arguments import gather
     from sepal_engines.flower.credentials import ServerCredentials
     from sepal_engines.flower.engine import COMPLETED, Flower, Ports
-    from sepal_engines.flower.processes import FlowerError, healthy
+    from sepal_engines.flower.processes import healthy
     from sepal_engines.flower.registration import Registry
     from strategies.assembly import assemble
 
@@ -105,9 +110,9 @@ def submit(
         flower.connect(authority)
         registry = Registry(credentials, flower.environment, place / "nodes.json", tell) if credentials else None
         for left in reversed(range(attempts)):
-            status = run_bundle(flower, place, flat, registry, math.inf)
-            if status == COMPLETED:
+            ended = run_bundle(flower, place, flat, registry, math.inf)
+            if ended.status == COMPLETED:
                 return
             if not left:
-                raise FlowerError("run", COMPLETED, status)
-            tell(f"sepal: the run ended as {status}; submitted again, it goes on where it was")
+                ended.check()
+            tell(f"sepal: the run ended as {ended.status}; submitted again, it goes on where it was")

@@ -7,8 +7,10 @@ The Flower commands are printed, so that they can also be started directly. ``--
 from __future__ import annotations
 
 import math
+import multiprocessing
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -18,21 +20,22 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 import sepal
-from sepal import __version__
+from sepal import __version__, user_modules
 from sepal.config import Flat
-from sepal.errors import ConfigError
+from sepal.errors import ConfigError, one_line
 from sepal.protocol.method import Scalar
 from sepal.storage.files import private_directory
 from sepal.storage.home import private_home
 from sepal_engines.flower.bundle import write_app
 from sepal_engines.flower.credentials import NodeCredentials, ServerCredentials
-from sepal_engines.flower.engine import COMPLETED, Flower, Ports
+from sepal_engines.flower.engine import AppRun, Flower, Ports
 from sepal_engines.flower.probe import examine, split
-from sepal_engines.flower.processes import FlowerError, dialled, listening
+from sepal_engines.flower.processes import FlowerError, unusable
 from sepal_engines.flower.registration import Registry
 
 POLL = 0.2  # seconds between looks of watch
 LAPSE, AGAIN = 90.0, 5.0  # seconds for which a refused node is tried again, and between two tries
+EVERYWHERE = ("0.0.0.0", "::", "[::]")
 REGISTERED = 15.0  # seconds in which a server that has just started has registered its nodes
 
 
@@ -62,8 +65,10 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Address on which clients reach --port; 0.0.0.0 for other machines.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port for clients (gRPC).")] = 9092,
-    control: Annotated[int, typer.Option(help="Port for Flower's commands (HTTP), on this machine only.")] = 9093,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port for clients (gRPC).")] = 9092,
+    control: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port for Flower's commands (HTTP), on this machine only.")
+    ] = 9093,
     certs: Annotated[
         Path | None, typer.Option(help="Directory of `sepal certs`, for TLS and registered node keys.")
     ] = None,
@@ -75,9 +80,11 @@ def serve(
     flat = {"clients": 2, **gather(config, sets or [], {"name": name, "out": str(Path(out).absolute())}, Path.cwd())}
     assemble(flat)  # reports bad keys before any process is started
     credentials = ServerCredentials.of(certs) if certs else None
-    for taken, key, address in ((port, "--port", dialled(host)), (control, "--control", "127.0.0.1")):
-        if listening(taken, address):
-            raise ConfigError(key, "a free port", f"{taken}, which is in use")
+    if port == control:
+        raise ConfigError("--control", "another port than --port", control)
+    for key, address, number in (("--port", host, port), ("--control", "127.0.0.1", control)):
+        if reason := unusable(address, number):
+            raise ConfigError(key, "a port of this machine that is free", f"{address}:{number}: {reason}")
     if not credentials:
         warn_of_plain_text()
     place = private_home() / "server"
@@ -86,10 +93,10 @@ def serve(
         flower.start_superlink(host, credentials=credentials)
         registry = Registry(credentials, flower.environment, place / "nodes.json", tell) if credentials else None
         with_certs = " --certs DIR" if credentials else ""
-        tell(f"clients join with: sepal join {host}:{port} --partition K --of {flat['clients']}{with_certs}")
-        status = run_bundle(flower, place, flat, registry, math.inf)
-    if status != COMPLETED:
-        raise FlowerError("run", COMPLETED, status)
+        where = "ADDRESS" if host in EVERYWHERE else host
+        tell(f"clients join with: sepal join {where}:{port} --partition K --of {flat['clients']}{with_certs}")
+        ended = run_bundle(flower, place, flat, registry, math.inf)
+    ended.check()
 
 
 @contextmanager
@@ -111,8 +118,8 @@ def alone(place: Path) -> Iterator[None]:
         lock.release()
 
 
-def run_bundle(flower: Flower, place: Path, flat: Flat, registry: Registry | None, timeout: float) -> str:
-    """Register the nodes' keys, run the app without code, and return the run's status.
+def run_bundle(flower: Flower, place: Path, flat: Flat, registry: Registry | None, timeout: float) -> AppRun:
+    """Register the nodes' keys, run the app without code, and return the run that has ended.
 
     Args:
         flower: Connected with a SuperLink.
@@ -126,7 +133,7 @@ def run_bundle(flower: Flower, place: Path, flat: Flat, registry: Registry | Non
     files = write_app(place / "app")
     tell(bundle_line(files))
     tick = registry.tick if registry else lambda: None
-    return flower.run_app(place / "app", flat, timeout=timeout, tick=tick, show=typer.echo).status
+    return flower.run_app(place / "app", flat, timeout=timeout, tick=tick, show=typer.echo)
 
 
 def bundle_line(files: list[Path]) -> str:
@@ -187,7 +194,11 @@ def join(
     texts = {key: str(Path(path).expanduser().absolute()) if path else "" for key, path in paths.items()}
     texts |= {"name": name, "data": data, "device": device, "allow": ",".join(allow or [])}
     capacities = shares(capacity)
-    with claimed(certs, private_home() / "slots") if claim else nullcontext() as slot:
+    if claim and (name or partition):
+        raise ConfigError("--claim", "no --name or --partition beside it: the key determines both", name or partition)
+    if data:
+        check_importable(data)
+    with claimed(certs, private_home() / "slots", tell=tell) if claim else nullcontext() as slot:
         if slot:
             partition, of, texts["name"] = slot.number, slot.count, slot.name
             tell(f"slot {slot.number} of {slot.count}: {slot.name}")
@@ -204,6 +215,27 @@ def join(
         if not credentials:
             warn_of_plain_text()
         stay(client, node_config, address, credentials, cold, look)
+
+
+def check_importable(target: str) -> None:
+    """Import ``package.module:function`` in a process of its own, which ends: a client that waits stays small.
+
+    Raises:
+        ConfigError: It cannot be imported.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        pool.submit(_import, target).result()
+
+
+def _import(target: str) -> None:
+    user_modules.enable()
+    try:
+        user_modules.load("--data", target, ConfigError)
+    except ConfigError:
+        raise
+    except Exception as reason:  # the user's module raises what it likes
+        got = f"{target} ({type(reason).__name__}: {one_line(str(reason), 200)})"
+        raise ConfigError("--data", "package.module:function that can be imported", got) from None
 
 
 def shares(text: str) -> list[float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,12 @@ class Slot:
 
 @contextmanager
 def claimed(
-    certs: Path | None, directory: Path, owner: str = "", patience: float = FOREIGN, most: float = 300.0
+    certs: Path | None,
+    directory: Path,
+    owner: str = "",
+    patience: float = FOREIGN,
+    most: float = 300.0,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Slot]:
     """Hold a free slot: the one that this host had, or one that none had, or after a while another host's.
 
@@ -48,6 +53,7 @@ def claimed(
         owner: Who claims; by default this host's name.
         patience: Seconds to wait for the host that had a slot.
         most: Seconds to wait altogether.
+        tell: Called with a line where it has to wait.
 
     Raises:
         ConfigError: There are no keys.
@@ -56,7 +62,7 @@ def claimed(
     names = key_names(certs)
     who = owner or socket.gethostname()
     make_directory(directory)
-    begin = time.monotonic()
+    begin, told = time.monotonic(), False
     while True:
         waited = time.monotonic() - begin
         for foreign in (False, True)[: 2 if waited >= patience else 1]:
@@ -70,6 +76,9 @@ def claimed(
                 return
         if waited > most:
             raise StateError(str(directory), f"a free one of {len(names)} slots", "all in use by other clients")
+        if not told:
+            tell(f"sepal: none of {len(names)} slots is free: waiting up to {most:g} s")
+            told = True
         time.sleep(0.5)
 
 

@@ -10,6 +10,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from sepal import user_modules
+from sepal.errors import SepalError
 from sepal.server.observer import Observer
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
@@ -31,6 +32,17 @@ def log_to_stderr() -> None:
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         log.propagate = False
+
+
+class OneLine(logging.Filter):
+    """Leaves an error of Sepal without its traceback in Flower's log, because its one line says all."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Shorten the record, and keep it."""
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, SepalError):
+            record.msg, record.args, record.exc_info = "sepal: %s", (error,), None
+        return True
 
 
 class RoundLog:
@@ -55,10 +67,14 @@ class RoundLog:
         """Do nothing: the last round was logged."""
 
 
+ONE_LINE = OneLine()
+
+
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation of the run config over ``grid``."""
     log_to_stderr()
+    logging.getLogger("flwr").addFilter(ONE_LINE)
     assembly = assemble(context.run_config)
     directory = RunDirectory(run_path(assembly.task.config, default_base("flower")), assembly, "flower")
     if directory.completed:

@@ -4,10 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from sepal.errors import ConfigError
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from sepal.errors import ConfigError, one_line
+
+
+def _pem_key(data: bytes) -> Any:
+    return serialization.load_pem_private_key(data, None)
+
+
+def _ssh_key(data: bytes) -> Any:
+    return serialization.load_ssh_private_key(data, None)
+
+
+# File → what it holds, and what reads it
+_FORMS: dict[str, tuple[str, Callable[[bytes], Any]]] = {
+    "ca.crt": ("a certificate in PEM", x509.load_pem_x509_certificate),
+    "server.pem": ("a certificate in PEM", x509.load_pem_x509_certificate),
+    "server.key": ("a private key in PEM", _pem_key),
+    "key": ("a private key in OpenSSH's format", _ssh_key),
+}
 
 
 @dataclass(frozen=True)
@@ -25,7 +47,7 @@ class ServerCredentials:
         """Return the credentials in ``directory``, or in ``server`` below it.
 
         Raises:
-            ConfigError: A file is missing, or a key can be read by others.
+            ConfigError: A file is missing or damaged, or a key can be read by others.
         """
         place = next((p for p in (directory, directory / "server") if (p / "server.pem").exists()), None)
         if place is None:
@@ -63,12 +85,13 @@ class NodeCredentials:
         """Return the credentials in ``directory``, or those of ``name`` if it contains several nodes'.
 
         Raises:
-            ConfigError: A file is missing, or the key can be read by others.
+            ConfigError: A file is missing or damaged, or the key can be read by others.
         """
         places = (directory, directory / name, directory / "nodes" / name)
         place = next((p for p in places if (p / "key").exists()), None)
         if place is None:
-            expected = f"a directory with a node's key, or with nodes/{name}/key (see `sepal certs`)"
+            expected = f"a directory with a node's key, or with nodes/{name or 'NAME'}/key (see `sepal certs`)"
+            expected += "" if name else ", and --name NAME"
             raise ConfigError("--certs", expected, str(directory))
         _check(place, ("ca.crt", "key"), private=("key",))
         return cls(place.absolute())
@@ -101,3 +124,9 @@ def _check(place: Path, names: tuple[str, ...], private: tuple[str, ...]) -> Non
         mode = (place / name).stat().st_mode & 0o777
         if mode & 0o077:
             raise ConfigError(str(place / name), "mode 600: only its owner may read a private key", f"mode {mode:o}")
+    for name in names:
+        expected, read = _FORMS[name]
+        try:
+            read((place / name).read_bytes())
+        except (OSError, ValueError, TypeError) as reason:
+            raise ConfigError(str(place / name), expected, one_line(str(reason), 120)) from None

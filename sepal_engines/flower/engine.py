@@ -19,6 +19,7 @@ from pathlib import Path
 
 import tomli_w
 
+from sepal.errors import one_line
 from sepal.protocol.method import Scalar
 from sepal_engines.flower.credentials import NodeCredentials, ServerCredentials
 from sepal_engines.flower.processes import FlowerError, Processes, dialled, free_port, healthy, listening
@@ -26,6 +27,7 @@ from sepal_engines.flower.processes import FlowerError, Processes, dialled, free
 COMPLETED = "finished:completed"
 UNDER_WAY = ("pending", "starting", "running")
 CONNECTION = "sepal"
+RAISED = "ServerApp failed with exception: "  # flwr.superlink.runtime.run_serverapp
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,22 @@ class AppRun:
         run_id: Flower's id of the run.
         status: ``finished:completed``, ``finished:failed``, ``finished:stopped``.
         log: Output of ``flwr run --stream``, by line.
+        reason: Why it failed, in one line; empty where Flower does not say.
     """
 
     run_id: str
     status: str
     log: tuple[str, ...]
+    reason: str = ""
+
+    def check(self) -> None:
+        """Raise unless the run is complete.
+
+        Raises:
+            FlowerError: With the reason.
+        """
+        if self.status != COMPLETED:
+            raise FlowerError("run", COMPLETED, f"{self.status}: {self.reason}" if self.reason else self.status)
 
 
 class Flower(Processes):
@@ -186,10 +199,10 @@ class Flower(Processes):
         run = next((line.split()[-1] for line in lines if "Successfully started run" in line), "")
         if not run:
             raise FlowerError("flwr run", "a run to be started", lines[-1] if lines else "no answer")
-        while (status := self.status(run)) in UNDER_WAY:
+        while (ended := self.status(run))[0] in UNDER_WAY:
             left = deadline - time.monotonic()
             if left < 0:
-                raise FlowerError("flwr run", f"an end within {timeout:g} s", status)
+                raise FlowerError("flwr run", f"an end within {timeout:g} s", ended[0])
             seen = set(lines)  # the log begins from its start again
 
             def unseen(line: str, seen: set[str] = seen) -> None:
@@ -198,7 +211,7 @@ class Flower(Processes):
 
             more = self.output(["flwr", "log", run, CONNECTION, "--stream"], left, tick, unseen)
             lines += [line for line in more if line not in seen]
-        return AppRun(run, status, tuple(lines))
+        return AppRun(run, ended[0], tuple(lines), ended[1])
 
     def output(
         self,
@@ -232,8 +245,8 @@ class Flower(Processes):
         reader.join(5)
         return lines
 
-    def status(self, run_id: str, ending: float = 3.0, timeout: float = 30.0) -> str:
-        """Return the status of a run whose stream has ended.
+    def status(self, run_id: str, ending: float = 3.0, timeout: float = 30.0) -> tuple[str, str]:
+        """Return the status of a run whose stream has ended, and the reason if it failed.
 
         Args:
             run_id: Flower's id of the run.
@@ -245,11 +258,14 @@ class Flower(Processes):
         while True:
             answer = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
             try:
-                status, patience = str(json.loads(answer.stdout)["runs"][0]["status"]), ending
+                found = json.loads(answer.stdout)["runs"][0]
+                status, patience = str(found["status"]), ending
+                reason = str(found.get("status-details") or "").removeprefix(RAISED)
             except (ValueError, KeyError, IndexError):
-                status, patience = f"unknown: {answer.stdout.strip() or answer.stderr.strip()}", timeout
+                status, reason = f"unknown: {answer.stdout.strip() or answer.stderr.strip()}", ""
+                patience = timeout
             if status.startswith("finished") or time.monotonic() - begun > patience:
-                return status
+                return status, "" if reason == "N/A" else one_line(reason)
             time.sleep(0.2)
 
 

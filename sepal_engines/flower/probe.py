@@ -20,11 +20,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sepal.errors import ConfigError, one_line
+from sepal.errors import ConfigError
 from sepal_engines.flower.credentials import NodeCredentials
 from sepal_engines.flower.fleet import AHEAD, BAD_CLOCK, FLOWER, KNOWN_KEY, OLD, activation
 
 DAY = 86_400
+NOT_REGISTERED = (
+    "not registered: put key.pub into server/nodes on the server as NAME.pub; "
+    "a key that was removed there stays refused: make a new one (see `sepal certs`)"
+)
 _VERIFY = {
     9: "not valid yet",
     10: "expired",
@@ -40,7 +44,7 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        what: ``port``, ``TLS``, ``certificate``, ``API``, ``clock``, ``key``, ``version``.
+        what: ``port``, ``TLS``, ``certificate``, ``API``, ``clock``, ``curve``, ``key``, ``version``.
         good: Whether the check passed.
         words: What was found, in one line.
     """
@@ -181,14 +185,9 @@ def _fleet(address: str, credentials: NodeCredentials | None, timeout: float) ->
         key: ec.EllipticCurvePrivateKey = ec.generate_private_key(ec.SECP384R1())
         channel = grpc.insecure_channel(address)
     else:
-        try:
-            loaded = serialization.load_ssh_private_key(credentials.key.read_bytes(), None)
-        except ValueError as reason:
-            loaded = None
-            detail = f": {one_line(str(reason), 80)}"
+        loaded = serialization.load_ssh_private_key(credentials.key.read_bytes(), None)
         if not isinstance(loaded, ec.EllipticCurvePrivateKey):
-            detail = "" if loaded is not None else detail
-            yield Finding("key", False, f"{credentials.key} is not an OpenSSH key on a NIST curve{detail}")
+            yield Finding("curve", False, f"{credentials.key} is no key on a NIST curve, which Flower expects")
             return
         key = loaded
         trust = grpc.ssl_channel_credentials(credentials.authority.read_bytes())
@@ -202,7 +201,7 @@ def _fleet(address: str, credentials: NodeCredentials | None, timeout: float) ->
             if skew is None:
                 return
             refusal = ask(skew)
-        else:
+        elif isinstance(refusal, int):  # from here on it is the Fleet API that answers
             skew = clock_skew(lambda offset: ask(offset) != BAD_CLOCK)
             yield Finding("clock", True, _skew_words(skew))
     if isinstance(refusal, str):
@@ -211,8 +210,7 @@ def _fleet(address: str, credentials: NodeCredentials | None, timeout: float) ->
         yield Finding("API", True, "Flower's Fleet API answers")
     else:
         known = refusal == KNOWN_KEY
-        place = "server/nodes on the server" if not known else ""
-        yield Finding("key", known, "registered" if known else f"not registered: put key.pub into {place}")
+        yield Finding("key", known, "registered" if known else NOT_REGISTERED)
 
 
 def clock_skew(accepted: Callable[[float], bool]) -> float | None:

@@ -226,6 +226,19 @@ def listening(port: int, host: str = "127.0.0.1") -> bool:
         return False
 
 
+def unusable(host: str, port: int) -> str:
+    """Return why no server can listen on ``port`` of ``host``; empty if one can."""
+    try:
+        kind, *_, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as reason:  # socket.gaierror is one, too
+        return reason.strerror or str(reason)
+    return ""
+
+
 def dialled(host: str) -> str:
     """Return the address at which this machine reaches a server that listens on ``host``."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}.get(host, host.strip("[]"))

@@ -6,17 +6,20 @@ To add a client to a running server, put its public key into ``server/nodes``; t
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from sepal.errors import one_line
 from sepal.storage.files import write_atomically
 from sepal_engines.flower.credentials import ServerCredentials, fingerprint
 from sepal_engines.flower.engine import CONNECTION
 from sepal_engines.flower.processes import FlowerError
 
 IN_USE = "public key already in use"  # words of flwr 1.39 (PUBLIC_KEY_ALREADY_IN_USE), in lower case
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # a terminal's, in Flower's messages
 EVERY = 5.0  # seconds between checks of the directory
 
 
@@ -93,7 +96,9 @@ class Registry:
         said = self._flwr("register", str(path), CONNECTION, "--name", name)
         if isinstance(said, str):
             if IN_USE in said.lower():
-                self._tell(f"sepal: {name}: this key was registered before; once removed, a key cannot come back")
+                self._tell(
+                    f"sepal: {name}: this key was registered before, and a removed key stays refused: make a new one"
+                )
                 return ""
             raise FlowerError(f"flwr supernode register {path}", "a registered key", said)
         self._tell(f"registered: {name}")
@@ -107,7 +112,7 @@ class Registry:
         try:
             answer = json.loads(done.stdout[done.stdout.index("{") :])
         except ValueError:
-            return " ".join((done.stdout + done.stderr).split())
+            return one_line(COLOURS.sub("", done.stdout + done.stderr))
         return answer if answer.get("success") else str(answer.get("error-message", answer))
 
     def _remember(self) -> None:

@@ -23,6 +23,11 @@ def test_certs_say_what_goes_where(here):
     ]
     again = sepal("certs", "certs", "--host", "fl.example")
     assert again.output.count("kept") == 2
+    more = sepal("certs", "certs", "--node", "site", "--node", "other").output.splitlines()
+    assert [line.split("; ")[0].removeprefix(f"{here}/certs/") for line in more[2:]] == [
+        "nodes/site: kept",
+        "nodes/other: made",
+    ]
 
 
 def test_a_closed_port_is_said_in_one_line_and_the_exit_code_is_not_0(here):
@@ -37,6 +42,28 @@ def test_a_name_that_does_not_resolve_is_said(here):
     done = sepal("deploy", "check", "no-such-host.invalid:9092")
     assert done.exit_code == 1
     assert "BAD  port: no-such-host.invalid:9092: the name cannot be resolved" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", "--port", "99999"], "1<=x<=65535"),
+        (["serve", "--port", "9191", "--control", "9191"], "--control: expected another port than --port, got 9191"),
+        (["serve", "--host", "203.0.113.7"], "--port: expected a port of this machine that is free, got 203.0.113.7:"),
+        (
+            ["join", "h:1", "--data", "nomod:f"],
+            "sepal: --data: expected package.module:function that can be imported, got nomod:f (No module",
+        ),
+        (["join", "h:1", "--data", "broken:f"], "broken:f (RuntimeError: no good)"),
+        (["join", "h:1", "--claim", "--name", "a", "--certs", "c"], "--claim: expected no --name or --partition"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_started(here, monkeypatch, arguments, words):
+    monkeypatch.setenv("SEPAL_USER_PATH", str(here))
+    (here / "broken.py").write_text("raise RuntimeError('no good')")
+    done = sepal(*arguments)
+    assert done.exit_code == 2
+    assert words in " ".join(done.output.split())
 
 
 def test_several_capacities_are_taken_in_turn():

@@ -91,6 +91,8 @@ def test_one_option_finds_the_credentials(tmp_path):
     assert len({NodeCredentials.of(place, "a") for place in places}) == 1
     with pytest.raises(ConfigError, match=r"^--certs: expected a directory with a node's key"):
         NodeCredentials.of(tmp_path, "b")
+    with pytest.raises(ConfigError, match=r"nodes/NAME/key .*, and --name NAME, got"):
+        NodeCredentials.of(tmp_path, "")
     with pytest.raises(ConfigError, match=r"^--certs: expected a directory with server.pem"):
         ServerCredentials.of(tmp_path / "nodes")
 
@@ -100,6 +102,23 @@ def test_a_private_key_that_others_can_read_is_refused(tmp_path):
     (tmp_path / "nodes" / "a" / "key").chmod(0o640)
     with pytest.raises(ConfigError, match="expected mode 600: only its owner may read a private key, got mode 640"):
         NodeCredentials.of(tmp_path, "a")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "expected"),
+    [
+        ("nodes/a", "ca.crt", "a certificate in PEM"),
+        ("nodes/a", "key", "a private key in OpenSSH's format"),
+        ("server", "ca.crt", "a certificate in PEM"),
+        ("server", "server.pem", "a certificate in PEM"),
+        ("server", "server.key", "a private key in PEM"),
+    ],
+)
+def test_a_damaged_file_is_one_line(tmp_path, place, name, expected):
+    make_certificates(tmp_path, nodes=["a"], now=NOW)
+    (tmp_path / place / name).write_bytes(b"not this\n")
+    with pytest.raises(ConfigError, match=rf"{place}/{name}: expected {expected}, got [^\n]+$"):
+        ServerCredentials.of(tmp_path) if place == "server" else NodeCredentials.of(tmp_path, "a")
 
 
 def test_commands_with_credentials_are_never_insecure(tmp_path):

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 import sepal
-from sepal_engines.flower.engine import Flower
-from sepal_engines.flower.processes import FlowerError, Processes, dialled, end, free_port, healthy, listening
+from sepal_engines.flower.engine import RAISED, AppRun, Flower
+from sepal_engines.flower.processes import FlowerError, Processes, dialled, end, free_port, healthy, listening, unusable
 
 ROOT = Path(__file__).resolve().parents[2]
 ORPHAN = """
@@ -126,7 +126,7 @@ class Broken(Flower):
         return lines[len(self.commands) - 1]
 
     def status(self, run_id, ending=3.0, timeout=30.0):
-        return self.statuses.pop(0)
+        return self.statuses.pop(0), ""
 
 
 def test_a_run_whose_log_stream_breaks_is_followed_to_its_end(tmp_path):
@@ -149,11 +149,12 @@ def test_a_run_that_goes_on_beyond_its_time_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("answers", "status"),
     [
-        (["", "running", "finished:completed"], "finished:completed"),
-        (["", "running", "running", "running"], "running"),
-        ([""] * 40, "unknown: no answer"),
+        (["", "running", "finished:completed"], ("finished:completed", "")),
+        (["", "running", "running", "running"], ("running", "")),
+        ([""] * 40, ("unknown: no answer", "")),
+        (["finished:failed"], ("finished:failed", "out: expected a directory that can be written, got /proc")),
     ],
-    ids=["ends", "goes on", "is gone"],
+    ids=["ends", "goes on", "is gone", "fails"],
 )
 def test_a_status_waits_a_little_for_the_end_and_longer_for_an_answer(monkeypatch, answers, status):
     clock = iter(range(100))  # two looks a second: one before the answer is asked for, one after it
@@ -161,10 +162,20 @@ def test_a_status_waits_a_little_for_the_end_and_longer_for_an_answer(monkeypatc
 
     def flwr_list(*arguments, **keys):
         text = answers.pop(0)
-        return SimpleNamespace(stdout=json.dumps({"runs": [{"status": text}]}) if text else "", stderr="no answer")
+        details = f"{RAISED}out: expected a directory\nthat can be written, got /proc" if "failed" in text else "N/A"
+        found = {"status": text, "status-details": details}
+        return SimpleNamespace(stdout=json.dumps({"runs": [found]}) if text else "", stderr="no answer")
 
     monkeypatch.setattr("sepal_engines.flower.engine.subprocess", SimpleNamespace(run=flwr_list))
     assert Flower.status(SimpleNamespace(environment={}), "77", ending=2.5, timeout=30.0) == status
+
+
+def test_a_run_that_failed_is_one_line_with_the_reason():
+    AppRun("1", "finished:completed", ()).check()
+    with pytest.raises(FlowerError, match=r"^run: expected finished:completed, got finished:failed: out: bad$"):
+        AppRun("1", "finished:failed", (), "out: bad").check()
+    with pytest.raises(FlowerError, match=r"^run: expected finished:completed, got finished:stopped$"):
+        AppRun("1", "finished:stopped", ()).check()
 
 
 def test_a_run_of_a_superlink_that_is_gone_is_not_waited_for(tmp_path):
@@ -208,6 +219,19 @@ def test_loopback_never_goes_through_a_proxy(monkeypatch):
     with Processes() as processes:
         assert processes.environment["no_proxy"] == "intranet,localhost,127.0.0.1,::1"
         assert processes.environment["NO_PROXY"].endswith("localhost,127.0.0.1,::1")
+
+
+def test_what_no_server_can_listen_on_is_said_before_one_starts():
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC's
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        for host in ("127.0.0.1", "0.0.0.0"):
+            assert unusable(host, port) == "Address already in use"
+    assert unusable("127.0.0.1", port) == unusable("0.0.0.0", port) == ""
+    assert unusable("203.0.113.7", port) == "Cannot assign requested address"
+    assert unusable("no-such-host.invalid", port)
 
 
 def test_a_port_is_looked_for_at_the_address_that_it_listens_on():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sepal.server.exchange import Exchange
+from sepal.server.exchange import OVERDUE, Exchange
 from sepal.server.flower_private import enter_run, set_message_id
 from tests.sepal.server.orders import answer, compose
 
@@ -77,6 +77,16 @@ def test_a_node_that_takes_far_longer_than_before_is_asked_again(impatient):
     missing = exchange.deliver([5, 7], compose, "2", 5.0, got.setdefault)
     assert (set(got), missing) == ({5, 7}, {})
     assert grid.sent == [5, 7, 5, 7, 7], "only who did not answer"
+
+
+def test_no_node_is_asked_again_within_a_minute():
+    """As docs/deployment.md says; half of it is the longest pause between two looks that `sepal join --look` takes."""
+    assert OVERDUE == 60
+    grid = Forgetful({3})
+    exchange = Exchange(grid, poll=0.001)
+    exchange.deliver([5, 7], compose, "1", 5.0, {}.setdefault)
+    assert exchange.deliver([5, 7], compose, "2", 0.3, {}.setdefault) == {7: "no reply within 0.3 s"}
+    assert grid.sent == [5, 7, 5, 7]
 
 
 def test_a_node_is_asked_a_third_time_by_nobody(impatient):
