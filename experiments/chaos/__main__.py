@@ -26,8 +26,10 @@ from sepal_engines.flower.bundle import write_app
 from sepal_engines.in_process import run_in_process
 from server_app.run_directory import IN_PROCESS, RunDirectory
 from strategies.assembly import assemble
+from strategies.registry import names
 
-METHODS: list[dict[str, Any]] = [
+# Each kind of state once, with the keys that make it; then all other methods, with their defaults
+FIRST: list[dict[str, Any]] = [
     {"method": "fedpse", "clients-per-round": 2},
     {"method": "dmpfl", "dmpfl.iterations": 1},
     {"method": "fedavg"},
@@ -37,6 +39,7 @@ METHODS: list[dict[str, Any]] = [
     {"method": "pa3dfl", "capacity.profile": "0.25,1"},
     {"method": "pfedgate", "pfedgate.gating": "batch", "pfedgate.keep": 0.5, "pfedgate.keep-optimizer": True},
 ]
+METHODS = FIRST + [{"method": name} for name in names() if name not in {keys["method"] for keys in FIRST}]
 FLAT: dict[str, Any] = {
     "dataset": "digits",
     "clients": 2,

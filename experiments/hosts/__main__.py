@@ -17,6 +17,7 @@ from typing import Any
 
 from experiments.hosts.federation import Hosts, counted, cut_after
 from experiments.hosts.network import Network, unavailable
+from sepal_cli.arguments import parse_sets
 from sepal_engines.flower.bundle import write_app
 
 MODELS = Path(__file__).parents[1] / "load" / "models"
@@ -37,6 +38,7 @@ def measure(method: str, options: argparse.Namespace, cut: float) -> dict[str, A
             "rounds": options.rounds,
             "evaluate-every": 1,
             "timeout": 900.0,
+            **parse_sets(options.set),
         }
         with Hosts(network, directory / "flower", environment) as hosts:
             hosts.start()
@@ -48,15 +50,19 @@ def measure(method: str, options: argparse.Namespace, cut: float) -> dict[str, A
         summary = json.loads((directory / method / "summary.json").read_text())
     means = [((line["accuracy"].get("trained") or {}).get("mean") or 0.0) for line in lines[:-1]]
     seconds = [line["seconds"]["total"] + line["seconds"]["server"] for line in lines[:-1]]
+    reached = {target: first(float(target), means) for target in options.targets.split(",")}
+    spent = list(itertools.accumulate(seconds))
     return {
+        "dataset": options.dataset,
+        "model": options.model,
+        "keys": options.set,
         "method": method,
         "status": run.status,
         "cut_s": cut if done() else 0,
         "rounds": len(means),
         "clients_at_the_end": summary["clients"],
-        "seconds_to_target": {
-            target: seconds_to(float(target), means, seconds) for target in options.targets.split(",")
-        },
+        "rounds_to_target": reached,
+        "seconds_to_target": {target: spent[number - 1] if number else None for target, number in reached.items()},
         "hashes": [summary["weights_sha256"], summary["clients_sha256"]],
         "round_s": sorted(seconds)[len(seconds) // 2],
         "best": max(means),
@@ -69,10 +75,17 @@ def measure(method: str, options: argparse.Namespace, cut: float) -> dict[str, A
     }
 
 
-def seconds_to(target: float, means: list[float], seconds: list[float]) -> float | None:
-    """Return the time of all rounds until the accuracy is ``target`` for the first time; None if it never is."""
-    reached = (spent for spent, mean in zip(itertools.accumulate(seconds), means, strict=True) if mean >= target)
-    return next(reached, None)
+def first(target: float, means: list[float]) -> int:
+    """Return the first round in which the accuracy is ``target``; 0 if it never is."""
+    return next((number for number, mean in enumerate(means, 1) if mean >= target), 0)
+
+
+def say(row: dict[str, Any], out: Path | None) -> None:
+    """Print a row, and add it to a file where one is given."""
+    print(json.dumps(row), flush=True)
+    if out:
+        with out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
 
 
 def main() -> None:
@@ -85,6 +98,8 @@ def main() -> None:
     parser.add_argument("--targets", default="0.85,0.97", help="accuracies to reach")
     parser.add_argument("--cut", type=float, default=0.0, help="also FedPSE with client 1 cut off for so many seconds")
     parser.add_argument("--methods", default="fedavg,fedpse")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a run-config key")
+    parser.add_argument("--out", type=Path, help="file that gets the rows, too")
     options = parser.parse_args()
     if reason := unavailable():
         print(f"hosts: skipped: {reason}", file=sys.stderr)
@@ -92,10 +107,10 @@ def main() -> None:
     rows = {}
     for method in options.methods.split(","):
         rows[method] = measure(method, options, 0.0)
-        print(json.dumps(rows[method]), flush=True)
+        say(rows[method], options.out)
     if options.cut:
         cut = measure("fedpse", options, options.cut)
-        print(json.dumps(cut), flush=True)
+        say(cut, options.out)
         same = "fedpse" not in rows or cut["hashes"] == rows["fedpse"]["hashes"]
         print(f"hosts: cut for {cut['cut_s']:g} s: {'the same hashes' if same else 'OTHER HASHES'}")
         sys.exit(not (cut["cut_s"] and same))

@@ -100,5 +100,5 @@ def test_a_cut_run_must_be_cut_and_end_with_the_same_hashes(monkeypatch, capsys,
 
 
 def test_the_time_to_an_accuracy_is_that_of_all_rounds_until_then():
-    assert hosts.seconds_to(0.8, [0.5, 0.9, 0.7], [1.0, 2.0, 4.0]) == 3.0
-    assert hosts.seconds_to(0.95, [0.5, 0.9, 0.7], [1.0, 2.0, 4.0]) is None
+    assert hosts.first(0.8, [0.5, 0.9, 0.7]) == 2
+    assert hosts.first(0.95, [0.5, 0.9, 0.7]) == 0
