@@ -17,10 +17,11 @@ def main() -> None:
     rows = [row for row in rows if row.get("look_s", 3.0) == 3.0]  # clients that look as often as Flower's
     idle = sorted((row["clients"], row["idle_superlink_cpu"]) for row in rows if row.get("idle_superlink_cpu"))
     rounds = sorted((row["sampled"], row["round_s"]) for row in rows if row.get("round_s"))
+    # points of several calls: no lines between them
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
-    left.plot(*zip(*idle, strict=True), marker="o")
+    left.plot(*zip(*idle, strict=True), "o")
     left.set(title="SuperLink, clients that wait", xlabel="registered clients", ylabel="CPU cores")
-    right.plot(*zip(*rounds, strict=True), marker="o", color="C1")
+    right.plot(*zip(*rounds, strict=True), "o", color="C1")
     right.set(title="A round, 1 MB each way", xlabel="clients in the round", ylabel="seconds")
     for axes in (left, right):
         axes.set_xlim(left=0)
