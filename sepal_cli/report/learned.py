@@ -8,6 +8,7 @@ from typing import Any
 
 from sepal.errors import SepalError
 from sepal_cli.comparison import Comparison, Group
+from sepal_cli.paper.pruning import courses
 
 Row = dict[str, Any]
 Rows = list[Row]
@@ -77,12 +78,9 @@ def _tree(group: Group) -> Rows:
 
 def _pruning(group: Group) -> Iterator[Row]:
     """Yield what a few clients have pruned and how well they do, in rounds in which they were evaluated."""
-    lines = group.first.stored.lines
-    there = {c["name"] for line in lines for c in line["clients"] if c["metrics"].get("pruned") is not None}
-    shown = sorted(there)[:: max(1, len(there) // DRAWN)][:DRAWN]
-    for line in lines:
-        for client in line["clients"]:
-            pruned, accuracy = client["metrics"].get("pruned"), client["trained"]
-            if client["name"] in shown and pruned is not None and accuracy is not None:
-                shares = {"pruned": round(100 * pruned, 2), "accuracy": round(100 * accuracy, 2)}
-                yield {**_head(group), "client": client["name"], "round": line["round"], **shares}
+    found = courses(group.first.stored.lines)
+    for name in list(found)[:: max(1, len(found) // DRAWN)][:DRAWN]:
+        course = found[name]
+        for number, pruned, accuracy in zip(course["round"], course["pruned"], course["accuracy"], strict=True):
+            shares = {"pruned": round(100 * pruned, 2), "accuracy": round(100 * accuracy, 2)}
+            yield {**_head(group), "client": name, "round": number, **shares}

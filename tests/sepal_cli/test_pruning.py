@@ -1,0 +1,18 @@
+"""Accuracy by what a client has pruned: only rounds in which it pruned and was evaluated count."""
+
+from sepal_cli.paper.pruning import courses
+
+
+def client(name, trained, **metrics):
+    return {"name": name, "trained": trained, "metrics": metrics}
+
+
+def test_a_course_has_the_rounds_in_which_a_client_was_evaluated():
+    lines = [
+        {"round": 1, "clients": [client("b", None, pruned=0.1), client("a", 0.5, pruned=0.05)]},
+        {"round": 2, "clients": [client("b", 0.75, pruned=0.2), client("c", 0.9)]},
+        {"round": 3, "clients": [client("b", 0.8, pruned=0.31)]},
+    ]
+    found = courses(lines)
+    assert list(found) == ["a", "b"]
+    assert found["b"] == {"round": [2, 3], "pruned": [0.2, 0.31], "accuracy": [0.75, 0.8]}
