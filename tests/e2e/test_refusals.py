@@ -23,7 +23,7 @@ from sepal_engines.flower.bundle import write_app
 from sepal_engines.flower.certificates import make_certificates
 from sepal_engines.flower.credentials import NodeCredentials
 from sepal_engines.flower.engine import COMPLETED, supernode_command
-from sepal_engines.flower.probe import examine
+from sepal_engines.flower.probe import NOT_REGISTERED, examine
 from sepal_engines.flower.processes import free_port, healthy
 from tests.e2e.light import HONEST
 
@@ -112,7 +112,7 @@ def test_the_wrong_authority_is_named(address, others):
 
 def test_an_unregistered_key_is_named(address, others, certs):
     credentials = known_key_file(others, certs)
-    assert words(address, credentials) == ["key: not registered: put key.pub into server/nodes on the server"]
+    assert words(address, credentials) == [f"key: {NOT_REGISTERED}"]
     with pytest.raises(ConfigError, match="key: expected one with which a client can join, got not registered"):
         wait_until_welcome(address, credentials, patience=0)
 
@@ -191,12 +191,12 @@ def test_join_without_certificates_ends_in_one_line(address, tmp_path):
 def test_a_key_counts_from_when_it_is_put_there_until_it_is_taken_away(server, address, certs):
     make_certificates(certs, nodes=["late"])
     credentials = NodeCredentials.of(certs, "late")
-    assert words(address, credentials) == ["key: not registered: put key.pub into server/nodes on the server"]
+    assert words(address, credentials) == [f"key: {NOT_REGISTERED}"]
     server.registry.tick()
     assert words(address, credentials) == []
     (certs / "server" / "nodes" / "late.pub").unlink()
     server.registry.sync()
-    assert words(address, credentials) == ["key: not registered: put key.pub into server/nodes on the server"]
+    assert words(address, credentials) == [f"key: {NOT_REGISTERED}"]
 
 
 # A client's own processes
