@@ -120,7 +120,7 @@ def simulate(app: Path, out: Path, name: str, console: Console) -> Path:
         follow()
     if ended.status != COMPLETED:
         console.print("\n".join(ended.log[-40:]), markup=False, highlight=False, soft_wrap=True)
-        raise FlowerError(f"run {ended.run_id}", COMPLETED, ended.status)
+        ended.check()
     if read_run(path).summary is None:
         raise FlowerError(str(path), "a summary", "none")
     return path
