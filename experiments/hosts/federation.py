@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
@@ -45,8 +45,9 @@ class Hosts(Flower):
             self.start_node(f"node{number}", keys, f"{self.network.address}:{self.ports.fleet}")
             self._inside = []
 
-    def _start(self, command: Any, output: IO[bytes] | int | None) -> subprocess.Popen[bytes]:
-        return super()._start([*self._inside, *command], output)
+    def spawn(self, *command: str, log: str | None = None) -> subprocess.Popen[bytes]:
+        """Start a process, a node's in its namespace; see :meth:`Processes.spawn`."""
+        return super().spawn(*self._inside, *command, log=log)
 
     def bytes(self) -> tuple[int, int]:
         """Return the bytes that all clients' interfaces have sent and received."""

@@ -252,17 +252,20 @@ class Flower(Processes):
             run_id: Flower's id of the run.
             ending: Seconds for a run that is ``running`` to become ``finished``.
             timeout: Seconds for the SuperLink to answer; then the status is ``unknown: REASON``.
+
+        Raises:
+            FlowerError: :meth:`stop` was called in another thread.
         """
         command = ["flwr", "list", CONNECTION, "--run-id", run_id, "--format", "json"]
         begun = time.monotonic()
         while True:
-            answer = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+            answer, errors = self.ask(*command)
             try:
-                found = json.loads(answer.stdout)["runs"][0]
+                found = json.loads(answer)["runs"][0]
                 status, patience = str(found["status"]), ending
                 reason = str(found.get("status-details") or "").removeprefix(RAISED)
             except (ValueError, KeyError, IndexError):
-                status, reason = f"unknown: {answer.stdout.strip() or answer.stderr.strip()}", ""
+                status, reason = f"unknown: {answer.strip() or errors.strip()}", ""
                 patience = timeout
             if status.startswith("finished") or time.monotonic() - begun > patience:
                 return status, "" if reason == "N/A" else one_line(reason)

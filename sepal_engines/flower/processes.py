@@ -25,7 +25,7 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
 import psutil
 
@@ -78,6 +78,8 @@ class Processes:
         }
         self._tell = tell
         self._started: list[subprocess.Popen[bytes]] = []
+        self._starting = threading.Lock()
+        self._stopped = False
         self._handled = False
 
     def __enter__(self) -> Self:
@@ -97,33 +99,50 @@ class Processes:
         Args:
             command: The command and its arguments.
             log: File under the home for its output; None for this process's output.
+
+        Raises:
+            FlowerError: :meth:`stop` was called.
         """
+        self._tell(shlex.join(command))
         if log is None:
-            return self._start(command, None)
-        with open(self.home / log, "ab") as output:
-            return self._start(command, output)
+            return self._start(command, None, None)
+        return self._start(command, self.home / log, subprocess.STDOUT)
 
     def pipe(self, *command: str) -> subprocess.Popen[bytes]:
-        """Start a process and return it, with its output as ``stdout``."""
-        return self._start(command, subprocess.PIPE)
-
-    def _start(self, command: Sequence[str], output: IO[bytes] | int | None) -> subprocess.Popen[bytes]:
+        """Start a process and return it, with its output as ``stdout``; errors as in :meth:`spawn`."""
         self._tell(shlex.join(command))
-        process = subprocess.Popen(
-            command,
-            env=self.environment,
-            cwd=self._directory,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=None if output is None else subprocess.STDOUT,
-            start_new_session=True,  # a Ctrl-C reaches it once, through stop()
-        )
-        self._started.append(process)
+        return self._start(command, subprocess.PIPE, subprocess.STDOUT)
+
+    def ask(self, *command: str) -> tuple[str, str]:
+        """Run a command and return its output and its error output; errors as in :meth:`spawn`."""
+        output, errors = self._start(command, subprocess.PIPE, subprocess.PIPE).communicate()
+        return output.decode(errors="replace"), errors.decode(errors="replace")
+
+    def _start(self, command: Sequence[str], output: Path | int | None, errors: int | None) -> subprocess.Popen[bytes]:
+        with self._starting, contextlib.ExitStack() as files:  # another thread may call stop()
+            if self._stopped:
+                raise FlowerError(" ".join(command[:2]), "to be started before the others are stopped", "after it")
+            stdout = files.enter_context(open(output, "ab")) if isinstance(output, Path) else output
+            process = subprocess.Popen(
+                command,
+                env=self.environment,
+                cwd=self._directory,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=errors,
+                start_new_session=True,  # a Ctrl-C reaches it once, through stop()
+            )
+            self._started.append(process)
         return process
 
     def stop(self, grace: float = 10.0) -> None:
-        """Stop every process by SIGTERM, after ``grace`` seconds by SIGKILL; then delete a temporary home."""
+        """Stop every process by SIGTERM, after ``grace`` seconds by SIGKILL; then delete a temporary home.
+
+        No process can be started after it, from no thread.
+        """
         with undisturbed():
+            with self._starting:
+                self._stopped = True
             for process in reversed(self._started):
                 if process.poll() is None:
                     process.terminate()

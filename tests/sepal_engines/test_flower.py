@@ -76,6 +76,16 @@ time.sleep(300)
     assert processes.left() == []
 
 
+@pytest.mark.parametrize("how", ["spawn", "pipe", "ask"])
+def test_nothing_is_started_after_the_end(how):
+    """A thread that still follows a run asked Flower for its status, and so left a process behind."""
+    with Processes() as processes:
+        pass
+    with pytest.raises(FlowerError, match=r"^sleep 300: expected to be started before the others are stopped"):
+        getattr(processes, how)("sleep", "300", **({"log": "log"} if how == "spawn" else {}))
+    assert processes.left() == []
+
+
 def test_sigterm_ends_what_was_started():
     text = """
 import time
@@ -160,14 +170,13 @@ def test_a_status_waits_a_little_for_the_end_and_longer_for_an_answer(monkeypatc
     clock = iter(range(100))  # two looks a second: one before the answer is asked for, one after it
     monkeypatch.setattr("sepal_engines.flower.engine.time", SimpleNamespace(monotonic=lambda: next(clock), sleep=id))
 
-    def flwr_list(*arguments, **keys):
+    def flwr_list(*command):
         text = answers.pop(0)
         details = f"{RAISED}out: expected a directory\nthat can be written, got /proc" if "failed" in text else "N/A"
         found = {"status": text, "status-details": details}
-        return SimpleNamespace(stdout=json.dumps({"runs": [found]}) if text else "", stderr="no answer")
+        return json.dumps({"runs": [found]}) if text else "", "no answer"
 
-    monkeypatch.setattr("sepal_engines.flower.engine.subprocess", SimpleNamespace(run=flwr_list))
-    assert Flower.status(SimpleNamespace(environment={}), "77", ending=2.5, timeout=30.0) == status
+    assert Flower.status(SimpleNamespace(ask=flwr_list), "77", ending=2.5, timeout=30.0) == status
 
 
 def test_a_run_that_failed_is_one_line_with_the_reason():
