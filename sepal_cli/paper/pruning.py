@@ -1,7 +1,11 @@
-"""Accuracy by what a client has pruned, as data for plots: Vahidian et al., ICDCS Workshops 2021, Figure 1.
+"""The course of pruning by client, as data for plots: Vahidian et al., ICDCS Workshops 2021, Figure 1.
 
-``python -m sepal_cli.paper.pruning RUN`` prints JSON: the run's name, and for each client of Sub-FedAvg the rounds in
-which it pruned and was evaluated, the share of all parameters that was pruned, and its accuracy after training.
+``python -m sepal_cli.paper.pruning RUN`` prints JSON: the run's name, and for each client of Sub-FedAvg
+
+- ``clients``: the rounds in which it was evaluated, the share of all parameters that was pruned, and its accuracy
+  after training;
+- ``distances``: the rounds in which it took part, and how far its two candidate masks were apart, which the gates
+  compare with ε.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ from typing import Any
 
 from sepal_cli.runs import read_run
 
-Course = dict[str, list[Any]]  # "round", "pruned", "accuracy": lists of equal length
+DISTANCES = ("distance", "channel-distance")
+Course = dict[str, list[Any]]  # by figure, lists of equal length
 
 
 def courses(lines: Iterable[Mapping[str, Any]]) -> dict[str, Course]:
@@ -24,22 +29,38 @@ def courses(lines: Iterable[Mapping[str, Any]]) -> dict[str, Course]:
     Args:
         lines: Of metrics.jsonl, in order.
     """
-    found: dict[str, Course] = defaultdict(lambda: {"round": [], "pruned": [], "accuracy": []})
+    found: dict[str, Course] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         for client in line["clients"]:
             pruned, accuracy = client["metrics"].get("pruned"), client["trained"]
             if pruned is not None and accuracy is not None:
-                for key, value in (("round", line["round"]), ("pruned", pruned), ("accuracy", accuracy)):
-                    found[client["name"]][key].append(round(value, 4))
+                _add(found[client["name"]], {"round": line["round"], "pruned": pruned, "accuracy": accuracy})
     return dict(sorted(found.items()))
+
+
+def distances(lines: Iterable[Mapping[str, Any]]) -> dict[str, Course]:
+    """Return each client's distances of candidates; arguments as in :func:`courses`."""
+    found: dict[str, Course] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        for client in line["clients"]:
+            figures = {key: client["metrics"][key] for key in DISTANCES if key in client["metrics"]}
+            if figures:
+                _add(found[client["name"]], {"round": line["round"], **figures})
+    return dict(sorted(found.items()))
+
+
+def _add(course: Course, figures: Mapping[str, float]) -> None:
+    for key, value in figures.items():
+        course[key].append(round(value, 4))
 
 
 def main() -> None:
     """Print the courses of a run's clients."""
-    parser = argparse.ArgumentParser(description="Accuracy by what a client has pruned, as JSON.")
+    parser = argparse.ArgumentParser(description="The course of pruning by client, as JSON.")
     parser.add_argument("run", type=Path, help="run directory")
     path = parser.parse_args().run
-    print(json.dumps({"run": path.name, "clients": courses(read_run(path).lines)}))
+    lines = list(read_run(path).lines)
+    print(json.dumps({"run": path.name, "clients": courses(lines), "distances": distances(lines)}))
 
 
 if __name__ == "__main__":

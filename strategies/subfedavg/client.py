@@ -81,11 +81,9 @@ class SubFedAvgClient(ClientBase[ClientState]):
         """
         kept = self.kept(state)
         weights = self.fit_kept(self.arrived(state, download, plan), kept, plan)
-        if not self.prunable.fits(kept, self.capacity):
-            kept = self.prunable.fitted(weights, kept, self.capacity)
-            state = replace(state, kept=self.prunable.packed(kept))
+        kept = self.prunable.fitted(weights, kept, self.capacity)
         self.report(kept)
-        return replace(state, model=take(weights, self.prunable.masks(kept)))
+        return ClientState(self.prunable.packed(kept), take(weights, self.prunable.masks(kept)))
 
     def candidate(self, weights: Weights, kept: Masks) -> dict[str, Mask]:
         """Return the masks after one more pruning step, regardless of the gates."""
@@ -108,19 +106,22 @@ class SubFedAvgClient(ClientBase[ClientState]):
         Weights are pruned after channels, so that they meet their target even if entries were removed with a channel.
         """
         last, after = self.candidate(weights, kept), dict(kept)
+        channels, entries = (distance(first, last, p) for p in (self.prunable.channels, self.prunable.weights))
+        self.trainer.report("distance", entries)
+        if self.prunable.channels:
+            self.trainer.report("channel-distance", channels)
         if self.accuracy(weights, kept) < self.hyper.accuracy:
             return after
-        if distance(first, last, self.prunable.channels) >= self.hyper.channel_distance:
+        if channels >= self.hyper.channel_distance:
             after = self.prunable.within({**kept, **{p.name: last[p.name] for p in self.prunable.channels}})
-        if distance(first, last, self.prunable.weights) >= self.hyper.distance:
+        if entries >= self.hyper.distance:
             after |= self.prunable.prune_weights(weights, after, self.capacity)
         return after
 
     def accuracy(self, weights: Weights, kept: Masks) -> float:
         """Return the accuracy on the validation part; 0 without one, so that the client never prunes."""
-        counts = score(
-            self.predict(weights, self.prunable.cut(kept)), self.trainer.x_validation, self.trainer.y_validation
-        )
+        predictor = self.predict(weights, self.prunable.cut(kept))
+        counts = score(predictor, self.trainer.x_validation, self.trainer.y_validation)
         return counts["correct"] / counts["examples"] if counts else 0.0
 
     # The module that trains

@@ -1,6 +1,6 @@
-"""Accuracy by what a client has pruned: only rounds in which it pruned and was evaluated count."""
+"""The course of pruning: only rounds in which a client pruned and was evaluated, or took part, count."""
 
-from sepal_cli.paper.pruning import courses
+from sepal_cli.paper.pruning import courses, distances
 
 
 def client(name, trained, **metrics):
@@ -16,3 +16,15 @@ def test_a_course_has_the_rounds_in_which_a_client_was_evaluated():
     found = courses(lines)
     assert list(found) == ["a", "b"]
     assert found["b"] == {"round": [2, 3], "pruned": [0.2, 0.31], "accuracy": [0.75, 0.8]}
+
+
+def test_distances_are_of_rounds_in_which_a_client_took_part():
+    gates = {"distance": 0.25, "channel-distance": 0.0625}
+    lines = [
+        {"round": 1, "clients": [client("b", None, pruned=0.1, **gates), client("a", 0.5, pruned=0.05)]},
+        {"round": 2, "clients": [client("b", 0.75, pruned=0.2), client("c", 0.9, distance=0.5)]},
+    ]
+    assert distances(lines) == {
+        "b": {"round": [1], "distance": [0.25], "channel-distance": [0.0625]},
+        "c": {"round": [2], "distance": [0.5]},
+    }
