@@ -129,9 +129,8 @@ class Pa3dFLClient(ClientBase[ClientState]):
         return read_weights(typing.cast("Decomposed", network.module).recovered(head))
 
     def _predict(self, weights: Weights) -> Predictor:
-        return self.trainer.predictor(
-            weights, f"recovered-{self.shape.width:g}", lambda: self.shape.module().recovered()
-        )
+        name = f"recovered-{self.shape.width:g}"
+        return self.trainer.predictor(weights, name, lambda: self.shape.module().recovered())
 
 
 def mix(received: Weights, trained: Weights, alpha: float) -> Dense:

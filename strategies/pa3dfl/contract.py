@@ -51,10 +51,8 @@ class Hyper(Settings):
     depth: int = Field(3, ge=1, description="linear layers of the encoder")
     decoder_rank: int = Field(0, ge=0, description="units of the decoders' hidden layers; 0: as hidden")
     most_mib: int = Field(1024, ge=1, description="MiB that the hypernetwork may take; a larger one is refused")
-    non_finite: Literal["go-on", "end"] = Field(
-        "go-on",
-        description="where loss or gradient of the hypernetwork are not finite: keep the state and go on, or end",
-    )
+    # The loss or the gradient of the hypernetwork.
+    non_finite: Literal["go-on", "end"] = Field("go-on", description="if a step is not finite: skip the round, or end")
 
 
 @dataclass(frozen=True)

@@ -129,11 +129,8 @@ class Hypernetwork:
 
     def join(self, state: State, clients: Iterable[str]) -> State:
         """Return ``state`` with an embedding for each of ``clients`` that had none: N(0, 1), from its name and seed."""
-        drawn = {
-            client: derive(self.seed, "embedding", client).standard_normal(self.hyper.embedding, np.float32)
-            for client in clients
-            if client not in state.embeddings
-        }
+        new, size = (client for client in clients if client not in state.embeddings), self.hyper.embedding
+        drawn = {client: derive(self.seed, "embedding", client).standard_normal(size, np.float32) for client in new}
         return replace(state, embeddings={**state.embeddings, **drawn})
 
     def generate(self, state: State, client: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
