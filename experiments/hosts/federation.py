@@ -117,7 +117,7 @@ def cut_after(hosts: Hosts, number: int, path: Path, round: int, seconds: float)
             if file.exists() and len(file.read_text().splitlines()) >= round and hosts.busy(number):
                 network.cut(number)
                 time.sleep(seconds)
-                network.mend(number)
+                network.reconnect(number)
                 done.set()
                 return
             time.sleep(0.05)

@@ -119,8 +119,8 @@ class Network:
         """Pull client ``number``'s cable."""
         run("ip", "link", "set", self.outer(number), "down")
 
-    def mend(self, number: int) -> None:
-        """Put it back."""
+    def reconnect(self, number: int) -> None:
+        """Plug it back in."""
         run("ip", "link", "set", self.outer(number), "up")
 
     def counters(self, number: int) -> tuple[int, int]:

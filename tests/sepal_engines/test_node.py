@@ -139,7 +139,7 @@ def test_a_reply_whose_content_never_comes_is_given_up(monkeypatch):
 
 
 def test_flower_waits_for_content_without_end_and_survives_an_exception():
-    """What :func:`give_up_lost_content` mends, and relies on."""
+    """What :func:`give_up_lost_content` works around, and relies on."""
     module = importlib.import_module("flwr.supernode.start_client_internal")
     assert "_push_messages(\n                state=state,\n                object_store=store," in inspect.getsource(
         module.start_client_internal
