@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -61,13 +62,17 @@ def write_report(plan: Plan, runs: Sequence[PlannedRun], out: Path) -> list[Path
 
 
 def _budget(found: Group) -> Iterator[str]:
-    """Yield a line that says what the runs took, and of which commits they are; of runs that say none, nothing."""
-    commits = sorted({one.get("versions", {}).get("commit", "") for one in found} - {""})
+    """Yield a line that says what the runs took, and of which commits they are; nothing if no run says its commit."""
+    commits = Counter(one.get("versions", {}).get("commit", "") for one in found)
+    unknown = commits.pop("", 0)
     if commits:
         minutes = sum(one["seconds"] for one in found) / 60
-        count, cpu = f"{len(found)} run{'s' * (len(found) > 1)}", found[0]["versions"]["cpu"]
-        words = f"{count}, {minutes:.1f} minutes of wall time in all, on {cpu}"
-        yield from (f"{words}; commit {', '.join(commits)}.", "")
+        cpus = sorted({one["versions"]["cpu"] for one in found if one.get("versions", {}).get("cpu")})
+        words = (
+            f"{len(found)} run{'s' * (len(found) > 1)}, {minutes:.1f} minutes of wall time in all, on {', '.join(cpus)}"
+        )
+        rest = f", and unknown for {unknown}" if unknown else ""
+        yield from (f"{words}; commit {', '.join(sorted(commits))}{rest}.", "")
 
 
 def read_results(path: Path) -> dict[str, Found]:

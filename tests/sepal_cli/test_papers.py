@@ -225,20 +225,20 @@ def test_a_page_s_tables_are_rewritten_and_the_rest_is_left(tmp_path: Path) -> N
     point = {"round": 2, "megabytes": 2.0, "trained": 0.625}
     rest = {"megabytes": sizes, "multiply_adds": 2e9, "seconds": 1.0, "curve": [point], "method": {}}
     rest["versions"] = {"commit": "abc1234", "cpu": "a processor"}
-    page.with_suffix(".ndjson").write_text(
-        json.dumps({**run, **rest, "name": "first-half-seed0", "accuracy": accuracy})
-    )
+    row = {**run, **rest, "name": "first-half-seed0", "accuracy": accuracy}
+    old = {**row, "name": "first-local-seed0", "variant": "local", "versions": {"cpu": "a processor"}}
+    page.with_suffix(".ndjson").write_text(f"{json.dumps(row)}\n{json.dumps(old)}\n")
     done = CliRunner().invoke(app, ["paper", str(plan), "--page", str(page)])
     assert done.exit_code == 0, done.output
     lines = page.read_text().splitlines()
     assert lines[:2] == ["Before.", "<!-- tables: first -->"]
     assert lines[-2:] == ["<!-- /tables -->", "After."]
     assert "an old figure" not in page.read_text()
-    assert "Not there: 3 of 4 runs: first-local-seed0, first-half-seed1, first-local-seed1." in lines
+    assert "Not there: 2 of 4 runs: first-half-seed1, first-local-seed1." in lines
     header = next(line for line in lines if line.startswith("| method |"))
     assert header.startswith("| method | kept (over clients) | trained (over clients) | bottom 10 % |")
     assert "| half | 62.5 (12.5) | 62.5 (12.5) | 50.0 | 1.00 | 1.00 | 100.0 | 1.00 | 1 |" in lines
-    assert "1 run, 0.0 minutes of wall time in all, on a processor; commit abc1234." in lines
+    assert "2 runs, 0.0 minutes of wall time in all, on a processor; commit abc1234, and unknown for 1." in lines
 
 
 @pytest.mark.parametrize(
