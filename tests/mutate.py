@@ -124,7 +124,7 @@ def main() -> int:
         print(f"{options.sample} of {len(chosen)} places, seed {options.seed}", flush=True)
         chosen = [chosen[number] for number in sorted(drawn)]
     killed: dict[str, list[bool]] = {}
-    limit = 0.0
+    limits: dict[str, float] = {}  # by the tests, which modules of one method share
     sys.dont_write_bytecode = True
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary)
@@ -133,12 +133,13 @@ def main() -> int:
         shutil.copy(ROOT / "pyproject.toml", copy)
         for module, operator, mutated in mutants(chosen):
             code = (ROOT / module).read_text()
-            if module not in killed:
+            tests = repr(belonging(module))
+            if tests not in limits:
                 begun = time.monotonic()
                 if not survives(module, code, copy, 0):
                     sys.exit(f"{module}: its tests fail without a mutant")
-                limit = max(SHORTEST, 4 * (time.monotonic() - begun))
-            alive = survives(module, mutated, copy, limit)
+                limits[tests] = max(SHORTEST, 4 * (time.monotonic() - begun))
+            alive = survives(module, mutated, copy, limits[tests])
             (copy / module).write_text(code)
             killed.setdefault(module, []).append(not alive)
             if alive:
