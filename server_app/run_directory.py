@@ -95,8 +95,8 @@ def stored_summary(path: Path) -> dict[str, Any] | None:
 class RunDirectory:
     """Writes a run's files; a :class:`sepal.server.observer.Observer`.
 
-    Creates the directory, or checks that an existing run has the same configuration. Only one process at a time can
-    have it open.
+    Creates the directory, or checks that an existing run has the same configuration, unless it ended before it had a
+    checkpoint: then its keys are replaced. Only one process at a time can have it open.
 
     Args:
         path: The run's directory; its last part is the run's name.
@@ -106,13 +106,16 @@ class RunDirectory:
 
     Raises:
         ConfigError: The existing run has another configuration; the error names the first different key. Or the run
-            has ``privacy.noise``, and is to go back to a round, or dp-accounting is not installed.
+            has ``privacy.noise``, and is to go back to a round, or dp-accounting is not installed. Or the method cannot
+            run with this configuration or model.
+        ModelError: As above.
         StateError: The directory cannot be written, somebody else owns it or may write to it, or another process has it
             open.
     """
 
     def __init__(self, path: Path, assembly: Assembly, engine: str, from_round: int | None = None) -> None:
         check_accountant(assembly.task.config)
+        assembly.method.make_server(assembly.task)  # refuses what cannot run, before there is a directory
         if from_round is not None and assembly.task.config.privacy.noise:
             expected = "a run without privacy.noise: ε would leave out the uploads of the rounds that are undone"
             raise ConfigError("--from-round", expected, from_round)
@@ -140,13 +143,15 @@ class RunDirectory:
         task = self._assembly.task
         wanted = {**task.config.flat(), "name": self.path.name, **flatten(task.hyper, f"{task.config.method}.")}
         stored = stored_config(self.path)
-        if stored is None and any((self.path / "checkpoints").glob("round-*")):
+        begun = any((self.path / "checkpoints").glob("round-*"))
+        if stored is None and begun:
             path = self.path / "config.toml"
             raise StateError(str(path), "the keys with which the run was started, beside its checkpoints", "no file")
-        for key in {**(stored or {}), **wanted}:
-            if stored is not None and key not in self._free and stored.get(key) != wanted.get(key):
-                expected = f"{stored.get(key)!r}, with which the run {self.path.name} was started"
-                raise ConfigError(key, expected, repr(wanted.get(key)))
+        if stored is not None and (begun or (self.path / "metrics.jsonl").exists()):  # else it was refused, or killed
+            for key in {**stored, **wanted}:
+                if key not in self._free and stored.get(key) != wanted.get(key):
+                    expected = f"{stored.get(key)!r}, with which the run {self.path.name} was started"
+                    raise ConfigError(key, expected, repr(wanted.get(key)))
         if stored != wanted:
             write_atomically(self.path / "config.toml", tomli_w.dumps(wanted).encode())
 

@@ -43,6 +43,12 @@ def write(directory, *rounds):
         directory.round(at(round), record(round), line(round))
 
 
+def begin(path, keys):
+    """A run that has written its first round."""
+    with RunDirectory(path, assemble(keys), "in-process") as directory:
+        write(directory, 1)
+
+
 # Names and places
 
 
@@ -92,7 +98,7 @@ def test_the_config_of_a_run_starts_the_same_run(tmp_path, assembly):
     ("key", "value", "was"), [("seed", 7, "0"), ("partition.alpha", 0.5, "0.3"), ("rounds", 4, "3")]
 )
 def test_a_changed_key_is_refused_by_name(tmp_path, keys, key, value, was):
-    RunDirectory(tmp_path / "one", assemble({**keys, "method": "fedavg"}), "in-process").close()
+    begin(tmp_path / "one", {**keys, "method": "fedavg"})
     before = (tmp_path / "one" / "config.toml").read_bytes()
     changed = assemble({**keys, "method": "fedavg", key: value})
     with pytest.raises(ConfigError) as refusal:
@@ -102,11 +108,33 @@ def test_a_changed_key_is_refused_by_name(tmp_path, keys, key, value, was):
 
 
 def test_a_changed_method_and_a_changed_key_of_it_are_refused(tmp_path, keys):
-    RunDirectory(tmp_path / "one", assemble({**keys, "method": "fedpse"}), "in-process").close()
+    begin(tmp_path / "one", {**keys, "method": "fedpse"})
     with pytest.raises(ConfigError, match=r"^method: expected .fedpse."):
         RunDirectory(tmp_path / "one", assemble({**keys, "method": "fedavg"}), "in-process")
     with pytest.raises(ConfigError, match=r"^fedpse\.keep: expected 0\.1"):
         RunDirectory(tmp_path / "one", assemble({**keys, "method": "fedpse", "fedpse.keep": 0.2}), "in-process")
+
+
+def test_a_run_that_never_began_takes_other_keys(tmp_path, keys):
+    """For example one whose clients were refused: the corrected keys are used under the same name."""
+    RunDirectory(tmp_path / "one", assemble({**keys, "method": "fedavg"}), "in-process").close()
+    RunDirectory(tmp_path / "one", assemble({**keys, "method": "fedpse", "seed": 7}), "in-process").close()
+    assert (stored_config(tmp_path / "one")["method"], stored_config(tmp_path / "one")["seed"]) == ("fedpse", 7)
+    assert "fedpse.keep" in stored_config(tmp_path / "one")
+
+
+def test_a_checkpoint_alone_binds_a_run_to_its_keys(tmp_path, keys):
+    assembly = assemble({**keys, "method": "fedavg"})
+    with RunDirectory(tmp_path / "one", assembly, "in-process") as directory:
+        directory.store().checkpoint(at(0, assembly.method.make_server(assembly.task).init()))
+    with pytest.raises(ConfigError, match=r"^seed: expected 0, with which the run one was started, got 7"):
+        RunDirectory(tmp_path / "one", assemble({**keys, "method": "fedavg", "seed": 7}), "in-process")
+
+
+def test_what_a_method_cannot_run_is_refused_before_there_is_a_directory(tmp_path, keys):
+    with pytest.raises(ConfigError, match=r"^split.validation: expected more than 0"):
+        RunDirectory(tmp_path / "one", assemble({**keys, "method": "subfedavg", "split.validation": 0.0}), "in-process")
+    assert not (tmp_path / "one").exists()
 
 
 def test_places_and_patience_may_change_and_are_written_anew(tmp_path, keys):
