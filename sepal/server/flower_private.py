@@ -14,8 +14,8 @@ are loaded by ``flwr.app`` anyway, so importing this one costs nothing more.
   match no message.
 - ``http_grid.pull_objects`` and ``inflate_object_from_contents``: wrapped, so that a reply is measured before its
   arrays are assembled. If they are renamed, ``bound_replies`` raises when a run starts.
-- ``HttpGrid._client`` and ``PullMessages``: one question for many replies, and one reply at a time after it. If
-  ``_client`` is renamed, ``at_hand`` returns None, and replies are looked for one by one: slower, nothing is lost.
+- ``HttpGrid._client``, ``_runtime_client`` and ``PullMessages``: one request for many replies, and one reply at a time
+  after it. If ``_client`` is renamed, ``at_hand`` returns None, and replies are requested one by one, which is slower.
 - The bytes that Flower adds to an array, measured. If they change, ``message`` bytes are wrong.
 """
 
