@@ -1,7 +1,7 @@
-"""How many uploads of a client's data have left it, over all runs: what ``sepal join --most-uploads`` bounds.
+"""Counts the uploads that a client has sent over all runs, which ``sepal join --most-uploads`` limits.
 
 Each upload with noise is one release, and the releases of all runs add up. A server that asks for the same update under
-many run ids gets as many answers, each with a noise of its own, and their mean has less.
+many run ids gets as many answers, each with its own noise, and their mean has less noise.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from sepal.storage.files import check_owner, make_directory
 
 @dataclass(frozen=True)
 class Allowance:
-    """The uploads of one client, a line each in a file beside its states.
+    """The uploads of one client, one per line in a file next to its states.
 
     Attributes:
         path: The file.
-        most: How many there may be; 0 for any number, which are still counted.
+        most: Largest number of uploads; 0 for no limit, but they are still counted.
     """
 
     path: Path
     most: int = 0
 
     def spend(self, upload: str) -> None:
-        """Count ``upload``; durable when this returns. The same one again costs nothing, because it has the same bits.
+        """Count ``upload``; durable when this returns. A repeated upload costs nothing, because it has the same bits.
 
         Args:
             upload: Names the upload: its run and its version. One line.
@@ -46,7 +46,7 @@ class Allowance:
                 lines = file.read().split(b"\n")
                 if line in lines:
                     return
-                torn = lines.pop()  # what a power failure left of a line counts as an upload
+                torn = lines.pop()  # a line that a power failure cut off counts as an upload
                 if self.most and len(lines) + bool(torn) >= self.most:
                     expected = f"at most {self.most} over all runs, as this node demands (sepal join --most-uploads)"
                     raise ProtocolError("uploads", expected, "a request for one more")

@@ -116,7 +116,7 @@ def handle(message: Message, context: Context) -> Message:
         store = open_store(shared, node, order.run)
         # A query may arrive while the client trains; all other messages are answered one at a time.
         with nullcontext() if order.kind is Kind.QUERY else store.lock():
-            secret = b"" if on_one_machine() else store.secret.encode()  # a simulation is the same for every seed
+            secret = b"" if on_one_machine() else store.secret.encode()  # a simulation is repeatable from its seed
             host = build_host(shared, node, order.run, store, secret)
             if not on_one_machine() and (node.most_uploads or shared.assembly.task.config.privacy.noise):
                 host = replace(host, spend=open_allowance(shared, node).spend)

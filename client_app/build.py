@@ -92,12 +92,12 @@ class Node:
         device: ``auto``, ``cpu`` or ``cuda``; empty for the run's.
         capacity: Fraction of the full model that it can hold, in (0, 1]; None to draw it by ``capacity.profile``.
         state_dir: Directory of its states; empty for ~/.sepal/state.
-        data_dir: Where shared data sets lie; empty for ``SEPAL_DATA``, then ~/.cache/sepal/data.
+        data_dir: Directory of shared data sets; empty for ``SEPAL_DATA``, then ~/.cache/sepal/data.
         initial_weights: Its copy of the file to start from; empty if there is none.
         allow: Code and paths that the run config may name; see :mod:`client_app.guard`.
         least_noise: The least ``privacy.noise`` with which it sends uploads; 0 for any.
         accuracies: Whether it evaluates models and sends the counts; see :class:`client_app.host.ClientHost`.
-        most_uploads: How many uploads it sends over all runs; 0 for any number.
+        most_uploads: Largest number of uploads that it sends over all runs; 0 for no limit.
     """
 
     partition: int = 0
@@ -209,7 +209,7 @@ def data_digest(data: ClientData, salt: str) -> str:
     """Return SHA-256 (hex) over ``salt`` and all arrays of a client's data.
 
     The server pins it, so that a run does not continue on other data. The salt stays with the client: without it, the
-    server could check a guess of the whole data.
+    server could test a guess of the whole data.
     """
     parts = {"train": data.train, "validation": data.validation, "test": data.test}
     arrays = {f"{name}.{key}": getattr(part, key) for name, part in parts.items() for key in ("x", "y")}
@@ -266,7 +266,7 @@ def open_store(shared: Shared, node: Node, run: str) -> DiskStateStore:
 
 
 def open_allowance(shared: Shared, node: Node) -> Allowance:
-    """Return the count of a deployed client's uploads; no run has its name, which begins with a dot."""
+    """Return the count of a deployed client's uploads, in a directory whose name no run has: it starts with a dot."""
     return Allowance(state_dir(shared, node) / ".uploads" / node.client / "sent", node.most_uploads)
 
 

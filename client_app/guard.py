@@ -1,6 +1,6 @@
 """Restricts what a deployed node accepts from the run config, which the server writes.
 
-Code (``package.module:function``) and paths come from the node's own config, or from its list ``allow``. Sizes
+Code (``package.module:function``) and paths come from the node's own config or must be on its list ``allow``. Sizes
 are bounded by the node's memory.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sepal.protocol.messages import Order
 
 PATHS = ("data-dir", "initial-weights", "state-dir")
-COPIES = 6  # of a model in training: weights, gradient, two moments of Adam, the download, the upload
+COPIES = 6  # copies of a model in training: weights, gradient, two moments of Adam, the download, the upload
 SHARE = 0.5  # of the memory that is available
 
 
@@ -57,7 +57,7 @@ def local_config(run_config: Mapping[str, Any], node: Node) -> dict[str, Any]:
 
 
 def check_noise(node: Node, config: RunConfig, order: Order, private: Collection[str]) -> None:
-    """Check that an upload in answer to ``order`` has the noise that the node's operator demands.
+    """Check that an upload in answer to ``order`` has the noise that the node's operator requires.
 
     Args:
         node: The node's own configuration.
@@ -66,7 +66,7 @@ def check_noise(node: Node, config: RunConfig, order: Order, private: Collection
         private: Phases whose uploads have noise (:attr:`sepal.protocol.method.Method.private`).
 
     Raises:
-        ProtocolError: It would have less, or none.
+        ProtocolError: The upload would have less noise, or none.
     """
     if not node.least_noise:
         return

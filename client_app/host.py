@@ -33,8 +33,8 @@ from sepal.storage.serialize import digest
 
 log = logging.getLogger("sepal")
 
-# The figures of a client that sends no accuracies. Others, such as what a method chose on validation data, may depend
-# on labels that its own training does not show.
+# The only figures of a client that sends no accuracies. Others, such as what a method chose on validation data, may
+# depend on labels that its training does not reveal.
 COSTS = frozenset({"seconds", "steps", "multiply-adds"})
 
 Evaluate: TypeAlias = Callable[[Predictor, str], Mapping[str, float]]
@@ -55,9 +55,9 @@ class ClientHost:
         figures: Numbers about the client that every reply includes.
         salt: Goes into the digests of states that leave the client. With ``privacy.noise`` a state holds the update
             without noise, and a digest alone would confirm a guess of the client's data.
-        accuracies: Whether the client evaluates models and sends what it counted. If not, a reply has no figures but
-            its costs, whatever the server asks for.
-        spend: Called with run and version of an upload before it is stored and sent; raises if it is one too many.
+        accuracies: Whether the client evaluates models and sends the counts. If not, a reply has no figures but its
+            costs, whatever the server asks for.
+        spend: Called with the run and version of an upload before it is stored and sent; raises if it is one too many.
     """
 
     run: str
@@ -102,7 +102,7 @@ class ClientHost:
         request = f"{kind.value}|{plan.round}|{order.base}|{download_digest}|{order.keep}|{','.join(order.views)}"
         if not self.accuracies:
             order = replace(order, views=())
-            request += "|no accuracies"  # so that a stored reply that has them is not sent
+            request += "|no accuracies"  # so that a stored reply with accuracies is not sent
         stored = self.store.answered(plan.round, request)
         if stored:
             return stored.reply, stored.content

@@ -1,1 +1,1 @@
-"""Papers' plans, benchmarks and the demo: what a checkout has beside what is installed."""
+"""Papers' plans, benchmarks and the demo: what a checkout has besides the installed packages."""

@@ -1,4 +1,4 @@
-"""``make demo``: FedPSE on handwritten digits through Flower's simulation, with FedAvg and Local beside it.
+"""``make demo``: FedPSE on handwritten digits through Flower's simulation, compared with FedAvg and Local.
 
 Twenty clients have about 60 examples each with a skewed mix of digits (Dirichlet .5), too few to learn from alone.
 FedPSE sends 10 % of the entries. FedAvg and Local run in process with the same keys. The conclusion is computed from

@@ -1,8 +1,8 @@
 """README's tables of results, from the result files in docs/results: ``python -m experiments.readme`` writes them.
 
-A table of each paper's headline: the variant that a block of its plan names (``headline``), beside FedAvg, FedAvg with
-fine-tuning and Local on the same clients. And the leaderboard's mean ranks, once it has been run. A plan without a
-result file beside its page is not in the table.
+The first table has each paper's headline: the variant that a block of its plan names (``headline``), next to FedAvg,
+FedAvg with fine-tuning and Local on the same clients. The second has the leaderboard's mean ranks, once it has been
+run. A plan without a result file next to its page is left out.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Found = Mapping[str, Any]
 
 
 def rewritten(text: str, results: Path = RESULTS) -> str:
-    """Return README's ``text`` with its part between the markers made anew.
+    """Return README's ``text`` with the part between its markers regenerated.
 
     Args:
-        text: With ``<!-- results: … -->`` and ``<!-- /results -->``.
+        text: The text, with ``<!-- results: … -->`` and ``<!-- /results -->``.
         results: Directory of the ``.ndjson`` files.
 
     Raises:
@@ -78,8 +78,8 @@ def _headlines(plan: Plan, results: Mapping[str, Found], page: str) -> Iterator[
 
 
 def _row(plan: Plan, block: Block, cell: str, groups: Mapping[str, Sequence[Found]], page: str) -> list[str]:
-    """Return a row. Yardsticks are the block's first variants of these methods: a plan may give them a width."""
-    assert block.headline is not None  # noqa: S101  (for mypy; the caller has looked)
+    """Return a row. The yardsticks are the block's first variants of their methods: a plan may give them a width."""
+    assert block.headline is not None  # noqa: S101  (for mypy; the caller has checked)
     ours = groups[block.headline]
     place = ", ".join(filter(None, (block.title, cell.replace("lambda=", "λ=").replace("=", " = "))))
     method = str(plan.variants.get(block.headline, {}).get("method", block.headline))

@@ -7,12 +7,12 @@ import sys
 def main() -> None:
     """Remove the working directory from the module search path, then run the command.
 
-    ``python -m`` and ``PYTHONPATH=.`` put it there, and a user's ``models.py`` or ``sepal.py`` would hide Sepal's. So
-    no Sepal module may be imported before. :mod:`sepal.user_modules` finds the user's modules.
+    ``python -m`` and ``PYTHONPATH=.`` put it there, where a user's ``models.py`` or ``sepal.py`` would hide Sepal's. So
+    no Sepal module may be imported before this. :mod:`sepal.user_modules` finds the user's modules.
     """
     here = os.path.realpath(os.getcwd())
     ours = os.path.realpath(os.path.join(os.path.dirname(__file__), os.pardir))
-    if here != ours:  # not in a checkout that is the working directory
+    if here != ours:  # unless the working directory is a checkout of Sepal
         sys.path[:] = elsewhere(sys.path, here)
         if "PYTHONPATH" in os.environ:
             os.environ["PYTHONPATH"] = os.pathsep.join(elsewhere(os.environ["PYTHONPATH"].split(os.pathsep), here))

@@ -21,7 +21,7 @@ def gather(config: Path | None, sets: Sequence[str], shorthands: Mapping[str, st
 
     Args:
         config: TOML file, flat or with tables.
-        sets: Texts ``KEY=VALUE``.
+        sets: ``KEY=VALUE`` texts.
         shorthands: Options for a key (``--name``, ``--out``); None if not given.
         base: The directory that a relative ``out`` is relative to.
 
@@ -42,7 +42,7 @@ def stored(given: Flat, base: Path) -> Flat:
 
 
 def read_file(path: Path) -> Flat:
-    """Return a TOML file's keys, tables flattened to dotted keys.
+    """Return a TOML file's keys, with tables flattened to dotted keys.
 
     Raises:
         ConfigError: It cannot be read, or a value is not a scalar.
@@ -56,7 +56,7 @@ def read_file(path: Path) -> Flat:
 
 
 def flatten_tables(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:
-    """Yield a TOML table's keys and values, tables in it as dotted keys.
+    """Yield a TOML table's keys and values, with tables in it flattened to dotted keys.
 
     Raises:
         ConfigError: A value is not a scalar.
@@ -74,7 +74,7 @@ def parse_sets(sets: Sequence[str]) -> Flat:
     """Return ``KEY=VALUE`` pairs as keys and values.
 
     Raises:
-        ConfigError: No ``=``, or no key.
+        ConfigError: A pair has no ``=`` or no key.
     """
     pairs = {}
     for text in sets:

@@ -1,4 +1,4 @@
-"""A client's model, taken out of its run: any method's, by what its own predictor is made of."""
+"""Extracts a client's model from its run, for any method, by recording what the client's predictor is made of."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from strategies.assembly import assemble
 
 @dataclass
 class ClientModel:
-    """A client's model, taken out of its run.
+    """A client's model, extracted from its run.
 
     Attributes:
-        networks: Their tensors, float32 by name, of the shapes that the client's modules have; usually one network.
-        inputs: Some of its training examples.
-        logits: What the client's own predictor says of them.
+        networks: Their tensors, float32 by name, in the shapes of the client's modules; usually one network.
+        inputs: Some of the client's training examples.
+        logits: The client's own predictor's outputs for ``inputs``.
     """
 
     origin: Origin
@@ -38,7 +38,7 @@ class ClientModel:
 
 @dataclass
 class Recorder:
-    """Stands between a trainer and its networks, and notes which of them a predictor was made of."""
+    """Wraps a trainer, and records the networks that a predictor is made of."""
 
     trainer: Any
     made: list[Network] = field(default_factory=list)
@@ -47,17 +47,18 @@ class Recorder:
         return getattr(self.trainer, name)
 
     def predictor(self, weights: Any, use: str = "model", make: Any = None) -> Predictor:
-        """Note the network and return the trainer's predictor."""
+        """Record the network and return the trainer's predictor."""
         predict: Predictor = self.trainer.predictor(weights, use, make)
         self.made.append(self.trainer.networks[use])
         return predict
 
 
 def client_model(path: Path, client: str) -> ClientModel:
-    """Return the newest model of a client of the run at ``path``: the one of the closing round, where there was one.
+    """Return the newest model of a client of the run at ``path``: that of the closing round, if there was one.
 
     Raises:
-        ConfigError: The run has no such client, or the client no model; its networks are combined in an unknown way.
+        ConfigError: The run has no such client, the client has no model, or its networks are combined in an unknown
+            way.
     """
     stored = read_run(path)
     names = {each["name"] for line in stored.lines for each in line["clients"]}
@@ -73,7 +74,7 @@ def client_model(path: Path, client: str) -> ClientModel:
         raise ConfigError("client", "one whose state can be read", f"{client}, whose state is damaged")
     node = Node(number, assembly.task.config.clients)
     host = build_host(Shared.around(assembly, "cpu"), node, "", newest.store)
-    algorithm: Any = host.algorithm  # all of ours have their trainer under this name
+    algorithm: Any = host.algorithm  # all of our algorithms keep their trainer under this name
     recorder = algorithm.trainer = Recorder(algorithm.trainer)
     predict: Predictor | None = algorithm.predictor(newest.state, None, Plan(newest.round))
     if predict is None:
@@ -116,7 +117,7 @@ def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path) -> None:
     try:
         batch = torch.export.Dim("batch")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of torch's own exporter
+            warnings.simplefilter("ignore", FutureWarning)  # from torch's own exporter
             torch.onnx.export(
                 module, (x[:2],), path, dynamo=True, dynamic_shapes=({0: batch},), external_data=False, verbose=False
             )

@@ -1,4 +1,4 @@
-"""Runs beside one another: which belong together, whether they can be compared, and the figures of each group."""
+"""Runs side by side: which belong together, whether they can be compared, and the figures of each group."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from sepal_cli.results import MEGA, Estimate, Result, difference, over_seeds, re
 from sepal_cli.runs import INDEX, find_place
 from server_app.run_directory import stored_config
 
-NEAR = 0.95  # without a target: this share of the best accuracy at the end
-MOST_TITLES = 4  # a report of so many runs says their number instead of their names
-# What must be the same in runs that stand side by side: the clients and what they hold. The seed may differ.
+NEAR = 0.95  # the default target: this share of the best accuracy at the end
+MOST_TITLES = 4  # a report of this many runs gives their number instead of their names
+# Keys that must be the same in all compared runs: the clients and their data. The seed may differ.
 DATA_KEYS = ("dataset", "data-dir", "clients", "novel-clients", "partition.", "split.", "own.")
 
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one variant in one cell: its seeds.
+    """The runs of one variant in one cell, which differ in their seeds.
 
     Attributes:
-        target: Accuracy that ``rounds_to`` and ``megabytes_to`` ask for.
-        view: In which it is to be reached.
+        target: Accuracy that ``rounds_to`` and ``megabytes_to`` refer to.
+        view: View in which it is to be reached.
     """
 
     label: str
@@ -48,11 +48,11 @@ class Group:
 
     @property
     def first(self) -> Result:
-        """The run that figures of single clients show: a client of another seed is another client."""
+        """The run that figures of single clients show; with another seed, a client is a different client."""
         return min(self.results, key=lambda result: result.seed)
 
     def accuracy(self, view: str, figure: str = "mean") -> Estimate | None:
-        """Return a figure of a view at the end, over seeds; None where the method has no such view."""
+        """Return a figure of a view at the end, over seeds; None if the method has no such view."""
         found = [result.accuracy(view) for result in self.results]
         return over_seeds([each[figure] for each in found if each])
 
@@ -67,7 +67,7 @@ class Group:
 
     @property
     def multiply_adds(self) -> float:
-        """Of training, mean over seeds and clients, 10⁹."""
+        """Multiply-adds of training in 10⁹, mean over seeds and clients."""
         shares = [
             result.multiply_adds / max(1, len(result.stored.lines[-1]["clients"]) if result.stored.lines else 1)
             for result in self.results
@@ -85,7 +85,7 @@ class Group:
         return over_seeds([p.megabytes for r in self.results if (p := r.reached(self.view, self.target))])
 
     def reached(self, found: Estimate | None, digits: int) -> str:
-        """Return ``18.0 (1 of 2)``: a figure of the target, and how many seeds reach it where not all do."""
+        """Return ``18.0 (1 of 2)``: a figure for the target, and how many seeds reach it if not all do."""
         if found is None:
             return "not reached"
         some = f" ({found.count} of {len(self.results)})" if found.count < len(self.results) else ""
@@ -97,9 +97,9 @@ class Comparison:
     """Runs side by side.
 
     Attributes:
-        results: In the order in which they are shown; the first label is what differences are taken from.
-        view: Of the target and the differences.
-        target: Accuracy to be reached; None: :data:`NEAR` of the best in the cell.
+        results: The runs, in the order shown; differences are the first label's accuracy minus each other's.
+        view: View of the target and the differences.
+        target: Accuracy to be reached; None for :data:`NEAR` of the best in the cell.
     """
 
     title: str
@@ -114,7 +114,7 @@ class Comparison:
 
     @cached_property
     def labels(self) -> list[str]:
-        """What the groups are called, in order."""
+        """The groups' labels, in order."""
         return list(dict.fromkeys(result.label for result in self.results))
 
     def groups(self, cell: str) -> list[Group]:
@@ -140,7 +140,7 @@ class Comparison:
         return math.floor(100 * NEAR * best) / 100
 
     def differences(self, cell: str, view: str) -> list[tuple[str, Estimate]]:
-        """Return the first group's accuracy less each other's, paired over clients and seeds, with its label."""
+        """Return the first group's accuracy minus each other group's, paired over clients and seeds, with a label."""
         groups = self.groups(cell)
         pairs = (
             (f"{groups[0].label} − {other.label}", difference(groups[0].results, other.results, view))
@@ -150,7 +150,7 @@ class Comparison:
 
 
 def write_index(plan: Plan, runs: Sequence[PlannedRun], out: Path) -> None:
-    """Write which runs the directory ``out`` compares: all but trials."""
+    """Write the list of runs that the directory ``out`` compares: all but trials."""
     trials = {block.trials for block in plan.block} - {""}
     rows = [{"name": r.name, "label": r.variant, "cell": _cell(r)} for r in runs if r.block not in trials]
     index = {"title": plan.title, "view": plan.view, "target": plan.target, "runs": rows}
@@ -212,14 +212,14 @@ def _indexed(directory: Path) -> Comparison:
 
 
 def _labelled(results: Sequence[Result]) -> list[Result]:
-    """Return ``results`` with labels that tell runs of one method apart: by the keys in which they differ."""
+    """Return ``results`` with labels that tell runs of one method apart by the keys in which they differ."""
     labelled = []
     for result in results:
         twins = [r for r in results if (r.label, r.cell) == (result.label, result.cell)]
         keys = sorted({key for r in twins for key in _differing(result.stored.config, r.stored.config)})
         extra = " ".join(f"{key.rpartition('.')[2]}={result.stored.config.get(key)}" for key in keys)
         if sum(r.seed == result.seed and not any(_differing(r.stored.config, result.stored.config)) for r in twins) > 1:
-            extra = f"{extra} ({result.stored.path.name})".strip()  # the same settings twice are no two seeds
+            extra = f"{extra} ({result.stored.path.name})".strip()  # equal settings are not two seeds
         labelled.append(replace(result, label=" ".join(filter(None, (result.label, extra)))))
     return labelled
 
@@ -233,7 +233,7 @@ def check_comparable(results: Iterable[Result]) -> None:
     """Refuse runs of one cell whose clients do not hold the same data.
 
     Raises:
-        ConfigError: Names the first key that differs, and both runs.
+        ConfigError: The data differs; the error names the first key that differs, and both runs.
     """
     first: dict[str, Result] = {}
     for result in results:
@@ -248,7 +248,7 @@ def check_comparable(results: Iterable[Result]) -> None:
 def _data(config: Mapping[str, Any]) -> dict[str, Any]:
     keys = {key: config[key] for key in config if any(key == k or key.startswith(k) for k in DATA_KEYS)}
     keys = {key: value for key, value in keys.items() if key not in ("data-dir", "clients-per-round")}
-    if config.get("dataset") == "folder":  # a public data set is the same wherever it lies
+    if config.get("dataset") == "folder":  # a public data set is the same wherever it is stored
         keys["data-dir"] = str(data_directory(str(config.get("data-dir", ""))))
     return keys
 

@@ -20,11 +20,11 @@ LEGEND = (
     "trained, on everybody's test data. MB: payloads of training, all clients and rounds. Multiply-adds: 10⁹ of "
     "training a client."
 )
-YARDSTICKS = ("local", "fedavg-ft")  # beside every method's clients: what one has without, or with plain, federation
+YARDSTICKS = ("local", "fedavg-ft")  # baselines for every method: no federation, and plain federation
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
-    """Print a comparison's tables: accuracy, cost, paired differences; for each swept setting."""
+    """Print a comparison's tables for each swept setting: accuracy, cost, paired differences."""
     console.print(escape(comparison.title), style="bold", highlight=False)
     for cell in comparison.cells:
         groups = comparison.groups(cell)
@@ -59,7 +59,7 @@ def _print_accuracy(console: Console, groups: list[Group], view: str) -> None:
         figures.append(group.accuracy(view, "bottom_decile"))
         table.add_row(escape(group.label), *(each.text() if each else "-" for each in figures))
     console.print(table)
-    console.print()  # a table takes no notice of end
+    console.print()  # printing a table ignores `end`
 
 
 def _print_cost(console: Console, groups: list[Group]) -> None:
@@ -74,7 +74,7 @@ def _print_cost(console: Console, groups: list[Group]) -> None:
         cells += [group.reached(group.rounds_to, 1), group.reached(group.megabytes_to, 2)]
         table.add_row(escape(group.label), *cells)
     console.print(table)
-    console.print()  # a table takes no notice of end
+    console.print()  # printing a table ignores `end`
 
 
 def _print_differences(console: Console, comparison: Comparison, cell: str) -> None:
@@ -91,11 +91,11 @@ def _print_differences(console: Console, comparison: Comparison, cell: str) -> N
         cells = [found[view][label].text(sign="+") if label in found[view] else "-" for view in views]
         table.add_row(escape(label), *cells)
     console.print(table)
-    console.print()  # a table takes no notice of end
+    console.print()  # printing a table ignores `end`
 
 
 def write_csv(comparison: Comparison, path: Path) -> None:
-    """Write a comparison's figures, a line a group; accuracies are fractions."""
+    """Write a comparison's figures, with a line for each group; accuracies are fractions."""
     found = list(rows(comparison))
     text = io.StringIO()
     writer = csv.DictWriter(text, list(found[0]) if found else [])

@@ -15,7 +15,7 @@ from sepal.storage.home import private_home
 from sepal_cli.serving import alone, run_bundle, tell, tell_command, warn_of_plain_text
 
 deploy = typer.Typer(help="Check a deployment.", no_args_is_help=True, rich_markup_mode=None)
-HEALTHY = 60.0  # seconds to wait for a SuperLink that starts
+HEALTHY = 60.0  # seconds to wait for a SuperLink that is starting
 
 
 def certs(
@@ -27,7 +27,10 @@ def certs(
     node: Annotated[list[str] | None, typer.Option("--node", help="Make a key for a client of this name.")] = None,
     days: Annotated[int, typer.Option(min=1, help="Days for which a new server certificate is valid.")] = 365,
 ) -> None:
-    """Make a private CA, a server certificate and node keys; again: add hosts and nodes, renew the certificate."""
+    """Make a private CA, a server certificate and node keys.
+
+    Run it again to add hosts and nodes, or to renew the certificate.
+    """
     from client_app.build import client_name
     from sepal_engines.flower.certificates import RENEW_DAYS, make_certificates
 
@@ -46,7 +49,7 @@ def certs(
 
 @deploy.callback()
 def _deploy() -> None:
-    """Look at a deployment."""
+    """Check a deployment."""
 
 
 @deploy.command()
@@ -83,7 +86,7 @@ def submit(
         int, typer.Option(min=1, help="How often a run is submitted, to continue it after a failure.")
     ] = 1,
 ) -> None:
-    """Register the nodes and run a federation at a SuperLink that runs on this machine already."""
+    """Register the nodes and run a federation on a SuperLink that already runs on this machine."""
     from sepal_cli.arguments import gather
     from sepal_engines.flower.credentials import ServerCredentials
     from sepal_engines.flower.engine import COMPLETED, Flower, Ports

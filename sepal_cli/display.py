@@ -31,7 +31,7 @@ class RoundDisplay:
         self._first: tuple[int, float] | None = None  # round and time of the first line
 
     def start(self, done: int, total: int) -> None:
-        """Start the display at round ``done`` of ``total`` rounds and the closing round."""
+        """Start the display at round ``done`` of ``total`` rounds plus the closing round."""
         self._total, self._first = total + 1, None
         if not self._console.is_terminal:
             return

@@ -1,4 +1,4 @@
-"""``sepal export`` and ``sepal predict``: a client's model leaves its run, and is used."""
+"""``sepal export`` and ``sepal predict``: export a client's model from its run, and use it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import typer
 from sepal.errors import ConfigError, DataError
 from sepal.storage.files import write_atomically
 
-NEAR = 1e-4  # largest difference of logits between the client's model and the exported one
+NEAR = 1e-4  # largest difference in logits between the client's model and the exported one
 
 
 def export(
@@ -27,7 +27,7 @@ def export(
         bool, typer.Option("--onnx", help="Write CLIENT.onnx beside it (needs onnx and onnxscript).")
     ] = False,
 ) -> None:
-    """Write the model that a client keeps as safetensors, and as ONNX."""
+    """Write the model that a client keeps as safetensors and, with --onnx, as ONNX."""
     import torch
 
     from sepal_cli.client_model import client_model, write_onnx
@@ -56,7 +56,7 @@ def predict(
         list[str] | None, typer.Option(help="Code (package.module:function) that the file may name as its model.")
     ] = None,
 ) -> None:
-    """Run an exported model; prints a line for each example, with its label, the label's name and probability."""
+    """Run an exported model; print a line for each example, with its label, the label's name and probability."""
     from sepal_cli.portable import load
 
     found = load(model, allow or ())
@@ -83,10 +83,10 @@ def predict(
 
 
 def read_inputs(path: Path) -> tuple[list[str], npt.NDArray[np.generic]]:
-    """Return the names of examples and the examples (n, …).
+    """Return the names of the examples and the examples (n, …).
 
     Raises:
-        DataError: Nothing is there, or examples are of different shapes.
+        DataError: There are no examples, or their shapes differ.
     """
     if path.suffix == ".npz":
         try:
@@ -108,7 +108,7 @@ def read_inputs(path: Path) -> tuple[list[str], npt.NDArray[np.generic]]:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Yield the examples below ``path``, but nothing hidden: a run keeps a copy of the data in ``.sepal-cache``."""
+    """Yield the examples below ``path``, except hidden ones: a run keeps a copy of the data in ``.sepal-cache``."""
     from sepal.data.sources.folder import EXAMPLES
 
     for file in sorted(path.rglob("*")):

@@ -54,7 +54,7 @@ class OneLine(TyperGroup):
 
 
 def restore_help(command: click.Command) -> None:
-    """Give a command's arguments their help texts again, which Typer 0.20 loses with click 8.5."""
+    """Restore the help texts of a command's arguments, which Typer 0.20 loses with click 8.5."""
     for inner in getattr(command, "commands", {}).values():
         restore_help(inner)
     hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True) if command.callback else {}
@@ -164,7 +164,7 @@ def show(
     csv: Annotated[Path | None, typer.Option(help="Write the figures by round to this CSV file.")] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Write them to this directory for TensorBoard.")] = None,
 ) -> None:
-    """Show a run, or the directory of a comparison: accuracy, cost, bytes beside their dense equivalent."""
+    """Show a run, or the directory of a comparison: accuracy, cost, and bytes next to their dense equivalent."""
     from sepal_cli.comparison import check_comparable
     from sepal_cli.results import read_result
     from sepal_cli.runs import INDEX, find_place, find_run, naming, read_run

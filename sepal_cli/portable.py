@@ -1,4 +1,4 @@
-"""A client's model in a file of its own: safetensors, with what is needed to build the module again.
+"""A client's model in its own file: safetensors, with what is needed to rebuild the module.
 
 :func:`load` is all that is needed to use it::
 
@@ -34,13 +34,13 @@ class Origin:
     """What the module is built from, and where it came from.
 
     Attributes:
-        model: A name of ours, or ``package.module:function``.
-        shape: Of one example.
-        mean: Of each channel of images whose bytes were scaled to 0 … 1, subtracted from them.
-        std: They are divided by this then.
-        class_names: Name of each class; empty: classes are known by their numbers.
-        rule: How several networks are one predictor: a name in :data:`RULES`; empty: there is one network.
-        numbers: What the rule takes beside the networks' logits.
+        model: Name of a model of ours, or ``package.module:function``.
+        shape: Shape of one example.
+        mean: Mean of each channel, subtracted from images after their bytes were scaled to 0 … 1.
+        std: Standard deviation of each channel, by which they are then divided.
+        class_names: Name of each class; empty if classes are known by their numbers.
+        rule: How several networks are combined into one predictor: a name in :data:`RULES`; empty for one network.
+        numbers: What the rule takes besides the networks' logits.
     """
 
     model: str
@@ -60,7 +60,7 @@ class Origin:
 
 
 class Loaded:
-    """A model that was loaded: call it with float32 inputs (n, *shape); it returns logits (n, classes)."""
+    """A loaded model: call it with float32 inputs (n, *shape); it returns logits (n, classes)."""
 
     def __init__(self, origin: Origin, module: nn.Module) -> None:
         self.origin, self.module = origin, module.eval()
@@ -73,10 +73,10 @@ class Loaded:
         return logits.numpy()
 
     def prepare(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return inputs as the model takes them: images of bytes (n, H, W[, C]) scaled as in training.
+        """Return inputs as the model takes them: images of bytes (n, H, W[, C]) are scaled as in training.
 
         Raises:
-            ModelError: They are not of the model's shape.
+            ModelError: They do not have the model's shape.
         """
         if x.dtype == np.uint8:
             images = x[:, None] if x.ndim == 3 else np.moveaxis(x, -1, 1)
@@ -88,7 +88,7 @@ class Loaded:
 
 
 def save(path: Path, origin: Origin, networks: Sequence[Mapping[str, npt.NDArray[np.float32]]]) -> None:
-    """Write the tensors of a model's networks, as ``0/conv1.weight``, with what builds its module."""
+    """Write the tensors of a model's networks, as ``0/conv1.weight``, with what is needed to build its module."""
     from safetensors.numpy import save as to_bytes
 
     from sepal.storage.files import write_atomically
@@ -106,8 +106,8 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
         allow: Code (``package.module:function``) that the file may name as its model.
 
     Raises:
-        StateError: It is no such file.
-        ModelError: The model it names cannot be built here, is code that is not allowed, or does not fit the memory.
+        StateError: The file is not one that `sepal export` wrote.
+        ModelError: The model it names cannot be built here, is code that is not allowed, or does not fit in memory.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -169,7 +169,7 @@ def _module(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> n
 
 
 class Combined(nn.Module):
-    """Several networks that are one predictor."""
+    """Several networks that are combined into one predictor."""
 
     def __init__(
         self, networks: list[nn.Module], rule: Callable[..., torch.Tensor], numbers: tuple[float, ...]
@@ -178,7 +178,7 @@ class Combined(nn.Module):
         self.networks, self.rule, self.numbers = nn.ModuleList(networks), rule, numbers
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the logits (n, classes) that the rule makes of all networks'."""
+        """Return the logits (n, classes) that the rule makes from those of all networks."""
         return self.rule(*(network(x) for network in self.networks), *self.numbers)
 
 

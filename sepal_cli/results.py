@@ -1,8 +1,8 @@
-"""What runs found, in numbers: accuracy by round and by MB, clients, bytes, and how groups of runs differ.
+"""Results of runs: accuracy by round and by MB, figures of each client, bytes, and differences between groups of runs.
 
-A point of a curve belongs to a number of rounds that were completed. *Received* scores the server's model after so
-many rounds, *trained* and *pooled* the models that clients make of it; all three have cost the same bytes of training
-until then. Only full evaluations are points (``evaluate-every``): a mean over sampled clients is another figure.
+A point of a curve belongs to a number of completed rounds. *Received* scores the server's model after that many rounds,
+*trained* and *pooled* the models that clients make from it; all three have cost the same bytes of training. Only full
+evaluations are points (``evaluate-every``): a mean over sampled clients is a different figure.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Point:
 
     Attributes:
         round: Rounds completed.
-        megabytes: Payloads of training until then, up and down, over all clients, / 10⁶.
+        megabytes: Payload bytes of training until then, up and down, over all clients, / 10⁶.
         seconds: Wall-clock time until then.
-        mean: Accuracy, over clients.
+        mean: Mean accuracy over clients.
         bottom_decile: Accuracy of the ⌊C/10⌋-th worst of C clients.
     """
 
@@ -46,8 +46,8 @@ class Result:
     """One run among those that are compared.
 
     Attributes:
-        label: What it is called among the others: its method, or the name of a variant.
-        cell: The swept values that it shares with others; empty where none are swept.
+        label: Its name among the others: that of its method or of a variant.
+        cell: The swept values that it shares with others; empty if none are swept.
     """
 
     label: str
@@ -57,9 +57,9 @@ class Result:
 
     @cached_property
     def lines(self) -> Sequence[Line]:
-        """Lines of rounds that evaluated all clients, each as a user of its method would be served.
+        """Lines of rounds that evaluated all clients, each with the model that a user of its method would get.
 
-        In other rounds *trained* is the model of the training itself, which some methods tune further for a user.
+        In other rounds, *trained* is the model of the training itself, which some methods tune further for a user.
         """
         return [line for line in self.stored.lines if line["full"] or line["phase"] == "closing"]
 
@@ -73,7 +73,7 @@ class Result:
         return spent
 
     def points(self, view: str) -> list[Point]:
-        """Return the view's curve; empty where the method has no such view."""
+        """Return the view's curve; empty if the method has no such view."""
         return [
             Point(line["model_round"], *self._spent[line["model_round"]], found["mean"], found["bottom_decile"])
             for line in self.lines
@@ -81,7 +81,7 @@ class Result:
         ]
 
     def accuracy(self, view: str) -> Mapping[str, float] | None:
-        """Return the view's last figures over all clients; None where there are none."""
+        """Return the view's last figures over all clients; None if there are none."""
         return next((line["accuracy"][view] for line in reversed(self.lines) if line["accuracy"].get(view)), None)
 
     def clients(self, view: str) -> dict[str, float]:
@@ -106,7 +106,7 @@ class Result:
 
     @cached_property
     def multiply_adds(self) -> float:
-        """Of the training that the server asked for, over all clients; evaluation not counted."""
+        """Multiply-adds of the training that the server asked for, over all clients, without evaluation."""
         asked = {(row["round"], row["client"]) for row in self._ledger if row["purpose"] == "training"}
         done = ((line["round"], client) for line in self.stored.lines for client in line["clients"])
         return float(sum(c["metrics"].get("multiply-adds", 0.0) for n, c in done if (n, c["name"]) in asked))
@@ -117,7 +117,7 @@ class Result:
 
 
 def read_result(path: Path, label: str = "", cell: str = "") -> Result:
-    """Return the run in ``path``; without a label it is called by its method."""
+    """Return the run in ``path``; without a label, it gets its method's name."""
     stored = read_run(path)
     return Result(label or str(stored.config["method"]), cell, int(stored.config["seed"]), stored)
 
@@ -127,9 +127,9 @@ class Estimate:
     """A figure over seeds, or a difference over clients.
 
     Attributes:
-        spread: Standard deviation over seeds (ddof 1), or half the width of the 95 % interval; None where there are
-            too few values for one.
-        count: How many values it is the mean of.
+        spread: Standard deviation over seeds (ddof 1), or half the width of the 95 % interval; None if there are too
+            few values.
+        count: Number of values that it is the mean of.
     """
 
     mean: float
@@ -143,7 +143,7 @@ class Estimate:
 
 
 def over_seeds(values: Sequence[float]) -> Estimate | None:
-    """Return mean and standard deviation over seeds; None of nothing."""
+    """Return mean and standard deviation over seeds; None without values."""
     if not values:
         return None
     spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
@@ -154,15 +154,15 @@ BySeed = Mapping[int, Mapping[str, float]]  # seed → client → accuracy
 
 
 def difference(ours: Sequence[Result], theirs: Sequence[Result], view: str) -> Estimate | None:
-    """Return the paired difference of accuracies in a view, ours less theirs (:func:`paired`)."""
+    """Return the paired difference of accuracies in a view, ours minus theirs (:func:`paired`)."""
     return paired(*({result.seed: result.clients(view) for result in group} for group in (ours, theirs)))
 
 
 def paired(ours: BySeed, theirs: BySeed) -> Estimate | None:
-    """Return the paired difference of accuracies, ours less theirs, with the 95 % interval of Student's t.
+    """Return the paired difference of accuracies, ours minus theirs, with the 95 % interval of Student's t.
 
-    Client by client, each client's difference averaged over the seeds that both have. Clients of one federation are
-    not independent, so the interval is a guide and no test. Two clients have none.
+    Each client's difference is averaged over the seeds that both have. Clients of one federation are not independent,
+    so the interval is a guide, not a test. With fewer than three clients there is no interval.
     """
     pairs: dict[str, list[float]] = {}
     for seed, clients in ours.items():

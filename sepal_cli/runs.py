@@ -16,7 +16,7 @@ from server_app.run_directory import IN_PROCESS, default_base, stored_config, st
 from strategies.assembly import Assembly
 
 Line = Mapping[str, Any]
-INDEX = "comparison.json"  # in a directory of `sepal compare`: its runs
+INDEX = "comparison.json"  # the list of runs in a directory of `sepal compare`
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class StoredRun:
 
 @dataclass(frozen=True)
 class NewestState:
-    """A client's newest state: the round that it is of, the state itself, None if it is damaged, and where it lies."""
+    """A client's newest state: its round, the state itself (None if it is damaged), and the store that holds it."""
 
     round: int
     state: Any
@@ -67,7 +67,7 @@ def find_run(text: str) -> Path:
     """Return the run directory for ``text``: a path, or a name under ``runs/`` here or in ``$SEPAL_HOME``.
 
     Raises:
-        ConfigError: There is no run.
+        ConfigError: There is no such run.
     """
     return _find(text, ("config.toml",), "a run directory")
 
@@ -115,7 +115,7 @@ def read_run(path: Path) -> StoredRun:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name the run at ``path`` in one line where its figures are of other types than a run writes.
+    """Turn errors from figures of unexpected types into one error that names the run at ``path``.
 
     Raises:
         StateError: See above.
@@ -127,10 +127,10 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def read_rows(path: Path) -> list[Line]:
-    """Return the rows of a file of JSON lines, without a last one that is only half there; none of a missing file.
+    """Return the rows of a file of JSON lines, without an incomplete last one; none if the file is missing.
 
     Raises:
-        StateError: A line before the last is no JSON object.
+        StateError: A complete line is not a JSON object.
     """
     try:
         lines = path.read_text().splitlines(keepends=True)

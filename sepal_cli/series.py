@@ -16,7 +16,7 @@ FIGURES = ("mean", "weighted", "std", "bottom_decile")
 
 
 def table(run: StoredRun) -> Iterator[dict[str, float]]:
-    """Yield a row a round: accuracies as fractions, ``accuracy/trained/mean``; bytes so far; seconds; own figures."""
+    """Yield a row per round: accuracies as fractions, ``accuracy/trained/mean``; bytes so far; seconds; own figures."""
     for line in run.lines:
         row: dict[str, float] = {"round": line["round"]}
         for kind in KINDS:
@@ -29,7 +29,7 @@ def table(run: StoredRun) -> Iterator[dict[str, float]]:
 
 
 def write_csv(run: StoredRun, path: Path) -> Path:
-    """Write the table, a line a round; a cell is empty where a round has no such figure."""
+    """Write the table, with a line for each round; a cell is empty if the round has no such figure."""
     rows = list(table(run))
     names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
@@ -41,7 +41,7 @@ def write_csv(run: StoredRun, path: Path) -> Path:
 
 
 def write_tensorboard(run: StoredRun, directory: Path) -> Path:
-    """Write the table as TensorBoard's event files, rounds as steps.
+    """Write the table as TensorBoard event files, with rounds as steps.
 
     Raises:
         ConfigError: TensorBoard is not installed.

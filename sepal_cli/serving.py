@@ -33,10 +33,10 @@ from sepal_engines.flower.probe import examine, split
 from sepal_engines.flower.processes import FlowerError, unusable
 from sepal_engines.flower.registration import Registry
 
-POLL = 0.2  # seconds between looks of watch
-LAPSE, AGAIN = 90.0, 5.0  # seconds for which a refused node is tried again, and between two tries
+POLL = 0.2  # seconds between reads by watch
+LAPSE, AGAIN = 90.0, 5.0  # seconds for which a refused node is retried, and between two attempts
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
-REGISTERED = 15.0  # seconds in which a server that has just started has registered its nodes
+REGISTERED = 15.0  # seconds that a server that has just started may take to register its nodes
 
 
 def tell(line: str) -> None:
@@ -50,7 +50,7 @@ def tell_command(line: str) -> None:
 
 
 def warn_of_plain_text() -> None:
-    """Say what is open without certificates."""
+    """Warn of what is unprotected without certificates."""
     tell(
         "sepal: warning: without --certs nothing is encrypted, and anybody who reaches the server can join under any "
         "name, read models and updates, and change them"
@@ -104,7 +104,7 @@ def alone(place: Path) -> Iterator[None]:
     """Keep a second server out of ``place``: it would share the first one's database and connection.
 
     Raises:
-        ConfigError: One is there.
+        ConfigError: Another server is there.
     """
     private_directory(place)
     lock = FileLock(place / ".lock")
@@ -119,10 +119,10 @@ def alone(place: Path) -> Iterator[None]:
 
 
 def run_bundle(flower: Flower, place: Path, flat: Flat, registry: Registry | None, timeout: float) -> AppRun:
-    """Register the nodes' keys, run the app without code, and return the run that has ended.
+    """Register the nodes' keys, run the app without code, and return the ended run.
 
     Args:
-        flower: Connected with a SuperLink.
+        flower: Connected to a SuperLink.
         place: Directory for the app.
         flat: Flat run-config keys.
         registry: Keys of the nodes, kept up to date during the run; None if the SuperLink accepts any node.
@@ -186,7 +186,7 @@ def join(
         bool, typer.Option("--no-accuracies", help="Evaluate no model and send no accuracies, only what is trained.")
     ] = False,
 ) -> None:
-    """Join a server as a client, until the server ends or Ctrl-C."""
+    """Join a server as a client, until the server ends or Ctrl-C is pressed."""
     from client_app.build import Node
     from sepal_cli.slots import claimed
 
@@ -218,7 +218,7 @@ def join(
 
 
 def check_importable(target: str) -> None:
-    """Import ``package.module:function`` in a process of its own, which ends: a client that waits stays small.
+    """Import ``package.module:function`` in a separate process that ends, so that a waiting client stays small.
 
     Raises:
         ConfigError: It cannot be imported.
@@ -233,7 +233,7 @@ def _import(target: str) -> None:
         user_modules.load("--data", target, ConfigError)
     except ConfigError:
         raise
-    except Exception as reason:  # the user's module raises what it likes
+    except Exception as reason:  # the user's module may raise anything
         got = f"{target} ({type(reason).__name__}: {one_line(str(reason), 200)})"
         raise ConfigError("--data", "package.module:function that can be imported", got) from None
 
@@ -242,7 +242,7 @@ def shares(text: str) -> list[float]:
     """Return the capacities in ``text``: one for all partitions, or several that they take in turn.
 
     Raises:
-        ConfigError: Something else than numbers.
+        ConfigError: A part of ``text`` is not a number.
     """
     try:
         return [float(part) for part in text.split(",")]
@@ -260,12 +260,12 @@ def stay(
 ) -> None:
     """Keep a SuperNode running until the server ends.
 
-    Flower takes a key whose node it believes to be online for a second copy and refuses it; a killed node is believed
-    to be online for about 48 seconds. So a registered key that is refused is tried again for a while.
+    Flower refuses a key whose node it believes to be online, as a second copy; a killed node counts as online for about
+    48 seconds. So a registered key that is refused is retried for a while.
 
     Raises:
-        ConfigError: As :func:`wait_until_welcome`.
-        FlowerError: The SuperNode ends with an error all the same.
+        ConfigError: As in :func:`wait_until_welcome`.
+        FlowerError: The SuperNode still ends with an error.
     """
     deadline = time.monotonic() + LAPSE
     with Flower(private_home() / "clients" / client, directory=Path.cwd(), tell=tell_command) as flower:
@@ -276,7 +276,7 @@ def stay(
             code = node.wait()
             if not code:
                 return
-            if time.monotonic() - began > LAPSE:  # it was in, so this is another matter
+            if time.monotonic() - began > LAPSE:  # it had joined, so this is a new failure
                 deadline = time.monotonic() + LAPSE
             if credentials is None or time.monotonic() > deadline:
                 raise FlowerError("flower-supernode", "exit code 0", code)
@@ -285,9 +285,9 @@ def stay(
 
 
 def wait_until_welcome(address: str, credentials: NodeCredentials | None, patience: float = REGISTERED) -> None:
-    """Wait for the server, for ever, and for it to register this client's key, for ``patience`` seconds.
+    """Wait indefinitely for the server, and up to ``patience`` seconds for it to register this client's key.
 
-    Flower's SuperNode would try for ever to talk plain text to a server with TLS; here this is one line.
+    Flower's SuperNode would try forever to talk plain text to a server with TLS; here this is a one-line error.
 
     Raises:
         ConfigError: The server speaks another protocol, has another certificate, or does not know the key.

@@ -1,7 +1,7 @@
-"""Numbered key slots: clients that start from one image and one configuration, each with a key of its own.
+"""Numbered key slots: clients that start from the same image and configuration, but each with its own key.
 
-A container that is started again has the same host name, and so gets the slot back that it had. The lock says which
-slots are in use now; the kernel lets go of it however its process ends.
+A restarted container has the same host name, and so gets its slot back. A lock marks a slot that is in use; the kernel
+releases it however its process ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from sepal.errors import ConfigError, StateError
 from sepal.storage.files import make_directory, write_atomically
 
-FOREIGN = 60.0  # seconds after which a free slot that another host had is taken
+FOREIGN = 60.0  # seconds after which a client takes a free slot that another host had
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Slot:
     """One of the keys.
 
     Attributes:
-        number: From 0.
-        count: How many there are.
+        number: The slot's number, from 0.
+        count: Number of slots.
         name: The client's name, which is that of the key's directory.
     """
 
@@ -45,15 +45,15 @@ def claimed(
     most: float = 300.0,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Slot]:
-    """Hold a free slot: the one that this host had, or one that none had, or after a while another host's.
+    """Hold a free slot: the one that this host had, or an unused one, or after a while one that another host had.
 
     Args:
         certs: Directory of the keys, ``NAME/key`` or ``nodes/NAME/key`` each.
         directory: Where claims are written, shared by all clients.
-        owner: Who claims; by default this host's name.
+        owner: Name of the claimant; by default this host's name.
         patience: Seconds to wait for the host that had a slot.
-        most: Seconds to wait altogether.
-        tell: Called with a line where it has to wait.
+        most: Seconds to wait in all.
+        tell: Called with a line if it has to wait.
 
     Raises:
         ConfigError: There are no keys.
@@ -97,7 +97,7 @@ def key_names(certs: Path | None) -> list[str]:
 
 
 def _hold(directory: Path, names: list[str], who: str, foreign: bool) -> tuple[int, FileLock] | None:
-    """Lock a slot and write down whose it is; first the own one, then those that nobody had."""
+    """Lock a slot and write down its owner; try the owner's slots first, then those that nobody had."""
     had = {name: _read(directory / name) for name in names}
     own = [name for name in names if had[name] == who]
     order = own + [name for name in names if not had[name] or (foreign and had[name] != who)]
@@ -107,7 +107,7 @@ def _hold(directory: Path, names: list[str], who: str, foreign: bool) -> tuple[i
             lock.acquire()
         except Timeout:
             continue
-        if _read(directory / name) != had[name]:  # another client was faster, and has gone again
+        if _read(directory / name) != had[name]:  # another client was faster, and has ended already
             lock.release()
             continue
         write_atomically(directory / name, who.encode())

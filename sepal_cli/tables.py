@@ -50,7 +50,7 @@ def print_run(console: Console, run: StoredRun, yardstick: StoredRun | None = No
 
 
 def printable(text: object) -> str:
-    """Return text from a run's files for the console: a run of elsewhere may hold markup or terminal escapes."""
+    """Return text from a run's files for the console: a run from elsewhere may hold markup or terminal escapes."""
     return escape(one_line(str(text)))
 
 
@@ -83,7 +83,7 @@ def rounds_table(run: StoredRun, yardstick: StoredRun | None = None, most: int =
 
 
 def new_table(title: str | None) -> Table:
-    """Return an empty table, narrow enough for ten columns on a terminal of 80."""
+    """Return an empty table, narrow enough for ten columns on a terminal 80 characters wide."""
     return Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", show_edge=False, padding=(0, 1, 0, 0))
 
 
@@ -115,7 +115,7 @@ def percent(line: Line | None, view: str, key: str) -> str:
 
 
 def megabytes(size: int) -> str:
-    """Return bytes as MB with three significant digits."""
+    """Return bytes as MB with three significant digits, and at most two decimals."""
     value = size / MEGA
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
@@ -176,12 +176,12 @@ def privacy_line(summary: Mapping[str, Any]) -> str:
 
 
 def best(chosen: Mapping[str, Any] | None) -> str:
-    """Return the best round's cell."""
+    """Return the table cell of the best round."""
     return f"{100 * chosen['mean']:.1f} ({chosen['round']})" if chosen else "-"
 
 
 def bytes_table(run: StoredRun) -> Table:
-    """Return the bytes of payloads beside their dense equivalent: training, and everything."""
+    """Return the bytes of payloads next to their dense equivalent: training, and everything."""
     table = new_table("Bytes of payloads beside their dense equivalent")
     for name in ("", "MB up", "dense", "share", "MB down", "dense", "share"):
         table.add_column(name, justify="right" if name else "left")

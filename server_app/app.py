@@ -35,7 +35,7 @@ def log_to_stderr() -> None:
 
 
 class OneLine(logging.Filter):
-    """Leaves an error of Sepal without its traceback in Flower's log, because its one line says all."""
+    """Drops the traceback of Sepal's errors from Flower's log, because their one line says it all."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Shorten the record, and keep it."""

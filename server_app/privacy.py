@@ -19,8 +19,8 @@ from typing import Any
 from sepal.config import PrivacySettings, RunConfig
 from sepal.errors import ConfigError
 
-# Orders of the Rényi divergence. The library's own end at 1024, and at 1.1, which is too much for an ε above 100. It
-# takes none up to 1.01.
+# Orders of the Rényi divergence. The library's own range from 1.1, which is too large for an ε above 100, to 1024. It
+# uses only orders above 1.01.
 ORDERS = (1.011, 1.02, 1.03, 1.05, 1.07, *(1 + x / 10 for x in range(1, 100)))
 ORDERS += (*map(float, range(11, 64)), *(2.0**power for power in range(6, 15)))
 # Against any other data of the client (local differential privacy), and against no update from it.
@@ -39,11 +39,11 @@ def check_accountant(config: RunConfig) -> None:
 
 @lru_cache(maxsize=1024)
 def epsilon(noise: float, releases: int, delta: float) -> float:
-    """Return ε at ``delta`` of a number of Gaussian releases, one after another.
+    """Return ε at ``delta`` for a number of Gaussian releases, one after another.
 
     Args:
         noise: Standard deviation of the noise, divided by how much one client can change what is released (L2 norm).
-        releases: How many there were.
+        releases: Number of releases.
         delta: δ, in (0, 1).
     """
     if not releases:
@@ -62,7 +62,7 @@ def privacy(config: RunConfig, noised: tuple[str, ...], uploads: Mapping[str, Ma
     Args:
         config: The run's configuration.
         noised: Phases whose uploads have noise (:attr:`sepal.protocol.method.Method.private`).
-        uploads: Client name to phase to the number of uploads that the server has seen.
+        uploads: Client name → phase → number of uploads that the server has seen.
     """
     keys, plain = config.privacy, defaultdict[str, int](int)
     if not keys.clip:

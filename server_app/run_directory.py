@@ -38,7 +38,7 @@ IN_PROCESS = "in-process"
 FREE = frozenset({"name", "out", "data-dir", "state-dir", "timeout", "checkpoint-every", "max-message-bytes"})
 
 
-# Keys that may also change where a run goes back to an earlier round: what the server accepts, and what it does then.
+# Keys that may also change if a run goes back to an earlier round: what the server accepts, and what it does then.
 FREE_BACK = frozenset({"max-update-norm", "robust-mean", "on-missing", "min-replies", "roster", "pa3dfl.non-finite"})
 
 
@@ -96,7 +96,7 @@ class RunDirectory:
     """Writes a run's files; a :class:`sepal.server.observer.Observer`.
 
     Creates the directory, or checks that an existing run has the same configuration, unless it ended before it had a
-    checkpoint: then its keys are replaced. Only one process at a time can have it open.
+    checkpoint or a round's metrics: then its keys are replaced. Only one process at a time can have it open.
 
     Args:
         path: The run's directory; its last part is the run's name.
@@ -106,7 +106,7 @@ class RunDirectory:
 
     Raises:
         ConfigError: The existing run has another configuration; the error names the first different key. Or the run
-            has ``privacy.noise``, and is to go back to a round, or dp-accounting is not installed. Or the method cannot
+            has ``privacy.noise``, and is to go back to a round or dp-accounting is not installed. Or the method cannot
             run with this configuration or model.
         ModelError: As above.
         StateError: The directory cannot be written, somebody else owns it or may write to it, or another process has it
@@ -147,7 +147,7 @@ class RunDirectory:
         if stored is None and begun:
             path = self.path / "config.toml"
             raise StateError(str(path), "the keys with which the run was started, beside its checkpoints", "no file")
-        if stored is not None and (begun or (self.path / "metrics.jsonl").exists()):  # else it was refused, or killed
+        if stored is not None and (begun or (self.path / "metrics.jsonl").exists()):  # otherwise refused or killed
             for key in {**stored, **wanted}:
                 if key not in self._free and stored.get(key) != wanted.get(key):
                     expected = f"{stored.get(key)!r}, with which the run {self.path.name} was started"

@@ -125,9 +125,9 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the commit of the checkout that Sepal runs from, with ``-dirty`` if files differ; empty without one."""
+    """Return the commit of Sepal's checkout, with ``-dirty`` if files differ; empty if Sepal runs from no checkout."""
     root = Path(sepal.__file__).resolve().parents[1]
-    if not (root / ".git").exists():  # an installed package inside of somebody's repository has no commit of ours
+    if not (root / ".git").exists():  # an installed package inside somebody's repository has no commit of ours
         return ""
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
     try:

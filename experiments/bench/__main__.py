@@ -1,4 +1,4 @@
-"""``python -m experiments.bench [part …]``: measure, print a table; of all parts write ``docs/results/bench.json``."""
+"""``python -m experiments.bench [part …]``: measure and print a table; for all parts, write docs/results/bench.json."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
 
 
 def machine() -> dict[str, Any]:
-    """Return what a reader needs to place the figures."""
+    """Return what a reader needs to know of the machine to interpret the figures."""
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     load = os.getloadavg()[0]
     return {

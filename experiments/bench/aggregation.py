@@ -1,4 +1,4 @@
-"""Aggregation of many sparse uploads, against reading and decoding them once; time and memory by number of clients."""
+"""Aggregation of many sparse uploads, relative to reading and decoding them once: time and memory by client count."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def spool(store: DiskRunStore) -> None:
 
 
 def whole_step(uploads: Any) -> float:
-    """Return the seconds of all that FedPSE's server does after a round: EWA, top-k, and an update for each client."""
+    """Return the seconds of FedPSE's whole server step after a round: EWA, top-k, and an update for each client."""
     from sepal.protocol.method import Plan
     from strategies.assembly import assemble
     from strategies.fedpse.server import FedPSEServer

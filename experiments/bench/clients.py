@@ -33,7 +33,7 @@ def peak_megabytes(clients: int) -> float:
 
 
 def measure(counts: tuple[int, int] = (100, 500)) -> list[dict[str, Any]]:
-    """Return one row: peak memory with many clients over that with few, states of 1.3 MB each, a cache of 64 MB."""
+    """Return one row: peak memory with many clients over that with few, for states of 1.3 MB and a cache of 64 MB."""
     few, many = (peak_megabytes(count) for count in counts)
     return [
         {

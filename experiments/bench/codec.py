@@ -1,4 +1,4 @@
-"""The codec: dense-equivalent throughput at 10 %, beside a copy of the dense array in the same run."""
+"""The codec: dense-equivalent throughput at 10 %, relative to a copy of the dense array in the same run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def seconds(action: Callable[[], object], repeats: int = 7) -> float:
 
 
 def bound_bytes(size: int, count: int) -> float:
-    """Return log2 C(size, count) in bytes: what any coding of a random support needs."""
+    """Return log2 C(size, count) in bytes: the least that any coding of a random support needs."""
     bits = (math.lgamma(size + 1) - math.lgamma(count + 1) - math.lgamma(size - count + 1)) / math.log(2)
     return bits / 8
 

@@ -1,8 +1,8 @@
-"""A training step of a model with half of its channels against the full one's: time and peak memory.
+"""Time and peak memory of a training step: a model with half of its channels, relative to the full one.
 
-Each is measured in a process of its own, one thread, in turns. Memory is the most that the kernel counted (VmHWM):
-Python, torch, the batch and the building of the model are in it. What the process held before it built the model
-stands beside it; so do CPU seconds, which other work on the machine disturbs less.
+Each is measured in its own process with one thread, and they take turns. Memory is the kernel's peak (VmHWM), which
+includes Python, torch, the batch and building the model. The rows also have what the process held before it built the
+model, and CPU seconds, which other work on the machine disturbs less.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _run(choose: Callable[[Any], Any]) -> dict[str, float]:
         optimizer.step()
         clocks.append((time.monotonic() - begun[0], time.process_time() - begun[1]))
     seconds, cpu_seconds = (statistics.median(column) for column in zip(*clocks[WARM:], strict=True))
-    peak = memory("VmHWM")  # before multiply-adds are counted, which imports more
+    peak = memory("VmHWM")  # read before multiply-adds are counted, which imports more
     count = sum(models.forward_multiply_adds(module, x[:1]).values())
     return {"seconds": seconds, "cpu": cpu_seconds, "peak": peak, "before": before, "multiply_adds": count}
 

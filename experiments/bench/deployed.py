@@ -1,9 +1,9 @@
 """A deployed round in which clients have almost nothing to do: what processes and polls cost, warm and cold.
 
-Warm is the resident client process of ``sepal join``; cold is Flower's own, a new Python process per message. Each
-has a SuperLink of its own, one after the other, with the same executor poll. A round is broken down into the slowest
+Warm is the resident client process of ``sepal join``; cold is Flower's own, a new Python process per message. The two
+run one after the other, each with its own SuperLink and the same executor poll. A round is broken down into the slowest
 client's training, the imports of a message's process (cold only), and the rest: Flower's polls, reading state and
-data, transport. The server's own work between rounds stands beside it.
+data, transport. The server's own work between rounds is listed separately.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _import_seconds() -> float:
 
 
 def rounds_of(cold: bool) -> tuple[list[dict[str, float]], str]:
-    """Return the seconds of each round but the first, which starts processes and installs the app, and the status."""
+    """Return the seconds of each round but the first (which starts processes and installs the app), and the status."""
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
         environment = {"SEPAL_HOME": str(directory / "home"), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"}

@@ -1,4 +1,4 @@
-"""The in-process engine's round against the floor: the same SGD steps in the same number of processes, nothing else."""
+"""A round of the in-process engine, relative to a floor: the same SGD steps in as many processes and nothing else."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLAT: Mapping[str, Any] = {
 
 
 class Clock:
-    """Keeps each round's wall time, as the strategy measured it, and the time of the first round's beginning."""
+    """Keeps each round's wall time, and the time from its creation until the first round starts."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -38,18 +38,18 @@ class Clock:
         self._last = 0.0
 
     def opened(self, progress: Any, total: int) -> None:
-        """The clients are there."""
+        """Store the start-up time: the clients have registered."""
         self._last = time.monotonic()
         self.startup = self._last - self.started
 
     def round(self, progress: Any, record: Any, line: Any) -> None:
-        """A round is complete, aggregation included."""
+        """Store the time of a complete round, aggregation included."""
         now = time.monotonic()
         self.seconds.append(now - self._last)
         self._last = now
 
     def closed(self, progress: Any, line: Any) -> None:
-        """The end."""
+        """Do nothing at the end."""
 
 
 def engine_seconds(batch: int, workers: int, rounds: int = ROUNDS) -> tuple[list[float], float]:
@@ -106,7 +106,7 @@ def _floor(clients: list[int], batch: int, rounds: int, barrier: Any, queue: Any
 
 
 def measure(workers: int = 2, repeats: int = 2) -> list[dict[str, Any]]:
-    """Return a row for each batch size: seconds a round of engine and floor, taken in turn, and their ratio."""
+    """Return a row for each batch size: seconds per round of engine and floor, measured in turn, and their ratio."""
     rows = []
     for batch in (10, 50):
         floor: list[float] = []

@@ -1,6 +1,7 @@
-"""pFedGate's gated model beside the plain one: a training step, inference, and the knapsack's share of a step.
+"""pFedGate's gated model relative to the plain one: a training step, inference, and the knapsack's share of a step.
 
-CPU seconds of one thread, because wall time on a shared machine says little; all actions in turn, medians.
+Times are medians of CPU seconds of one thread, because wall time on a shared machine says little. All actions take
+turns.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ KEEPS = (1.0, 0.5, 0.3)
 
 
 class GateCase(NamedTuple):
-    """A way to gate."""
+    """A way of gating."""
 
     keep: float
     gating: Literal["sample", "batch", "client"]
@@ -36,7 +37,7 @@ class GateCase(NamedTuple):
 
 
 def forward_costs(name: str) -> Mapping[str, int]:
-    """Return one example's multiply-adds forward by name of weight."""
+    """Return the multiply-adds of one example's forward pass by name of weight."""
     model = models.build(name, *DATA[name]).requires_grad_(False)
     return multiply_adds(model, torch.zeros(1, *DATA[name][0]))
 
@@ -51,7 +52,7 @@ def gated(name: str, kind: GateCase) -> tuple[GatedModule, Blocks]:
 
 
 def seconds(actions: Mapping[Any, Callable[[], object]], repeats: int = REPEATS) -> dict[Any, float]:
-    """Return the median CPU seconds of each action; they run in turn, so that all meet the same machine."""
+    """Return the median CPU seconds of each action; the actions take turns, so that all meet the same conditions."""
     taken: dict[Any, list[float]] = {name: [] for name in actions}
     for number in range(repeats + 2):
         for name, action in actions.items():
@@ -76,7 +77,7 @@ def step(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], No
 
 
 def infer(module: nn.Module, x: torch.Tensor) -> Callable[[], None]:
-    """Return inference of ``module`` on ``x``; what works by client has pooled ``x``."""
+    """Return inference of ``module`` on ``x``; a gated module pools ``x`` first, for gating by client."""
     if isinstance(module, GatedModule):
         module.pool([x])
     module.eval()
@@ -89,13 +90,13 @@ def infer(module: nn.Module, x: torch.Tensor) -> Callable[[], None]:
 
 
 def row(what: str, ratio: float, most: float | None = None, **figures: Any) -> dict[str, Any]:
-    """Return a line of the table; ``most`` is the goal."""
+    """Return a row of the table; ``most`` is the goal."""
     goal = "" if most is None else f"at most {most:g}"
     return {"what": what, "ratio": ratio, "goal": goal, "met": None if most is None else ratio <= most, **figures}
 
 
 def measure_steps(name: str) -> list[dict[str, Any]]:
-    """Return rows for a training step at each budget: over the plain model's, by sample over by batch, the solver."""
+    """Return rows for a training step at each budget: over the plain one, by sample over by batch, and the solver."""
     x, y = torch.randn(BATCH, *DATA[name][0]), torch.randint(0, DATA[name][1], (BATCH,))
     actions: dict[Any, Callable[[], object]] = {"plain": step(models.build(name, *DATA[name]), x, y)}
     for keep in KEEPS:
@@ -118,7 +119,7 @@ def measure_steps(name: str) -> list[dict[str, Any]]:
 
 
 def measure_inference(name: str) -> list[dict[str, Any]]:
-    """Return rows for inference at each budget over the plain model's, beside what stays on for the batch."""
+    """Return rows for inference at each budget over the plain model's, with the share that stays on for the batch."""
     kinds = [GateCase(1.0, "client"), GateCase(1.0, "sample")]
     for keep in KEEPS[1:]:
         kinds += [GateCase(keep, "client"), GateCase(keep, "client", "greedy-value")]

@@ -1,4 +1,4 @@
-"""Pa3dFL's server against its clients' training; :mod:`experiments.bench.widths` has training by width."""
+"""Pa3dFL's server relative to its clients' training; :mod:`experiments.bench.widths` measures training by width."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTHS = (1 / 16, 1 / 4, 1 / 2, 1.0)
 
 
 def server(widths: tuple[float, ...], clients: int, rank: int, depth: int = 3) -> dict[str, float]:
-    """Return seconds to generate for and to step on the sampled clients, at ``widths`` in turn, and peak memory.
+    """Return the seconds to generate for, and to step on, the sampled clients (of ``widths`` in turn), and peak memory.
 
     ``depth`` is the number of the encoder's linear layers; Table 9 has 1, 2 and 3.
     """
@@ -40,7 +40,7 @@ def server(widths: tuple[float, ...], clients: int, rank: int, depth: int = 3) -
 
     before = memory("VmRSS")
     found = {"generate": timed(generate, 3), "step": timed(lambda: network.step(state, uploads(), np.copy), 3)}
-    over = memory("VmHWM") - before + network.bytes / 2**20  # the state itself was there before
+    over = memory("VmHWM") - before + network.bytes / 2**20  # the state itself was allocated before
     return {**found, "bytes": network.bytes, "peak": over, "over_hypernetwork": over * 2**20 / network.bytes}
 
 

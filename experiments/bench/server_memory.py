@@ -31,7 +31,7 @@ def _run(clients: int, queue: Any) -> None:
     task = replace(assembly.task, layout=layout, weights={"w": np.zeros(ENTRIES, np.float32)}, config=config)
 
     def answer(message: Message) -> Message:
-        """A client without data or training: it sends its number."""
+        """Answer as a client without data or training, which sends its number."""
         number = message.metadata.dst_node_id
         order, download = read_order(message.content)
         reply = Reply(order.run, order.plan.round, order.kind, ClientInfo(f"client-{number:05d}", 10), order.base)

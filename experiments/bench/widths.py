@@ -1,10 +1,10 @@
-"""A training step by width: Pa3dFL's decomposed model, FLANC's, and the plain one cut, against the plain full model's.
+"""A training step by width: Pa3dFL's decomposed model, FLANC's, and the cut plain one, relative to the full plain one.
 
-Table 2 of Pa3dFL, measured: its CNN for CIFAR-100 with the 10 classes that the table counts, batch 128, random images.
-Each figure comes from a process of its own with one thread; the ways take turns, and medians are shown. Seconds are the
-processor's, which other work on the machine disturbs less. Memory is the most that the kernel counted above what the
-process held with the model built and the batch made. Multiply-adds are counted by torch over a forward pass of the
-batch; a decomposed model's include the recovery of its weights, once a batch.
+This measures Table 2 of Pa3dFL: its CNN for CIFAR-100 with the 10 classes that the table counts, batch 128, random
+images. Each figure comes from its own process with one thread; the models take turns, and medians are shown. Seconds
+are CPU seconds, which other work on the machine disturbs less. Memory is the kernel's peak above what the process held
+with the model built and the batch made. Multiply-adds are counted by torch over a forward pass of the batch; those of a
+decomposed model include the recovery of its weights, once per batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GOAL = {1 / 4: 0.3}  # of Pa3dFL's model
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what ``function`` gives in a new process with one thread, whose peak memory is its own."""
+    """Return the result of ``function`` in a new process with one thread, whose peak memory is its own."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     process = context.Process(target=_answer, args=(queue, function, arguments))
@@ -48,15 +48,15 @@ def _answer(queue: Any, function: Callable[..., Any], arguments: tuple[Any, ...]
 
 
 def memory(field: str) -> float:
-    """Return a field of the kernel's account of this process, MiB: ``VmRSS`` is now, ``VmHWM`` the most."""
+    """Return a memory field of this process's status in MiB: ``VmRSS`` is the current one, ``VmHWM`` the peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(float(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 
 def timed(function: Callable[[], Any], times: int) -> float:
-    """Return the median of the processor's seconds that ``function`` takes, after two calls that do not count.
+    """Return the median CPU seconds that ``function`` takes, after two warm-up calls.
 
-    With one thread these are the clock's seconds on an idle machine, and what runs beside it disturbs them less.
+    With one thread, these are wall-clock seconds on an idle machine, and other work disturbs them less.
     """
     taken = []
     for _ in range(times + 2):
@@ -74,7 +74,7 @@ def step_of(kind: str, width: float, batch: int, times: int, classes: int = CLAS
             channels as HeteroFL cuts it.
         width: p.
         batch: Number of images.
-        times: Steps that are timed.
+        times: Number of timed steps.
         classes: Number of logits.
     """
     import torch
@@ -117,7 +117,7 @@ def step_of(kind: str, width: float, batch: int, times: int, classes: int = CLAS
 
 
 def measure() -> list[dict[str, Any]]:
-    """Return a row for each width of the decomposed and of the plain model, over the plain full one."""
+    """Return a row for each width of the decomposed and plain models, relative to the full plain one."""
     ways = [(kind, width) for kind in KINDS for width in WIDTHS]
     runs = [[alone(step_of, *way, BATCH, TIMES, TABLE_CLASSES) for way in ways] for _ in range(REPEATS)]
     found = {

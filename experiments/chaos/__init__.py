@@ -1,1 +1,1 @@
-"""Chaos: processes of a deployed run are killed and stopped at random, and the result must be the uninterrupted one."""
+"""Chaos: kills and stops processes of a deployed run at random; the result must be that of the uninterrupted run."""

@@ -1,8 +1,8 @@
 """Kill and stop the processes of deployed runs at random and compare the results: ``python -m experiments.chaos``.
 
-Each run has a seed of its own, from which the method, the moments, the kinds of events and their victims derive.
-Between two kills something else happens: a client is stopped, its disk is full, the clocks jump. The run's hashes must
-be those of the uninterrupted run in one process.
+The seed and a run's number determine its method, the kinds and times of its events, and their victims. After each kill
+something else happens: a client is stopped, its disk is full, or the clocks jump. The run's hashes must equal those of
+the uninterrupted run in one process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from server_app.run_directory import IN_PROCESS, RunDirectory
 from strategies.assembly import assemble
 from strategies.registry import names
 
-# Each kind of state once, with the keys that make it; then all other methods, with their defaults
+# Each kind of state once, with the keys that produce it; then all other methods, with their defaults
 FIRST: list[dict[str, Any]] = [
     {"method": "fedpse", "clients-per-round": 2},
     {"method": "dmpfl", "dmpfl.iterations": 1},
@@ -52,7 +52,7 @@ FLAT: dict[str, Any] = {
     "on-missing": "retry",
 }
 HASHES = ("weights_sha256", "clients_sha256")
-TRIES = 3  # a run that ends before anything was killed says nothing, and is repeated
+TRIES = 3  # a run that ends before anything was killed shows nothing, and is repeated
 
 
 def hashes(run: Path) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ def disturb(
     options: argparse.Namespace,
     done: list[str],
 ) -> None:
-    """Do ``options.kills`` kills, and a trouble between every two, until the run ends; add to ``done`` what was."""
+    """Do ``options.kills`` kills, each followed by a trouble, until the run ends; add the events to ``done``."""
     deadline, events = time.monotonic() + options.limit, 0
     pause, absent = float(rng.uniform(0.5, options.spread)), 0.0
     following = time.monotonic() + pause
@@ -99,14 +99,14 @@ def disturb(
                 following = time.monotonic() + float(rng.uniform(0.2, options.spread))
         absent = 0.0 if federation.server() else absent or time.monotonic()
         if absent and time.monotonic() - absent > 5 and not (run / "summary.json").exists():
-            federation.submit()  # the run failed: a server that is started again goes on
+            federation.submit()  # the run failed: a restarted server continues it
             done.append("submitted again")
             absent = 0.0
         time.sleep(0.1)
 
 
 def one(number: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return what was done to a run, and whether its result is that of the uninterrupted one."""
+    """Disturb a run; return what was done to it, and whether its result is that of the uninterrupted run."""
     rng = derive(options.seed, "chaos", number)
     wanted = [kind.strip() for kind in options.kinds.split(",")]
     order = [str(kind) for kind in derive(options.seed, "chaos kinds").permutation(wanted)]
@@ -146,7 +146,7 @@ def one(number: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the chosen number of disturbed runs; exit with 1 where one differs, or where nothing could be killed."""
+    """Run the chosen number of disturbed runs; exit with 1 if one differs, or if nothing could be killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--first", type=int, default=0, help="number of the first run, to repeat one")

@@ -1,4 +1,4 @@
-"""What is done to a running federation: each event names its victim and says whether there was one."""
+"""What is done to a running federation: each event chooses its victim and returns whether there was one."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def stopped_client(federation: Federation, rng: np.random.Generator, seconds: fl
 
 
 def full_disk(federation: Federation, rng: np.random.Generator, seconds: float) -> bool:
-    """Fill the disk on which the clients' states lie, for a while; nothing where it is not a disk of its own."""
+    """Fill the disk that holds the clients' states for a while; do nothing if they have no disk of their own."""
     home = Path(federation.environment["SEPAL_HOME"])
     if not os.path.ismount(home):
         return False
@@ -99,7 +99,7 @@ def full_disk(federation: Federation, rng: np.random.Generator, seconds: float) 
 
 
 def clock(federation: Federation, rng: np.random.Generator, seconds: float) -> bool:
-    """Let the clocks that all processes read jump by up to an hour, for at most five seconds, and back."""
+    """Make the clocks that all processes read jump by up to an hour, for at most five seconds, and back."""
     federation.clock.write_text(str(float(rng.uniform(-3600, 3600))))
     time.sleep(min(seconds, 5.0))
     federation.clock.write_text("0")

@@ -63,7 +63,7 @@ sys.meta_path.insert(0, Finder())
 
 
 class Federation(Flower):
-    """A SuperLink with process isolation, so that a run survives its end, and client nodes with warm processes.
+    """A SuperLink with process isolation, so that runs survive its end, and client nodes with warm processes.
 
     Args:
         directory: For homes, client states and run directories.
@@ -106,12 +106,12 @@ class Federation(Flower):
         self.start_node(f"node{number}", {"partition-id": number, "num-partitions": self._clients})
 
     def submit(self) -> None:
-        """Submit the run; under the same name it goes on."""
+        """Submit the run; under the same name, it is continued."""
         keys = self.home / "run-config.toml"
         keys.write_text(tomli_w.dumps(dict(self._config)))
         command = ["flwr", "run", str(self._app), CONNECTION, "--run-config", str(keys)]
         deadline = time.monotonic() + 120
-        while True:  # a SuperLink that has just been killed is not there at once
+        while True:  # a SuperLink that was just killed takes a while to return
             answer = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
             started = [line.split()[-1] for line in answer.stdout.splitlines() if "Successfully started run" in line]
             if started:
@@ -134,7 +134,7 @@ class Federation(Flower):
         return [child for parent in self.parents(number) for child in parent.children()]
 
     def kill_node(self, number: int) -> None:
-        """End a SuperNode and its client process with -9, as a machine that loses power."""
+        """Kill a SuperNode and its client process with -9, like a machine that loses power."""
         process = self.nodes[f"node{number}"]
         family = psutil.Process(process.pid).children(recursive=True)
         for one in [*family, process]:
@@ -144,7 +144,7 @@ class Federation(Flower):
 
 
 def below(parent: int, word: str) -> list[psutil.Process]:
-    """Return the running children of a process whose command line holds ``word``."""
+    """Return the running children of a process whose command lines contain ``word``."""
     found = []
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(parent).children():
@@ -156,7 +156,7 @@ def below(parent: int, word: str) -> list[psutil.Process]:
 
 @contextlib.contextmanager
 def small_disk(megabytes: int) -> Iterator[Path | None]:
-    """Yield a directory on a small disk of its own; None where this user cannot mount one."""
+    """Yield a directory on a small disk of its own; None if this user cannot mount one."""
     with tempfile.TemporaryDirectory(prefix="sepal-disk-") as text:
         command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=700", "tmpfs", text]
         try:

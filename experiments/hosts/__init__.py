@@ -1,1 +1,1 @@
-"""Several hosts on one machine: network namespaces with limited links, a server and its clients in them."""
+"""Several hosts on one machine: network namespaces with limited links, for a server and its clients."""

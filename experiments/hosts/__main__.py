@@ -1,7 +1,7 @@
 """FedPSE and FedAvg over limited links, and a cut: ``python -m experiments.hosts [--cut 120]``. Needs root.
 
-Prints a row of JSON for each run: time to each target accuracy, bytes of the ledger, of Flower and of the interfaces.
-A run that is cut must end with the hashes of the same run without a cut: no client's residual is lost.
+Prints a row of JSON for each run: time to each target accuracy, and bytes by the ledger, by Flower's account and at the
+interfaces. A run with a cut must end with the same hashes as without one: no client's residual is lost.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def measure(method: str, options: argparse.Namespace, cut: float) -> dict[str, A
 
 
 def first(target: float, means: list[float]) -> int:
-    """Return the first round in which the accuracy is ``target``; 0 if it never is."""
+    """Return the first round in which the accuracy reaches ``target``; 0 if it never does."""
     return next((number for number, mean in enumerate(means, 1) if mean >= target), 0)
 
 
 def say(row: dict[str, Any], out: Path | None) -> None:
-    """Print a row, and add it to a file where one is given."""
+    """Print a row, and append it to a file if one is given."""
     print(json.dumps(row), flush=True)
     if out:
         with out.open("a") as file:
@@ -89,7 +89,7 @@ def say(row: dict[str, Any], out: Path | None) -> None:
 
 
 def main() -> None:
-    """Measure FedAvg and FedPSE, and FedPSE with a cut where one is asked for; exit with 1 where the cut changed it."""
+    """Measure FedAvg and FedPSE, and FedPSE with a cut if asked for; exit with 1 if the cut changed it or failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=12)

@@ -46,7 +46,7 @@ class Hosts(Flower):
             self._inside = []
 
     def spawn(self, *command: str, log: str | None = None) -> subprocess.Popen[bytes]:
-        """Start a process, a node's in its namespace; see :meth:`Processes.spawn`."""
+        """Start a process, that of a node in its namespace; see :meth:`Processes.spawn`."""
         return super().spawn(*self._inside, *command, log=log)
 
     def bytes(self) -> tuple[int, int]:
@@ -55,7 +55,7 @@ class Hosts(Flower):
         return sum(sent for sent, _ in pairs), sum(received for _, received in pairs)
 
     def busy(self, number: int) -> bool:
-        """Return whether client ``number`` is answering a message just now."""
+        """Return whether client ``number`` is answering a message right now."""
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.nodes[f"node{number}"].pid).children():
                 if child.children():
@@ -102,8 +102,8 @@ def counted(hosts: Hosts, app: Path, config: Mapping[str, Any], timeout: float =
 def cut_after(hosts: Hosts, number: int, path: Path, round: int, seconds: float) -> Callable[[], bool]:
     """Cut client ``number``'s cable for ``seconds`` while it answers a message after ``round``.
 
-    Not at any moment: where Flower 1.39's answer to a SuperNode's look for messages is lost, the message in it is lost
-    for good, and the server asks a second time only after a minute or more.
+    The moment matters: if Flower 1.39's answer to a SuperNode's poll is lost, the message in it is lost for good, and
+    the server asks a second time only after a minute or more.
 
     Returns:
         A function that says whether the cable was cut and is back.

@@ -1,8 +1,8 @@
 """Network namespaces on a bridge, each behind a link of limited rate that can be cut. Needs root, ``ip`` and ``tc``.
 
 A client's interface is called ``eth0``. What it sends is limited inside its namespace, what it receives at the other
-end of the cable. Offloads are off at both ends, so that the counters hold every packet as it would be on a wire,
-Ethernet headers (14 bytes) included.
+end of the cable. Offloads are off at both ends, so that the counters count every packet as it would be on a wire,
+including Ethernet headers (14 bytes).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ with socket.socket() as s:
 
 
 def unavailable() -> str:
-    """Return why this machine cannot make namespaces; empty where it can."""
+    """Return why this machine cannot make namespaces; empty if it can."""
     if os.geteuid():
         return "needs root"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
@@ -51,7 +51,7 @@ class Network:
     """A bridge, which is the server's host, and one namespace for each client.
 
     Attributes:
-        clients: How many.
+        clients: Number of clients.
         up: Rate of what a client sends, as tc writes it.
         down: Rate of what it receives.
         namespaces: Their names.
@@ -132,7 +132,7 @@ class Network:
 
 
 def run(*command: str) -> str:
-    """Run a command and return what it printed; an error where it fails."""
+    """Run a command and return what it printed; raise an error if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -1,9 +1,8 @@
 """Measure one SuperLink under 10, 100 and 1,000 light clients: ``python -m experiments.load [--counts 10,100,1000]``.
 
-Each client holds a connection of Flower's own, looks for messages every 3 s as a SuperNode does, or more seldom as with
-``sepal join --look``, and answers a training order at once with a payload of 1 MB that was made
-beforehand. So what is measured is Flower's SuperLink and Sepal's server, and the light clients beside them on the same
-machine.
+Each client holds a connection of Flower's own, polls for messages every 3 s as a SuperNode does, or less often as with
+``sepal join --look``, and answers a training order at once with a prepared payload of 1 MB. So this measures Flower's
+SuperLink and Sepal's server, and the light clients next to them on the same machine.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Watch(threading.Thread):
         self._seen: dict[int, float] = {}
 
     def run(self) -> None:
-        """Look every second until stopped."""
+        """Take a sample every second until stopped."""
         while not self._over.wait(1.0):
             for process in self._flower.left():
                 try:
@@ -68,8 +67,8 @@ def cpu_of(processes: list[psutil.Process]) -> float:
 
 
 def idle_cost(watch: Watch, light: list[psutil.Process], seconds: float, look: float) -> dict[str, float]:
-    """Return the CPU time of SuperLink and clients, in seconds a second, while clients only look for messages."""
-    time.sleep(12.0 + look)  # all have registered
+    """Return the CPU time of SuperLink and clients, in seconds per second, while clients only poll for messages."""
+    time.sleep(12.0 + look)  # until all have registered
     before = watch.cpu["superlink"], cpu_of(light)
     time.sleep(seconds)
     return {
@@ -81,7 +80,7 @@ def idle_cost(watch: Watch, light: list[psutil.Process], seconds: float, look: f
 def measure(
     clients: int, sampled: int, rounds: int, workers: int, timeout: float, idle: float, look: float
 ) -> dict[str, Any]:
-    """Return the figures of one run with ``clients`` registered and ``sampled`` a round; no run if ``rounds`` is 0."""
+    """Return the figures of one run, with ``clients`` registered and ``sampled`` per round; no run for 0 rounds."""
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
         environment = {"SEPAL_HOME": str(directory / "home"), "SEPAL_USER_PATH": str(MODELS), "OMP_NUM_THREADS": "1"}
@@ -135,7 +134,7 @@ def measure(
             for process, _ in processes:
                 try:
                     process.wait(120)
-                except subprocess.TimeoutExpired:  # a SuperLink under load takes its time to let clients go
+                except subprocess.TimeoutExpired:  # a SuperLink under load takes long to let clients go
                     process.kill()
             database = (flower.home / "state.db").stat().st_size / 1e6
             said = (flower.home / "superlink.log").read_text(errors="replace").splitlines()
@@ -162,7 +161,7 @@ def measure(
 def row(
     clients: int, sampled: int, status: str, wall: float, lines: list[dict[str, float]], found: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return what the run's own figures and the clients' say."""
+    """Return a row made of the run's own figures and the clients'."""
     large = [t for one in found for t in one["timings"] if t["bytes"] > 500_000]
     failures = [failure for one in found for failure in one["failures"]]
     rounds = [line["total"] for line in lines[:-1]]
@@ -185,7 +184,7 @@ def row(
 
 
 def main() -> None:
-    """Measure each count and print a row of JSON for it; exit with 1 where something broke or grew too fast."""
+    """Measure each count and print a row of JSON for it; exit with 1 if something broke or grew too fast."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--counts", default="10,100,1000", help="numbers of registered clients")
     parser.add_argument("--sampled", type=int, default=100, help="clients a round; 0: all")
@@ -205,7 +204,7 @@ def main() -> None:
         look = options.look or max(3.0, 0.03 * count)
         try:
             rows.append(measure(count, sampled, options.rounds, workers, options.timeout, options.idle, look))
-        except FlowerError as reason:  # what breaks is a result
+        except FlowerError as reason:  # a failure is a result, too
             rows.append({"clients": count, "sampled": sampled or count, "status": str(reason)})
         line = json.dumps(rows[-1])
         print(line, flush=True)

@@ -1,7 +1,7 @@
 """A client that is only a connection: it answers without data, training or a process of its own.
 
 It speaks the Fleet API through Flower's own client connection, as a SuperNode does, and answers with replies that the
-server accepts. Tests give it other answers to see them refused.
+server accepts. Tests give it other answers to check that they are refused.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Answer: TypeAlias = Callable[[Message, int, int], list[Message]]
 
 @dataclass
 class Premade:
-    """Answers every order at once, with uploads that were made beforehand.
+    """Answers every order at once, with prepared uploads.
 
     Attributes:
         info: The client's roster entry.
         uploads: What it sends in answer to training orders, one after another. A SuperLink asks only for content that
-            it does not have, so clients that send the same upload at the same time would send it once.
+            it does not have, so if clients sent the same upload at the same time, it would be sent only once.
         facts: Digests of initial weights and configuration, which the roster compares.
     """
 
@@ -63,12 +63,12 @@ class Light:
     Attributes:
         address: HOST:PORT of the Fleet API.
         answer: Makes the replies to a message, from the message, the node's id and the run's id.
-        poll: Seconds between looks for a message; a SuperNode of Flower 1.39 looks every 3 s.
+        poll: Seconds between polls for a message; a SuperNode of Flower 1.39 polls every 3 s.
         connection: Further arguments of Flower's client connection, such as certificates and keys.
-        turn: Held while it calls. A call of gRPC that waits wakes several times a second: shared among the clients of a
-            process, a semaphore keeps those that wait for a busy SuperLink from taking the processor that it needs.
+        turn: Held during calls. A waiting gRPC call wakes several times a second. A semaphore shared among the clients
+            of a process keeps those that wait for a busy SuperLink from taking the CPU time that it needs.
         timings: ``down`` and ``up`` seconds and the bytes of each reply.
-        failures: What failed, a line each; a reply that the SuperLink did not take is one.
+        failures: A line for each failure; a reply that the SuperLink did not accept is one.
     """
 
     address: str
@@ -81,7 +81,7 @@ class Light:
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
-        """Connect and answer in a thread of its own."""
+        """Connect and answer in a separate thread."""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -107,13 +107,13 @@ class Light:
                         idle = True
                     if idle:
                         self._stop.wait(self.poll)
-        except BaseException as reason:  # Flower ends the process where it cannot register
+        except BaseException as reason:  # Flower ends the process if it cannot register
             self.failures.append(f"connection: {type(reason).__name__}: {reason}"[:300])
 
     def _exchange(
         self, node: int, receive: Any, send: Any, _run: Any, _fab: Any, pull: Any, push: Any, confirm: Any
     ) -> bool:
-        """Look for a message and answer it; return whether there was one."""
+        """Poll for a message and answer it; return whether there was one."""
         found = receive()
         if found is None:
             return False
@@ -129,7 +129,7 @@ class Light:
                 begun = time.monotonic()
                 size = _push(reply, run, send, push)
                 self.timings.append({"down": down, "up": time.monotonic() - begun, "bytes": float(size)})
-            except Exception as reason:  # the replies after it are sent
+            except Exception as reason:  # later replies are still sent
                 self.failures.append(f"{type(reason).__name__}: {reason}"[:300])
         return True
 

@@ -11,13 +11,13 @@ import matplotlib.pyplot as plt
 
 
 def main() -> None:
-    """Write a picture of two panels: idle SuperLink by registered clients, seconds a round by clients of the round."""
+    """Draw two panels: the idle SuperLink by registered clients, and seconds per round by clients in the round."""
     source, target = map(Path, sys.argv[1:3])
     rows: list[dict[str, Any]] = [json.loads(line) for line in source.read_text().splitlines()]
-    rows = [row for row in rows if row.get("look_s", 3.0) == 3.0]  # clients that look as often as Flower's
+    rows = [row for row in rows if row.get("look_s", 3.0) == 3.0]  # clients that poll as often as Flower's
     idle = sorted((row["clients"], row["idle_superlink_cpu"]) for row in rows if row.get("idle_superlink_cpu"))
     rounds = sorted((row["sampled"], row["round_s"]) for row in rows if row.get("round_s"))
-    # points of several calls: no lines between them
+    # the points come from several calls: no lines between them
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
     left.plot(*zip(*idle, strict=True), "o")
     left.set(title="SuperLink, clients that wait", xlabel="registered clients", ylabel="CPU cores")

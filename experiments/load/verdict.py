@@ -9,13 +9,13 @@ from typing import Any
 from sepal_engines.flower.engine import COMPLETED
 
 TOLERANCE = 1.2  # over linear growth, and for memory that should not grow
-LINEAR = ("round_s", "superlink_cpu_s", "superlink_mb")  # may grow as the number of registered clients
+LINEAR = ("round_s", "superlink_cpu_s", "superlink_mb")  # may grow in proportion to the number of registered clients
 FLAT = "serverapp_mb"  # may not grow from FLAT_FROM clients on
 FLAT_FROM = 100
 
 
 def verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a line for each thing that is not as it must be; rows without a run are ignored."""
+    """Return a line for each requirement that is not met; rows without a run are ignored."""
     runs = sorted((row for row in rows if "status" in row), key=lambda row: row["clients"])
     found = [f"{row['clients']} clients: {row['status']}" for row in runs if row["status"] != COMPLETED]
     found += [f"{row['clients']} clients: {row['failures']} failures" for row in runs if row.get("failures")]

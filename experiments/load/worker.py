@@ -25,15 +25,15 @@ from sepal.storage.serialize import digest_arrays
 from sepal.wire.tensors import whole
 from strategies.assembly import assemble
 
-CALLING = 8  # clients of a process that call at a time
+CALLING = 8  # clients of a process that call at the same time
 UPLOADS = 50  # of 1 MB, more than a process's clients send in a round of 100 clients in four processes
 
 
 def watch_no_channels() -> None:
-    """Let Flower's client connection not ask for its channel's state, which it only logs.
+    """Keep Flower's client connection from asking for its channel's state, which it only logs.
 
-    gRPC watches it in a thread that wakes five times a second: with 1,000 channels on one machine that takes the
-    processor that the SuperLink needs.
+    gRPC watches the state in a thread that wakes five times a second: with 1,000 channels on one machine, that takes
+    the CPU time that the SuperLink needs.
     """
 
     def quiet(*args: Any, **options: Any) -> grpc.Channel:
@@ -47,7 +47,7 @@ def watch_no_channels() -> None:
 def main() -> None:
     """Connect ``COUNT`` clients from number ``FIRST`` on, answer until standard input ends, write the timings.
 
-    Each looks for a message every ``LOOK`` seconds.
+    Each polls for a message every ``LOOK`` seconds.
     """
     address, first, count, config, out = sys.argv[1:6]
     look = float(sys.argv[6])
@@ -71,7 +71,7 @@ def main() -> None:
     ]
     for light in lights:
         light.start()
-        time.sleep(look / len(lights))  # so that they do not all look at the same moment
+        time.sleep(look / len(lights))  # so that they do not all poll at the same moment
     sys.stdin.read()
     for light in lights:
         light._stop.set()
@@ -80,7 +80,7 @@ def main() -> None:
         "failures": [failure for light in lights for failure in light.failures],
     }
     Path(out).write_text(json.dumps(found))
-    os._exit(0)  # connections that wait for a busy SuperLink would hold the process
+    os._exit(0)  # connections that wait for a busy SuperLink would keep the process alive
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The papers' tables, run again: TOML plans under ``experiments/papers``, run by ``sepal paper``."""
+"""Reproduction of the papers' tables: TOML plans under ``experiments/papers``, run by ``sepal paper``."""

@@ -1,12 +1,12 @@
-"""Which clients a method has found alike, by hierarchical clustering: of pFedGate's gates, of Pa3dFL's embeddings.
+"""Hierarchical clustering of clients by what the method learned of each: pFedGate's gates or Pa3dFL's embeddings.
 
-pFedGate: Chen et al., ICML 2023, Figure 4: Ward's method on Euclidean distances of φ_i, the gates' parameters without
-the statistics of their norms. :func:`analyse` returns:
+pFedGate: Chen et al., ICML 2023, Figure 4: Ward's method on the Euclidean distances between the φ_i, the gates'
+parameters without the running statistics of their norms. :func:`analyse` returns:
 
 - ``clients``: names, in the order of the tree's leaves;
-- ``labels``: of each the labels of at least a tenth of its training examples;
-- ``links``: of each merge four points (distance, place) of its bracket; leaves lie at the places 0, 1, …
-- ``distances``: Euclidean, of every two clients in that order.
+- ``labels``: for each client, the labels that each make up at least a tenth of its training examples;
+- ``links``: for each merge, the four points (distance, place) of its bracket; leaves are at places 0, 1, …
+- ``distances``: the Euclidean distance of each pair of clients, in that order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sepal_cli.runs import newest_state
 from strategies.assembly import Assembly
 
 Vector = npt.NDArray[np.float64]
-SHARE = 0.1  # of a client's examples, from which on a label is named
+SHARE = 0.1  # of a client's examples; labels with at least this share are named
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -34,8 +34,8 @@ def analyse(path: Path) -> dict[str, Any]:
     """Return the figures above for the run in ``path``.
 
     Raises:
-        ConfigError: It is no run directory, its method has no vector of each client, there are less than two, or they
-            are of different lengths, as gates of different budgets can be.
+        ConfigError: ``path`` is not a run directory, its method has no vector for each client, there are fewer than
+            two vectors, or their lengths differ, as those of gates with different budgets can.
     """
     assembly, state = stored_state(path, READERS)
     vectors = READERS[assembly.method.name](path, assembly, state)
@@ -50,7 +50,7 @@ def analyse(path: Path) -> dict[str, Any]:
     order = [names[leaf] for leaf in tree["leaves"]]
     counts = label_counts(assembly, order)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    brackets = zip(tree["dcoord"], tree["icoord"], strict=True)  # SciPy sets leaves at 5, 15, 25, …
+    brackets = zip(tree["dcoord"], tree["icoord"], strict=True)  # SciPy places leaves at 5, 15, 25, …
     return {
         "run": path.name,
         "clients": order,
@@ -64,7 +64,7 @@ def analyse(path: Path) -> dict[str, Any]:
 
 
 def _gates(path: Path, assembly: Assembly, state: Any) -> dict[str, Vector]:
-    """Return φ_i of the clients that have trained one, from their newest states."""
+    """Return φ_i of the clients that have trained a gate, from their newest states."""
     found = {}
     for name in sorted({place.name for place in path.glob("clients/*/*")}):
         newest = newest_state(path, assembly, name)

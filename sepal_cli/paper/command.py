@@ -1,4 +1,4 @@
-"""``sepal paper``: a paper's tables, run again."""
+"""``sepal paper``: reproduce a paper's tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from sepal.errors import ConfigError, SepalError
 
-PLANS = Path(__file__).resolve().parents[2] / "experiments" / "papers"  # of a checkout; the wheel has none
+PLANS = Path(__file__).resolve().parents[2] / "experiments" / "papers"  # in a checkout; the wheel has no plans
 
 
 class AtScale(StrEnum):
@@ -43,8 +43,8 @@ def paper(
 ) -> None:
     """Run the missing and unfinished runs of a paper's tables; then write tables.md and results.ndjson.
 
-    Each published figure stands beside the measured one, with their difference, the wall time and the commit. With
-    --table, the tables are printed too.
+    Each published figure is shown next to the measured one, with their difference. The tables also state the wall time
+    and the commit. With --table, they are printed, too.
     """
     from sepal_cli.comparison import write_index
     from sepal_cli.paper.report import rewrite_page, write_report

@@ -16,14 +16,14 @@ from sepal_cli.runs import StoredRun, read_run
 from server_app.run_directory import stored_config, stored_summary
 
 MEGA = 1e6
-SHARED = COSTS | {"unseen-test-labels"}  # that clients of all methods report
+SHARED = COSTS | {"unseen-test-labels"}  # metrics that clients of all methods report
 
 
 def has_ended(run: PlannedRun, out: Path) -> bool:
     """Return whether the run exists and has ended.
 
     Raises:
-        ConfigError: The existing run has other keys than the plan.
+        ConfigError: The existing run's keys differ from the plan's.
     """
     stored = stored_config(out / run.name)
     if stored is None:
@@ -31,7 +31,7 @@ def has_ended(run: PlannedRun, out: Path) -> bool:
     keys = dict(run.keys)
     if keys.get("data-dir"):  # stored as an absolute path
         keys["data-dir"] = str(data_directory(str(keys["data-dir"])))
-    for key, value in keys.items():  # 0, "" and "auto" are stored as the default that they mean
+    for key, value in keys.items():  # 0, "" and "auto" are stored as the defaults that they stand for
         if value not in (0, "", "auto") and stored.get(key) != value:
             expected = f"{value!r}, as in the plan (delete that run, or give another --out)"
             raise ConfigError(f"{run.name}: {key}", expected, stored.get(key))
@@ -42,16 +42,17 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
     """Return the figures of a run; None if it does not exist or has not ended.
 
     Args:
-        run: Of a plan.
+        run: A run of a plan.
         out: Directory of run directories.
-        megabytes: MB a client that may be sent; None for no ``within``.
+        megabytes: MB per client that may be sent; None to leave out ``within``.
 
-    ``clients``, ``own`` and ``method`` have columns of equal length; the first has the clients' names or the rounds.
-    ``clients`` and ``own`` are of the participants in the closing round: accuracies, and what a method's clients report
-    of themselves. ``novel`` has the novel clients' accuracy and the gap.
+    ``clients``, ``own`` and ``method`` hold columns of equal length; the first has the clients' names or the rounds.
+    ``clients`` (accuracies) and ``own`` (what the method's clients report of themselves) cover the participants in the
+    closing round. ``novel`` has the novel clients' accuracy and the gap.
+
     Accuracies are fractions, of the closing round. MB are payload bytes of training over all clients and rounds / 10⁶.
-    Multiply-adds are those of training, not of evaluation, summed over clients. ``within`` is the last full evaluation
-    of a model for which no more than the given MB a client had been sent, up and down; null if there is none.
+    Multiply-adds are those of training, without evaluation, summed over clients. ``within`` is the last full evaluation
+    of a model that took at most ``megabytes`` MB per client, up and down together; null if there is none.
     """
     if not has_ended(run, out):
         return None
@@ -88,9 +89,9 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
 
 
 def _within(stored: StoredRun, megabytes: float) -> dict[str, Any] | None:
-    """Return the clients' accuracies in the last full evaluation of a model that cost at most so many MB a client.
+    """Return the clients' accuracies in the last full evaluation of a model that took at most ``megabytes`` per client.
 
-    The model of round r was made by the bytes of rounds 1 to r; that the evaluating round goes on is not counted.
+    The model of round r has taken the bytes of rounds 1 to r; those of the round that evaluates it are not counted.
     """
     most, spent = MEGA * megabytes * int(stored.config["clients"] or len(stored.lines[-1]["clients"])), {0: 0}
     spent |= {line["round"]: line["bytes"]["up"] + line["bytes"]["down"] for line in stored.lines}
@@ -105,7 +106,7 @@ def _within(stored: StoredRun, megabytes: float) -> dict[str, Any] | None:
 
 
 def _own(clients: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what the method's clients report of themselves; nothing for a method whose clients report only costs."""
+    """Return what the method's clients report of themselves; nothing if they report only costs."""
     rows = [{key: value for key, value in client["metrics"].items() if key not in SHARED} for client in clients]
     return (
         {"own": _columns([{"name": c["name"], **row} for c, row in zip(clients, rows, strict=True)])}
@@ -115,7 +116,7 @@ def _own(clients: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _privacy(found: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the run's ε without the clients' own; nothing for a run without ``privacy.clip``."""
+    """Return the run's privacy figures without those of each client; nothing for a run without ``privacy.clip``."""
     return {"privacy": {key: value for key, value in found.items() if key != "clients"}} if found else {}
 
 

@@ -1,6 +1,6 @@
 """Tables of what only some methods or runs have: capacities, privacy, own figures, novel clients, trials.
 
-Each returns a header and rows; no rows where no run has any of it.
+Each function returns a header and rows; no rows if no run has such figures.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def by_capacity(groups: Mapping[str, Group]) -> Table:
 
 
 def privacy_table(groups: Mapping[str, Group]) -> Table:
-    """Return clip, noise and ε of the variants that have them, the largest over seeds and clients."""
+    """Return clip, noise and ε of the variants that have them; ε is the largest over seeds and clients."""
     rows = []
     for name, group in groups.items():
         found = [one["privacy"] for one in group if one.get("privacy")]
@@ -72,7 +72,7 @@ def of_the_clients(groups: Mapping[str, Group]) -> Table:
 
 
 def of_novel_clients(groups: Mapping[str, Group]) -> Table:
-    """Return accuracy of participants and of novel clients, and the gap, in points, mean over seeds."""
+    """Return the accuracy of participants and of novel clients and the gap in points, mean over seeds."""
     rows = []
     for name, group in groups.items():
         cells = []
@@ -90,7 +90,7 @@ def of_novel_clients(groups: Mapping[str, Group]) -> Table:
 
 
 def chosen_by_trials(groups: Mapping[str, Group]) -> Table:
-    """Return what trials have chosen for each variant."""
+    """Return the values that trials have chosen for each variant."""
     found = {name: group[0].get("chosen", {}) for name, group in groups.items()}
     keys = list(dict.fromkeys(key for values in found.values() for key in values))
     rows = [[name, *(str(values.get(key, "–")) for key in keys)] for name, values in found.items()]

@@ -18,6 +18,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]
 
 
 def of_clients(columns: Mapping[str, Sequence[Any]], view: str) -> dict[str, float]:
-    """Return client → accuracy in a view, of the columns of a run's clients; empty where no client has the view."""
+    """Return client → accuracy in a view, from the columns of a run's clients; empty if no client has the view."""
     found = zip(columns["name"], columns.get(view, ()), strict=False)  # without the view there is no column
     return {name: value for name, value in found if value is not None}

@@ -1,19 +1,20 @@
-"""What personal masks have learned, from a run's directory, as data for plots: of DM-PFL, Sub-FedAvg and pFedGate.
+"""Data for plots of what the personal masks of DM-PFL, Sub-FedAvg and pFedGate have learned, from a run's directory.
 
-A mask has an entry for each entry of the model; pFedGate's one for each block: whether it is on for at least half of
-the client's training examples. DM-PFL: Zhang et al., KDD 2023, Figure 6. ``python -m sepal_cli.paper.masks RUN`` prints
-JSON:
+A mask has one entry for each entry of the model; pFedGate's masks have one for each block: whether the block is on for
+at least half of the client's training examples. DM-PFL: Zhang et al., KDD 2023, Figure 6.
 
-- ``clients``: names, the order of rows and columns below;
-- ``distinct``: how many different personal masks there are;
-- ``similarity``: |m_a ∩ m_b| / |m_b| of every two clients' personal masks (Figure 6 a); DM-PFL's are of one size;
-- ``labels``: cosine of every two clients' counts of training labels, what the similarity is held against;
-- ``overlap``: |m_g ∩ m_c| / |m_c| of each client (Figure 6 b); null without a global mask, as in Sub-FedAvg;
-- ``global_labels``: cosine of each client's counts and those of all clients;
-- ``layers``: of each masked part its ``name`` and the share of its entries that masks keep, ``personal`` (mean over
+``python -m sepal_cli.paper.masks RUN`` prints JSON:
+
+- ``clients``: names, in the order of rows and columns below;
+- ``distinct``: number of different personal masks;
+- ``similarity``: |m_a ∩ m_b| / |m_b| for each pair of clients' personal masks (Figure 6 a); DM-PFL's are of one size;
+- ``labels``: cosine of each pair of clients' training label counts, which ``similarity`` is compared with;
+- ``overlap``: |m_g ∩ m_c| / |m_c| for each client (Figure 6 b); null without a global mask, as in Sub-FedAvg;
+- ``global_labels``: cosine of each client's label counts and those of all clients together;
+- ``layers``: for each masked part, its ``name`` and the share of its entries that masks keep, ``personal`` (mean over
   clients) and ``global`` (null without a global mask);
-- ``correlation``: Pearson's r of similarity with labels over pairs of clients, and of overlap with global_labels over
-  clients; null where one of the two does not vary.
+- ``correlation``: Pearson's r of ``similarity`` with ``labels`` over pairs of clients, and of ``overlap`` with
+  ``global_labels`` over clients; null if either of the two does not vary.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ from strategies.dmpfl.server import DmPflServer
 from strategies.subfedavg.server import SubFedAvgServer
 
 Matrix = npt.NDArray[np.float64]
-MOSTLY = 0.5  # of a client's training examples: a block that is on for so many is in its mask
+MOSTLY = 0.5  # of a client's training examples: a block that is on for at least this share is in its mask
 
 
 @dataclass(frozen=True)
 class Learned:
-    """The masks of a run, 0 or 1 over all entries of ``parts`` one after the other.
+    """The masks of a run: 0 or 1 for each entry of ``parts``, one part after the other.
 
     Attributes:
-        names: Clients, in order.
-        personal: float64 (clients, entries).
-        shared: float64 (entries,), the mask of the model for all; None where there is none.
+        names: The clients' names, in order.
+        personal: float64 (clients, entries), the clients' own masks.
+        shared: float64 (entries,), the global mask; None if there is none.
     """
 
     names: list[str]
@@ -62,7 +63,7 @@ def analyse(path: Path) -> dict[str, Any]:
     """Return the figures above for the run in ``path``.
 
     Raises:
-        ConfigError: It is no run directory, or its method has no masks of each client.
+        ConfigError: ``path`` is not a run directory, or its method has no mask for each client.
     """
     assembly, state = stored_state(path, READERS)
     found = READERS[assembly.method.name](path, assembly, state)
@@ -95,7 +96,7 @@ def stored_state(path: Path, methods: Mapping[str, Any]) -> tuple[Assembly, Any]
         methods: Names of the methods that can be read.
 
     Raises:
-        ConfigError: It is no run directory, of another method, or without a checkpoint.
+        ConfigError: ``path`` is not a run directory, or its run is of another method or has no checkpoint.
     """
     flat = stored_config(path)
     if flat is None or flat["method"] not in methods:
@@ -109,7 +110,7 @@ def stored_state(path: Path, methods: Mapping[str, Any]) -> tuple[Assembly, Any]
 
 
 def label_counts(assembly: Assembly, names: list[str]) -> Matrix:
-    """Return float64 (clients, classes): how many training examples of each label the clients ``names`` have."""
+    """Return each client's number of training examples of each label, float64 (clients, classes)."""
     count = assembly.task.config.clients
     clients = [client_name(number) for number in range(count)]
     labels = [assembly.data.client(clients.index(name), count, name).train.y for name in names]
@@ -156,7 +157,7 @@ def _join(masks: Masks, parts: Layout) -> Matrix:
 
 
 def _layers(found: Learned) -> list[dict[str, Any]]:
-    """Return the share that masks keep of each part."""
+    """Return the share of each part that masks keep."""
     ends = np.cumsum([part.size for part in found.parts])[:-1]
     own = [float(part.mean()) for part in np.split(found.personal.mean(0), ends)]
     common: list[float | None] = [None] * len(own)

@@ -4,7 +4,7 @@
 
 - ``clients``: the rounds in which it was evaluated, the share of all parameters that was pruned, and its accuracy
   after training;
-- ``distances``: the rounds in which it took part, and how far its two candidate masks were apart, which the gates
+- ``distances``: the rounds in which it took part, and the distance between its two candidate masks, which the gates
   compare with ε.
 """
 
@@ -20,14 +20,14 @@ from typing import Any
 from sepal_cli.runs import read_run
 
 DISTANCES = ("distance", "channel-distance")
-Course = dict[str, list[Any]]  # by figure, lists of equal length
+Course = dict[str, list[Any]]  # figure → values, lists of equal length
 
 
 def courses(lines: Iterable[Mapping[str, Any]]) -> dict[str, Course]:
-    """Return the course of each client in a run's metrics; no client where the method prunes nothing.
+    """Return the course of each client in a run's metrics; empty if the method prunes nothing.
 
     Args:
-        lines: Of metrics.jsonl, in order.
+        lines: Lines of metrics.jsonl, in order.
     """
     found: dict[str, Course] = defaultdict(lambda: defaultdict(list))
     for line in lines:
@@ -39,7 +39,7 @@ def courses(lines: Iterable[Mapping[str, Any]]) -> dict[str, Course]:
 
 
 def distances(lines: Iterable[Mapping[str, Any]]) -> dict[str, Course]:
-    """Return each client's distances of candidates; arguments as in :func:`courses`."""
+    """Return the distances between each client's candidate masks; arguments as in :func:`courses`."""
     found: dict[str, Course] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         for client in line["clients"]:

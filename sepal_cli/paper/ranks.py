@@ -1,10 +1,11 @@
-"""Variants ranked over blocks, seeds and clients, at equal rounds and at equal bytes, from the lines of a results file.
+"""Ranks of variants over blocks, seeds and clients, at equal rounds and at equal bytes, from a results file.
 
-Each client of each run is a line of a table with a column a variant: what its user would have predicted with. A client
-that has not taken part yet is served what the server sends. The line's accuracies are ranked, 1 the best, equal ones by
-their mean; Friedman's test asks whether the variants differ at all, and two of them differ where their mean ranks are
-further apart than Nemenyi's critical difference (Demsar, JMLR 2006, section 3.2.2). Both take lines to be independent.
-Clients of one federation are not, so the difference is a guide and no test.
+The ranked table has a line for each client of each cell and seed, and a column for each variant: the accuracy of the
+model that the client's user would have predicted with. A client that has not taken part yet uses what the server sends.
+The accuracies of a line are ranked: 1 is the best, and ties get their mean rank. Friedman's test asks whether the
+variants differ at all; two variants differ if their mean ranks are further apart than Nemenyi's critical difference
+(Demsar, JMLR 2006, section 3.2.2). Both tests assume independent lines. Clients of one federation are not independent,
+so the difference is a guide, not a test.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sepal_cli.paper.markdown import of_clients, table
 from sepal_cli.plans.model import Plan, Ranks
 from sepal_cli.results import over_seeds, paired
 
-NAME = "ranks"  # of the part of a page
+NAME = "ranks"  # of the page's part with the ranks
 LEVEL = 0.05
 Found = Mapping[str, Any]
 Line = tuple[str, int, str]  # block and cell, seed, client
@@ -30,12 +31,12 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Setting:
-    """What variants are compared by.
+    """A setting in which variants are compared.
 
     Attributes:
-        title: What is the same for all.
+        title: What is the same for all variants.
         shift: Whether all test data is replaced by other clients'.
-        within: Whether only what a number of bytes can buy counts.
+        within: Whether only models within a limit of bytes count.
     """
 
     title: str
@@ -43,7 +44,7 @@ class Setting:
     within: bool = False
 
     def clients(self, row: Found, view: str) -> dict[str, float]:
-        """Return client → accuracy of what a user of the client predicts with in one run."""
+        """Return client → accuracy of the model that the client's user predicts with, in one run."""
         part = row.get("within") if self.within else row
         if part is None:
             return {}
@@ -65,11 +66,11 @@ class Ranking:
     """Mean ranks of variants.
 
     Attributes:
-        variants: In the order of their columns.
+        variants: Names, in the order of the columns.
         ranks: float64 (lines, variants).
         statistic: Friedman's χ².
-        p: Of it, if all variants were alike.
-        difference: Nemenyi's critical difference of two mean ranks at 5 %.
+        p: Its p-value, under the hypothesis that all variants are alike.
+        difference: Nemenyi's critical difference between two mean ranks at the 5 % level.
     """
 
     variants: tuple[str, ...]
@@ -85,16 +86,16 @@ class Ranking:
         return dict(sorted(means.items(), key=lambda item: item[1]))
 
     def alike(self) -> list[str]:
-        """Return the variants that are not further from the best than the critical difference."""
+        """Return the variants within the critical difference of the best."""
         best = min(self.means.values())
         return [name for name, mean in self.means.items() if mean - best <= self.difference]
 
 
 def rank(variants: Sequence[str], accuracies: Matrix) -> Ranking:
-    """Return the ranks of variants by their accuracies.
+    """Rank variants by their accuracies.
 
     Args:
-        variants: At least three.
+        variants: Names of at least three variants.
         accuracies: float64 (lines, variants).
     """
     ranks = stats.rankdata(-accuracies, axis=1)
@@ -106,7 +107,7 @@ def rank(variants: Sequence[str], accuracies: Matrix) -> Ranking:
 
 
 def collect(plan: Plan, ranks: Ranks, results: Mapping[str, Found], setting: Setting) -> dict[str, dict[Line, float]]:
-    """Return variant → line → accuracy, of the blocks that are ranked."""
+    """Return variant → line → accuracy, for the ranked blocks."""
     found: dict[str, dict[Line, float]] = {}
     for block in [block for block in plan.block if block.name in ranks.blocks]:
         for run in plan.runs(block.name):
@@ -121,7 +122,7 @@ def collect(plan: Plan, ranks: Ranks, results: Mapping[str, Found], setting: Set
 def complete(found: Mapping[str, Mapping[Line, float]]) -> tuple[list[Line], list[str]]:
     """Return the lines that all variants have, and the variants that take part.
 
-    A variant that lacks a whole block is left out rather than the block.
+    If a variant lacks a whole block, the variant is left out, not the block.
     """
     places = {line[0] for lines in found.values() for line in lines}
     there = [name for name, lines in found.items() if {line[0] for line in lines} == places]
@@ -130,7 +131,7 @@ def complete(found: Mapping[str, Mapping[Line, float]]) -> tuple[list[Line], lis
 
 
 def mean_ranks(plan: Plan, results: Mapping[str, Found], setting: Setting) -> dict[str, float]:
-    """Return variant → mean rank in a setting, the best first; empty where there are less than three variants."""
+    """Return variant → mean rank in a setting, the best first; empty if there are fewer than three variants."""
     found = collect(plan, plan.ranks, results, setting) if plan.ranks else {}
     lines, variants = complete(found)
     return _ranking(found, lines, variants).means if len(variants) > 2 and lines else {}
@@ -141,7 +142,7 @@ def _ranking(found: Mapping[str, Mapping[Line, float]], lines: Sequence[Line], v
 
 
 def rank_tables(plan: Plan, results: Mapping[str, Found]) -> Iterator[str]:
-    """Yield the lines of all tables of ranks; of a plan without results, one line that says so."""
+    """Yield the lines of all tables of ranks; without results, one line that says so."""
     if plan.ranks is None:
         return
     said = False
@@ -194,7 +195,7 @@ def _over_seeds(values: Sequence[tuple[int, float]]) -> str:
 
 
 def _bought(plan: Plan, ranks: Ranks, results: Mapping[str, Found]) -> Iterator[str]:
-    """Yield a table of the rounds that a block's bytes buy, and how many MB a client they take."""
+    """Yield a table of the rounds that a block's limit of bytes allows, and the MB per client that they take."""
     blocks = [block for block in plan.block if block.name in ranks.blocks and block.name in ranks.megabytes]
     rows: dict[str, dict[str, str]] = {}
     for block in blocks:
@@ -209,7 +210,7 @@ def _bought(plan: Plan, ranks: Ranks, results: Mapping[str, Found]) -> Iterator[
 
 
 def _against(found: Mapping[str, Mapping[Line, float]], others: Sequence[str]) -> Iterator[str]:
-    """Yield paired differences, over the clients of all blocks."""
+    """Yield a table of paired differences over the clients of all blocks."""
     others = [name for name in others if name in found]
     rows = []
     for name in found:

@@ -1,12 +1,12 @@
 """The results of a plan's runs: tables in Markdown, and all figures as JSON, one line per run.
 
-All tables are computed from the lines of JSON, whose figures are rounded to five decimals, so that a page can be
-recomputed from the file that lies beside it (:func:`rewritten`).
+All tables are computed from the lines of JSON, whose figures are rounded to five decimals. So a page can be recomputed
+from the file next to it (:func:`rewritten`).
 
-*kept* comes first: it is what a user of the deployed client predicts with between rounds. A figure with ± is a mean and
-standard deviation over seeds, unless the table says over clients. Paired differences are computed for each client,
-averaged over seeds, with the 95 % interval of Student's t over clients; with two clients there is no interval. Clients
-of a federation are not independent, so the interval is only indicative.
+*kept* comes first: it is the model that a deployed client's user predicts with between rounds. A figure with ± is a
+mean and standard deviation over seeds, unless the table says over clients. Paired differences are computed for each
+client and averaged over seeds, with the 95 % interval of Student's t over clients; with two clients there is no
+interval. Clients of a federation are not independent, so the interval is only indicative.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sepal_cli.plans.model import Block, Plan, PlannedRun, Published
 from sepal_cli.results import over_seeds, paired
 
 MODELS = ("kept", *VIEWS[:2])  # what a deployed client predicts with comes first
-SHOWN = 8  # names of missing runs
+SHOWN = 8  # names of missing runs, at most
 
 
 def write_report(plan: Plan, runs: Sequence[PlannedRun], out: Path) -> list[Path]:
@@ -62,7 +62,7 @@ def write_report(plan: Plan, runs: Sequence[PlannedRun], out: Path) -> list[Path
 
 
 def _budget(found: Group) -> Iterator[str]:
-    """Yield a line that says what the runs took, and of which commits they are; nothing if no run says its commit."""
+    """Yield a line with the runs' wall time, CPUs and commits; nothing if no run has recorded its commit."""
     commits = Counter(one.get("versions", {}).get("commit", "") for one in found)
     unknown = commits.pop("", 0)
     if commits:
@@ -89,10 +89,10 @@ def read_results(path: Path) -> dict[str, Found]:
 
 
 def rewrite_page(path: Path, plan: Plan) -> Path:
-    """Recompute the generated parts of a page from the ``.ndjson`` of the same name beside it; return its path.
+    """Recompute the generated parts of a page from the ``.ndjson`` file of the same name; return the page's path.
 
     Raises:
-        ConfigError: One of both cannot be read, or the page has no generated part.
+        ConfigError: One of the two files cannot be read, or the page has no generated part.
     """
     try:
         page = path.read_text()
@@ -261,7 +261,7 @@ def _curves(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
 
 
 def difference(ours: Group, theirs: Group, view: str) -> str:
-    """Return the mean difference over clients, in points, with its 95 % interval; a dash where no two have the view."""
+    """Return the mean difference over clients in points, with its 95 % interval; a dash unless two have the view."""
     found = paired(by_seed(ours, view), by_seed(theirs, view))
     return found.text(sign="+") if found and found.count > 1 else "–"
 

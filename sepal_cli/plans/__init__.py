@@ -1,1 +1,1 @@
-"""Plans: which runs there are, as TOML, and what runs them: for `sepal compare`, `tune` and `paper` alike."""
+"""Plans: TOML files that list runs, and the code that runs them for `sepal compare`, `tune` and `paper`."""

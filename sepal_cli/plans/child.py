@@ -1,7 +1,7 @@
-"""One run of a plan as a process: ``python -m sepal_cli.plans.child CONFIG OUT WORKERS``.
+"""Executes one run of a plan in its own process: ``python -m sepal_cli.plans.child CONFIG OUT WORKERS``.
 
-Its standard input is a pipe from the process that began it. When that process is gone, however it ended, the pipe is
-closed and the run ends at once: what it leaves is continued from its last checkpoint, as after any kill.
+Its standard input is a pipe from the process that started it. When that process ends, for whatever reason, the pipe is
+closed and the run ends at once. It can be continued from its last checkpoint, as after any kill.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sepal.errors import SepalError
 
 
 def main() -> None:
-    """Run what the arguments say."""
+    """Execute the run that the command line names."""
     config, out, workers = sys.argv[1:]
     Thread(target=_end_with_parent, daemon=True).start()
     user_modules.enable(Path.cwd())
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    os.read(sys.stdin.fileno(), 1)  # nothing is ever written: it returns when the other end is closed
+    os.read(sys.stdin.fileno(), 1)  # nothing is ever written: the read returns when the other end is closed
     os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""``sepal compare``: run a plan, then show what its runs found side by side."""
+"""``sepal compare``: run a plan, then show the results of its runs side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def compare(
 ) -> None:
     """Run the missing runs of methods × settings × seeds, and show all side by side.
 
-    If it is killed, start it again: it continues.
+    If it is killed, start it again to continue.
     """
     from sepal_cli.comparison import read_comparison, write_index
     from sepal_cli.comparison_tables import print_comparison, write_csv

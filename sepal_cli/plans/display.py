@@ -1,6 +1,6 @@
-"""The progress of all runs of a plan: one display, with a bar for each run on a terminal.
+"""Shows the progress of all runs of a plan in one display, with a bar for each run on a terminal.
 
-Elsewhere, a line says when a run begins and ends, and every minute how far the runs are.
+Without a terminal, it prints a line when a run starts or ends, and every minute how far the runs are.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from sepal_cli.plans.model import PlannedRun
 from sepal_cli.tables import percent
 
-EVERY = 0.5  # seconds between looks at the runs' files
-LINES = 60.0  # seconds between lines where there is no terminal
+EVERY = 0.5  # seconds between reads of the runs' files
+LINES = 60.0  # seconds between lines without a terminal
 
 
 @dataclass
 class _Going:
     task: TaskID
     file: Path
-    seen: int = 0  # bytes of the file that were read
+    seen: int = 0  # bytes of the file read so far
 
 
 class PlanDisplay:
     """Shows all runs of a plan.
 
     Args:
-        console: Where to; standard error, so that what a command prints can be piped.
+        console: The console; use standard error, so that a command's output can be piped.
     """
 
     def __init__(self, console: Console) -> None:
@@ -58,20 +58,20 @@ class PlanDisplay:
         self._bars.stop()
 
     def start(self, planned: int, missing: int, out: Path) -> None:
-        """Begin with ``missing`` of ``planned`` runs, which write to ``out``."""
+        """Start the display, with ``missing`` of ``planned`` runs left to run; they write to ``out``."""
         self._total, self._out = missing, out
         self._bars.update(self._all, total=planned, completed=planned - missing)
         self._say(f"{planned - missing} of {planned} runs are there already")
 
     def begin(self, run: PlannedRun) -> None:
-        """Show a run that has been begun."""
+        """Show a run that has been started."""
         if not self._console.is_terminal:
             self._say(f"{run.name} begins")
         task = self._bars.add_task(run.name, total=None, figures="starting")
         self._going[run.name] = _Going(task, self._out / run.name / "metrics.jsonl")
 
     def end(self, name: str, trouble: str) -> None:
-        """Show that a run has ended, or what it ended with."""
+        """Show that a run has ended or, with ``trouble``, failed."""
         self._bars.remove_task(self._going.pop(name).task)
         self._bars.advance(self._all)
         self._done += 1
@@ -98,10 +98,10 @@ class PlanDisplay:
 
 
 def _new_line(going: _Going) -> bytes | None:
-    """Return the newest whole line since the last look."""
+    """Return the newest complete line since the last read; None if there is none."""
     try:
         if os.stat(going.file).st_size < going.seen:
-            going.seen = 0  # the run was continued, and cut lines off
+            going.seen = 0  # the run was continued, and deleted lines
         with going.file.open("rb") as file:
             file.seek(going.seen)
             text = file.read()

@@ -1,4 +1,4 @@
-"""Runs of a plan, one or several at a time, each a process of its own (:mod:`sepal_cli.plans.child`)."""
+"""Executes the runs of a plan, one or several at a time, each in its own process (:mod:`sepal_cli.plans.child`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sepal_cli.paper.figures import has_ended
 from sepal_cli.plans.display import PlanDisplay
 from sepal_cli.plans.model import PlannedRun
 
-POLL = 0.1  # seconds between looks at the processes
+POLL = 0.1  # seconds between checks of the processes
 
 
 def cores() -> int:
@@ -31,28 +31,28 @@ def cores() -> int:
 def execute(
     runs: Sequence[PlannedRun], out: Path, display: PlanDisplay, *, jobs: int = 0, workers: int = 0, hours: float
 ) -> list[str]:
-    """Run what has not ended yet, and return the names of runs that failed, in their order.
+    """Execute the runs that have not ended yet, and return the names of those that failed, in order.
 
-    A run's result does not depend on how many run beside it or on how many workers it has.
+    A run's result depends neither on the number of runs at a time nor on its number of workers.
 
     Args:
-        runs: In order.
-        out: Directory of run directories; runs that are complete there are left alone, others continued.
-        display: Is told of everything.
-        jobs: Runs at a time; 0: one a core, as long as so many are left.
-        workers: Worker processes of each; 0: the cores divided among the runs at a time.
-        hours: No run is begun after so long.
+        runs: The runs, in order.
+        out: Directory of run directories; complete runs in it are left alone, others are continued.
+        display: Shows the progress.
+        jobs: Runs at a time; 0: one per core, or fewer if fewer are left.
+        workers: Worker processes of each run; 0: the cores are divided among the runs at a time.
+        hours: No run is started after this many hours.
 
     Raises:
-        ConfigError: A run of that name lies in ``out`` that was started with other keys.
+        ConfigError: ``out`` has a run of the same name that was started with other keys.
         DataError: A run that has not ended names a data set that is unknown, or whose files are missing.
     """
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # no run is left behind by a kill
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a kill leaves no run behind
     begun, failed = time.monotonic(), set[str]()
     left = [run for run in runs if not has_ended(run, out)]
     if hours > 0:
         _check_data(left)
-    private_directory(out)  # tables and reports lie beside the runs
+    private_directory(out)  # tables and reports are written next to the runs
     jobs = max(1, min(jobs or cores(), len(left)))
     with tempfile.TemporaryDirectory() as scratch, display:
         display.start(len(runs), len(left), out)
@@ -83,7 +83,7 @@ def execute(
 
 
 def _check_data(runs: Sequence[PlannedRun]) -> None:
-    """Refuse data that is missing once, before any run, not in each of them; also download it once."""
+    """Check for missing data, and download it, once before any run instead of in each run."""
     for name, given in dict.fromkeys((str(r.keys.get("dataset", "")), str(r.keys.get("data-dir", ""))) for r in runs):
         if name and name != OWN:
             check(name, given)
@@ -96,12 +96,12 @@ def _start(run: PlannedRun, out: Path, scratch: Path, workers: int) -> subproces
         command = [sys.executable, "-m", "sepal_cli.plans.child", str(config), str(out), str(workers)]
         return subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,  # its end tells the run that we are gone
+            stdin=subprocess.PIPE,  # closed when this process ends, which ends the run
             stdout=log,
             stderr=log,
             text=True,
             env={**os.environ, "NO_COLOR": "1"},
-            start_new_session=True,  # a Ctrl-C reaches it once, through us
+            start_new_session=True,  # a Ctrl-C reaches it only once, through this process
         )
 
 

@@ -1,4 +1,4 @@
-"""What a plan is made of: blocks of runs, what another scale changes in them, and which variants are ranked."""
+"""The parts of a plan: blocks of runs, what another scale changes in them, and which variants are ranked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sepal.errors import ConfigError
 from sepal_cli.arguments import Value, flatten_tables
 
 Keys = dict[str, Any]
-Chosen = Mapping[str, Mapping[str, Mapping[str, Value]]]  # block → variant → what its trials chose
+Chosen = Mapping[str, Mapping[str, Mapping[str, Value]]]  # block → variant → values that its trials chose
 Scale = Literal["quick", "cpu", "full"]
 SCALES: tuple[Scale, ...] = ("quick", "cpu", "full")
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=,-]*$")]
@@ -34,15 +34,15 @@ class Block(BaseModel):
     """One table: every cell of the grid × variant × seed is a run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    name: Name | Literal[""]  # empty: the only one of a file
+    name: Name | Literal[""]  # empty: the only block of a file
     title: str = ""
     variants: tuple[Name, ...] = Field(min_length=1)
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
     keys: Keys = {}
-    grid: dict[str, tuple[Value, ...]] = {}  # dotted keys quoted
+    grid: dict[str, tuple[Value, ...]] = {}  # dotted keys are quoted
     published: tuple[Published, ...] = ()
     tables: tuple[str, ...] = ()  # of the paper, for `sepal paper --table`: "1", "figure 4"
-    trials: str = ""  # a block whose cells are trials
+    trials: str = ""  # name of the block whose cells are trials
     headline: Name | None = None  # the variant whose figures README shows (experiments/readme.py)
     scales: tuple[Scale, ...] = SCALES
 
@@ -58,7 +58,7 @@ class AtScale(BaseModel):
 
 
 class Ranks(BaseModel):
-    """Which blocks variants are ranked over, and by what."""
+    """Which blocks variants are ranked over, and on which figures."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     blocks: tuple[Name, ...] = Field(min_length=1)
@@ -67,7 +67,7 @@ class Ranks(BaseModel):
     against: tuple[Name, ...] = ()
 
     def view(self, variant: str) -> str:
-        """Return the view in which a variant is judged: what a user of a deployed client predicts with."""
+        """Return the view in which a variant is judged: that of the model a deployed client's user predicts with."""
         return self.views.get(variant, "kept")
 
 
@@ -78,8 +78,8 @@ class Plan(BaseModel):
     title: str
     hours: float = Field(default=24.0, gt=0)
     note: str = ""
-    target: float | None = Field(default=None, gt=0, lt=1)  # accuracy, for rounds and MB until it is reached
-    view: Literal["received", "trained", "pooled", "kept"] = "trained"  # that reaches it, and of paired differences
+    target: float | None = Field(default=None, gt=0, lt=1)  # accuracy, for the rounds and MB until it is reached
+    view: Literal["received", "trained", "pooled", "kept"] = "trained"  # of the target and of paired differences
     tuned: str = ""
     keys: Keys = {}
     variants: dict[Name, Keys] = {}
@@ -89,15 +89,15 @@ class Plan(BaseModel):
 
     @property
     def known_scales(self) -> list[Scale]:
-        """The scales at which the plan has something of its own."""
+        """The scales that the plan supports."""
         named = {each for block in self.block if block.scales != SCALES for each in block.scales}
         return [each for each in SCALES if each in {"cpu", *self.scale, *named}]
 
     def at(self, scale: Scale) -> Plan:
-        """Return the plan at a scale: with the blocks that it has there, and with what the scale changes in them.
+        """Return the plan at a scale: the blocks that it has there, with the scale's changes.
 
         Raises:
-            ConfigError: The plan has nothing at that scale.
+            ConfigError: The plan does not support that scale.
         """
         if scale not in self.known_scales:
             raise ConfigError("--scale", f"{' or '.join(self.known_scales)}, which {self.title} has", scale)
@@ -112,13 +112,13 @@ class Plan(BaseModel):
 
     def _scaled(self, block: Block, change: AtScale) -> Block:
         keys, seeds = dict(flatten_tables(change.keys)), change.seeds
-        if block.name in {each.trials for each in self.block}:  # trials stay as short as they are
+        if block.name in {each.trials for each in self.block}:  # trials keep their rounds and seeds
             keys, seeds = {key: value for key, value in keys.items() if key != "rounds"}, ()
         update = {"keys": {**block.keys, **keys}, "seeds": seeds or block.seeds}
         return block.model_copy(update=update if change.published else {**update, "published": ()})
 
     def of_table(self, table: str) -> Plan:
-        """Return the plan with the blocks of one table of the paper, and those that their trials lie in.
+        """Return the plan with only the blocks of one table of the paper and the blocks of their trials.
 
         Raises:
             ConfigError: No block belongs to that table.
@@ -136,10 +136,10 @@ class Plan(BaseModel):
 
         Args:
             only: Name of one block; empty: all.
-            chosen: What trials have chosen (:func:`sepal_cli.plans.trials.chosen`).
+            chosen: The values that trials have chosen (:func:`sepal_cli.plans.trials.chosen`).
 
         Raises:
-            ConfigError: ``only`` is no block.
+            ConfigError: ``only`` does not name a block.
         """
         if only and only not in [block.name for block in self.block]:
             raise ConfigError("--only", f"one of {', '.join(block.name for block in self.block)}", only)
@@ -170,9 +170,9 @@ class PlannedRun:
     """One run of a plan.
 
     Attributes:
-        cell: The grid's values, as a text.
-        keys: Flat run-config keys, the run's name among them.
-        chosen: Which of them trials have chosen.
+        cell: The grid's values, as text.
+        keys: Flat run-config keys, including the run's name.
+        chosen: The keys that trials have chosen.
         ready: Whether it can be run: its trials, if it has any, have ended.
     """
 

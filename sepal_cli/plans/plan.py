@@ -1,4 +1,4 @@
-"""Plans: TOML files that say which runs there are, and with which keys. `sepal compare`, `tune` and `paper` read them.
+"""Plans: TOML files that list runs and their keys, read by `sepal compare`, `tune` and `paper`.
 
 One comparison::
 
@@ -8,57 +8,58 @@ One comparison::
     dataset = "digits"
     rounds = 20
     "partition.alpha" = [0.1, 0.3]
-    [settings.fedpse]            # of one method; its own keys need no prefix, a list makes a variant of each value
+    [settings.fedpse]            # for one method; its own keys need no prefix, a list makes a variant of each value
     keep = [0.1, 0.2]
-    [settings.thin]              # a name that is no method: a variant of the method that it names
+    [settings.thin]              # not a method's name: a variant of the method that it names
     method = "fedavg"
     width = 0.5
 
 Several tables, as a paper has them::
 
-    hours = 1.5                  # no run begins after it
-    [keys]                       # of every run
+    hours = 1.5                  # no run is started after this many hours
+    [keys]                       # for every run
     rounds = 20
-    [variants.NAME]              # keys under a name; a method's own name needs none
+    [variants.NAME]              # keys under a name; a method's own name needs no entry
     method = "fedpse"
     "fedpse.ewa" = false
     [[block]]                    # a table: every cell of the grid × variant × seed is a run
     name = "n5"
     variants = ["fedpse", "NAME", "fedavg"]
     seeds = [0, 1, 2]
-    tables = ["1", "figure 3"]   # optional: of the paper, for `sepal paper --table`
+    tables = ["1", "figure 3"]   # optional: the paper's tables, for `sepal paper --table`
     headline = "fedpse"          # optional: the variant that README's table of results shows
     [block.keys]
     clients = 5
     [block.grid]                 # optional: lists of values, all combinations
     "partition.lambda" = [1.0, 0.5, 0.0]
-    [[block.published]]          # optional: what the paper reports, in %, and the views beside it
+    [[block.published]]          # optional: the paper's figures in %, and the views to compare them with
     cell = "lambda=1.0"
     views = ["received", "trained"]
     values = { fedpse = 92.43, fedavg = 80.68 }
 
-Keys of a variant win over those of the grid, these over the block's, these over the file's. ``tuned = "FILE"`` names a
-file that `sepal tune` wrote: its settings of a method are taken where the plan's own for that method say nothing.
+Keys of a variant override those of the grid, which override the block's, which override the file's. ``tuned = "FILE"``
+names a file that `sepal tune` wrote: its settings for a method apply unless the plan's own for that method override
+them.
 
-A block's ``trials = "BLOCK"`` names another block whose cells are trials: when they have ended, each variant takes the
-values of the cell in which its validation accuracy was best, and runs.
+A block's ``trials = "BLOCK"`` names another block whose cells are trials: when they have ended, each variant runs with
+the values of the cell in which its validation accuracy was best.
 
-What one plan runs at another scale (`sepal paper --scale`)::
+A plan at another scale (`sepal paper --scale`)::
 
-    [scale.quick]                # or full; without a choice, cpu: the plan as written
+    [scale.quick]                # or full; the default is cpu: the plan as written
     blocks = ["n5"]              # only these; otherwise all that have the scale in their ``scales``
-    seeds = [0]                  # instead of theirs
-    keys = { dataset = "digits" }  # win over the block's keys, not over those of its grid and of variants; trials
+    seeds = [0]                  # instead of the blocks' own
+    keys = { dataset = "digits" }  # override the block's keys, but not those of its grid and of variants; trials
                                  # keep their seeds and rounds
-    published = false            # without published figures, where they belong to other data
+    published = false            # leave out published figures, if they belong to other data
 
 Variants ranked over several blocks, seeds and clients (:mod:`sepal_cli.paper.ranks`)::
 
     [ranks]
     blocks = ["har", "fashion"]
-    views = { fedavg = "received" }  # what a user of a deployed client predicts with; otherwise kept
-    megabytes = { har = 2.0 }    # MB a client that may be sent, for accuracy at equal bytes
-    against = ["local"]          # from which the others' paired differences are taken
+    views = { fedavg = "received" }  # the model that a deployed client's user predicts with; by default kept
+    megabytes = { har = 2.0 }    # MB per client that may be sent, for accuracy at equal bytes
+    against = ["local"]          # compared with the other variants by paired differences
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def make_plan(path: Path, table: Table) -> Plan:
     """Return the plan that ``table``, the content of ``path``, describes.
 
     Raises:
-        ConfigError: It is not a plan; the first key that is wrong is named.
+        ConfigError: It is not a plan; the error names the first wrong key.
     """
     table = {"title": path.stem, **table}
     alone = "methods" in table or "settings" in table
@@ -153,7 +154,7 @@ def _check_cells(plan: Plan, name: str) -> None:
 
 
 def _with_tuned(plan: Plan, path: Path) -> Plan:
-    """Return the plan with the settings that `sepal tune` chose, under those that the plan has for the same variant."""
+    """Return the plan with the settings that `sepal tune` chose; the plan's own for the same variant override them."""
     settings = read_table(path).get("settings", {})
     if not isinstance(settings, dict) or not all(isinstance(found, dict) for found in settings.values()):
         raise ConfigError("tuned", "a file that `sepal tune` wrote", str(path))
@@ -169,14 +170,14 @@ def _with_tuned(plan: Plan, path: Path) -> Plan:
 
 
 def check_keys(file: str, runs: list[PlannedRun]) -> None:
-    """Validate every run's keys, before any of them is begun.
+    """Validate every run's keys, before any run is started.
 
     Args:
         file: Name of the plan file, for the message.
         runs: The plan's runs.
 
     Raises:
-        ConfigError: A key is unknown or has a value that it cannot have.
+        ConfigError: A key is unknown or has an invalid value.
     """
     from strategies import registry
     from strategies.assembly import check_private

@@ -17,15 +17,15 @@ MOST_RUNS = 100_000  # of a block; lists of values multiply
 
 
 def as_block(file: str, table: Table) -> dict[str, Any]:
-    """Return a plan with ``[[block]]`` that means what one with ``methods`` and ``[settings]`` says.
+    """Convert a plan with ``methods`` and ``[settings]`` to the equivalent plan with ``[[block]]``.
 
     Args:
         file: The plan file's name, for messages.
         table: Its content.
 
     Raises:
-        ConfigError: No methods, a setting that is neither a scalar nor a list of scalars, or settings of a name that
-            is not among the methods.
+        ConfigError: There are no methods, a setting is neither a scalar nor a list of scalars, or settings are under a
+            name that is not among the methods.
     """
     for other in ("block", "keys", "variants"):
         if other in table:
@@ -54,7 +54,7 @@ def as_block(file: str, table: Table) -> dict[str, Any]:
 
 
 def split(file: str, names: list[str], settings: Table) -> tuple[dict[str, Any], dict[str, Table]]:
-    """Return the settings of all methods, flat, and those of each of ``names``."""
+    """Return the settings that all methods share, flat, and those of each of ``names``."""
     shared: dict[str, Any] = {}
     own: dict[str, Table] = {}
     for key, value in settings.items():
@@ -68,7 +68,7 @@ def split(file: str, names: list[str], settings: Table) -> tuple[dict[str, Any],
 
 
 def _is_part(key: str) -> bool:
-    """Return whether a table of this name holds keys of all runs: ``[settings.partition]``."""
+    """Return whether a table of this name, such as ``[settings.partition]``, holds keys of all runs."""
     from sepal.config import PARTS
 
     return key in PARTS
@@ -94,7 +94,7 @@ def _variants(file: str, name: str, table: Table) -> Iterator[tuple[str, dict[st
 
 
 def combinations(keys: Table) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every combination of the listed values with a label of them, ``keep=0.1,lr=0.05``; the rest is constant."""
+    """Yield a label, ``keep=0.1,lr=0.05``, and the keys for every combination of the listed values."""
     listed = {key: value for key, value in keys.items() if isinstance(value, list)}
     count = math.prod(map(len, listed.values()))
     if count > MOST_RUNS:
@@ -106,12 +106,12 @@ def combinations(keys: Table) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def own_keys(method: str, table: Table, where: str = "settings") -> dict[str, Any]:
-    """Return ``table`` flat, a method's own keys with the method's name before them: ``keep`` → ``fedpse.keep``.
+    """Return ``table`` flat, with the method's own keys prefixed by its name: ``keep`` → ``fedpse.keep``.
 
     Args:
-        method: A method's name; of a name that is none, the keys stay as they are.
+        method: A method's name; for any other name, the keys stay as they are.
         table: Settings of this method; dotted keys as they are.
-        where: What stands before a key in a message.
+        where: Prefix of a key in error messages.
     """
     from strategies import registry
 

@@ -1,7 +1,7 @@
-"""Blocks of a plan whose cells are trials: each variant takes the values with which validation data went best.
+"""Blocks of a plan whose cells are trials: each variant takes the values with the best validation accuracy.
 
-No test data is looked at: what decides is the mean validation accuracy of the closing round, over the trials' seeds, in
-the received view for a variant that the plan's ``ranks`` judge by that, and otherwise in the trained view.
+Test data is never looked at. The criterion is the mean validation accuracy of the closing round over the trials' seeds:
+in the received view for a variant that the plan's ``ranks`` judge by it, and otherwise in the trained view.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ Execute = Callable[[Sequence[PlannedRun]], list[str]]
 
 
 def chosen(plan: Plan, out: Path, failed: Collection[str] = ()) -> Chosen:
-    """Return what the trials under ``out`` have chosen, for the variants all of whose trials have ended.
+    """Return the values that trials under ``out`` have chosen, for the variants whose trials have all ended.
 
-    Trials named in ``failed``, for instance because a large rate diverged, are not chosen, nor waited for.
+    Trials named in ``failed``, for example because training diverged at a large learning rate, are neither chosen nor
+    waited for.
     """
     blocks = {block.name: block for block in plan.block}
     found: dict[str, dict[str, dict[str, Value]]] = {}
@@ -45,7 +46,7 @@ def chosen(plan: Plan, out: Path, failed: Collection[str] = ()) -> Chosen:
 
 
 def _best(plan: Plan, block: Block, runs: Sequence[PlannedRun], out: Path) -> dict[str, Value] | None:
-    """Return the values of the best cell, the first of several; None while a trial is missing."""
+    """Return the values of the best cell, the first in a tie; None while a trial is missing."""
     if not runs:
         return None
     view = plan.ranks.view(runs[0].variant) if plan.ranks else "trained"
@@ -62,7 +63,7 @@ def _best(plan: Plan, block: Block, runs: Sequence[PlannedRun], out: Path) -> di
 
 
 def in_stages(plan: Plan, only: str, out: Path, execute: Execute) -> list[str]:
-    """Run a plan in its order, each block's trials before it; return the names of runs that failed.
+    """Run a plan's blocks in order, each after its trials; return the names of runs that failed.
 
     A block that waits for trials is run as soon as they have ended, before trials further down in the file.
 
@@ -70,13 +71,13 @@ def in_stages(plan: Plan, only: str, out: Path, execute: Execute) -> list[str]:
         plan: The plan.
         only: Name of one block, which is run with the block of its trials; empty: all.
         out: Directory of run directories.
-        execute: Runs what is missing of a list of runs, and returns the names of those that failed.
+        execute: Executes the missing runs of a list, and returns the names of those that failed.
     """
     wanted = {block.name for block in plan.block if only in ("", block.name)}
     wanted |= {block.trials for block in plan.block if block.name in wanted}
     failed: list[str] = []
     tried: set[str] = set()
-    list(plan.runs(only))  # refuses a name that is none
+    list(plan.runs(only))  # raises if ``only`` is not a block
     while True:
         every = plan.runs(chosen=chosen(plan, out, failed))
         left = [run for run in every if run.block in wanted and run.name not in tried]
@@ -88,14 +89,14 @@ def in_stages(plan: Plan, only: str, out: Path, execute: Execute) -> list[str]:
 
 
 class Executor:
-    """Executes lists of runs one after the other, within hours that they share."""
+    """Executes lists of runs one after the other, within a shared limit of hours."""
 
     def __init__(self, out: Path, jobs: int, workers: int, hours: float) -> None:
         self._out, self._jobs, self._workers = out, jobs, workers
         self._hours, self._begun = hours, time.monotonic()
 
     def __call__(self, runs: Sequence[PlannedRun]) -> list[str]:
-        """Run what is missing of ``runs``; return the names of those that failed."""
+        """Execute the missing ones of ``runs``; return the names of those that failed."""
         left = max(0.0, self._hours - (time.monotonic() - self._begun) / 3600)
         display = PlanDisplay(Console(stderr=True))
         failed = execute(runs, self._out, display, jobs=self._jobs, workers=self._workers, hours=left)
@@ -105,6 +106,6 @@ class Executor:
 
 
 def failures(out: Path) -> list[str]:
-    """Return the names of the runs under ``out`` that failed when they were last tried."""
+    """Return the names of the runs under ``out`` whose last attempt failed."""
     file = out / FAILED
     return file.read_text().split() if file.is_file() else []

@@ -1,16 +1,16 @@
-"""``sepal tune``: a small grid for each method, the same number of trials for all, chosen on validation data alone.
+"""``sepal tune``: tune each method on a small grid, with the same number of trials, on validation data alone.
 
-A plan as of `sepal compare`, and beside it::
+A plan as for `sepal compare`, with these additions::
 
-    rounds are those of [settings]; test data is never looked at
-    trials = 6                   # of each method; without it all grids must be of one size
-    views = { fedavg = "received" }   # optional: what a method is judged by; otherwise trained
+    trials = 6                   # per method; without it, all grids must have the same size
+    views = { fedavg = "received" }   # optional: the view that a method is judged by; by default trained
     [grid]                       # lists of values, tried for every method
     lr = [0.01, 0.03, 0.1]
-    [grid.ditto]                 # and these for one, in all combinations with the others
+    [grid.ditto]                 # further lists for one method, in all combinations with the others
     lambda = [0.1, 1.0]
 
-It writes ``chosen.toml``, which a plan takes by ``tuned = "…/chosen.toml"``, and ``grid.ndjson``, a line a trial.
+The rounds are those of ``[settings]``; test data is never looked at. It writes ``chosen.toml``, which a plan includes
+with ``tuned = "…/chosen.toml"``, and ``grid.ndjson``, with a line for each trial.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sepal_cli.plans.model import Plan, PlannedRun
 from sepal_cli.plans.plan import check_keys, make_plan, read_table
 from sepal_cli.plans.settings import Table, combinations, own_keys, split
 
-VIEWS = ("trained", "received")  # those with validation data
+VIEWS = ("trained", "received")  # the views with validation accuracy
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Trial:
 
     Attributes:
         settings: The grid's values, flat.
-        validation: Mean accuracy on validation data after the last round, over seeds; None while it is not there.
+        validation: Mean accuracy on validation data after the last round, over seeds; None until all seeds have ended.
     """
 
     method: str
@@ -59,7 +59,7 @@ def tune(
     workers: Annotated[int, typer.Option(min=0, help="Worker processes of each run; 0: by the cores.")] = 0,
     hours: Annotated[float | None, typer.Option(help="Start no run after so many hours.")] = None,
 ) -> None:
-    """Try a small grid of settings for each method, equally many for each; choose by validation data alone."""
+    """Try a small grid of settings for each method, with the same number of trials; choose by validation data alone."""
     from sepal_cli.plans.display import PlanDisplay
     from sepal_cli.plans.execute import execute
 
@@ -84,7 +84,7 @@ class Search:
 
     Attributes:
         file: The plan file's name.
-        views: Method → the view whose validation accuracy it is chosen by.
+        views: Method → the view by whose validation accuracy its settings are chosen.
     """
 
     file: str
@@ -96,7 +96,7 @@ class Search:
         """Refuse a plan without validation data, or with a swept setting outside the grid.
 
         Raises:
-            ConfigError: Names the key.
+            ConfigError: The plan is refused; the error names the key.
         """
         for run in runs:
             if run.keys.get("split.validation", 0.1) == 0:
@@ -105,7 +105,7 @@ class Search:
             raise ConfigError(f"{self.file}: settings", "lists in [grid] alone", f"the setting {runs[0].cell}")
 
     def judged(self, out: Path, runs: list[PlannedRun]) -> list[Trial]:
-        """Return the trials with what the runs in ``out`` found on validation data."""
+        """Return the trials with the validation accuracy of the runs in ``out``."""
         found = []
         for trial in self.trials:
             values = [validation(out / r.name, self.views[trial.method]) for r in runs if r.variant == trial.variant]
@@ -115,7 +115,7 @@ class Search:
         return found
 
     def write(self, out: Path, runs: list[PlannedRun], trials: list[Trial]) -> list[Path]:
-        """Write the whole grid, and the chosen settings of every method all of whose trials have ended."""
+        """Write the whole grid, and the chosen settings of every method whose trials have all ended."""
         seeds = sorted({run.seed for run in runs})
         rounds = runs[0].keys.get("rounds", "the data set's default number of")
         grid, chosen = out / "grid.ndjson", out / "chosen.toml"
@@ -144,7 +144,7 @@ class Search:
 
 
 def choose(trials: list[Trial]) -> dict[str, Trial]:
-    """Return the best trial of each method, the first of several equal ones; none of a method with a trial missing."""
+    """Return the best trial of each method, the first in a tie; leave out methods with a trial missing."""
     best: dict[str, Trial] = {}
     for method in dict.fromkeys(trial.method for trial in trials):
         own = [trial for trial in trials if trial.method == method]
@@ -154,7 +154,7 @@ def choose(trials: list[Trial]) -> dict[str, Trial]:
 
 
 def validation(run: Path, view: str) -> float | None:
-    """Return a complete run's mean validation accuracy in its closing round; None where it has not ended.
+    """Return a run's mean validation accuracy in its closing round; None if it has not ended.
 
     Raises:
         ConfigError: The method has no such view.
@@ -175,7 +175,7 @@ def read_search(path: Path) -> Search:
     """Return the search that a plan file describes.
 
     Raises:
-        ConfigError: It cannot be read, names an unknown key, or does not give each method as many trials.
+        ConfigError: It cannot be read, names an unknown key, or does not give each method the same number of trials.
     """
     table = dict(read_table(path))
     grid, trials, views = table.pop("grid", None), table.pop("trials", None), table.pop("views", {})
@@ -215,7 +215,7 @@ def _trials(
     fixed: Mapping[str, Table],
     count: int | None,
 ) -> dict[str, list[tuple[str, dict[str, Any]]]]:
-    """Return each method's trials, equally many: of a larger grid, as many as asked for, drawn at random."""
+    """Return each method's trials, the same number for each; from a larger grid, they are drawn at random."""
     grids = {}
     for name in methods:
         method = str(fixed.get(name, {}).get("method", name))

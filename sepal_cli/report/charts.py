@@ -1,4 +1,4 @@
-"""A report's first figures as Altair charts: title, how to read it, and what it shows in words; and the list of all."""
+"""A report's first figures as Altair charts, each with a reading aid and its content in words; and the list of all."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def figures(comparison: Comparison, data: Mapping[str, Rows]) -> list[Figure]:
 def _curve(
     x: str, title: str, axis: str, unit: str, digits: int
 ) -> Callable[[Comparison, Mapping[str, Rows]], Figure | None]:
-    """Return what makes a figure of accuracy by ``x``."""
+    """Return a function that makes a figure of accuracy by ``x``."""
 
     def make(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
         if "curve" not in data:

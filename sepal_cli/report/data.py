@@ -15,12 +15,12 @@ from sepal_cli.comparison_tables import YARDSTICKS
 from sepal_cli.report.learned import Row, Rows, learned
 from sepal_cli.results import DIRECTIONS
 
-COLOURS = 12  # of the page, --c0 to --c11; further labels begin again
-STAND_IN = "trained"  # is shown, dashed, for a view that a method does not have
+COLOURS = 12  # of the page, --c0 to --c11; further labels start again at --c0
+STAND_IN = "trained"  # shown dashed in place of a view that a method does not have
 
 
 def datasets(comparison: Comparison) -> dict[str, Rows]:
-    """Return the rows of every figure that the runs hold data for, by data set."""
+    """Return the rows of every figure that the runs have data for, by data set."""
     found = {
         "curve": list(_curve(comparison)),
         "clients": list(_clients(comparison)),
@@ -36,18 +36,18 @@ def datasets(comparison: Comparison) -> dict[str, Rows]:
 
 
 def views(comparison: Comparison) -> list[str]:
-    """Return the views that some run has; ``trained`` where no client has sent an accuracy, or none yet."""
+    """Return the views that any run has; ``trained`` if no client has sent an accuracy."""
     found = [view for view in CLOSING_VIEWS if any(result.points(view) for result in comparison.results)]
     return found or [STAND_IN]
 
 
 def _shown(group: Group, view: str) -> str:
-    """Return the view itself, or what stands in for it."""
+    """Return the view itself, or the one that stands in for it."""
     return view if any(result.points(view) for result in group.results) else STAND_IN
 
 
 def stand_ins(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """Return cell, label and view of what a method does not have, so that another view is shown."""
+    """Return cell, label and view wherever a method lacks the view, so that another one is shown."""
     return [
         (group.cell, group.label, view)
         for group in comparison.all_groups()
@@ -131,7 +131,7 @@ def _bytes(comparison: Comparison) -> Iterator[Row]:
 
 
 def _labels(comparison: Comparison) -> Iterator[Row]:
-    """Yield how many training examples of each label every client has; nothing where the data is not at hand."""
+    """Yield the number of training examples of each label that each client has; nothing if the data is not here."""
     for cell in comparison.cells:
         groups = comparison.groups(cell)
         names, counts, _ = label_counts(groups[0].first.stored.config) if groups else ((), {}, "")
@@ -144,9 +144,9 @@ def _labels(comparison: Comparison) -> Iterator[Row]:
 
 
 def label_counts(config: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, list[int]], str]:
-    """Return the labels' names, if they have any, each client's number of training examples by label, and why not.
+    """Return the labels' names, if they have any, each client's number of training examples by label, and a reason.
 
-    The first two are empty where the data is private or not here; the last is a sentence then.
+    If the data is private or not on this machine, the first two are empty and the reason is a sentence that says so.
     """
     return _label_counts(tuple(config.items()))
 
@@ -158,7 +158,7 @@ def _label_counts(items: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, ...], 
     from sepal.data import federated_data
     from strategies.registry import Hypers
 
-    try:  # without the run's model: to build that of a run that came from elsewhere could import code
+    try:  # without the run's model: for a run from elsewhere, building it could import code
         config, _ = parse(dict(items), Hypers())
         data = federated_data(config)
         if data.private:
@@ -168,7 +168,7 @@ def _label_counts(items: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, ...], 
             name = client_name(number)
             labels = data.client(number, config.clients, name).train.y
             found[name] = np.bincount(labels, minlength=classes).tolist()
-    except SepalError:  # its text is not shown: it may name a directory of the machine
+    except SepalError:  # its text is not shown: it may name a directory of this machine
         name = dict(items).get("dataset", "")
         return (), {}, f"The data ({name}) is not on the machine that wrote this report, or cannot be read there."
     return data.info.class_names, found, ""
@@ -194,7 +194,7 @@ def _pairs(comparison: Comparison) -> Iterator[Row]:
 
 
 def _capacity(comparison: Comparison) -> Iterator[Row]:
-    """Yield capacity and accuracy of clients, where their capacities differ."""
+    """Yield the capacity and accuracy of clients, if their capacities differ."""
     for group in comparison.all_groups():
         result = group.first
         capacity = {client["name"]: client["capacity"] for client in result.stored.lines[-1]["clients"]}
@@ -213,7 +213,7 @@ def _capacity(comparison: Comparison) -> Iterator[Row]:
 
 
 def _own(comparison: Comparison) -> Iterator[Row]:
-    """Yield what methods report of themselves by round, and the means over clients of what clients report."""
+    """Yield the methods' own figures by round, and the means over clients of what clients report."""
     for group in comparison.all_groups():
         for line in group.first.stored.lines:
             if line["phase"] == "closing":

@@ -1,4 +1,4 @@
-"""What a report's figures are made of: their record, and the parts that several of them share.
+"""Building blocks of a report's figures: the record of a figure, and the parts that several figures share.
 
 Colours are CSS variables (``var(--c0)``), so one chart serves the light page, the dark page and paper. The page sets
 the parameters ``cell``, ``view``, ``label``, ``figure`` and ``hidden`` of all charts at once.
@@ -26,11 +26,12 @@ class Figure:
     """One figure of the page.
 
     Attributes:
-        name: Of its data set.
+        name: The figure's name.
+        data: Name of its data set.
         title: What is shown.
         reading: Units, and how to read it.
-        words: The text alternative: the same in sentences.
-        chart: As Vega-Lite; empty where there is nothing to draw, and ``words`` say why.
+        words: The text alternative: the same content in sentences.
+        chart: As Vega-Lite; empty if there is nothing to draw, and ``words`` say why.
         parameters: Which of the page's controls change it.
         main: Whether it is one of the first figures.
     """
@@ -52,13 +53,13 @@ def chart_of(data: str, parameters: Mapping[str, Any]) -> alt.Chart:
 
 
 def finish(chart: Any, words: str, height: int = HEIGHT, title: str = "") -> dict[str, Any]:
-    """Return a chart as Vega-Lite of the width that the page gives it.
+    """Return a chart as Vega-Lite, with its width left to the page.
 
     Args:
-        chart: Of Altair.
+        chart: An Altair chart.
         words: Its text alternative.
         height: In pixels.
-        title: An expression of what the chart shows now, such as :func:`shown` returns.
+        title: An expression for what the chart shows now, such as :func:`shown` returns.
     """
     chart = chart.properties(width=WIDE, height=height, description=words)
     if title:
@@ -70,7 +71,7 @@ def finish(chart: Any, words: str, height: int = HEIGHT, title: str = "") -> dic
 
 
 def colour_of(comparison: Comparison) -> alt.Color:
-    """Return the colour of a label: the same one in all figures."""
+    """Return the colour encoding of the labels, the same in all figures."""
     colours = [f"var(--c{place % COLOURS})" for place in range(len(comparison.labels))]
     return alt.Color("label:N", legend=None, scale=alt.Scale(domain=comparison.labels, range=colours))
 
@@ -83,13 +84,13 @@ PERCENT = alt.Scale(domain=[0, 100])
 
 
 def shown(comparison: Comparison, run: str = "", view: bool = False, before: str = "") -> str:
-    """Return an expression of which runs a figure of first seeds shows: ``fedpse, trained models, seed 0``.
+    """Return an expression for the runs that a figure of the first seeds shows: ``fedpse, trained models, seed 0``.
 
     Args:
         comparison: The runs.
-        run: An expression of the label of the one run that is shown; empty if all are.
-        view: Whether the figure is of the models chosen on the page.
-        before: An expression of what comes first.
+        run: An expression for the label of the one run that is shown; empty if all are.
+        view: Whether the figure shows the models chosen on the page.
+        before: An expression for what comes first.
     """
     seeds = {f"{group.cell}/{group.label}": group.first.seed for group in comparison.all_groups()}
     parts = [part for part in (before, run) if part]
@@ -113,7 +114,7 @@ def _first(comparison: Comparison) -> dict[str, Any]:
 
 
 def parameters(comparison: Comparison, *names: str) -> dict[str, Any]:
-    """Return the first values of the named parameters."""
+    """Return the initial values of the named parameters."""
     return {name: _first(comparison)[name] for name in names}
 
 
@@ -123,10 +124,10 @@ def said(found: Estimate | None, unit: str = " %") -> str:
 
 
 def called(group: Group) -> str:
-    """Return the name of a group, with its cell where there are several."""
+    """Return the name of a group, with its cell if there are several."""
     return named(group.label, group.cell)
 
 
 def named(label: str, cell: str) -> str:
-    """Return a label with its cell, where there are several cells."""
+    """Return a label, with its cell if there are several."""
     return f"{label} ({cell})" if cell else label

@@ -1,4 +1,4 @@
-"""A report's further figures, each for runs that hold its data."""
+"""A report's further figures, each for runs that have its data."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def first_own(rows: Sequence[Row]) -> str:
 
 
 def own(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
-    """Return what methods report of themselves, by round."""
+    """Return the methods' own figures by round."""
     if "own" not in data:
         return None
     used = ("cell", "hidden", "figure")
@@ -121,7 +121,7 @@ def own(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     rounds = alt.Axis(tickMinStep=1, format="d")
     chart = drawn.mark_line(point=True, strokeWidth=2).encode(
         alt.X("round:Q", title="round", scale=alt.Scale(nice=False, zero=True), axis=rounds),
-        alt.Y("value:Q", title=None, scale=alt.Scale(zero=False)),  # its name is the chart's title
+        alt.Y("value:Q", title=None, scale=alt.Scale(zero=False)),  # the figure's name is in the chart's title
         colour_of(comparison),
         tooltip=[alt.Tooltip("label:N", title="run"), alt.Tooltip("round:Q"), alt.Tooltip("value:Q")],
     )

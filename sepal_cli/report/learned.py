@@ -1,4 +1,4 @@
-"""Rows of figures about what single methods learn: masks, clusters of clients, pruning. Shares are in per cent."""
+"""Rows for figures of what particular methods learn: masks, clusters of clients, pruning. Shares are in per cent."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from sepal_cli.paper.pruning import courses
 
 Row = dict[str, Any]
 Rows = list[Row]
-MOST = 60  # clients that are compared with each other: a row for every two of them
-DRAWN = 12  # clients whose pruning is drawn
+MOST = 60  # clients, at most, that are compared with each other: there is a row for each pair
+DRAWN = 12  # clients, at most, whose pruning is drawn
 
 
 def learned(comparison: Comparison) -> dict[str, Rows]:
-    """Return the rows, where runs have what they are made of.
+    """Return the rows for the runs that have the data.
 
-    ``masks``: how alike every two clients' masks and labels are. ``overlap``: how much of each client's mask is in the
-    global one. ``layers``: what share of each tensor masks keep. ``tree``: brackets and leaves of a clustering.
-    ``pruning``: accuracy by what a client has pruned.
+    ``masks``: how alike each pair of clients' masks and labels are. ``overlap``: how much of each client's mask is in
+    the global one. ``layers``: the share of each tensor that masks keep. ``tree``: brackets and leaves of a clustering.
+    ``pruning``: accuracy by the share that a client has pruned.
     """
     found: dict[str, Rows] = {"masks": [], "overlap": [], "layers": [], "tree": [], "pruning": []}
     for group in comparison.all_groups():
         found["pruning"] += _pruning(group)
         config = group.first.stored.config
-        code = ":" in f"{config.get('model')}{config.get('own.data', '')}"  # of a run from elsewhere: never imported
+        code = ":" in f"{config.get('model')}{config.get('own.data', '')}"  # never imported: the run may be foreign
         if not code and group.first.stored.summary is not None and int(config["clients"]) <= MOST:
             for name, rows in {**_masks(group), "tree": _tree(group)}.items():
                 found[name] += rows
@@ -77,7 +77,7 @@ def _tree(group: Group) -> Rows:
 
 
 def _pruning(group: Group) -> Iterator[Row]:
-    """Yield what a few clients have pruned and how well they do, in rounds in which they were evaluated."""
+    """Yield the share that a few clients have pruned and their accuracy, in the rounds in which they were evaluated."""
     found = courses(group.first.stored.lines)
     for name in list(found)[:: max(1, len(found) // DRAWN)][:DRAWN]:
         course = found[name]

@@ -1,7 +1,7 @@
-"""``sepal watch --web``: the report of runs while they go on, on this machine alone.
+"""``sepal watch --web``: the report of runs in progress, on this machine only.
 
-The page lies under a secret path, which is printed: other users of the machine, who may not read the run's directory,
-reach the port, too.
+The page is under a secret path, which is printed: other users of the machine, who may not read the run's directory,
+can reach the port, too.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class ReportServer(ThreadingHTTPServer):
     """Serves the report of ``places`` on 127.0.0.1.
 
     Args:
-        places: As of `sepal report`.
-        port: 0 takes a free one.
+        places: As for `sepal report`.
+        port: 0 for a free one.
 
     Raises:
         ConfigError: There is no such run, or the port is taken.
@@ -46,7 +46,7 @@ class ReportServer(ThreadingHTTPServer):
         return f"http://{LOCAL}:{self.server_port}/{self.secret}/"
 
     def part(self, path: str) -> str | None:
-        """Return what a path asks for below the secret one: empty for the page; None without the secret."""
+        """Return the part of a path below the secret; empty for the page, None without the secret."""
         _, secret, *rest = [*path.split("/"), ""]
         known = secrets.compare_digest(secret.encode(), self.secret.encode())
         return "/".join(rest).removesuffix("/") if known and rest[:-1] else None
@@ -57,14 +57,14 @@ class ReportServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers for the page and for what has changed in it."""
+    """Serves the page, and what has changed in it."""
 
     server: ReportServer
 
     def do_GET(self) -> None:
-        """Answer ``/SECRET/`` with the page, ``/SECRET/data`` with its parts that change."""
+        """Answer ``/SECRET/`` with the page, and ``/SECRET/data`` with the parts that change."""
         host = self.headers.get("Host", "").rpartition(":")[0]
-        if host not in (LOCAL, "localhost"):  # a page of elsewhere whose name was made to lead here
+        if host not in (LOCAL, "localhost"):  # another site's name that was made to lead here (DNS rebinding)
             self.send_error(403)
         elif (part := self.server.part(self.path)) == "":
             self._send("text/html; charset=utf-8", self._page())

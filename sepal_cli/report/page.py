@@ -1,4 +1,4 @@
-"""The page around a report's figures: controls, overview table, what was run; everything in one file."""
+"""The page around a report's figures: controls, overview table, what was run; all in one file."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from sepal_cli.tables import privacy_line
 if TYPE_CHECKING:
     from sepal_cli.report.figure import Figure
 
-PLACES = ("data-dir", "out", "state-dir")  # paths of the machine; a report is passed on
+PLACES = ("data-dir", "out", "state-dir")  # paths on this machine, left out because reports are passed on
 
 
 def write_html(places: Sequence[str], path: Path) -> Path:
     """Write the report of runs, or of directories of `sepal compare`, to ``path`` and return it.
 
     Raises:
-        ConfigError: The extra ``report`` is not installed; there is no such run; runs that cannot be compared.
+        ConfigError: The extra ``report`` is not installed, there is no such run, or the runs cannot be compared.
         StateError: A run's files are damaged.
     """
     comparison = read_comparison(places)
@@ -42,7 +42,7 @@ def write_html(places: Sequence[str], path: Path) -> Path:
 
 
 def live_parts(comparison: Comparison) -> dict[str, Any]:
-    """Return what of the page changes while runs go on: rows, overview, and whether something goes on."""
+    """Return the parts of the page that change during runs: rows, overview, and whether all runs have ended."""
     return {
         "data": datasets(comparison),
         "lead": html.escape(_lead(comparison)),
@@ -55,8 +55,8 @@ def render(comparison: Comparison, live: bool = False) -> str:
     """Return the page of a comparison, which may be one run.
 
     Args:
-        comparison: With at least one full evaluation.
-        live: Whether the page asks its server for what has changed.
+        comparison: The runs, with at least one full evaluation.
+        live: Whether the page asks its server for changes.
 
     Raises:
         ConfigError: The extra ``report`` is not installed.
@@ -105,7 +105,7 @@ def _part(name: str) -> str:
 
 
 def _json(value: Any) -> str:
-    """Return JSON that can stand in a script element, which neither ``</script`` nor ``<!--<script`` in it may end."""
+    """Return JSON that is safe in a script element: without ``<``, so without ``</script`` and ``<!--<script``."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 

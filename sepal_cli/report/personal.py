@@ -1,4 +1,4 @@
-"""A report's figures of what single methods learn about clients: masks, sparsity, pruning, clusters."""
+"""A report's figures of what particular methods learn about clients: masks, sparsity, pruning, clusters."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from sepal_cli.report.figure import (
 )
 from sepal_cli.report.learned import Rows
 
-TICKS = 4  # of a tree's axis at most, beside 0
-PIXELS = 22  # of a client in figures with a line for each
-LAYER = 30  # pixels of a layer, which has a point for each kind of mask
+TICKS = 4  # at most, on a tree's axis, besides 0
+PIXELS = 22  # per client, in figures with a line for each
+LAYER = 30  # pixels per layer, which has a point for each kind of mask
 
 
 def _chosen(rows: Rows) -> str:
-    """Return an expression of the label of the run chosen under "Clients of", or of the first that has any."""
+    """Return an expression for the label of the run chosen under "Clients of", or of the first run that has rows."""
     labels = list(dict.fromkeys(row["label"] for row in rows))
     return f"(indexof({json.dumps(labels)}, label) < 0 ? {json.dumps(labels[0])} : label)"
 
@@ -47,7 +47,7 @@ CHOSEN = "Of the run chosen under “Clients of”, or of the first that has the
 
 
 def masks(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
-    """Return how alike clients' masks are by how alike their labels are (DM-PFL, Figure 6)."""
+    """Return the similarity of clients' masks by the similarity of their labels (DM-PFL, Figure 6)."""
     if "masks" not in data:
         return None
     used = ("cell",)
@@ -79,7 +79,7 @@ def layers(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     chart = drawn.mark_point(size=80, filled=True, opacity=0.9).encode(
         alt.X("kept:Q", title="entries kept, %", scale=PERCENT),
         alt.Y("layer:N", title=None, sort=order, axis=alt.Axis(labelLimit=150)),
-        alt.YOffset("mask:N"),  # equal shares would hide one another
+        alt.YOffset("mask:N"),  # points of equal shares would hide one another
         alt.Shape("mask:N", legend=alt.Legend(orient="top", title=None)),
         colour_of(comparison),
         tooltip=["label:N", "layer:N", "mask:N", alt.Tooltip("kept:Q", title="kept, %")],
@@ -95,7 +95,7 @@ def layers(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
 
 
 def similar(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
-    """Return the similarity of every two clients' masks (DM-PFL, Figure 6 a)."""
+    """Return the similarity of each pair of clients' masks (DM-PFL, Figure 6 a)."""
     if "masks" not in data:
         return None
     used = ("cell", "label")
@@ -122,7 +122,7 @@ def similar(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
 
 
 def overlap(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
-    """Return how much of each client's mask the global one has (DM-PFL, Figure 6 b)."""
+    """Return how much of each client's mask is in the global one (DM-PFL, Figure 6 b)."""
     if "overlap" not in data:
         return None
     used = ("cell", "hidden")
@@ -146,7 +146,7 @@ def overlap(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
 
 
 def pruning(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
-    """Return accuracy by what is pruned, a line a client (Sub-FedAvg, Figure 1)."""
+    """Return accuracy by the pruned share, with a line for each client (Sub-FedAvg, Figure 1)."""
     if "pruning" not in data:
         return None
     used = ("cell", "label")
@@ -174,7 +174,7 @@ def pruning(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
 
 
 def tree(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
-    """Return which clients a method has found alike, as a dendrogram (pFedGate, Figure 4)."""
+    """Return a dendrogram of the clients that a method has found to be alike (pFedGate, Figure 4)."""
     if "tree" not in data:
         return None
     used = ("cell", "label")
@@ -206,7 +206,7 @@ def tree(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
 
 
 def _ticks(most: float) -> list[float]:
-    """Return a few places on an axis from 0, equally far apart: by 1, 2 or 5 times a power of ten."""
+    """Return a few evenly spaced places on an axis from 0, at steps of 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(most / TICKS))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * TICKS >= most)
     return [float(f"{step * number:.12g}") for number in range(int(most / step * 1.000001) + 1)]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sepal.user_modules import PACKAGES
 
-PRELOADED = ("client_app", "models", "strategies")  # and with them what they import of sepal
+PRELOADED = ("client_app", "models", "strategies")  # and with them what they import from sepal
 ANSWERING = ("sepal", *PRELOADED)
 LATE = ("numpy.ma", "numpy.random")  # NumPy imports them when they are first used
 
@@ -34,7 +34,7 @@ class Code:
     Attributes:
         root: Directory of the packages.
         digests: SHA-256 of each file by its path below ``root``, also of files that are not imported yet.
-        stamps: Change time and size of the same files, in the same order.
+        stamps: Modification time and size of the same files, in the same order.
         imported: The files that are already imported.
     """
 

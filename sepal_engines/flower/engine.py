@@ -46,7 +46,7 @@ class AppRun:
         run_id: Flower's id of the run.
         status: ``finished:completed``, ``finished:failed``, ``finished:stopped``.
         log: Output of ``flwr run --stream``, by line.
-        reason: Why it failed, in one line; empty where Flower does not say.
+        reason: Why it failed, in one line; empty if Flower does not say.
     """
 
     run_id: str
@@ -108,7 +108,7 @@ class Flower(Processes):
         """Let Flower's commands find the SuperLink on this machine's control port.
 
         Args:
-            authority: CA certificate to verify the SuperLink's; None for plain text.
+            authority: CA certificate that verifies the SuperLink's; None for plain text.
         """
         address = f"127.0.0.1:{self.ports.control}"
         trust = {"root-certificates": str(authority)} if authority else {"insecure": True}
@@ -156,7 +156,7 @@ class Flower(Processes):
             log: Whether to write its output to ``NAME.log`` under the home; otherwise to this process's output.
             credentials: For TLS and a registered key.
             cold: Start a new process for each message, as Flower's own SuperNode does.
-            look: Longest pause between two looks for a message, in seconds; 0: Flower's 3.
+            look: Longest pause between two polls for a message, in seconds; 0: Flower's 3.
         """
         command = supernode_command(address or f"127.0.0.1:{self.ports.fleet}", free_port(), node_config, credentials)
         cold = cold or wants_gpu(node_config)
@@ -176,8 +176,8 @@ class Flower(Processes):
     ) -> AppRun:
         """Run the app at ``app`` with ``flwr run --stream`` and return the result.
 
-        The stream can break while the run goes on, for example where many clients keep the SuperLink busy; then it is
-        taken up again.
+        The stream can break while the run continues, for example if many clients keep the SuperLink busy; then it is
+        resumed.
 
         Args:
             app: Directory with its pyproject.toml.
@@ -203,7 +203,7 @@ class Flower(Processes):
             left = deadline - time.monotonic()
             if left < 0:
                 raise FlowerError("flwr run", f"an end within {timeout:g} s", ended[0])
-            seen = set(lines)  # the log begins from its start again
+            seen = set(lines)  # the log starts over from its beginning
 
             def unseen(line: str, seen: set[str] = seen) -> None:
                 if line not in seen:

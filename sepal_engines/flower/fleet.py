@@ -1,4 +1,4 @@
-"""A call of Flower's Fleet API that changes nothing. It uses private names of flwr 1.39.
+"""A call to Flower's Fleet API that changes nothing. It uses private names of flwr 1.39.
 
 Flower checks a call's signature and timestamp first, then the public key, then the arguments. So a node that asks to be
 activated with an impossible heartbeat interval is always refused, and the error tells whether clock and key are good.
@@ -22,7 +22,7 @@ from sepal.errors import one_line
 
 FLOWER = "1.39"
 OLD, AHEAD = 305.0, 5.0  # seconds by which a call's timestamp may be older or newer than the server's clock
-BAD_CLOCK = "Invalid timestamp"  # what the server says otherwise
+BAD_CLOCK = "Invalid timestamp"  # the server's answer to any other timestamp
 KNOWN_KEY = int(ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL)
 
 
@@ -30,7 +30,7 @@ def activation(channel: grpc.Channel, key: ec.EllipticCurvePrivateKey, timeout: 
     """Return a function that asks for an impossible activation and returns how it was refused.
 
     Its argument is the number of seconds by which the call's timestamp is ahead of this machine's clock. It returns the
-    number of Flower's error, which is ``KNOWN_KEY`` if the key is registered, or a text.
+    code of Flower's error, which is ``KNOWN_KEY`` if the key is registered, or a text.
 
     Args:
         channel: A channel to the Fleet API.

@@ -4,13 +4,13 @@
 ``--cold`` only in the first three, and in the last if ``--look`` is given:
 
 - A late reply is pushed even if no further message arrives.
-- A reply whose content does not arrive is given up.
+- A reply whose content does not arrive is abandoned.
 - A message whose task has ended without a reply is answered with an error.
 - The executor is our resident process, which is restarted whenever it ends.
-- The SuperNode's fixed pauses (3 s between looks for a message, .5 s between checks for the client's reply) start
-  short and grow to that length while nothing happens; the first one to ``--look`` seconds, if that is given. Flower
-  1.39 has no option for them, so the clock of its module ``start_client_internal`` is replaced, unless that module is
-  not as expected.
+- The SuperNode's fixed pauses (3 s between polls for a message, .5 s between checks for the client's reply) start
+  short and grow to that length while nothing happens; the first one grows to ``--look`` seconds, if that is given.
+  Flower 1.39 has no option for them, so the clock of its module ``start_client_internal`` is replaced, unless that
+  module is not as expected.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from flwr.supercore import log
 
 from sepal_engines.flower.processes import listening
 
-MESSAGE, REPLY = 3.0, 0.5  # Flower's pauses: between looks for a message, and checks for the client's reply
+MESSAGE, REPLY = 3.0, 0.5  # Flower's pauses: between polls for a message, and checks for the client's reply
 SHORTEST = {MESSAGE: 0.1, REPLY: 0.02}
 GROWTH = 1.25
 CONTENT = 30.0  # seconds for the next piece of a reply's content, which a living process writes within milliseconds
@@ -45,11 +45,11 @@ RESTART = 1.0  # seconds before an executor that has ended is started again
 
 
 class Pauses:
-    """A clock whose ``sleep`` grows to Flower's pauses while nothing happens.
+    """A clock whose ``sleep`` starts short and grows to Flower's pauses while nothing happens.
 
     Args:
         wake: File descriptor to write to when a message has arrived.
-        look: Longest pause between two looks for a message, in seconds.
+        look: Longest pause between two polls for a message, in seconds.
     """
 
     def __init__(self, wake: int, look: float = MESSAGE) -> None:
@@ -75,7 +75,7 @@ class Pauses:
 
 
 def shorten(module: ModuleType, pauses: Pauses) -> bool:
-    """Make ``module`` sleep by ``pauses``; return False if it does not use ``time`` as Flower 1.39 does."""
+    """Make ``module`` sleep with ``pauses``; return False if it does not use ``time`` as Flower 1.39 does."""
     if getattr(module, "time", None) is not time:
         return False
     module.time = SimpleNamespace(sleep=pauses.sleep)  # type: ignore[attr-defined]
@@ -95,7 +95,7 @@ def push_late_replies(module: ModuleType) -> bool:
 
     def pull_or_push(*, state: Any, **further: Any) -> int | None:
         run: int | None = pull(state=state, **further)
-        return 0 if run is None and reply_waits(state) else run  # any number: go on to the push stage
+        return 0 if run is None and reply_waits(state) else run  # any number: continue to the push stage
 
     module._pull_and_store_message = pull_or_push  # type: ignore[attr-defined]
     return True
@@ -111,7 +111,7 @@ def reply_waits(state: Any) -> bool:
 
 
 class PatientStore:
-    """Flower's store of objects, with a limit on how long it may be asked for content that is not there.
+    """Flower's object store, with a limit on how long it may be asked for content that is not there.
 
     Args:
         store: The store.
@@ -140,7 +140,7 @@ class PatientStore:
 
 
 def give_up_lost_content(module: ModuleType) -> bool:
-    """Make ``module`` give up replies whose content does not arrive; return False if it has no such function.
+    """Make ``module`` abandon replies whose content does not arrive; return False if it has no such function.
 
     A client process first writes its reply and then the content. If it is killed in between, Flower 1.39 waits for the
     content forever and answers no further message.
@@ -157,7 +157,7 @@ def give_up_lost_content(module: ModuleType) -> bool:
 
 
 class AnsweringState:
-    """Flower's state of a SuperNode, which answers with an error the messages that no process will answer.
+    """Flower's state of a SuperNode, with error replies to the messages that no process will answer.
 
     Args:
         state: The state.
@@ -171,7 +171,7 @@ class AnsweringState:
         return getattr(self._state, name)
 
     def get_messages(self, **query: Any) -> Sequence[Message]:
-        """Return the messages asked for; with ``is_reply`` the errors, too."""
+        """Return the requested messages; with ``is_reply``, the errors, too."""
         found: Sequence[Message] = self._state.get_messages(**query)
         if found or not query.get("is_reply"):
             return found
@@ -184,8 +184,8 @@ class AnsweringState:
 
 
 def abandoned(state: Any) -> list[Message]:
-    """Return the messages without a reply in whose runs no task is left that could send one."""
-    # The tasks first: a process stores its reply before it ends its task.
+    """Return the messages without a reply whose runs have no task left that could send one."""
+    # Read the tasks first: a process stores its reply before it ends its task.
     open_runs = {task.run_id for task in state.get_tasks(statuses=(Status.PENDING, Status.STARTING, Status.RUNNING))}
     with state.lock_msg_store:
         messages: list[Message] = [entry.message for entry in state.msg_store.values()]
@@ -202,7 +202,7 @@ def abandoned(state: Any) -> list[Message]:
 def answer_abandoned(module: ModuleType) -> bool:
     """Make ``module`` answer messages whose tasks have ended without a reply; return False if it has no such functions.
 
-    Flower 1.39 creates a task for each message and waits for the reply without end. If the task's process is killed
+    Flower 1.39 creates a task for each message and waits indefinitely for the reply. If the task's process is killed
     between the task's input and its message, or fails there, Flower ends the task but sends no error in its place.
     """
     push, insert = getattr(module, "_push_messages", None), getattr(module, "_insert_message", None)

@@ -217,8 +217,8 @@ def clock_skew(accepted: Callable[[float], bool]) -> float | None:
     """Return the number of seconds by which the server's clock is ahead; None if it is off by more than a day.
 
     Args:
-        accepted: Returns whether the server accepts a timestamp so many seconds ahead of this machine's clock. It does
-            from ``skew - 305`` to ``skew + 5``; the upper end is found to a tenth of a second.
+        accepted: Returns whether the server accepts a timestamp that is this many seconds ahead of this machine's
+            clock. It does from ``skew - 305`` to ``skew + 5``; the upper end is found to a tenth of a second.
     """
     steps = sorted((sign * 300.0 * step for step in range(DAY // 300 + 1) for sign in (1, -1)), key=abs)
     low = next((offset for offset in steps if accepted(offset)), None)

@@ -130,15 +130,15 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=errors,
-                start_new_session=True,  # a Ctrl-C reaches it once, through stop()
+                start_new_session=True,  # a Ctrl-C reaches it only once, through stop()
             )
             self._started.append(process)
         return process
 
     def stop(self, grace: float = 10.0) -> None:
-        """Stop every process by SIGTERM, after ``grace`` seconds by SIGKILL; then delete a temporary home.
+        """Stop every process with SIGTERM, and after ``grace`` seconds with SIGKILL; then delete a temporary home.
 
-        No process can be started after it, from no thread.
+        After this, no thread can start a process.
         """
         with undisturbed():
             with self._starting:

@@ -18,18 +18,18 @@ from sepal_engines.flower.credentials import ServerCredentials, fingerprint
 from sepal_engines.flower.engine import CONNECTION
 from sepal_engines.flower.processes import FlowerError
 
-IN_USE = "public key already in use"  # words of flwr 1.39 (PUBLIC_KEY_ALREADY_IN_USE), in lower case
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # a terminal's, in Flower's messages
+IN_USE = "public key already in use"  # wording of flwr 1.39 (PUBLIC_KEY_ALREADY_IN_USE), in lower case
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # terminal colours in Flower's messages
 EVERY = 5.0  # seconds between checks of the directory
 
 
 class Registry:
-    """Keeps a SuperLink's registered nodes equal to a directory of public keys.
+    """Keeps a SuperLink's registered nodes in sync with a directory of public keys.
 
     Args:
         credentials: The server's.
         environment: Environment variables of Flower's commands; ``FLWR_HOME`` has the connection.
-        memory: File with Flower's node ids by key, beside the SuperLink's database.
+        memory: File with Flower's node ids by key, next to the SuperLink's database.
         tell: Called with a line for each node that is registered or unregistered.
     """
 

@@ -1,7 +1,7 @@
 """The resident client process behind a SuperNode: it has imported everything, and forks for each message.
 
 Flower starts a new Python process for every message, which imports torch and the app again: 2 to 3 seconds. This
-process takes the place of ``flower-superexec`` beside a SuperNode with ``--isolation process``. It acquires tasks over
+process takes the place of ``flower-superexec`` next to a SuperNode with ``--isolation process``. It acquires tasks over
 Flower's Runtime API and answers each from a fork of itself, which runs Flower's own ``run_clientapp``.
 
 A fork must run the app bundle's code. The first fork for a bundle compares its files with what was imported here. If
@@ -52,7 +52,7 @@ from sepal_engines.flower.code import Code, preload
 Mod: TypeAlias = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 
 METHODS = frozenset(f"/flwr.proto.Runtime/{name}" for name in ("AcquireTask", "PullPendingTasks", "ClaimTask"))
-IDLE, BUSY = 1.0, 0.1  # seconds between looks for tasks, and for ended children
+IDLE, BUSY = 1.0, 0.1  # seconds between polls for tasks, and for ended children
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class ForkExecutor:
 
 
 def answer(spec: ExecutionSpec, node: int, certificates: bytes | None, mods: Sequence[Mod]) -> NoReturn:
-    """Answer one message in a fork, and end it without the parent's exit handlers."""
+    """Answer one message in a fork, then end the fork without the parent's exit handlers."""
     code = 1
     try:
         from flwr.supernode.runtime.run_clientapp import run_clientapp
@@ -182,7 +182,7 @@ def noting(note: int) -> Mod:
     """Return a Flower mod that tells the parent which message is being answered."""
 
     def note_message(message: Message, context: Context, further: Callable[[Message, Context], Message]) -> Message:
-        with contextlib.suppress(OSError):  # the parent has started anew
+        with contextlib.suppress(OSError):  # the parent has restarted
             os.write(note, outline(message).SerializeToString())
         return further(message, context)
 
@@ -246,7 +246,7 @@ def serve(arguments: argparse.Namespace) -> None:
     looked = 0.0
     while True:
         executor.reconcile()
-        if code.changed():  # forks that are at work finish by themselves
+        if code.changed():  # forks that are still answering finish by themselves
             log(INFO, "the installation has changed: starting anew")
             os.execv(sys.executable, [sys.executable, "-P", "-m", "sepal_engines.flower.warm", *sys.argv[1:]])
         # A SuperNode has one message at a time. But Flower leaves tasks whose message it dropped, and their forks hang.

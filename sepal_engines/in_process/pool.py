@@ -1,7 +1,7 @@
 """Persistent worker processes with one thread each, which is a third faster than one process with two threads.
 
 Any worker can answer for any client with the same result. A client's state is in the worker that answered last, so
-clients stay with their worker unless another one would be idle; then the state is moved by way of the disk.
+clients stay with their worker unless another one would be idle; then the state is moved via the disk.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class WorkerSetup:
 
 
 def serve(connection: Connection, setup: WorkerSetup) -> None:
-    """Answer requests until told to stop or until the parent ends. The main function of a worker process.
+    """Answer requests until told to stop or until the parent ends: the main function of a worker process.
 
     Separate threads receive requests and send replies, so that the worker need not wait for the parent.
     """
@@ -151,7 +151,7 @@ class Pool:
             self._under_way[worker] += 1
 
     def _assign(self, numbers: Sequence[int]) -> dict[int, list[int]]:
-        """Return worker to positions in ``numbers``: the client's last worker, unless that has its share already."""
+        """Return worker → positions in ``numbers``; clients keep their last worker unless it has its share already."""
         loads = dict.fromkeys(range(len(self._connections)), 0)
         queues: dict[int, list[int]] = {worker: [] for worker in loads}
         share = -(-len(numbers) // len(loads))

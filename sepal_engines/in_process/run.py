@@ -93,7 +93,7 @@ def run_in_process(
         limit: Bytes of clients' states in memory, over all workers; others are on disk.
 
     Raises:
-        SepalError: As of :meth:`SepalStrategy.start`.
+        SepalError: As in :meth:`SepalStrategy.start`.
     """
     config = assembly.task.config
     check_clients(config)
