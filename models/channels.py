@@ -1,7 +1,7 @@
 """Finds how a model's tensors are coupled by channels, from its data flow.
 
 ``torch.fx`` traces the forward pass, so the order in which layers are called counts, not the order of their names.
-Supported are sequences of convolutions, batch and group norms, linear layers, and operations on single channels
+It supports sequences of convolutions, batch and group norms, linear layers, and operations on single channels
 (activations, pooling, dropout). Anything else raises an error: sums of two branches, embeddings, grouped convolutions.
 """
 

@@ -80,7 +80,7 @@ class TwoConv(nn.Module):
 
 
 class DigitsCnn(TwoConv):
-    """A small network for scikit-learn's digits, ours. Input (1, 8, 8), 10 classes: 9,258 parameters."""
+    """Our small network for scikit-learn's digits. Input (1, 8, 8), 10 classes: 9,258 parameters."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__(input_shape, classes, channels=(16, 32), hidden=(32,), kernel=3, padding=1)
@@ -105,7 +105,7 @@ class Cnn2(TwoConv):
 
 
 class Cnn2Small(TwoConv):
-    """A smaller ``Cnn2``, ours, for quick runs. Input (1, 28, 28), 10 classes: 108,618 parameters.
+    """Our smaller ``Cnn2`` for quick runs. Input (1, 28, 28), 10 classes: 108,618 parameters.
 
     3×3 kernels, 16 and 32 channels, 128 units: 28 → 26 → 13 → 11 → 5.
     """

@@ -45,7 +45,7 @@ def cut_model(make: Callable[[], nn.Module], cut: Cut) -> nn.Module:
 def forward_multiply_adds(module: nn.Module, example: torch.Tensor) -> Mapping[str, int]:
     """Return the multiply-adds of one example's forward pass by name of weight.
 
-    Convolutions and linear layers count once each and nothing else does, as in papers that compare sizes of models.
+    Convolutions and linear layers count once each and nothing else does, as in papers that compare model sizes.
     Counted in a forward pass of one example in evaluation mode. Torch's own counter, and its meta device, would import
     its compiler: .9 s in every process.
 

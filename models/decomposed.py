@@ -8,9 +8,9 @@ Where the paper is silent:
 
 * Output channel o_ij is at j·R1 + i, so that the first groups hold every u_i, and a narrower layer is a prefix.
 * R1 is lowered to a divisor of T, and p to a multiple of p_min, which must be 1/n.
-* The first layer's inputs stay whole, and the last hidden layer's outputs: needed for the sizes of Table 2.
+* The first layer's inputs and the last hidden layer's outputs stay whole, as the sizes in Table 2 require.
 * The head is not decomposed, and there are two: a global one that stays as it starts, and a personal one.
-* Biases and norms are personal. Norms are ``GroupNorm``, with as many channels in a group at every width.
+* Biases and norms are personal. Norms are ``GroupNorm``, with the same number of channels per group at every width.
 * ``theta_v`` is kept as (groups, R2, inputs), the v_j one after another: a narrower one is a prefix along each axis.
 
 Every tensor of a model at a smaller width is a prefix, along each axis, of the one at width 1: see :func:`cut`.
@@ -79,7 +79,7 @@ class Decomposed(nn.Module):
                 network, name all layers whose outputs are added to that one's.
 
         Raises:
-            ModelError: A layer of another kind, a width that is no multiple, or layers that do not fit when cut.
+            ModelError: A layer of another kind, a width that is not a multiple, or layers that do not fit when cut.
         """
         super().__init__()
         place, count = width * steps(least), steps(least)
@@ -143,7 +143,7 @@ class Decomposed(nn.Module):
         return sum(layer.recovery for layer in self.body.modules() if isinstance(layer, DecomposedLayer))
 
     def cost(self, counted: float, examples: int, batches: int) -> float:
-        """Return an example's multiply-adds, with weights recovered once per batch, as it is done.
+        """Return an example's multiply-adds, with weights recovered once per batch, as training does.
 
         Args:
             counted: An example's multiply-adds, forward and backward, with weights recovered for each example (three
@@ -164,7 +164,7 @@ class Decomposed(nn.Module):
         return tuple(p for p in layout(self) if not p.name.endswith("theta_u") and not p.name.startswith("global_head"))
 
     def recovered(self, head: str = "global_head") -> nn.Module:
-        """Return a plain model at this width, copies: recovered weights under ``global_head`` or ``local_head``."""
+        """Return a plain model at this width, a copy: recovered weights under ``global_head`` or ``local_head``."""
         model = copy.deepcopy(self.body)
         for name, layer in self.body.named_modules():
             if isinstance(layer, DecomposedLayer):

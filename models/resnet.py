@@ -34,8 +34,8 @@ class Block(nn.Module):
 class Resnet18Gn(nn.Module):
     """ResNet18, stem of one 3×3 convolution, GroupNorm of 32. Input (3, 32, 32), 10 classes: 11,173,962 parameters.
 
-    From scratch, always. FedPSE (appendix C.2) starts from ImageNet weights with batch normalisation; Pa3dFL (table 4)
-    has a 7×7 convolution of stride 2 as its stem. Images of any size: the last step averages over what is left.
+    Always trained from scratch. FedPSE (appendix C.2) starts from ImageNet weights with batch normalisation; Pa3dFL
+    (table 4) has a 7×7 convolution of stride 2 as its stem. Images may have any size: the last step averages each map.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:

@@ -72,7 +72,7 @@ def read_weights(module: nn.Module) -> Weights:
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, NDArray[np.float32]]) -> None:
-    """Copy ``weights`` into the model, in place, on whatever device it is.
+    """Copy ``weights`` into the model, in place, on whatever device it is on.
 
     Raises:
         ModelError: A name is missing or unknown, or a shape differs; the model is then unchanged.

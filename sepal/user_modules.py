@@ -31,7 +31,7 @@ class UserFinder(MetaPathFinder):
     """Finds top-level modules in the directories of ``SEPAL_USER_PATH``, except those named like a Sepal package.
 
     It finds nothing before :func:`load` is called for the first time. Libraries try to import modules that are often
-    not installed (``orjson``, ``brotli``), and a file of that name in the working directory must not run because
+    not installed (``orjson``, ``brotli``), and a file of that name in the working directory must not run just because
     somebody looks at a run there.
 
     Attributes:

@@ -95,10 +95,10 @@ def assemble(
 
 
 def check_private(method: Method, config: RunConfig) -> None:
-    """Raise if ``privacy.*`` is set and the method has no upload that they protect.
+    """Raise if ``privacy.*`` is set and the method has no upload that these keys protect.
 
     Raises:
-        ConfigError: See above; the error names the methods that have.
+        ConfigError: See above; the error names the methods that have one.
     """
     from strategies import registry
 

@@ -1,4 +1,4 @@
-"""Hooks by which a method changes the training loop."""
+"""Hooks through which a method changes the training loop."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Counts the multiply-adds of a training step, forward and backward, by layer.
 
 The formulas of ``torch.utils.flop_counter`` count two operations per multiply-add, so they are halved. Matrix products
-and convolutions are counted, masked entries included; not biases, norms, activations, pooling or embeddings, nor
-the loss, the optimizer's step or evaluation.
+and convolutions are counted, masked entries included. Biases, norms, activations, pooling, embeddings, the loss, the
+optimizer's step and evaluation are not.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ that the server need not be trusted. A method selects and encodes what it sends 
 positions and values are post-processing of one Gaussian mechanism. ``docs/privacy.md`` says what this protects.
 
 The noise is a function of a key and of the update itself. The same update in the same round has the same noise, so a
-message that is sent again tells the server nothing new. Another update has independent noise, also in a round that is
+message that is sent again tells the server nothing new. Another update has independent noise, even in a round that is
 run again, so the difference of two uploads never cancels it.
 """
 
@@ -30,7 +30,7 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Released:
-    """What a client makes of an update before it selects what it sends.
+    """An update as clipped and noised, before the client selects what to send.
 
     Attributes:
         clipped: The update with a norm of at most ``privacy.clip``, float32 (d,). It must not leave the client.
@@ -45,8 +45,8 @@ def release(update: Values, settings: PrivacySettings, key: bytes, round: int) -
     """Clip ``update``, float32 (d,), and add noise to all of its entries.
 
     Args:
-        update: All that the upload depends on, as one vector: the change of the model, with an error residual if the
-            method has one.
+        update: Everything that the upload depends on, as one vector: the change of the model, with an error residual if
+            the method has one.
         settings: The keys ``privacy.*``, with a clip above 0.
         key: Determines the noise, together with round and update. Whoever knows it can remove the noise.
         round: The round.

@@ -180,11 +180,11 @@ class DiskStateStore:
         write_tensors(self._path(version), arrays, text, sync=self._durable)
 
     def _of(self, version: str) -> str:
-        """Return what a file says that it is: of which store, which stands for run and client, and which version."""
+        """Return what a file claims to be: its store, which stands for run and client, and its version."""
         return f"{self.identity} {version}"
 
     def _check(self, path: Path, version: str, text: str) -> None:
-        """Raise DamagedError if the file is another one under this name; its digest covers ``text``."""
+        """Raise DamagedError if another file has been put under this name; the digest covers ``text``."""
         head = json.loads(text)
         found = head.get("of") if isinstance(head, dict) else None
         if found != self._of(version):

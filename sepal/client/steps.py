@@ -1,4 +1,4 @@
-"""SGD and Adam for one process and plain tensors, with the bits of ``torch.optim`` on a CPU.
+"""SGD and Adam for one process and plain tensors, bit-identical to ``torch.optim`` on a CPU.
 
 ``torch.optim`` imports ``torch._dynamo`` when the first optimizer is made: .9 s on an idle machine. A process that
 answers a single message would pay it each time, so the two updates are written out here.

@@ -1,6 +1,6 @@
 """The local training loop.
 
-All methods use the same loop. A method adds its own loss, gradient mask or projection by
+All methods use the same loop. A method adds its own loss, gradient mask or projection with
 :class:`~sepal.client.hooks.Hooks`, and may run the loop more than once a round. All randomness is derived from (seed,
 client, round, purpose), so a repeated round has the same batches.
 """
@@ -230,7 +230,7 @@ class Trainer:
         return found
 
     def release(self, update: Values, round: int) -> Released:
-        """Return an update, float32 (d,), as ``privacy.*`` says that it may leave the client; see :func:`release`.
+        """Return an update, float32 (d,), as ``privacy.*`` allows it to leave the client; see :func:`release`.
 
         Without ``privacy.clip`` it is returned as it is.
         """

@@ -65,6 +65,6 @@ def validate(kind: type[M], values: Mapping[str, Any], prefix: str = "") -> M:
 
 
 def plainly(message: str) -> str:
-    """Return a message of pydantic as what was expected: ``less than 1``."""
+    """Return what a pydantic message says was expected: ``less than 1``."""
     text = message.removeprefix("Input should be ").removeprefix("Value error, ").replace("valid tuple", "list")
     return text[:1].lower() + text[1:]

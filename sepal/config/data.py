@@ -1,7 +1,7 @@
 """The keys ``partition.*``, ``split.*`` and ``own.*``.
 
-A key is its prefix and the attribute with hyphens, for example ``partition.shard-size``. Comments cite the papers from
-which values come (``FedPSE C.1`` is appendix C.1 of that paper); each method's NOTES.md lists them.
+A key is its prefix and the attribute with hyphens, for example ``partition.shard-size``. Comments cite the papers that
+values come from (``FedPSE C.1`` is appendix C.1 of that paper); each method's NOTES.md lists them.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ class PartitionSettings(Settings):
 
     name: PartitionName = Field(
         "auto",
-        description="rule that distributes examples to clients; auto: natural if examples have owners, else dirichlet",
+        description="partition rule; auto: natural if examples have owners, else dirichlet",
     )
     # DM-PFL's main setting is Dir(.3) (Table 1); pFedGate takes .4 (App. G), Pa3dFL 1.0 (App. D).
-    alpha: float = Field(0.3, gt=0, le=1e6, description="dirichlet: concentration of each class over the clients")
+    alpha: float = Field(0.3, gt=0, le=1e6, description="dirichlet: concentration parameter (per class, over clients)")
     # FedPSE C.1 and Table 1: λ in {0, .5, 1}; 1 is the headline column.
-    lambda_: float = Field(1.0, ge=0, le=1, description="lambda-mix: fraction that is sorted by label, the rest is IID")
+    lambda_: float = Field(1.0, ge=0, le=1, description="lambda-mix: fraction sorted by label; the rest is IID")
     # DM-PFL A.1.3 uses two classes per client; Pa3dFL 20 of CIFAR-100's (section 5.1).
     classes: int = Field(2, ge=1, le=10_000, description="pathological: classes per client")
     # Sub-FedAvg 4.1: two shards of 250 (CIFAR-100: 125).
     shards: int = Field(2, ge=1, le=10_000, description="shards: shards per client")
-    shard_size: int = Field(0, ge=0, description="shards: examples per shard, 0 for as many as fit")
+    shard_size: int = Field(0, ge=0, description="shards: examples per shard; 0: as many as fit")
     # DM-PFL A.1.2 excludes clients "with only few samples"; 10 is the default of flwr-datasets.
     min_examples: int = Field(
         10, ge=1, description="dirichlet: redraw until each client has this many; natural: leave out people with fewer"
     )
     # pFedGate App. G takes 10 % of EMNIST and 15 % of FEMNIST.
     subsample: int = Field(
-        0, ge=0, description="training examples drawn by class before partitioning, test in proportion; 0 for all"
+        0, ge=0, description="training examples to draw by class before partitioning (test in proportion); 0: all"
     )
 
 
@@ -50,22 +50,22 @@ class SplitSettings(Settings):
         0.0,
         ge=0,
         lt=1,
-        description="fraction of each client's pooled data that is its test part; 0 for the source's own test part, "
-        "distributed like the train part (0.25 if the source has none)",
+        description="fraction of each client's pooled data used as its test part; 0: the source's own test part, "
+        "distributed like the training part (0.25 if the source has none)",
     )
     # Sub-FedAvg 4.1: "all the test set for the training dataset labels they have".
     test_of_labels: bool = Field(
-        False, description="all test examples of the labels a client trains on; parts overlap between clients"
+        False, description="test each client on all test examples with its training labels; clients' test parts overlap"
     )
     # DM-PFL A.1.3 does not say; HAR's windows overlap by half, so a random split puts readings into both parts.
     by: Literal["random", "time"] = Field(
         "random",
-        description="how test and validation parts are cut from a client's data; time: the last rows of each label, "
-        "without the rows next to them, for recordings whose neighbouring windows overlap",
+        description="how test and validation parts are split off a client's data; time: the last rows of each label, "
+        "dropping the rows next to them, for recordings with overlapping windows",
     )
     # Sub-FedAvg's gate needs a validation part (methods page: 10 %); Pa3dFL 5.1: .1 of all; pFedGate App. G: .2 of all.
-    validation: float = Field(0.1, ge=0, lt=1, description="fraction of the client's training part held out")
-    seed: int = Field(-1, ge=-1, le=2**63 - 1, description="seed of partition and split; -1 for the run's seed")
+    validation: float = Field(0.1, ge=0, lt=1, description="fraction of each client's training part held out")
+    seed: int = Field(-1, ge=-1, le=2**63 - 1, description="seed for partition and split; -1: the run's seed")
 
 
 class OwnSettings(Settings):
@@ -78,5 +78,5 @@ class OwnSettings(Settings):
     vocabulary: int = Field(0, ge=0, description="own: number of token ids; 0 if the data is not text")
     data: str = Field(
         "",
-        description="own: package.module:function for clients whose node names none; it may take the client's number",
+        description="own: package.module:function for nodes that name none; it may take the client's number",
     )

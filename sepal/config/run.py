@@ -23,8 +23,8 @@ class EvaluateSettings(Settings):
     """Additional evaluations in the closing round: keys ``evaluate.*``."""
 
     # DM-PFL, section 4.2: 0 to 100 % of a client's test set replaced from the test data of all clients.
-    shift: bool = Field(False, description="also with 0 … 100 % of each client's test data replaced by other clients'")
-    corruption: Corruption = Field("none", description="also on test images with this corruption")
+    shift: bool = Field(False, description="also evaluate with 0 … 100 % of test data drawn from all clients")
+    corruption: Corruption = Field("none", description="also evaluate on test images with this corruption")
     severity: int = Field(3, ge=1, le=5, description="severity of the corruption, as in CIFAR-10-C")
 
 
@@ -56,11 +56,11 @@ class CapacitySettings(Settings):
 class PrivacySettings(Settings):
     """Differential privacy of clients' uploads: keys ``privacy.*``; see docs/privacy.md."""
 
-    clip: float = Field(0.0, ge=0, description="largest L2 norm of a client's update; 0: no clipping and no noise")
+    clip: float = Field(0.0, ge=0, description="maximum L2 norm of a client's update; 0: no clipping and no noise")
     noise: float = Field(
         0.0,
         ge=0,
-        description="noise multiplier: Gaussian noise of this times privacy.clip on every entry of the update",
+        description="noise multiplier: standard deviation of the Gaussian noise per entry, divided by privacy.clip",
     )
     delta: float = Field(1e-5, gt=0, lt=1, description="δ at which ε is reported")
 
@@ -79,63 +79,66 @@ class RunConfig(Settings):
     name: str = Field(
         "",
         pattern=r"^([A-Za-z0-9_-][A-Za-z0-9._-]*)?$",
-        description="run name; the same name resumes; empty: generated",
+        description="run name; an existing name resumes that run; empty: generated",
     )
-    out: str = Field("runs", description="directory under which the run's directory is written")
+    out: str = Field("runs", description="parent directory of the run's directory")
     method: str = Field("fedpse", description="see `sepal methods`")
     dataset: str = Field("digits", description="data set; folder: your own files; own: your own function")
-    data_dir: str = Field("", description="where the data lies; empty: SEPAL_DATA, then ~/.cache/sepal/data")
-    clients: int = Field(10, ge=0, description="clients needed to start; 0: all that have registered")
+    data_dir: str = Field("", description="directory of the data; empty: SEPAL_DATA, then ~/.cache/sepal/data")
+    clients: int = Field(10, ge=0, description="clients needed to start; 0: all registered clients")
     clients_per_round: int = Field(0, ge=0, description="clients sampled each round; 0: all")
     novel_clients: float = Field(
-        0.0, ge=0, lt=1, description="share of the clients that never train and join in the closing round"
+        0.0, ge=0, lt=1, description="share of the clients that never train and only join in the closing round"
     )
     rounds: int = Field(0, ge=0, description="federated rounds; 0: the data set's default")
-    local_epochs: int = Field(0, ge=0, description="E, passes over the client's data a round; 0: default")
-    batch_size: int = Field(0, ge=0, description="examples a step; 0: the data set's default")
-    optimizer: Literal["auto", "sgd", "adam"] = Field("auto", description="optimizer of local training")
-    lr: float = Field(0.0, ge=0, description="learning rate of the first round; 0: the data set's default")
-    lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the learning rate after each round")
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
+    local_epochs: int = Field(0, ge=0, description="E, local epochs per round; 0: the data set's default")
+    batch_size: int = Field(0, ge=0, description="examples per step; 0: the data set's default")
+    optimizer: Literal["auto", "sgd", "adam"] = Field("auto", description="optimizer for local training")
+    lr: float = Field(0.0, ge=0, description="learning rate in the first round; 0: the data set's default")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="factor applied to the learning rate after each round")
+    momentum: float = Field(0.0, ge=0, lt=1, description="SGD momentum")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty in the optimizer")
     model: str = Field("auto", description="model name, package.module:build, or auto: the data set's default")
     # For methods with one model for all clients. Multiply-adds are about width² of the full model's.
-    width: float = Field(1.0, gt=0, le=1, description="fraction of the model's channels, for all clients")
+    width: float = Field(1.0, gt=0, le=1, description="fraction of the model's channels that all clients use")
     initial_weights: str = Field("", description="safetensors file to start from; empty: drawn from the seed")
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of all random numbers of the run")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed for all random numbers of the run")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where clients train; a node may override it")
-    threads: int = Field(1, ge=1, le=256, description="torch threads a process; 1 keeps engines bit-identical")
+    threads: int = Field(1, ge=1, le=256, description="torch threads per process; 1 keeps engines bit-identical")
     evaluate_every: int = Field(10, ge=0, description="rounds between full evaluations; 0: at the end only")
     evaluate_sampled: bool = Field(
-        True, description="also evaluate the sampled clients, received and trained, every round"
+        True, description="also evaluate the sampled clients' received and trained models every round"
     )
     evaluate_clients: int = Field(
-        0, ge=0, description="clients drawn for each full evaluation, the closing one too; 0: the whole roster"
+        0, ge=0, description="clients drawn for each full evaluation, including the closing one; 0: the whole roster"
     )
-    pooled_samples: int = Field(1000, ge=0, description="test examples of all clients in the pooled view; 0: all")
+    pooled_samples: int = Field(1000, ge=0, description="test examples from all clients for the pooled view; 0: all")
     on_missing: Literal["retry", "skip"] = Field(
-        "retry", description="if a client does not reply: ask again, or go on without it"
+        "retry", description="if a client does not reply: ask again, or continue without it"
     )
     roster: Literal["closed", "open"] = Field(
         "closed",
-        description="closed: no client may join after the start; open, or clients = 0: any may, between rounds",
+        description="closed: no client may join after the start; open (or clients = 0): any may, between rounds",
     )
     max_update_norm: float = Field(
-        0.0, ge=0, description="refuse uploads whose norm is above so many times the round's median; 0: off; open: 10"
+        0.0,
+        ge=0,
+        description="refuse uploads whose norm exceeds this multiple of the round's median; 0: off; 10 is advised "
+        "with an open roster",
     )
     robust_mean: Literal["none", "trimmed", "median"] = Field(
-        "none", description="mean of uploads: as the method says, or by coordinate trimmed (20 % at each end) or median"
+        "none", description="mean over uploads: the method's, or coordinate-wise trimmed (20 % at each end) or median"
     )
-    min_replies: int = Field(1, ge=1, description="fewest replies with which a round goes on (on-missing = skip)")
+    min_replies: int = Field(1, ge=1, description="minimum number of replies for a round to count")
     timeout: float = Field(600.0, gt=0, description="seconds to wait for clients at the start and in each round")
     max_message_bytes: int = Field(
-        0, ge=0, description="largest reply that the server takes; 0: twice the dense model and 64 KiB"
+        0, ge=0, description="largest reply that the server accepts; 0: twice the dense model plus 64 KiB"
     )
     checkpoint_every: int = Field(10, ge=1, description="rounds between full checkpoints of the server's state")
     state_dir: str = Field(
-        "", description="directory of clients' states; empty: in the run's directory, or the node's own"
+        "", description="directory for clients' states; empty: in the run's directory, or the node's own"
     )
-    values: Literal["fp32", "fp16", "bf16"] = Field("fp32", description="number format of sent values")
+    values: Literal["fp32", "fp16", "bf16"] = Field("fp32", description="number format of the values sent")
     partition: PartitionSettings = Field(default_factory=PartitionSettings)
     split: SplitSettings = Field(default_factory=SplitSettings)
     own: OwnSettings = Field(default_factory=OwnSettings)

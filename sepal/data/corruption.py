@@ -33,7 +33,7 @@ def corrupt(x: NDArray[Any], info: DatasetInfo, name: str, severity: int, rng: n
 
     Args:
         x: Normalised images, float32 (n, channels, height, width).
-        info: Metadata with the constants of normalisation.
+        info: Metadata with the normalisation constants.
         name: One of :data:`STRENGTH`.
         severity: 1 to 5.
         rng: Generator; derive it from the client, so that all methods see the same noise.

@@ -94,7 +94,7 @@ class Source:
     """All rows of a data set as stored: training rows first, then the source's own test rows, if any.
 
     Attributes:
-        info: Metadata, with the constants of normalisation.
+        info: Metadata, with the normalisation constants.
         x: Stored inputs ``(n, ...)``: uint8 images ``(H, W)`` or ``(H, W, C)``, float32 of ``input_shape``, or
             int16/int32 tokens. May be a memory map.
         y: int64 ``(n,)``.

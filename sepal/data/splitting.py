@@ -165,9 +165,9 @@ def _validation(spec: DataSpec, labels: Labels, part: Index, client: int) -> tup
 def last_of_each_label(part: Index, labels: Labels, fraction: float, name: str) -> tuple[Index, Index]:
     """Split off the last rows of each label in the source's order: (rest, split-off part), both sorted.
 
-    For sources whose rows are a person's recordings in order, of which neighbours overlap: HAR's windows share 64 of
-    their 128 readings with the next one. Rows of the rest that are next to a row that is split off belong to neither
-    part, so no reading is in both.
+    For sources whose rows are a person's recordings in order, where neighbours overlap: HAR's windows share 64 of
+    their 128 readings with the next one. Remaining rows next to a row that is split off belong to neither part, so no
+    reading is in both.
 
     Args:
         part: The client's rows, int64.

@@ -49,7 +49,7 @@ def erk(shapes: Shapes, keep: float, dense: Collection[str] = ()) -> dict[str, i
 
     Args:
         shapes: Shapes of the tensors, by name: (out, in, height, width) or (out, in).
-        keep: Fraction kept of all entries together, 0 … 1, those of ``dense`` included.
+        keep: Fraction of all entries to keep, 0 … 1, including those of ``dense``.
         dense: Names of tensors that are kept whole.
 
     Raises:

@@ -234,7 +234,7 @@ def without_details(error: Exception, code: str) -> SepalError:
     """Return what the server is told about an error on a node: its class and ``code``, and nothing of its text.
 
     The text may contain private data, for example a row that a data function could not read. A refusal of the server's
-    own message is returned as it is, because the server knows what it sent. Of a ConfigError, the key is kept.
+    own message is returned as it is, because the server knows what it sent. For a ConfigError, the key is kept.
 
     Args:
         error: Any exception.
@@ -271,7 +271,7 @@ def check_counts_of(records: RecordDict) -> None:
     """Check the numbers of records, keys and items of a message, which takes no longer for a large message.
 
     Raises:
-        ProtocolError: There are more than any message of ours has.
+        ProtocolError: There are more than in any of our messages.
     """
     if len(records) > MOST_RECORDS:
         raise ProtocolError("message", f"at most {MOST_RECORDS} records", len(records))

@@ -210,10 +210,10 @@ class LearnsRoster(Protocol[S]):
 
 @runtime_checkable
 class ForgetsEvicted(Protocol[S]):
-    """A server algorithm whose state has something of each client that other clients' downloads depend on."""
+    """A server algorithm that stores something about each client that other clients' downloads depend on."""
 
     def evicted(self, state: S, names: Sequence[str]) -> S:
-        """Return the state without what is there of the clients ``names``, sorted; some may be unknown.
+        """Return the state without anything about the clients ``names``, sorted; some may be unknown.
 
         Called at the end of the round in which they were evicted, after ``aggregate``. Must be pure.
         """
@@ -276,7 +276,7 @@ class Method:
         server: The server algorithm's class, or ``"module:object"``, so that a client does not import it.
         client: The client algorithm's class, or ``"module:object"``.
         defaults: Defaults of shared keys that differ for this method.
-        received: If the method has no received model: why.
+        received: Why the method has no received model; empty if it has one.
         uses_capacity: Whether clients with a capacity below 1 get a smaller model. If not, such clients are refused
             unless ``width`` makes the model of all clients small enough.
         private: Phases (:attr:`Plan.phase`) whose uploads ``privacy.*`` clips and noises. Empty: the method refuses

@@ -26,7 +26,7 @@ def further_views(shift: bool, corruption: bool) -> tuple[str, ...]:
 
 
 def degree(view: str) -> int | None:
-    """Return the per cent of a view like ``trained-shift-40``; None for any other view."""
+    """Return the percentage of a view like ``trained-shift-40``; None for any other view."""
     _, found, percent = view.partition("-shift-")
     return int(percent) if found and percent.isdigit() else None
 

@@ -5,12 +5,12 @@ second and matches replies by ``reply_to_message_id``, because the source of an 
 are composed and replies pulled a few at a time, so memory does not grow with the number of clients.
 
 A SuperLink is asked for 32 messages at a time which replies it has, and each of those is pulled alone: Flower's own
-call decodes all of them together, so one reply that cannot be decoded would lose the others. After a sweep in vain the
-loop pauses for at least as long as the sweep took, so that the SuperLink is free for its nodes half of the time.
+call decodes all of them together, so one reply that cannot be decoded would lose the others. After a sweep that finds
+nothing the loop pauses for at least as long as it took, so that the SuperLink is free for its nodes half of the time.
 
 A SuperLink also marks a message as delivered when a node asks for it, so a connection that breaks at that moment loses
-the message. A node that takes three times as long as ever before is therefore asked a second time, and so is a node
-whose reply the SuperLink no longer has. That is safe: a client answers the same order with the same bits.
+the message. A node that takes three times as long as its slowest reply so far is therefore asked once more, and so is a
+node whose reply the SuperLink no longer has. That is safe: a client answers the same order with the same bits.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Exchange:
         return missing
 
     def _note_overdue(self, waiting: dict[str, Sent], lost: Lost) -> None:
-        """Note the nodes whose reply takes far longer than any that they gave before."""
+        """Note the nodes whose reply takes far longer than any of their earlier ones."""
         now = time.monotonic()
         for sent in waiting.values():
             longest = self._longest.get((sent.node, sent.kind))

@@ -1,4 +1,4 @@
-"""Everything that servers and the in-process engine take from the private part of Flower 1.39.
+"""Everything that servers and the in-process engine use from Flower 1.39's private API.
 
 The only other files that import private names are those of Flower's own processes under ``sepal_engines/flower``
 (``fleet.py``, ``node.py``, ``warm.py``) and the load test's: ``tests/test_imports.py`` checks this. All modules below
@@ -74,7 +74,7 @@ def array_bytes(size: int) -> int:
 
 @dataclass
 class _Answered:
-    """A SuperLink's client whose question for replies has its answer already; all else goes to ``client``."""
+    """A SuperLink client that already has the answer to its request for replies; all else goes to ``client``."""
 
     client: Any
     answer: Any

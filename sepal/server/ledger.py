@@ -102,7 +102,7 @@ def message_bytes(records: RecordDict) -> int:
 
 
 def check_size(records: RecordDict, most: int) -> None:
-    """Raise ProtocolError if a message has more than ``most`` bytes; called before anything of it is decoded."""
+    """Raise ProtocolError if a message has more than ``most`` bytes; called before any of it is decoded."""
     size = message_bytes(records)
     if size > most:
         raise ProtocolError("max-message-bytes", f"a message of at most {most} bytes", f"{size} bytes")

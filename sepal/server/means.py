@@ -86,7 +86,7 @@ def weighted_mean(
 
 
 def sparse_mean(uploads: Uploads, shapes: Shapes, weigh: Weigh = by_examples) -> Sums:
-    """Return Σ weight·u_i / Σ weight over the uploads; where an entry that was not sent counts as 0.
+    """Return Σ weight·u_i / Σ weight over the uploads; an entry that was not sent counts as 0.
 
     Args:
         uploads: Each with the tensors of ``shapes``, sparse or dense.
@@ -179,7 +179,7 @@ def robust_of(uploads: Uploads) -> str:
 
 
 def refuse_robust(uploads: Uploads) -> None:
-    """Raise if a mean over the holders of each entry, which has no robust form here, is asked to be robust."""
+    """Raise if ``robust-mean`` is set for a mean over the holders of each entry, which has no robust form here."""
     if robust_of(uploads):
         raise ConfigError("robust-mean", "none: this method takes the mean over the holders of each entry", "another")
 

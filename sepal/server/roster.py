@@ -27,7 +27,7 @@ _LONGEST_REST = 64  # refreshes
 
 
 class OtherDataError(DataError):
-    """A client of the roster has other data than before. Not in :mod:`sepal.errors`: clients can report those."""
+    """A client of the roster has different data than before. Not in :mod:`sepal.errors`: clients can report those."""
 
 
 class EvictedError(RosterError):
@@ -213,7 +213,7 @@ def wait(
 
 
 def _raise_for_other_data(refusals: Sequence[SepalError], needed: Sequence[str]) -> None:
-    """Raise if one of the clients ``needed`` has other data than before."""
+    """Raise if one of the clients ``needed`` has different data than before."""
     for refusal in refusals:
         if isinstance(refusal, OtherDataError) and refusal.key.removesuffix(": data") in needed:
             raise refusal  # waiting for the client would not help

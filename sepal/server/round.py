@@ -170,7 +170,7 @@ class Round:
         self._ledger.append(LedgerEntry(self._plan.round, name, "training", "up", 0, size, 0, "late", reason))
 
     def accept(self, name: str, records: RecordDict) -> None:
-        """Check a reply against its order and the method's schema. Store its upload, or enter why it was refused."""
+        """Check a reply against its order and the method's schema. Store its upload, or record why it was refused."""
         request = self._requests.get(name)
         if request is None or name not in self.waiting:
             return

@@ -87,7 +87,7 @@ class RunStore(Protocol):
         ...
 
     def evicted(self) -> frozenset[str]:
-        """Return the names of the clients that an operator has evicted by now."""
+        """Return the names of the clients that an operator has evicted so far."""
         ...
 
 
@@ -156,7 +156,7 @@ class DiskRunStore:
     file per client, until no checkpoint needs them. ``records/000011`` is the record of round 11: a line with the
     digest of the JSON, then the JSON. It is written last; a round without a record counts as not completed.
 
-    Each file says what it is (run, round, client), which its digest covers. A file under another one's name is damaged.
+    Each file says what it is (run, round, client), and its digest covers this. A file under another's name is damaged.
 
     Args:
         directory: Created if missing.
@@ -320,8 +320,8 @@ class DiskRunStore:
 def evict(directory: Path, client: str) -> str:
     """Evict ``client`` from the run whose checkpoints are in ``directory``. A running run notices it within a round.
 
-    A name that no checkpoint and no record has is evicted, too: a node that came after the last record, or that is yet
-    to come. It is refused under this name.
+    A name that is in no checkpoint or record is evicted, too: its node may have joined after the last record, or may
+    be yet to join. It is refused under this name.
 
     Returns:
         Empty if the client is in the run's records. Otherwise a few words about what was found, for the operator.

@@ -134,9 +134,9 @@ def make_directory(path: Path) -> None:
 
 
 def private_directory(path: Path) -> None:
-    """Make ``path`` with mode 700: states and records are nobody else's to read. What is there keeps its mode.
+    """Make ``path`` with mode 700, so that nobody else can read states and records.
 
-    What is above it gets the usual mode.
+    A directory that exists keeps its mode. Missing parents get the usual mode.
 
     Raises:
         OSError: It cannot be made.
@@ -212,7 +212,7 @@ def read_plain_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 def write_atomically(path: Path, data: bytes, sync: bool = True) -> None:
-    """Write ``data`` atomically: ``path`` has its old or its new content, with ``sync`` also after a power failure.
+    """Write ``data`` atomically: ``path`` has its old or its new content, with ``sync`` even after a power failure.
 
     Raises:
         StateError: The disk is full or not writable; no temporary file remains.

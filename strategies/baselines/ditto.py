@@ -33,9 +33,9 @@ class Hyper(Settings):
     # The authors' scripts take 1; the paper chooses among .1, 1 and 2 by validation, and .05 to .2 under attack.
     # DM-PFL's comparison uses .1, at which v_i hardly changes under partial participation.
     lam: float = Field(
-        1.0, ge=0, alias="lambda", description="λ, strength of the regulariser; 0: v is trained without it"
+        1.0, ge=0, alias="lambda", description="λ, weight of the proximal term; 0: the personal model has none"
     )
-    epochs: int = Field(0, ge=0, description="passes of the personal model a round; 0: as local-epochs")
+    epochs: int = Field(0, ge=0, description="epochs for the personal model per round; 0: local-epochs")
 
 
 @dataclass(frozen=True)

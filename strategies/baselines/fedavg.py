@@ -29,7 +29,7 @@ from strategies.registration import register
 class Hyper(Settings):
     """FedAvg's keys."""
 
-    weights: Literal["examples", "equal"] = Field("examples", description="weight of a client in the mean: n_i, or 1")
+    weights: Literal["examples", "equal"] = Field("examples", description="client's weight in the mean: n_i, or 1")
 
 
 @dataclass(frozen=True)

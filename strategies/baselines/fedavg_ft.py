@@ -23,7 +23,7 @@ class Hyper(Settings):
     """Keys of FedAvg+FT."""
 
     # DM-PFL compares with fine-tuning for a few epochs. On HAR, 3 to 10 epochs gave the same accuracy within a point.
-    epochs: int = Field(5, ge=1, description="passes of local fine-tuning from the global model")
+    epochs: int = Field(5, ge=1, description="epochs of local fine-tuning, starting from the global model")
 
 
 class FedAvgFtServer(FedAvgServer):

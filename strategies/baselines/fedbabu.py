@@ -24,9 +24,9 @@ from strategies.registration import register
 class Hyper(Settings):
     """FedBABU's keys."""
 
-    head_layers: int = Field(1, ge=0, description="last layers that are the head; 0 is FedAvg")
+    head_layers: int = Field(1, ge=0, description="number of last layers that form the head; 0 is FedAvg")
     # The authors' code fine-tunes for 5 epochs.
-    epochs: int = Field(5, ge=1, description="passes of fine-tuning of the whole model")
+    epochs: int = Field(5, ge=1, description="epochs of fine-tuning the whole model")
 
 
 class Body:

@@ -52,11 +52,11 @@ class Hyper(Settings):
 
     # The authors' examples: keep .2, ΔR 15 (CIFAR-10); keep .5, ΔR 10 (CIFAR-100); α .01. DM-PFL: .5, 10, .01.
     keep: float = Field(0.2, gt=0, le=1, description="1 - S, fraction of weights kept; 1 is FedAvg")
-    budgets: Literal["erk", "uniform"] = Field("erk", description="how the budget is shared among layers")
-    fraction: float = Field(0.01, ge=0, le=1, description="α, fraction of a layer's kept weights that is readjusted")
-    train_after: int = Field(1, ge=0, description="local epochs after readjusting, as E allows; 0: authors' code")
+    budgets: Literal["erk", "uniform"] = Field("erk", description="how the budget is distributed over layers")
+    fraction: float = Field(0.01, ge=0, le=1, description="α, fraction of a layer's kept weights to prune and regrow")
+    train_after: int = Field(1, ge=0, description="local epochs after readjusting, at most E - 1; 0: authors' code")
     readjust_every: int = Field(10, ge=1, description="ΔR, rounds between readjustments")
-    until: int = Field(0, ge=0, description="last round that readjusts masks; 0: the middle of the run")
+    until: int = Field(0, ge=0, description="last round in which masks are readjusted; 0: the middle of the run")
 
 
 @dataclass(frozen=True)

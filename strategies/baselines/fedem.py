@@ -6,9 +6,9 @@ models; q_t(z = m) → ``posterior``, of each training example.
 
 E-step, at the received models: q ∝ π·exp(-loss) for each example, π ← mean of q. M-step: each model trains on the loss
 weighted by q (batch: Σ q·loss / size). The server averages each model separately, weighted by n_i. A client predicts
-Σ π_m·softmax(model m). *Received* is that of the received models under its π; *trained* after the E- and M-step.
+Σ π_m·softmax(model m). *Received* is this with the received models under its π; *trained* the same after both steps.
 
-The models are different draws from the seed; the first is W_0. A novel client only takes the E-step, as the authors'
+The models are different draws from the seed; the first is W_0. A novel client only runs the E-step, as the authors'
 unseen clients do.
 
 A model whose outputs are NaN, because a client sent a negative running variance, is left out of mixtures until training
@@ -120,12 +120,12 @@ class FedEmClient(Mixture, ClientBase[ClientState]):
         return mixture
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
-        """Take E-step and M-step, and upload all models."""
+        """Run the E-step and the M-step, and upload all models."""
         after = self.adapt(state, download, plan)
         return after, self.upload(after, plan)
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
-        """Take E-step and M-step; a novel client only takes the E-step."""
+        """Run the E-step and the M-step; a novel client only runs the E-step."""
         models = self.arrived(state, download, plan)
         posterior = self.posterior(models, self._shares(state))
         shares = posterior.mean(0)

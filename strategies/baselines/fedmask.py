@@ -12,14 +12,14 @@ The paper's text was not available. What is known of it: fixed weights, binary m
 each client found in one shot, the mean where masks overlap. Our choices:
 
 * Weights are ±√(4 / fan-in / keep) with W_0's signs, after the "signed Kaiming constant" of Ramanujan et al., "What's
-  Hidden in a Randomly Weighted Neural Network?", CVPR 2020. Under W_0 itself (``weights = "drawn"``) hardly anything is
+  Hidden in a Randomly Weighted Neural Network?", CVPR 2020. With W_0 itself (``weights = "drawn"``) hardly anything is
   learned.
 * Scores start at N(0, .01²), drawn from the seed and the same for all clients, so half of the bits are on; they have a
   learning rate and a momentum of their own. If all start at 0, or the rate is ten times as high, less is learned.
-* A structure is the ``keep`` share of a layer's output units by mean score; the output layer has all, or if it alone is
-  masked, a share of its input units. The server knows the structures, so a mask is sent as one bit for each held
-  weight.
-* Who joins later, and has no structure yet, gets all of the server's bits and begins from them.
+* A structure is the ``keep`` share of a layer's output units by mean score; the output layer has all of its output
+  units or, if it alone is masked, a share of its input units. The server knows the structures, so a mask is sent as
+  one bit for each held weight.
+* A client that joins later, and has no structure yet, gets all of the server's bits and starts from them.
 * If the server flips a bit, its score changes sign. Biases, norms and their statistics are W_0's.
 """
 
@@ -69,12 +69,12 @@ class Hyper(Settings):
     """FedMask's keys."""
 
     # pFedGate's comparison masks the last layer of its 2-layer CNN and the last two of its 3-layer one.
-    layers: int = Field(0, ge=0, description="last layers that are masked, the others stay as they are; 0: all")
-    keep: float = Field(0.75, gt=0, le=1, description="share of a masked layer's units in a client's structure")
-    lr: float = Field(0.01, gt=0, description="learning rate of the scores")
-    momentum: float = Field(0.8, ge=0, lt=1, description="momentum of the scores")
+    layers: int = Field(0, ge=0, description="number of last layers to mask, the others stay as they are; 0: all")
+    keep: float = Field(0.75, gt=0, le=1, description="share of a masked layer's units in each client's structure")
+    lr: float = Field(0.01, gt=0, description="learning rate for the scores")
+    momentum: float = Field(0.8, ge=0, lt=1, description="momentum for the scores")
     weights: Literal["signed", "drawn"] = Field(
-        "signed", description="fixed weights; signed: one magnitude for each layer; drawn: W_0"
+        "signed", description="fixed weights; signed: W_0's signs, one magnitude per layer; drawn: W_0"
     )
 
 
@@ -232,7 +232,7 @@ class Masked(nn.Module):
         self.names = {key(p.name): p.name for p in masked}
 
     def train(self, mode: bool = True) -> Masked:
-        """Keep the modules inside in their mode: norms use W_0's statistics also in training."""
+        """Leave the inner modules in their mode: norms use W_0's statistics even in training."""
         super().train(mode)
         self.model.eval()
         return self
@@ -324,7 +324,7 @@ def signed(score: npt.NDArray[np.float32], on: Mask) -> npt.NDArray[np.float32]:
 
 FedMask = register(
     "fedmask",
-    "Personal binary masks over weights that stay as drawn",
+    "Personal binary masks over fixed random weights",
     "Li et al., SenSys 2021",
     FedMaskServer,
     FedMaskClient,

@@ -29,7 +29,7 @@ class Hyper(Settings):
 
     # The paper takes 1 to 4 basic blocks of ResNet-34 and 1 to 4 groups of MobileNet; DM-PFL's comparison a head.
     personal_layers: int = Field(
-        1, ge=0, description="last layers that stay with the client; 0 is FedAvg, all is Local"
+        1, ge=0, description="number of last layers that stay with the client; 0 is FedAvg, all is Local"
     )
 
 

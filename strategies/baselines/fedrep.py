@@ -1,11 +1,11 @@
 """FedRep: the head is trained first, then the shared body.
 
 Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representations for Personalized Federated Learning", ICML
-2021, Algorithm 1 (https://arxiv.org/abs/2102.07078). As FedPer, but a client first trains its head h_i on the received
-representation φ for ``head-epochs``, and then φ with the new head for ``body-epochs``. *Received* is the received body
-with the client's own head, which the authors report; *trained* is the same after both. Clients that do not upload (in a
-full evaluation and in the closing round) train the head only. A deployed client predicts with its head and the body
-of its last training, which is *kept*; with a new body it first trains the head, which is *trained* in the closing
+2021, Algorithm 1 (https://arxiv.org/abs/2102.07078). Like FedPer, but a client first trains its head h_i on the
+received representation φ for ``head-epochs``, then φ with the new head for ``body-epochs``. *Received* is the received
+body with the client's own head, which the authors report; *trained* is the same after both. Clients that do not upload
+(in a full evaluation and in the closing round) train the head only. A deployed client predicts with its head and the
+body of its last training, which is *kept*; with a new body it first trains the head, which is *trained* in the closing
 round. *Received* has a head that was trained on an older body.
 
 Deviations: heads start with W_0; the mean is weighted by n_i; running statistics of normalisation layers in the body
@@ -26,10 +26,10 @@ from strategies.registration import register
 class Hyper(Settings):
     """FedRep's keys."""
 
-    personal_layers: int = Field(1, ge=0, description="last layers that stay with the client: the head; 0 is FedAvg")
+    personal_layers: int = Field(1, ge=0, description="number of last layers kept by the client (head); 0 is FedAvg")
     # The paper trains the head for 10 epochs, then the body for 1 (CIFAR-10, 100 clients) or 5 (its other settings).
-    head_epochs: int = Field(10, ge=0, description="passes over the data for the head; 0: as local-epochs")
-    body_epochs: int = Field(1, ge=0, description="passes over the data for the body; 0: as local-epochs")
+    head_epochs: int = Field(10, ge=0, description="epochs for the head; 0: local-epochs")
+    body_epochs: int = Field(1, ge=0, description="epochs for the body; 0: local-epochs")
 
 
 class FedRepClient(Body, PartClient):

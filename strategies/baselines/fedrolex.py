@@ -34,7 +34,7 @@ class FedRolexClient(Rolling, HeteroFLClient):
 
 FedRolex = register(
     "fedrolex",
-    "Models of each client's width, from a window of channels that rolls",
+    "Models of each client's width, from a rolling window of channels",
     "Alam et al., NeurIPS 2022",
     FedRolexServer,
     FedRolexClient,

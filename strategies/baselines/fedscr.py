@@ -47,7 +47,7 @@ class Hyper(Settings):
 
     # The paper's ResNet18 sends half at the only threshold that keeps accuracy (θ = .3); FedPSE compares at .1.
     keep: float = Field(0.5, gt=0, le=1, description="fraction of entries sent, in whole structures; 1 is FedAvg")
-    threshold: float = Field(0.0, ge=0, description="fixed threshold on the mean magnitude instead of keep; 0: keep")
+    threshold: float = Field(0.0, ge=0, description="fixed threshold on the mean magnitude, replaces keep; 0: use keep")
 
 
 @dataclass(frozen=True)

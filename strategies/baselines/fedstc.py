@@ -47,9 +47,9 @@ class Hyper(Settings):
     """FedSTC's keys."""
 
     # The paper's p is 1/400 (also 1/25 and 1/100) with one step a round; with local epochs, FedPSE compares at .1.
-    keep: float = Field(0.1, gt=0, le=1, description="p, fraction of entries sent, both ways")
-    ternary: bool = Field(True, description="±μ; false: the values themselves, with keep 1 FedAvg on updates")
-    cache: int = Field(20, ge=1, description="rounds whose updates the server keeps for clients that missed them")
+    keep: float = Field(0.1, gt=0, le=1, description="p, fraction of entries sent, in both directions")
+    ternary: bool = Field(True, description="send entries as ±μ; false: as values (FedAvg on updates if keep = 1)")
+    cache: int = Field(20, ge=1, description="past rounds whose updates the server keeps for clients that missed them")
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ class Hyper(WidthSettings):
 
     # Section 5.1: uniform-5.
     widths: str = Field(
-        "0.2,0.4,0.6,0.8,1", description="widths of models; a client gets the largest with width² ≤ capacity"
+        "0.2,0.4,0.6,0.8,1", description="model widths; each client gets the largest with width² ≤ capacity"
     )
-    distill: bool = Field(False, description="train the whole model on the labels and its parts on its outputs")
+    distill: bool = Field(False, description="train the whole model on labels, its parts on the whole model's outputs")
 
 
 class FjordClient(WidthClient):
@@ -91,7 +91,7 @@ def run_part(part: nn.Module, whole: nn.Module, x: torch.Tensor) -> torch.Tensor
 
 Fjord = register(
     "fjord",
-    "Ordered dropout: narrower models inside of each client's",
+    "Ordered dropout: each client also trains narrower models nested in its own",
     "Horváth et al., NeurIPS 2021",
     WidthServer,
     FjordClient,

@@ -4,12 +4,12 @@ Mei, Guo, Zhou, Patel, "Resource-Adaptive Federated Learning with All-In-One Neu
 authors' code. Each layer's weight is a product of a basis θ_u and coefficients θ_v
 (:class:`models.factors.DecomposedLayer`, equation 3 of Pa3dFL). The basis has the same shape at every width and is
 averaged over all clients with equal weights. Coefficients, biases, norms and the head belong to a width: they are
-averaged over the clients of that width, and do not change in a round without such clients. The loss has
+averaged over the clients of that width, and do not change in a round without such clients. The loss includes
 λ·Σ_layers mean((θ_uᵀθ_u - I)²), which keeps the basis near orthogonal.
 
 Deviations:
 
-* All layers but the head are composed; the authors keep the first convolution plain, too. Models are of
+* All layers but the head are composed; the authors keep the first convolution plain, too. Models consist of
   convolutions, linear layers and ``GroupNorm``.
 * The bases have the sizes given in Pa3dFL's paper (R1, R2 of :mod:`models.decomposed`); initial bases are normal and
   not orthogonal, and the coefficients of all widths start as prefixes of one draw.
@@ -44,10 +44,10 @@ class Hyper(WidthSettings):
 
     # The paper's fractions. Each must be a multiple of 1/16.
     widths: str = Field(
-        "0.25,0.5,0.75,1", description="widths of models; a client gets the largest with width² ≤ capacity"
+        "0.25,0.5,0.75,1", description="model widths; each client gets the largest with width² ≤ capacity"
     )
     # Chosen by Pa3dFL's authors among .01, .1 and 1.
-    lambda_: float = Field(0.1, ge=0, description="strength of the regulariser towards orthogonal bases")
+    lambda_: float = Field(0.1, ge=0, description="λ, weight of the orthogonality regulariser on the bases")
 
 
 class Composed(Decomposed):
@@ -108,7 +108,7 @@ class Levels:
         return found
 
     def places(self, width: float, round: int) -> dict[str, tuple[str, Place]]:
-        """Return the server's name of each tensor of a client of ``width``; it lies there as a whole."""
+        """Return the server's name of each tensor of a client of ``width``; it is stored there whole."""
         names = [p.name for p in self.held(width, round)]
         return {name: (name if name.endswith("theta_u") else f"{width:g}/{name}", ()) for name in names}
 
@@ -140,7 +140,7 @@ class FlancClient(Levels, WidthClient):
 
 Flanc = register(
     "flanc",
-    "Weights of a shared basis, and coefficients for each width",
+    "Weights composed of a shared basis and coefficients for each width",
     "Mei et al., NeurIPS 2022",
     FlancServer,
     FlancClient,

@@ -46,8 +46,8 @@ class Hyper(WidthSettings):
     """HeteroFL's keys."""
 
     scaler: bool = Field(True, description="divide the outputs of hidden layers by the width")
-    masked: bool = Field(True, description="set logits of classes that a client lacks to 0, average rows by class")
-    clip: float = Field(1.0, gt=0, description="largest norm of a gradient")
+    masked: bool = Field(True, description="zero the logits of classes a client lacks, average output rows by class")
+    clip: float = Field(1.0, gt=0, description="maximum gradient norm")
 
 
 class Output(Cuts):
@@ -150,7 +150,7 @@ def set_statistics(module: nn.Module, x: torch.Tensor) -> None:
 
 HeteroFL = register(
     "heterofl",
-    "Nested models of each client's width",
+    "Nested models, cut to each client's width",
     "Diao et al., ICLR 2021",
     HeteroFLServer,
     HeteroFLClient,

@@ -32,7 +32,7 @@ class Hyper(Settings):
     """LG-FedAvg's keys."""
 
     # The authors' script for CIFAR-10 shares conv1 and conv2; DM-PFL's comparison shares the head.
-    shared_layers: int = Field(2, ge=0, description="layers that are shared; all is FedAvg, 0 is Local")
+    shared_layers: int = Field(2, ge=0, description="number of shared layers; all is FedAvg, 0 is Local")
     shared_end: Literal["first", "last"] = Field("first", description="which end of the model is shared")
 
 

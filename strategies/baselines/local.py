@@ -55,8 +55,8 @@ class LocalClient(Nothing, PartClient):
 
 Local = register(
     "local",
-    "Local training alone",
-    "yardstick",
+    "Local training only",
+    "baseline",
     LocalServer,
     LocalClient,
     received="nothing is sent, so there is no received model",

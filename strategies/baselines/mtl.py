@@ -1,11 +1,11 @@
-"""MTL: federated multi-task learning, every client's model is pulled towards the clients' mean.
+"""MTL: federated multi-task learning, in which every client's model is pulled towards the clients' mean.
 
 Smith, Chiang, Sanjabi, Talwalkar, "Federated Multi-Task Learning", NeurIPS 2017 (MOCHA,
 https://arxiv.org/abs/1705.10467), with mean-regularised Ω and for networks, as in the comparison of LG-FedAvg's authors
 (their ``main_mtl.py``). With W the matrix whose columns w_i are the clients' models, client i minimises F_i(w_i) +
 λ·(‖W‖² + tr(WΩWᵀ)), Ω = (I - 11ᵀ/m)², over its own column. Ω is a projection, so its gradient is ∇F_i + 2λ(w_i + w_i
-- w̄), w̄ the mean of all columns, the client's own as it is now. The server keeps the columns; client i gets Σ_{j≠i}
-w_j/m, one model's size.
+- w̄), where w̄ is the mean of all columns, with the client's own as it is now. The server keeps the columns; client i
+gets Σ_{j≠i} w_j/m, one model's size.
 
 *Trained* is the client's own model. There is no *received* model.
 
@@ -13,7 +13,7 @@ Deviations:
 
 * No dual problem and no learned Ω, which MOCHA uses for convex problems; LG-FedAvg's script has this fixed Ω, too.
 * The script squares I - 11ᵀ/m entry by entry; we take the matrix product, as MOCHA's paper writes it.
-* m counts the clients that have uploaded, and the client itself. The script's columns are those of the first clients.
+* m counts the clients that have uploaded, plus the client itself. The script's columns are those of the first clients.
 * λ = 10^-(⌊log₁₀ d + 1⌋ + 1) for d pulled entries unless ``mtl.lambda`` says otherwise, as in the script.
 """
 
@@ -43,9 +43,9 @@ from strategies.registration import register
 class Hyper(Settings):
     """MTL's keys."""
 
-    lambda_: float = Field(0.0, ge=0, description="strength of the pull; 0: 10^-(digits of the pulled entries + 1)")
+    lambda_: float = Field(0.0, ge=0, description="strength of the pull; 0: 10^-(digits of the pulled-entry count + 1)")
     # LG-FedAvg's script pulls the last layers alone.
-    layers: int = Field(0, ge=0, description="last layers that are pulled, the others are the client's alone; 0: all")
+    layers: int = Field(0, ge=0, description="number of last layers to pull, the others stay with the client; 0: all")
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class MtlClient(Pulled, ClientBase[ClientState]):
 
 Mtl = register(
     "mtl",
-    "A model for each client, pulled to the clients' mean",
+    "A model for each client, pulled towards the clients' mean",
     "Smith et al., NeurIPS 2017",
     MtlServer,
     MtlClient,

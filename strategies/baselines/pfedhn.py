@@ -51,18 +51,18 @@ EMBEDDING = "embedding/"
 class Hyper(Settings):
     """pFedHN's keys. Defaults are those of the authors' code."""
 
-    embedding: int = Field(0, ge=0, description="entries of a client's embedding; 0: ⌊1 + clients/4⌋")
-    hidden: int = Field(100, ge=1, description="units of the hidden layers")
-    depth: int = Field(3, ge=0, description="hidden layers after the first")
+    embedding: int = Field(0, ge=0, description="size of a client's embedding; 0: ⌊1 + clients/4⌋")
+    hidden: int = Field(100, ge=1, description="units per hidden layer")
+    depth: int = Field(3, ge=0, description="number of hidden layers after the first")
     rate: float = Field(0.01, ge=0, description="learning rate of the hypernetwork and the embeddings")
-    momentum: float = Field(0.9, ge=0, lt=1, description="of the hypernetwork's SGD")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the hypernetwork's SGD")
     decay: float = Field(0.001, ge=0, description="weight decay of the hypernetwork's SGD")
-    clip: float = Field(50.0, gt=0, description="largest norm of a gradient, the hypernetwork's and the client's")
-    steps: int = Field(50, ge=0, description="steps of a client, as whole passes; 0: local-epochs")
-    inner_rate: float = Field(0.005, gt=0, description="learning rate of the client")
-    inner_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the client's SGD")
-    inner_decay: float = Field(5e-5, ge=0, description="weight decay of the client's SGD")
-    most_mib: int = Field(1024, ge=1, description="MiB that the hypernetwork may take; a larger one is refused")
+    clip: float = Field(50.0, gt=0, description="maximum gradient norm, for the hypernetwork and for the client")
+    steps: int = Field(50, ge=0, description="local steps of a client, rounded to whole epochs; 0: local-epochs")
+    inner_rate: float = Field(0.005, gt=0, description="learning rate for local training")
+    inner_momentum: float = Field(0.9, ge=0, lt=1, description="momentum for local training")
+    inner_decay: float = Field(5e-5, ge=0, description="weight decay for local training")
+    most_mib: int = Field(1024, ge=1, description="maximum size of the hypernetwork in MiB; a larger one is refused")
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class PFedHNServer(Generated, ServerBase[ServerState]):
         return ServerState(*({n: w.numpy() for n, w in part.items()} for part in (after, momentum))), metrics
 
     def _step(self, weights: Tensors, momentum: Tensors, gradient: Tensors, scale: float) -> None:
-        """Take a step of SGD in place, as torch's: decay is added to the clipped gradient, then momentum."""
+        """Take an SGD step in place, as torch does: decay is added to the clipped gradient, then momentum."""
         for name, weight in weights.items():
             slope = gradient[name].mul_(scale).add_(weight, alpha=self.hyper.decay)
             momentum[name] = momentum[name].mul_(self.hyper.momentum).add_(slope) if name in momentum else slope.clone()

@@ -1,4 +1,4 @@
-"""pFedMe: personal models by the Moreau envelope.
+"""pFedMe: personal models regularised by Moreau envelopes.
 
 Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1
 (https://arxiv.org/abs/2006.08848). Symbols: θ_i → the personal model; w_i → the client's version of the global model.
@@ -30,10 +30,10 @@ from strategies.registration import register
 class Hyper(Settings):
     """pFedMe's keys. The authors' settings for MNIST: λ 15, K 5, η .005, β 1, and .09 as rate of θ."""
 
-    lam: float = Field(15.0, gt=0, alias="lambda", description="λ, pull of the personal model to the local one")
-    steps: int = Field(5, ge=1, description="K, steps of the personal model on each batch")
-    rate: float = Field(0.005, gt=0, description="η: w ← w - η·λ·(w - θ); lr is the rate of θ")
-    beta: float = Field(1.0, gt=0, description="β, weight of the clients' mean on the server")
+    lam: float = Field(15.0, gt=0, alias="lambda", description="λ, pull of the personal model θ towards the local w")
+    steps: int = Field(5, ge=1, description="K, steps on the personal model per batch")
+    rate: float = Field(0.005, gt=0, description="η, learning rate of w: w ← w - η·λ·(w - θ); lr is that of θ")
+    beta: float = Field(1.0, gt=0, description="β, weight of the clients' mean in the server's update")
     # In the authors' code only.
     mu: float = Field(0.001, ge=0, description="weight decay of the personal model")
 
@@ -95,7 +95,7 @@ class PFedMeClient(FedAvgClient):
 
 PFedMe = register(
     "pfedme",
-    "Personal models by the Moreau envelope",
+    "Personal models regularised by Moreau envelopes",
     "Dinh et al., NeurIPS 2020",
     PFedMeServer,
     PFedMeClient,

@@ -1,14 +1,15 @@
 """TailorFL: each client keeps the channels that matter to its data, and shares more of them with similar clients.
 
 Deng, Chen, Ren, Zhang, Lyu, Ma, Zhang, "TailorFL: Towards Efficient Personalized Federated Learning Under System and
-Data Heterogeneity", SenSys 2022; details are those of the code of Pa3dFL's authors for their comparison (FLGo). In
+Data Heterogeneity", SenSys 2022; details follow the code of Pa3dFL's authors for their comparison (FLGo). In
 round 1 every client trains an importance of each channel of W_0, with fixed weights, on its loss + λ·mean(importance²),
 clipped to [0, 1]. It keeps as many channels as its width allows: in the first layers those of greatest norm, the same
-for all clients; in the last share ``tailorfl.personal`` of the layers those of greatest importance. Two clients are as
-similar as their importances of the last hidden layer correlate. From round 2 on clients train their part of the model.
-Weights and biases are divided by the width on the way down and multiplied by it on the way up. The server averages each
-entry over its holders, weighted by n_i/width, and moves filters: in the first layers to the greatest norms again, in
-the last ones a few channels of each client towards those that it should share with similar clients (:func:`tuned`).
+for all clients; in the last share ``tailorfl.personal`` of the layers those of greatest importance. The similarity of
+two clients is the correlation of their importances in the last hidden layer. From round 2 on clients train their part
+of the model. Weights and biases are divided by the width on the way down and multiplied by it on the way up. The server
+averages each entry over its holders, weighted by n_i/width, and moves filters: in the first layers to the greatest
+norms again, in the last ones a few channels of each client towards those that it should share with similar clients
+(:func:`tuned`).
 
 Positions are never sent: the client sends its importances once, and the shapes of its model depend on the number of
 channels only.
@@ -51,16 +52,16 @@ Known = Mapping[str, Filters]  # by client
 
 
 class Hyper(WidthSettings):
-    """TailorFL's keys. Defaults are those of the code that is cited."""
+    """TailorFL's keys. Defaults are those of the cited code."""
 
     widths: str = Field(
         ",".join(f"{step / 16:g}" for step in range(1, 17)),
-        description="widths of models; a client gets the largest with width² ≤ capacity",
+        description="model widths; each client gets the largest with width² ≤ capacity",
     )
-    personal: float = Field(0.5, ge=0, le=1, description="share of the layers, the last ones, with filters by client")
-    lambda_: float = Field(0.5, ge=0, description="strength of the penalty on importances")
-    steps: int = Field(10, ge=1, description="batches on which importances are trained, as whole passes")
-    alpha: float = Field(0.05, ge=0, le=1, description="share of a layer's filters that may move in a round")
+    personal: float = Field(0.5, ge=0, le=1, description="share of layers, from the last, with client-specific filters")
+    lambda_: float = Field(0.5, ge=0, description="λ, weight of the penalty on importances")
+    steps: int = Field(10, ge=1, description="batches for training importances, rounded to whole epochs")
+    alpha: float = Field(0.05, ge=0, le=1, description="share of a layer's filters that may be exchanged per round")
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ class TailorServer(Tailored, ServerBase[ServerState]):
 
 
 def norms(group: ChannelGroup, weights: Weights) -> npt.NDArray[np.float64]:
-    """Return the squared norm of each channel of a layer, its bias counted, float64 (channels,)."""
+    """Return the squared norm of each channel of a layer, including its bias, float64 (channels,)."""
     own = [weights[axis.tensor] for axis in group.axes if axis.tensor.rpartition(".")[0] == group.name]
     squares = [np.square(w.reshape(group.size, -1), dtype=np.float64).sum(1) for w in own]
     return typing.cast("npt.NDArray[np.float64]", np.sum(squares, axis=0))
@@ -333,7 +334,7 @@ class TailorClient(Tailored, WidthClient):
 
 TailorFL = register(
     "tailorfl",
-    "Channels by each client's importance, shared more between similar clients",
+    "Channels chosen by importance for each client, shared more between similar clients",
     "Deng et al., SenSys 2022",
     TailorServer,
     TailorClient,

@@ -43,7 +43,7 @@ class WidthSettings(Settings):
 
     # HeteroFL, section 4 ("a" to "e"); FedRolex takes the same.
     widths: str = Field(
-        "1,0.5,0.25,0.125,0.0625", description="widths of models; a client gets the largest with width² ≤ capacity"
+        "1,0.5,0.25,0.125,0.0625", description="model widths; each client gets the largest with width² ≤ capacity"
     )
 
     @field_validator("widths")
@@ -165,7 +165,7 @@ class ClientState:
 
 
 class WidthClient(Cuts, ClientBase[ClientState]):
-    """Trains E epochs from the part that it received."""
+    """Trains for E epochs from the part that it received."""
 
     def __init__(self, task: Task, trainer: Trainer) -> None:
         super().__init__(task, trainer)
@@ -195,7 +195,7 @@ class WidthClient(Cuts, ClientBase[ClientState]):
         return {name: tensor.dense() for name, tensor in download.tensors.items()}
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
-        """Train E epochs from the received model."""
+        """Train for E epochs from the received model."""
         model = self.trained(self.arrived(state, download, plan), plan)
         self.trainer.report("width", self.own_width)
         self.trainer.report("share", parameters(self.sent(plan)) / parameters(self.layout))

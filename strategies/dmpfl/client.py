@@ -53,7 +53,7 @@ class DmPflClient(ClientBase[ClientState]):
         """Run the client's part of Algorithm 1, 2 or 3, by the round's phase; in phase 2b the upload is empty.
 
         Raises:
-            ProtocolError: The phase is none of ``dmpfl.schedule``. Uploads of phase 1 carry no noise, and a client of a
+            ProtocolError: The phase is not in ``dmpfl.schedule``. Uploads of phase 1 carry no noise, and a client of a
                 run without phase 1 must not be brought to send one.
         """
         if plan.phase not in self.phases:

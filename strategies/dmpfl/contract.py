@@ -39,19 +39,19 @@ class Hyper(Settings):
     # A.1.4: sparsity .5; Figure 5 varies it from .3 to .8.
     keep: float = Field(0.5, gt=0, le=1, description="1 - S, fraction of weights in each mask; 1: no mask")
     # The paper claims ERK; its FLOPs in Table 4 do not fit that (NOTES.md).
-    budget: Literal["uniform", "erk"] = Field("uniform", description="how the kept weights spread over layers")
-    dense_first: bool = Field(False, description="keep the first layer whole (uniform: on top of keep; erk: within it)")
+    budget: Literal["uniform", "erk"] = Field("uniform", description="how the kept weights are distributed over layers")
+    dense_first: bool = Field(False, description="keep the first layer dense (uniform: on top of keep; erk: within it)")
     # Unpublished; our choice.
-    initial_mask: Literal["common", "own"] = Field("common", description="first personal masks: one for all, or own")
+    initial_mask: Literal["common", "own"] = Field("common", description="initial personal masks: one for all, or own")
     # Unpublished; RigL's and FedDST's schedule from .5.
-    alpha: float = Field(0.5, ge=0, le=1, description="first fraction of a mask readjusted, cosine to 0; 0: fixed")
+    alpha: float = Field(0.5, ge=0, le=1, description="initial fraction of a mask to readjust, cosine to 0; 0: fixed")
     # FedDST's interval by A.1.4; DM-PFL's own is unpublished.
     readjust_every: int = Field(10, ge=0, description="phase-1 rounds between readjustments; 0: never")
     # Section 3.3.2: "ignore positions selected by no more than 30% clients".
-    agreement: float = Field(0.3, ge=0, lt=1, description="global positions are held by more than this share")
+    agreement: float = Field(0.3, ge=0, lt=1, description="global positions: held by more than this share of clients")
     # Figure 5 (e), (f), A.1.2: 300 rounds "divided equally into each phase"; 2a and 2b divide phase 2 equally.
     schedule: str = Field("1:2,2a:1,2b:1", description="phases of an iteration as PHASE:SHARE,…; PHASE is 1, 2a or 2b")
-    iterations: int = Field(2, ge=1, description="how often the schedule repeats within rounds")
+    iterations: int = Field(2, ge=1, description="number of times the schedule repeats within rounds")
     adaptive_inference: bool = Field(False, description="DM-PFL+: choose θ_c or θ_g for each example (Algorithm 4)")
 
     @field_validator("schedule")

@@ -131,8 +131,8 @@ def global_mask(
 ) -> dict[str, npt.NDArray[np.bool_]]:
     """Return m_g: in each tensor the ``budget`` largest |w_g| among the eligible positions.
 
-    Eligible are positions held by more than ``share`` of the clients, and positions of the last m_g that no client of
-    this round covers. If fewer positions are eligible, the mask is smaller than the budget.
+    Positions held by more than ``share`` of the clients are eligible, and so are positions of the last m_g that no
+    client of this round covers. If fewer positions are eligible, the mask is smaller than the budget.
 
     Args:
         weights: w_g, float32 by name.

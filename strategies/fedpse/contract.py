@@ -28,10 +28,10 @@ class Hyper(Settings):
 
     # p = .9 in the headline tables (sweep .1 … .9 in Figure 4).
     keep: float = Field(0.1, gt=0, le=1, description="1 - p, fraction of entries sent; 1 is FedAvg on updates")
-    per_layer: bool = Field(False, description="top-k in each tensor instead of the whole model; the rest unchanged")
+    per_layer: bool = Field(False, description="top-k per tensor instead of over the whole model; all else unchanged")
     listing: bool = Field(False, description="follow the listing of Appendix E instead of Algorithms 1-4; see NOTES.md")
     ewa: bool = Field(True, description="element-wise aggregation; false: the naive mean (ablation)")
-    dps: bool = Field(True, description="personalized downloads; false: the server's top-k for all (ablation)")
+    dps: bool = Field(True, description="personalized downloads; false: the server's top-k for all clients (ablation)")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from strategies.registration import register
 
 Pa3dFL = register(
     "pa3dfl",
-    "Decomposed models of each client's width, personal factors from a hypernetwork",
+    "Decomposed models of each client's width, with personal factors from a hypernetwork",
     "Wang et al., 2024",
     "strategies.pa3dfl.server:Pa3dFLServer",
     "strategies.pa3dfl.client:Pa3dFLClient",

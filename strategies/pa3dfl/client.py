@@ -95,7 +95,7 @@ class Pa3dFLClient(ClientBase[ClientState]):
         return dict.fromkeys(found, typing.cast("Decomposed", module).cost(whole, examples, batches) / whole)
 
     def choose(self, received: Weights, trained: Weights) -> tuple[float, Dense]:
-        """Return α and M_0 + α·(M_1 - M_0): the α with most correct validation examples, then least loss, then least.
+        """Return α and M_0 + α·(M_1 - M_0): the α with most correct validation examples, then least loss, then least α.
 
         Args:
             received: M_0, the plain model as received, with the global head.

@@ -35,24 +35,24 @@ class Hyper(Settings):
     personal: Literal["hypernetwork", "local", "position"] = Field(
         "hypernetwork", description="personal parameters: generated, kept by each client, or averaged by position"
     )
-    decomposition: Literal["channels", "flanc"] = Field("channels", description="of the weights: Pa3dFL's or FLANC's")
+    decomposition: Literal["channels", "flanc"] = Field("channels", description="Pa3dFL's or FLANC's decomposition")
     # Table 2's smallest reduction ratio is 1/256; the paper takes the least width of its clients.
     least: float = Field(1 / 16, gt=0, le=1, description="p_min = 1/n, smallest width and step between widths")
     # Chosen in the paper: FMNIST ideal .01, hetero .001; CIFAR-100 .001, .01; CIFAR-10 .1.
-    lambda_: float = Field(0.001, ge=0, description="strength of the regulariser of general parameters")
+    lambda_: float = Field(0.001, ge=0, description="λ, weight of the regulariser on general parameters")
     # Chosen in the paper by data set, .001 to 1: .1 for FMNIST ideal and CIFAR-100 hetero. See NOTES.md.
     rate: float = Field(0.1, ge=0, description="γ, learning rate of the hypernetwork and the embeddings")
-    clip: float = Field(1.0, gt=0, description="largest norm of the hypernetwork's gradient")
+    clip: float = Field(1.0, gt=0, description="maximum gradient norm of the hypernetwork")
     # To first order. Above 1 a step overshoots: see NOTES.md.
-    absorb: float = Field(1.0, gt=0, description="largest share of the clients' change that one step absorbs")
+    absorb: float = Field(1.0, gt=0, description="maximum share of the clients' change that one step absorbs")
     # Chosen in the paper: FMNIST ideal [64, 64, 3].
-    embedding: int = Field(64, ge=1, description="entries of a client's embedding")
-    hidden: int = Field(64, ge=1, description="units of the encoder's hidden layers")
-    depth: int = Field(3, ge=1, description="linear layers of the encoder")
-    decoder_rank: int = Field(0, ge=0, description="units of the decoders' hidden layers; 0: as hidden")
-    most_mib: int = Field(1024, ge=1, description="MiB that the hypernetwork may take; a larger one is refused")
+    embedding: int = Field(64, ge=1, description="size of a client's embedding")
+    hidden: int = Field(64, ge=1, description="units per hidden layer of the encoder")
+    depth: int = Field(3, ge=1, description="number of linear layers in the encoder")
+    decoder_rank: int = Field(0, ge=0, description="units per hidden layer of the decoders; 0: same as hidden")
+    most_mib: int = Field(1024, ge=1, description="maximum size of the hypernetwork in MiB; a larger one is refused")
     # The loss or the gradient of the hypernetwork.
-    non_finite: Literal["go-on", "end"] = Field("go-on", description="if a step is not finite: skip the round, or end")
+    non_finite: Literal["go-on", "end"] = Field("go-on", description="non-finite step: skip the round, or end the run")
 
 
 @dataclass(frozen=True)

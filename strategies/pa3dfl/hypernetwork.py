@@ -77,8 +77,8 @@ class Hypernetwork:
 
         Args:
             personal: The personal tensors at width 1. Those of one module (``body.conv1.…``) are one layer.
-            seed: The run's seed, of first weights and embeddings.
-            hyper: Sizes, and the most that the weights may take.
+            seed: The run's seed, for initial weights and embeddings.
+            hyper: Sizes, and the limit on the memory of the weights.
 
         Raises:
             ModelError: The weights would be larger than the limit.
@@ -217,7 +217,7 @@ class _Tensors:
                 leaf.requires_grad_().grad = torch.zeros_like(leaf)
 
     def leaves(self) -> list[torch.Tensor]:
-        """Return what autograd finds the gradients of: embeddings, and all weights but the decoders'."""
+        """Return the tensors whose gradients autograd computes: embeddings, and all weights but the decoders'."""
         return [self.embeddings, *(w for n, w in self.weights.items() if n not in self.sums)]
 
     def decoded(self, name: str, place: Place, h: torch.Tensor) -> torch.Tensor:
@@ -245,6 +245,6 @@ class _Tensors:
 
 
 def _blocks(shape: tuple[int, ...]) -> list[Place]:
-    """Return where the blocks of a tensor of ``shape`` lie: of three axes and more one for each first index."""
+    """Return where the blocks of a tensor of ``shape`` lie: with three or more axes, one per index of the first."""
     step = 1 if len(shape) > 2 else shape[0]
     return [(slice(first, first + step), *map(slice, shape[1:])) for first in range(0, shape[0], step)]

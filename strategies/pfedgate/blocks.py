@@ -33,7 +33,7 @@ def exact(keep: float, key: str = "pfedgate.keep") -> Fraction:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """The L blocks of a model of d parameters. Positions are those in all its parameters, one after another.
+    """The L blocks of a model of d parameters. Positions refer to all its parameters, one after another.
 
     Attributes:
         names: Each block's tensor, (L,).

@@ -37,30 +37,30 @@ class Hyper(Settings):
     """pFedGate's keys."""
 
     gating: Literal["sample", "batch", "client"] = Field(
-        "sample", description="one sparse model for each example, each batch (the authors' code), or each client"
+        "sample", description="one sparse model per example, per batch (the authors' code), or per client"
     )
     keep: float = Field(
         0.0, ge=0, le=1, description="s, every client's budget as a share of the model; 0: its capacity"
     )
     # Table 7: 5 of 2, 5 and 10.
-    blocks: int = Field(5, ge=2, le=100, description="B, blocks that a tensor is cut into")
-    least: float = Field(0.0, ge=0, le=1, description="s_min, first block's share of a tensor; 0: 1/B, or s/2 if less")
+    blocks: int = Field(5, ge=2, le=100, description="B, number of blocks that each tensor is cut into")
+    least: float = Field(0.0, ge=0, le=1, description="s_min, first block's share of a tensor; 0: 1/B; s/2 if s < 1/B")
     solver: Literal["exact", "greedy-value"] = Field(
-        "exact", description="solver of the knapsack; greedy-value: the authors' code"
+        "exact", description="knapsack solver; greedy-value: the authors' code"
     )
     cost: Literal["weights", "multiply-adds"] = Field("weights", description="what the budget counts")
     paths: Literal[1, 2] = Field(
-        2, description="paths of the gate; 1: the importance G is the weight M (authors' code)"
+        2, description="number of paths in the gate; 1: the importance G is the weight M (authors' code)"
     )
     # Table 2.
     without: Literal["none", "pre-norm", "post-norm", "sigmoid"] = Field("none", description="ablation of the gate")
     shift: float = Field(0.0, ge=-10, le=10, description="added before the gate's sigmoid; 3 starts M at .95, not .5")
     # Table 4: .05 to 1.5 by data set and s; EMNIST .1 at s = 1 and .5.
     rate: float = Field(0.1, gt=0, description="η, learning rate of the gate; lr is that of the model")
-    clip: float = Field(10.0, gt=0, description="largest gradient norm, for the model and the gate separately")
+    clip: float = Field(10.0, gt=0, description="maximum gradient norm, for the model and the gate separately")
     keep_optimizer: bool = Field(False, description="keep the optimizer state of model and gate between rounds")
     # Silent; as many as fedavg-ft.epochs.
-    novel_epochs: int = Field(5, ge=1, description="passes in which a novel client trains its gate, and nothing else")
+    novel_epochs: int = Field(5, ge=1, description="epochs in which a novel client trains only its gate")
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ class Gated:
         return module
 
     def first_gate(self, keep: float) -> Weights:
-        """Return φ⁰, which the seed gives: the same for all clients with as many blocks.
+        """Return φ⁰, drawn from the seed: the same for all clients with the same number of blocks.
 
-        It is read from a new module, because a norm's first values are what it was built with.
+        It is read from a new module, because a norm's initial values are what it was built with.
         """
         return initial_weights(self.module(keep).gate, self.task.config.seed)
 

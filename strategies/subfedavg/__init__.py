@@ -5,7 +5,7 @@ from strategies.subfedavg.contract import Hyper
 
 SubFedAvg = register(
     "subfedavg",
-    "Each client prunes its model step by step; means over who kept an entry",
+    "Each client prunes its model step by step; each entry is averaged over the clients that kept it",
     "Vahidian et al., ICDCS Workshops 2021",
     "strategies.subfedavg.server:SubFedAvgServer",
     "strategies.subfedavg.client:SubFedAvgClient",

@@ -59,7 +59,7 @@ class SubFedAvgClient(ClientBase[ClientState]):
     # One round
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
-        """Train E epochs at m_k, prune if the gates allow it, and send changed masks and the remaining θ_k."""
+        """Train for E epochs at m_k, prune if the gates allow it, and send changed masks and the remaining θ_k."""
         kept = self.kept(state)
         candidates: list[dict[str, Mask]] = []
 

@@ -21,17 +21,17 @@ from sepal.protocol.method import Weights
 class Hyper(Settings):
     """Sub-FedAvg's keys."""
 
-    variant: Literal["un", "hy"] = Field("un", description="un: weights; hy: channels of convolutions, and weights")
+    variant: Literal["un", "hy"] = Field("un", description="un: prune weights; hy: convolution channels and weights")
     # Table 1: .3, .5, .7 (Un); .5, .7, .9 (Hy).
-    target: float = Field(0.5, ge=0, lt=1, description="share of each layer's weights to prune; hy: of linear layers")
+    target: float = Field(0.5, ge=0, lt=1, description="share of each layer's weights to prune; hy: linear layers only")
     # Table 1: 35 to 50 % of the filters at every target; section 4.2.3: 50 %.
-    channel_target: float = Field(0.5, ge=0, lt=1, description="hy: share of the convolutions' channels to prune")
+    channel_target: float = Field(0.5, ge=0, lt=1, description="hy: share of all convolution channels to prune")
     # Section 4.2.1: 5 to 10 % per iteration; the authors' code takes 10 % of what is left.
-    step: float = Field(0.1, gt=0, lt=1, description="share of what is left that one pruning takes")
-    accuracy: float = Field(0.5, ge=0, le=1, description="validation accuracy from which a client prunes")
+    step: float = Field(0.1, gt=0, lt=1, description="share of the remaining entries that one step prunes")
+    accuracy: float = Field(0.5, ge=0, le=1, description="minimum validation accuracy for a client to prune")
     # Section 4.1.
-    distance: float = Field(1e-4, ge=0, le=1, description="least distance of the first and last epoch's weight masks")
-    channel_distance: float = Field(0.05, ge=0, le=1, description="hy: the same for the channels' masks")
+    distance: float = Field(1e-4, ge=0, le=1, description="least distance between first and last epochs' weight masks")
+    channel_distance: float = Field(0.05, ge=0, le=1, description="hy: the same for the channel masks")
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class ServerState:
 
     Attributes:
         weights: θ_g, dense, float32 by name.
-        kept: The masks of each client of which an upload was accepted, by name and part, without parts of which nothing
-            is pruned.
+        kept: The masks of each client with an accepted upload, by name and part, without parts in which nothing is
+            pruned.
         cost: Bytes up to now by the paper's formula.
     """
 
@@ -55,7 +55,7 @@ class ClientState:
     """A client's state.
 
     Attributes:
-        kept: m_k, by part, without the parts of which nothing is pruned.
+        kept: m_k, by part, without the parts in which nothing is pruned.
         model: θ_k after the last training, float32 (nnz,) by name at the masks; empty before.
     """
 

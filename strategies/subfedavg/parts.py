@@ -53,7 +53,7 @@ def floor(size: int, target: float) -> int:
 
 
 def pruned_step(score: Weights | Dense, masks: Masks, least: Mapping[str, int], step: float) -> dict[str, Mask]:
-    """Return masks after one step: ``step`` of each mask's entries go, the smallest |score|, down to ``least``."""
+    """Return masks after one step: prune ``step`` of each mask's entries, by smallest |score|, down to ``least``."""
     after = {}
     for name, mask in masks.items():
         left = int(mask.sum())
@@ -80,7 +80,7 @@ class Prunable:
 
         Raises:
             ConfigError: Clients have no validation data.
-            ModelError: Hybrid, and there is no BatchNorm behind a convolution, or the model's channels are not known.
+            ModelError: Hybrid, and no convolution has a BatchNorm behind it, or the model's channels are not known.
         """
         self.hyper: Hyper = task.hyper
         if not task.config.split.validation:
@@ -141,7 +141,7 @@ class Prunable:
         return distance(kept, self.whole, self.channels)
 
     def packed(self, kept: Masks) -> Packed:
-        """Return the masks as bits, without those of parts of which nothing is pruned."""
+        """Return the masks as bits, without those of parts in which nothing is pruned."""
         return pack(kept, tuple(p for p in self.parts if not kept[p.name].all()))
 
     # One step
@@ -181,7 +181,7 @@ class Prunable:
     def room(self, kept: Masks, capacity: float) -> dict[str, int]:
         """Return how many weights of each layer may be left for the model to fit; at least 1.
 
-        The parameters that the capacity leaves beside those of other tensors are shared out by the layers' sizes.
+        The parameters that the capacity leaves for them are divided in proportion to the layers' sizes.
         """
         layers, weights = len(self.weights), sum(p.size for p in self.weights)
         share = (math.floor(capacity * self.size) - self.rest(kept) - layers) / max(1, weights - layers)
@@ -281,7 +281,7 @@ T = TypeVar("T")
 
 
 def _once(names: Sequence[str], make: Callable[[Tensors], T]) -> Callable[[Tensors], T]:
-    """Return ``make``, which is called again only if other tensors came under ``names``: once for a payload."""
+    """Return ``make``, cached: it is called again only if the tensors ``names`` are new ones, so once per payload."""
     found: list[tuple[list[SparseTensor | None], T]] = []
 
     def last(came: Tensors) -> T:
@@ -308,7 +308,7 @@ def _value_spec(parameter: Parameter, masks: Callable[[Tensors], Masks], came: T
 
 
 def _narrowed(masks: Masks, came: Tensors, parts: Layout) -> dict[str, Mask]:
-    """Return ``masks``, those of ``parts`` limited to what came of them: positions among their own entries."""
+    """Return ``masks``, with those of ``parts`` limited to what was received: positions among their own entries."""
     after = dict(masks)
     for p in parts:
         among = came.get(f"{p.name}/kept")

@@ -145,7 +145,7 @@ def _read_part(home: Path, names: list[str]) -> tuple[NDArray[Any], Labels]:
 
 
 def read_example(path: Path) -> NDArray[Any]:
-    """Return one example: of an image bytes (H, W) or (H, W, 3), of a .npy its array.
+    """Return one example: an image as bytes, (H, W) or (H, W, 3), or the array of a .npy file.
 
     Raises:
         DataError: The file cannot be read.
@@ -154,7 +154,7 @@ def read_example(path: Path) -> NDArray[Any]:
 
 
 def _image(path: Path) -> NDArray[np.uint8]:
-    """Return the image as its camera held it: a JPEG may say in EXIF by how much to turn its pixels."""
+    """Return the image upright: a JPEG's EXIF data may say how far to rotate its pixels."""
     from PIL import Image, ImageOps
 
     try:

@@ -1,8 +1,8 @@
 """HAR: the smartphone activities of 30 people (UCI, Anguita et al. 2013), as windows of inertial signals.
 
 10,299 windows of 128 readings at 50 Hz in nine channels: body acceleration, body gyroscope and total acceleration,
-three axes each. The official test part has other people than the training part, so it cannot be used if each person is
-a client. All windows are pooled, and a fraction of each client's data is held out (DM-PFL A.1.3: a quarter).
+three axes each. The official test part has different people from the training part, so it cannot be used if each
+person is a client. All windows are pooled, and a fraction of each client's data is held out (DM-PFL A.1.3: a quarter).
 """
 
 from __future__ import annotations

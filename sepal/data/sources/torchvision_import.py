@@ -1,8 +1,8 @@
 """Imports torchvision, which is used for downloads and CIFAR's files. No other module imports it.
 
-torchvision's wheel cannot load its compiled operators beside a CPU-only torch; ``import torchvision`` then fails at the
-first fake kernel it registers. Only on that error the missing schemas are declared; data sets, transforms and
-models work without the operators behind them.
+torchvision's wheel cannot load its compiled operators with a CPU-only torch; ``import torchvision`` then fails at the
+first fake kernel it registers. Only on that error are the missing schemas declared; data sets, transforms and models
+work without the operators behind them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def download(cls: str, directory: Path, where: str, **options: Any) -> None:
     Args:
         cls: For example ``FashionMNIST``.
         directory: torchvision's ``root``.
-        where: Which files to put where by hand, in words: what the error says.
+        where: Says in words which files to put where by hand; shown in the error.
         options: Passed on, for example ``split``.
 
     Raises:
