@@ -10,7 +10,7 @@ from typing import Any
 
 from sepal.config import Flat, RunConfig
 from sepal.errors import ConfigError
-from server_app.run_directory import stored_config
+from server_app.run_directory import FREE, begun, stored_config
 
 Value = int | float | str | bool
 _LEADING_POINT = re.compile(r"(?<![^+-])\.(?=[0-9])")
@@ -34,11 +34,15 @@ def gather(config: Path | None, sets: Sequence[str], shorthands: Mapping[str, st
 
 
 def stored(given: Flat, base: Path) -> Flat:
-    """Return the keys with which a run of this name was started, so that ``--name`` alone continues it."""
+    """Return the keys with which a run of this name was started, so that ``--name`` alone continues it.
+
+    Nothing is taken from a run that has not begun if other keys are given: its defaults may not suit them.
+    """
     name, out = given.get("name"), given.get("out", RunConfig.model_fields["out"].default)
     if not isinstance(name, str) or not isinstance(out, str) or not name.strip("."):
         return {}
-    return stored_config(base / Path(out).expanduser() / name) or {}
+    path = base / Path(out).expanduser() / name
+    return (stored_config(path) or {}) if begun(path) or FREE.issuperset(given) else {}
 
 
 def read_file(path: Path) -> Flat:

@@ -92,11 +92,20 @@ def stored_summary(path: Path) -> dict[str, Any] | None:
     return summary if isinstance(summary, dict) and summary.get("complete") is True else None
 
 
+def begun(path: Path) -> bool:
+    """Return whether the run at ``path`` has anything to lose: a checkpoint, lines of a round, or a summary.
+
+    A run without them was refused or interrupted at its start, and may be started again with other keys.
+    """
+    files = (path / name for name in ("metrics.jsonl", "ledger.jsonl", "summary.json"))
+    return any((path / "checkpoints").glob("round-*")) or any(file.exists() for file in files)
+
+
 class RunDirectory:
     """Writes a run's files; a :class:`sepal.server.observer.Observer`.
 
-    Creates the directory, or checks that an existing run has the same configuration, unless it ended before it had a
-    checkpoint or a round's metrics: then its keys are replaced. Only one process at a time can have it open.
+    Creates the directory, or checks that an existing run has the same configuration; a run that has not :func:`begun`
+    takes the new one. Only one process at a time can have it open.
 
     Args:
         path: The run's directory; its last part is the run's name.
@@ -119,6 +128,8 @@ class RunDirectory:
         if from_round is not None and assembly.task.config.privacy.noise:
             expected = "a run without privacy.noise: ε would leave out the uploads of the rounds that are undone"
             raise ConfigError("--from-round", expected, from_round)
+        if from_round is not None and not begun(path):
+            raise ConfigError("--from-round", "a run that was started", path.name)
         self._free = FREE if from_round is None else FREE | FREE_BACK
         self.path, self._assembly, self._engine = path, assembly, engine
         self._total = assembly.task.config.rounds
@@ -129,8 +140,6 @@ class RunDirectory:
         check_owner(path)
         self._lock = _lock(path)
         try:
-            if from_round is not None and stored_config(path) is None:
-                raise ConfigError("--from-round", "a run that was started", path.name)
             self._check_config()
             if from_round is not None:
                 self.store().rewind(from_round)
@@ -143,11 +152,10 @@ class RunDirectory:
         task = self._assembly.task
         wanted = {**task.config.flat(), "name": self.path.name, **flatten(task.hyper, f"{task.config.method}.")}
         stored = stored_config(self.path)
-        begun = any((self.path / "checkpoints").glob("round-*"))
-        if stored is None and begun:
-            path = self.path / "config.toml"
-            raise StateError(str(path), "the keys with which the run was started, beside its checkpoints", "no file")
-        if stored is not None and (begun or (self.path / "metrics.jsonl").exists()):  # otherwise refused or killed
+        if begun(self.path):
+            if stored is None:
+                path = self.path / "config.toml"
+                raise StateError(str(path), "the keys with which the run was started, beside its files", "no file")
             for key in {**stored, **wanted}:
                 if key not in self._free and stored.get(key) != wanted.get(key):
                     expected = f"{stored.get(key)!r}, with which the run {self.path.name} was started"

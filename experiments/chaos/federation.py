@@ -112,13 +112,13 @@ class Federation(Flower):
         command = ["flwr", "run", str(self._app), CONNECTION, "--run-config", str(keys)]
         deadline = time.monotonic() + 120
         while True:  # a SuperLink that was just killed takes a while to return
-            answer = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
-            started = [line.split()[-1] for line in answer.stdout.splitlines() if "Successfully started run" in line]
+            answer, errors = self.ask(*command)
+            started = [line.split()[-1] for line in answer.splitlines() if "Successfully started run" in line]
             if started:
                 self.runs.append(started[0])
                 return
             if time.monotonic() > deadline:
-                raise RuntimeError(f"expected a run to be started, got {answer.stdout}{answer.stderr}")
+                raise RuntimeError(f"expected a run to be started, got {answer}{errors}")
             time.sleep(1)
 
     def server(self) -> list[psutil.Process]:

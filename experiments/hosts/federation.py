@@ -65,8 +65,8 @@ class Hosts(Flower):
     def account(self, run: AppRun) -> Mapping[str, int]:
         """Return Flower's own count of a run's bytes."""
         command = ["flwr", "list", CONNECTION, "--run-id", run.run_id, "--format", "json"]
-        answer = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True)
-        found: Mapping[str, int] = json.loads(answer.stdout)["runs"][0]["network-traffic"]
+        answer, _ = self.ask(*command)
+        found: Mapping[str, int] = json.loads(answer)["runs"][0]["network-traffic"]
         return found
 
 

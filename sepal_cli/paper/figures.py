@@ -13,7 +13,7 @@ from sepal.errors import ConfigError
 from sepal.protocol.views import CLOSING_VIEWS, VIEWS
 from sepal_cli.plans.model import PlannedRun
 from sepal_cli.runs import StoredRun, read_run
-from server_app.run_directory import stored_config, stored_summary
+from server_app.run_directory import begun, stored_config, stored_summary
 
 MEGA = 1e6
 SHARED = COSTS | {"unseen-test-labels"}  # metrics that clients of all methods report
@@ -26,7 +26,7 @@ def has_ended(run: PlannedRun, out: Path) -> bool:
         ConfigError: The existing run's keys differ from the plan's.
     """
     stored = stored_config(out / run.name)
-    if stored is None:
+    if stored is None or not begun(out / run.name):
         return False
     keys = dict(run.keys)
     if keys.get("data-dir"):  # stored as an absolute path

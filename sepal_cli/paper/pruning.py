@@ -51,7 +51,7 @@ def distances(lines: Iterable[Mapping[str, Any]]) -> dict[str, Course]:
 
 def _add(course: Course, figures: Mapping[str, float]) -> None:
     for key, value in figures.items():
-        course[key].append(round(value, 4))
+        course[key].append(round(value, 6))
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ class Processes:
         home: ``FLWR_HOME``, also for logs; by default a temporary directory, deleted at the end.
         environment: Additional environment variables for all processes.
         directory: Working directory of the processes; by default the home.
-        tell: Called with each command line before it is started.
+        tell: Called with the command line of each process that :meth:`spawn` or :meth:`pipe` is to start.
     """
 
     def __init__(
@@ -104,9 +104,8 @@ class Processes:
             FlowerError: :meth:`stop` was called.
         """
         self._tell(shlex.join(command))
-        if log is None:
-            return self._start(command, None, None)
-        return self._start(command, self.home / log, subprocess.STDOUT)
+        output, errors = (self.home / log, subprocess.STDOUT) if log else (None, None)
+        return self._start(command, output, errors)
 
     def pipe(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a process and return it, with its output as ``stdout``; errors as in :meth:`spawn`."""

@@ -79,6 +79,17 @@ def test_set_wins_over_the_file_and_the_options_over_both(tmp_path):
 def test_a_stored_run_of_the_name_gives_what_is_not_said(tmp_path):
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "config.toml").write_text(tomli_w.dumps({"name": "mine", "seed": 5, "rounds": 9}))
+    (tmp_path / "runs" / "mine" / "metrics.jsonl").touch()
     options = {"name": "mine", "out": None}
     assert gather(None, ["rounds=4"], options, tmp_path) == {"name": "mine", "seed": 5, "rounds": 4}
     assert gather(None, [], {**options, "out": "elsewhere"}, tmp_path) == {"name": "mine", "out": "elsewhere"}
+
+
+def test_a_run_that_never_began_gives_its_keys_only_to_a_command_without_others(tmp_path):
+    """FedAvg's defaults are not pFedMe's: an interrupted start must not leave them behind."""
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    stored = {"name": "mine", "method": "fedavg", "lr": 0.05}
+    (tmp_path / "runs" / "mine" / "config.toml").write_text(tomli_w.dumps(stored))
+    options = {"name": "mine", "out": None}
+    assert gather(None, ["method=pfedme"], options, tmp_path) == {"name": "mine", "method": "pfedme"}
+    assert gather(None, ["timeout=5.0"], options, tmp_path) == {**stored, "timeout": 5.0}

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,6 +84,29 @@ def test_nothing_is_started_after_the_end(how):
         pass
     with pytest.raises(FlowerError, match=r"^sleep 300: expected to be started before the others are stopped"):
         getattr(processes, how)("sleep", "300", **({"log": "log"} if how == "spawn" else {}))
+    assert processes.left() == []
+
+
+def test_the_end_waits_for_a_process_that_another_thread_is_starting(monkeypatch):
+    starting, go_on = threading.Event(), threading.Event()
+
+    def slow(*arguments, popen=subprocess.Popen, **keys):
+        starting.set()
+        assert go_on.wait(30)
+        return popen(*arguments, **keys)
+
+    processes = Processes()
+    monkeypatch.setattr(subprocess, "Popen", slow)
+    starter = threading.Thread(target=processes.spawn, args=("sleep", "300"), kwargs={"log": "log"})
+    starter.start()
+    assert starting.wait(30)
+    ender = threading.Thread(target=processes.stop)
+    ender.start()
+    ender.join(0.5)
+    assert ender.is_alive(), "it ended although a process was being started"
+    go_on.set()
+    starter.join(30)
+    ender.join(30)
     assert processes.left() == []
 
 

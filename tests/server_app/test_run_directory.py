@@ -123,12 +123,30 @@ def test_a_run_that_never_began_takes_other_keys(tmp_path, keys):
     assert "fedpse.keep" in stored_config(tmp_path / "one")
 
 
-def test_a_checkpoint_alone_binds_a_run_to_its_keys(tmp_path, keys):
+@pytest.mark.parametrize("left", ["checkpoint", "metrics.jsonl", "ledger.jsonl", "summary.json"])
+def test_what_a_run_has_written_binds_it_to_its_keys(tmp_path, keys, left):
     assembly = assemble({**keys, "method": "fedavg"})
     with RunDirectory(tmp_path / "one", assembly, "in-process") as directory:
-        directory.store().checkpoint(at(0, assembly.method.make_server(assembly.task).init()))
+        if left == "checkpoint":
+            directory.store().checkpoint(at(0, assembly.method.make_server(assembly.task).init()))
+        else:
+            (tmp_path / "one" / left).write_text("{}\n")
     with pytest.raises(ConfigError, match=r"^seed: expected 0, with which the run one was started, got 7"):
         RunDirectory(tmp_path / "one", assemble({**keys, "method": "fedavg", "seed": 7}), "in-process")
+    (tmp_path / "one" / "config.toml").unlink()
+    with pytest.raises(StateError, match=r"config\.toml: expected the keys with which the run was started"):
+        RunDirectory(tmp_path / "one", assembly, "in-process")
+
+
+def test_a_run_that_never_began_cannot_go_back_and_is_left_alone(tmp_path, assembly):
+    with pytest.raises(ConfigError, match=r"^--from-round: expected a run that was started, got one"):
+        RunDirectory(tmp_path / "one", assembly, "in-process", from_round=1)
+    assert not (tmp_path / "one").exists()
+    RunDirectory(tmp_path / "two", assembly, "in-process").close()
+    before = (tmp_path / "two" / "config.toml").read_bytes()
+    with pytest.raises(ConfigError, match=r"^--from-round: expected a run that was started, got two"):
+        RunDirectory(tmp_path / "two", assembly, "in-process", from_round=1)
+    assert (tmp_path / "two" / "config.toml").read_bytes() == before
 
 
 def test_what_a_method_cannot_run_is_refused_before_there_is_a_directory(tmp_path, keys):
@@ -232,7 +250,8 @@ def test_a_torn_last_line_is_dropped(tmp_path, assembly, torn):
     assert len(lines(tmp_path / "ledger.jsonl")) == 4
 
 
-def test_a_new_run_in_a_directory_of_one_that_never_began_starts_empty(tmp_path, assembly):
+def test_a_run_without_a_checkpoint_deletes_all_lines(tmp_path, assembly):
+    RunDirectory(tmp_path, assembly, "in-process").close()
     (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n')
     with RunDirectory(tmp_path, assembly, "in-process") as directory:
         directory.opened(at(0), 9)

@@ -142,6 +142,7 @@ def test_a_finished_run_is_recognised(finished, tmp_path, assembly):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"complete": false}'])
 def test_a_damaged_summary_is_not_an_end(tmp_path, assembly, text):
+    RunDirectory(tmp_path, assembly, "in-process").close()
     (tmp_path / "summary.json").write_text(text)
     with RunDirectory(tmp_path, assembly, "in-process") as directory:
         assert not directory.completed
