@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sepal_engines.flower.processes import MARK, Processes
 from tests.test_readme import BLOCKS, ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.simulation, pytest.mark.timeout(600)]
@@ -25,15 +26,18 @@ def shell(block: str, directory: Path, home: Path) -> str:
     text = re.sub(r"\.venv/bin/", f"{BIN}/", block)
     environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
     environment |= {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", text],
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    with Processes(home) as processes:  # ends the SuperLink that `flwr run` leaves in the background
+        environment[MARK] = processes.environment[MARK]
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=directory,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+    assert processes.left() == []
     assert done.returncode == 0, f"{block}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done.stdout
 
