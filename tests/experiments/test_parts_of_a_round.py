@@ -1,0 +1,31 @@
+"""How the bench breaks a deployed round down: along the way of the message whose reply arrives last."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.bench.deployed import PARTS, Moment, parts_of
+
+
+def round_of(number, begin, slow, fast):
+    """Return the moments of a round: node ``slow`` takes 10 s for each part, node ``fast`` 1 s."""
+    found = [Moment(begin, "server", "order", number)]
+    for node, step in ((slow, 10.0), (fast, 1.0)):
+        for place, what in enumerate(PARTS.values(), 1):
+            process = "server" if what == "taken" else f"{what in ('received', 'sent')}-{node}-{number}"
+            found.append(Moment(begin + place * step, process, what, "-" if what == "running" else node))
+    return found
+
+
+def test_the_last_reply_s_way_is_counted_and_neither_the_first_nor_the_closing_round():
+    moments = [Moment(0.0, "server", "order", "1")]
+    moments += round_of("1", 1.0, "a", "b") + round_of("2", 100.0, "b", "a") + round_of("3", 200.0, "a", "b")
+    moments += round_of("4", 300.0, "a", "b")  # the closing round
+    moments.append(Moment(150.0, "server", "order", "2"))  # a message that was sent a second time
+    found = parts_of(moments)
+    assert found == [pytest.approx({**dict.fromkeys(PARTS, 10.0), "server_between_rounds": 40.0})] * 2
+
+
+def test_the_parts_add_up_to_the_round():
+    moments = [m for n in range(1, 5) for m in round_of(str(n), 100.0 * n, "a", "b")]
+    assert [sum(parts.values()) for parts in parts_of(moments)] == [100.0, 100.0]
