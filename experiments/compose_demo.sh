@@ -12,6 +12,8 @@ if ! "${compose[@]}" version >/dev/null 2>&1; then
     exit 2
 fi
 export CLIENTS=${CLIENTS:-3}
+# Its own project: `down --volumes` must not take the keys and runs of a federation that was started by hand.
+export COMPOSE_PROJECT_NAME=${COMPOSE_PROJECT_NAME:-sepal-demo}
 run=${RUN:-demo}
 trap '"${compose[@]}" down --volumes --timeout 20 >/dev/null 2>&1 || true' EXIT
 if [ "${BUILD:-1}" = 1 ]; then

@@ -1,7 +1,7 @@
 """The Flower app that ``sepal serve`` submits: a generated pyproject.toml without code.
 
-Server and clients run their installed Sepal, and the roster query compares versions. So no client runs code that a
-server sends.
+Server and clients run their installed Sepal, and the roster query compares versions. A client also runs a bundle that
+does contain code (``flwr run .``): whoever may submit apps to its SuperLink may run code on it.
 """
 
 from __future__ import annotations

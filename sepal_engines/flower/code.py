@@ -7,6 +7,7 @@ import importlib
 import os
 import pkgutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,14 +45,18 @@ class Code:
     imported: frozenset[str]
 
     @classmethod
-    def now(cls) -> Code:
-        """Return the code as it is now; call it right after :func:`preload`."""
+    def imported_by(cls, load: Callable[[], None]) -> Code:
+        """Call ``load``, which imports what answers messages, and return that code.
+
+        Files are looked at before they are imported: a file that changes meanwhile makes :meth:`changed` true.
+        """
         root = Path(sys.modules["sepal"].__file__ or "").resolve().parents[1]
         files = sorted(file for name in ANSWERING for file in (root / name).rglob("*.py"))
+        stamps = tuple(stamp(file) for file in files)
         digests = {str(file.relative_to(root)): digest(file) for file in files}
+        load()
         modules = (getattr(m, "__file__", None) for m in list(sys.modules.values()))
         imported = {str(Path(file).resolve()) for file in modules if file}
-        stamps = tuple(stamp(root / name) for name in digests)
         return cls(root, digests, stamps, frozenset(name for name in digests if str(root / name) in imported))
 
     def changed(self) -> bool:

@@ -8,9 +8,13 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
+
+from flwr.supercore.constant import NodeStatus
 
 from sepal.errors import one_line
 from sepal.storage.files import write_atomically
@@ -52,11 +56,11 @@ class Registry:
         Raises:
             FlowerError: Flower refuses a key.
         """
-        if not self._begun and self._ids:
-            self._forget_unknown()
-        self._begun, self._seen = True, None
         keys = self._credentials.node_keys()
         wanted = {fingerprint(path): (name, path) for name, path in keys.items()}
+        if not self._begun:
+            self._compare(wanted.keys())
+        self._begun, self._seen = True, None
         for digest, (name, path) in wanted.items():
             if digest not in self._ids:
                 self._ids[digest] = self._register(name, path)
@@ -64,7 +68,7 @@ class Registry:
         for digest in [digest for digest in self._ids if digest not in wanted]:
             node = self._ids[digest]
             said = self._flwr("unregister", node) if node else {}
-            if isinstance(said, str):
+            if isinstance(said, str) and digest in self._registered():
                 raise FlowerError(f"flwr supernode unregister {node}", "an unregistered key", said)
             if node:
                 self._tell(f"unregistered: node {node}; its key is gone from {self._credentials.directory / 'nodes'}")
@@ -84,30 +88,47 @@ class Registry:
             except FlowerError as reason:
                 self._tell(f"sepal: {reason}")
 
-    def _forget_unknown(self) -> None:
-        """Forget ids that the SuperLink does not list, because its database was replaced."""
-        listed = self._flwr("list", CONNECTION)
-        if not isinstance(listed, str):
-            there = {str(node["node-id"]) for node in listed["nodes"]}  # type: ignore[attr-defined]
-            self._ids = {digest: node for digest, node in self._ids.items() if node in there}
+    def _compare(self, wanted: Collection[str]) -> None:
+        """Forget nodes that the SuperLink does not have, and name those that neither we nor the directory know.
+
+        The SuperLink's database may have been replaced, or the memory lost.
+        """
+        there = self._registered()
+        self._ids = {digest: node for digest, node in self._ids.items() if there.get(digest) == node}
+        for node in sorted(node for digest, node in there.items() if digest not in self._ids and digest not in wanted):
+            self._tell(f"sepal: node {node} may connect, and its key is not in {self._credentials.directory / 'nodes'}")
+
+    def _registered(self) -> dict[str, str]:
+        """Return the ids of the SuperLink's registered nodes by key.
+
+        Raises:
+            FlowerError: It does not answer.
+        """
+        said = self._run([sys.executable, "-P", "-m", "sepal_engines.flower.nodes", CONNECTION])
+        if isinstance(said, str):
+            raise FlowerError("the SuperLink's nodes", "a list", said)
+        nodes: Any = said["nodes"]
+        return {node["key"]: node["id"] for node in nodes if node["status"] != NodeStatus.UNREGISTERED}
 
     def _register(self, name: str, path: Path) -> str:
-        """Return the node's id; empty if the key was registered before and its id is not known."""
-        said = self._flwr("register", str(path), CONNECTION, "--name", name)
+        """Return the node's id; empty if the key was unregistered before, which Flower does not forget."""
+        said = self._flwr("register", str(path), "--name", name)
         if isinstance(said, str):
-            if IN_USE in said.lower():
-                self._tell(
-                    f"sepal: {name}: this key was registered before, and a removed key stays refused: make a new one"
-                )
-                return ""
-            raise FlowerError(f"flwr supernode register {path}", "a registered key", said)
+            if IN_USE not in said.lower():
+                raise FlowerError(f"flwr supernode register {path}", "a registered key", said)
+            node = self._registered().get(fingerprint(path), "")
+            if not node:
+                self._tell(f"sepal: {name}: this key was removed before and stays refused: make a new one")
+            return node
         self._tell(f"registered: {name}")
         return str(said["node-id"])
 
     def _flwr(self, verb: str, *arguments: str) -> dict[str, object] | str:
         """Run ``flwr supernode VERB`` and return its answer, or its message as text if it refuses."""
-        arguments = arguments if CONNECTION in arguments else (*arguments, CONNECTION)
-        command = ["flwr", "supernode", verb, *arguments, "--format", "json"]
+        return self._run(["flwr", "supernode", verb, arguments[0], CONNECTION, *arguments[1:], "--format", "json"])
+
+    def _run(self, command: list[str]) -> dict[str, object] | str:
+        """Run a command that prints JSON and return its answer, or its message as text if it fails."""
         done = subprocess.run(command, env=dict(self._environment), capture_output=True, text=True, check=False)
         try:
             answer = json.loads(done.stdout[done.stdout.index("{") :])

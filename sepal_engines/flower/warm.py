@@ -232,8 +232,7 @@ def connect(
 
 def serve(arguments: argparse.Namespace) -> None:
     """Acquire tasks and launch them until the SuperNode ends."""
-    preload()
-    code = Code.now()
+    code = Code.imported_by(preload)
     gc.freeze()  # forks share the pages of what was imported
     path = arguments.root_certificates
     certificates = Path(path).read_bytes() if path else None

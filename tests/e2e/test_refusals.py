@@ -21,10 +21,11 @@ from sepal_cli.serving import wait_until_welcome
 from sepal_engines.flower import fleet, warm
 from sepal_engines.flower.bundle import write_app
 from sepal_engines.flower.certificates import make_certificates
-from sepal_engines.flower.credentials import NodeCredentials
+from sepal_engines.flower.credentials import NodeCredentials, ServerCredentials
 from sepal_engines.flower.engine import COMPLETED, supernode_command
 from sepal_engines.flower.probe import NOT_REGISTERED, examine
 from sepal_engines.flower.processes import free_port, healthy
+from sepal_engines.flower.registration import Registry
 from tests.e2e.light import HONEST
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
@@ -93,16 +94,25 @@ def test_a_plain_text_client_is_told_that_the_server_speaks_tls(address):
     assert words(address, None) == ["TLS: the server speaks TLS: give the client its --certs"]
 
 
-def test_a_plain_text_server_is_named():
+@pytest.fixture
+def plain_text():
+    """The address of a gRPC server without TLS that has nothing to do with Flower."""
     plain = grpc.server(futures.ThreadPoolExecutor(1))
     port = plain.add_insecure_port("127.0.0.1:0")
     plain.start()
-    try:
-        found = list(examine(f"127.0.0.1:{port}", None))
-        assert found[-1].what == "API"
-        assert "not the Fleet API of Flower 1.39" in found[-1].words
-    finally:
-        plain.stop(None)
+    yield f"127.0.0.1:{port}"
+    plain.stop(None)
+
+
+def test_a_server_that_is_not_flowers_is_named(plain_text):
+    found = list(examine(plain_text, None))
+    assert found[-1].what == "API"
+    assert "not the Fleet API of Flower 1.39" in found[-1].words
+
+
+def test_a_client_with_certificates_refuses_a_plain_text_server(plain_text, certs):
+    found = words(plain_text, NodeCredentials.of(certs, HONEST))
+    assert found == ["TLS: the server speaks plain text: start it with --certs"]
 
 
 def test_the_wrong_authority_is_named(address, others):
@@ -117,7 +127,7 @@ def test_an_unregistered_key_is_named(address, others, certs):
         wait_until_welcome(address, credentials, patience=0)
 
 
-def test_a_registered_key_is_welcome_also_while_its_client_is_connected(address, certs):
+def test_a_registered_key_is_welcome(address, certs):
     found = list(examine(address, NodeCredentials.of(certs, HONEST)))
     assert all(finding.good for finding in found), found
     assert (found[-1].what, found[-1].words) == ("key", "registered")
@@ -197,6 +207,21 @@ def test_a_key_counts_from_when_it_is_put_there_until_it_is_taken_away(server, a
     (certs / "server" / "nodes" / "late.pub").unlink()
     server.registry.sync()
     assert words(address, credentials) == [f"key: {NOT_REGISTERED}"]
+
+
+def test_a_removed_key_is_cut_off_also_where_node_ids_were_lost(server, address, certs, tmp_path):
+    """As a container that is made anew beside an old database: Flower lists the nodes with their keys."""
+    make_certificates(certs, nodes=["kept", "removed"])
+    server.registry.sync()
+    told = []
+    fresh = Registry(ServerCredentials.of(certs / "server"), server.environment, tmp_path / "nodes.json", told.append)
+    fresh.sync()
+    assert words(address, NodeCredentials.of(certs, "removed")) == []
+    (certs / "server" / "nodes" / "removed.pub").unlink()
+    fresh.sync()
+    assert words(address, NodeCredentials.of(certs, "removed")) == [f"key: {NOT_REGISTERED}"]
+    assert words(address, NodeCredentials.of(certs, "kept")) == []
+    assert [line.partition(" ")[0] for line in told] == ["unregistered:"]
 
 
 # A client's own processes

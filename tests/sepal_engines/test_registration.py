@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
@@ -14,13 +14,17 @@ from sepal_engines.flower.registration import Registry
 class Flwr(Registry):
     """Answers for ``flwr supernode``."""
 
-    refused = ()
+    refused, said = (), "PERMISSION_DENIED"
+    there = MappingProxyType({})  # the SuperLink's registered nodes: id by key
 
     def _flwr(self, verb, *arguments):
         self.calls.append((verb, arguments[0]))
         if verb in self.refused:
-            return "PERMISSION_DENIED"
+            return self.said
         return {"node-id": len(self.calls)}
+
+    def _registered(self):
+        return dict(self.there)
 
 
 @pytest.fixture
@@ -59,7 +63,7 @@ def test_a_key_that_is_replaced_under_its_name_is_cut_off_and_the_new_one_regist
 def test_an_unregistration_that_flower_refuses_is_said_and_tried_again(registry):
     made, keys = registry
     keys["b"].unlink()
-    made.refused = ("unregister",)
+    made.refused, made.there = ("unregister",), {"key of b": "2"}
     made.tick()
     assert made.told == ["sepal: flwr supernode unregister 2: expected an unregistered key, got PERMISSION_DENIED"]
     made.refused = ()
@@ -74,3 +78,47 @@ def test_the_first_look_raises_what_flower_refuses(registry):
     made.refused = ("register",)
     with pytest.raises(FlowerError, match="expected a registered key, got PERMISSION_DENIED"):
         made.sync()
+
+
+def test_a_key_that_was_registered_before_the_memory_was_lost_is_unregistered_too(registry):
+    """As after a new container on an old database: Flower refuses the key as in use, and lists its node."""
+    made, keys = registry
+    keys["a"].write_text("old key of a")
+    made.refused, made.said, made.there = ("register",), "Public key already in use", {"old key of a": "77"}
+    made.sync()
+    made.refused = ()
+    keys["a"].unlink()
+    made.calls.clear()
+    made.tick()
+    assert made.calls == [("unregister", "77")]
+    assert [line for line in made.told if "stays refused" in line] == []
+
+
+def test_a_key_that_was_removed_before_is_named_once(registry):
+    made, keys = registry
+    keys["a"].write_text("removed key")
+    made.refused, made.said = ("register",), "Public key already in use"
+    made.tick()
+    made.tick()
+    assert [line for line in made.told if "stays refused" in line] == [
+        "sepal: a: this key was removed before and stays refused: make a new one"
+    ]
+
+
+def test_nodes_that_nobody_asked_for_are_named_at_the_start(registry):
+    made, keys = registry
+    again = Flwr(made._credentials, {}, made._memory, made.told.append)
+    again.calls = []
+    again.there = {"key of a": "1", "key of b": "other", "strange": "9"}  # b was registered anew
+    again.sync()
+    assert made.told[0] == f"sepal: node 9 may connect, and its key is not in {keys['a'].parent / 'nodes'}"
+    assert [call[0] for call in again.calls] == ["register"]
+
+
+def test_a_key_that_someone_else_has_unregistered_is_done_with(registry):
+    made, keys = registry
+    keys["b"].unlink()
+    made.refused, made.said = ("unregister",), "Node ID not found"
+    made.tick()
+    made.tick()
+    assert made.calls == [("unregister", "2")]

@@ -9,6 +9,7 @@ import pytest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import ExecutionSpec
 
+import sepal
 from sepal_engines.flower import warm
 from sepal_engines.flower.code import Code, digest, stamp
 from sepal_engines.flower.engine import wants_gpu
@@ -61,10 +62,18 @@ def test_an_upgrade_of_the_installation_is_seen(code):
     assert again.changed()
 
 
+def test_a_file_that_is_replaced_while_it_is_imported_is_an_upgrade(tmp_path, monkeypatch):
+    """Otherwise a resident process that starts in the middle of an upgrade would answer with old code for good."""
+    root = write(tmp_path / "installed")
+    monkeypatch.setattr(sepal, "__file__", str(root / "sepal/__init__.py"))
+    assert not Code.imported_by(lambda: None).changed()
+    assert Code.imported_by(lambda: (root / "sepal/rng.py").write_text("A = 22\n")).changed()
+
+
 def test_the_running_code_is_that_of_this_checkout():
     import client_app.app
 
-    found = Code.now()
+    found = Code.imported_by(lambda: None)
     assert found.same_as(found.root)
     assert os.path.join("client_app", "app.py") in found.imported
     assert client_app.app.app is not None
