@@ -69,6 +69,21 @@ def uninterrupted(config: dict[str, Any], path: Path) -> tuple[str, ...]:
     return hashes(path)
 
 
+def current_round(run: Path) -> int:
+    """Return the round that a run is in; 0 before its directory is there, 1 also while clients are waited for."""
+    if not (run / "config.toml").exists():
+        return 0
+    lines = run / "metrics.jsonl"
+    return 1 + (len(lines.read_text().splitlines()) if lines.exists() else 0)
+
+
+def when(rng: np.random.Generator, events: int) -> list[int]:
+    """Return the earliest round of each event, in order; only the first is never left to the closing round."""
+    closing = int(FLAT["rounds"]) + 1
+    first = int(rng.integers(1, closing))
+    return [first, *sorted(int(n) for n in rng.integers(first, closing + 1, events - 1))]
+
+
 def disturb(
     federation: Federation,
     run: Path,
@@ -78,21 +93,20 @@ def disturb(
     done: list[str],
 ) -> None:
     """Do ``options.kills`` kills, each followed by a trouble, until the run ends; add the events to ``done``."""
-    deadline, events = time.monotonic() + options.limit, 0
-    pause, absent = float(rng.uniform(0.5, options.spread)), 0.0
-    following = time.monotonic() + pause
+    deadline, events, absent = time.monotonic() + options.limit, 0, 0.0
+    rounds = when(rng, 2 * options.kills)
+    following = time.monotonic() + float(rng.uniform(0.5, options.spread))
     while not (run / "summary.json").exists():
         if time.monotonic() > deadline:
             raise TimeoutError(f"expected an end within {options.limit:g} s, got none after {', '.join(done)}")
-        begun = (run / "metrics.jsonl").exists()
-        if begun and time.monotonic() > following and events < 2 * options.kills:
+        round = current_round(run)
+        if events < len(rounds) and round >= rounds[events] and time.monotonic() > following:
             if events % 2 == 0:
                 kind = kinds[events // 2 % len(kinds)]
                 event = KILLS[kind]
             else:
                 kind = str(rng.choice(list(TROUBLES)))
                 event = TROUBLES[kind]
-            round = len((run / "metrics.jsonl").read_text().splitlines()) + 1
             if event(federation, rng, options.stop):
                 events += 1
                 done.append(f"{kind} (round {round})")

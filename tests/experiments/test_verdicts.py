@@ -45,7 +45,8 @@ class Federation:
     def __init__(self, run, looks):
         self.run, self.looks = run, looks
         run.mkdir()
-        (run / "metrics.jsonl").write_text("{}\n")
+        (run / "config.toml").touch()
+        (run / "metrics.jsonl").write_text("{}\n" * 4)
 
     def server(self):
         self.looks -= 1
@@ -70,7 +71,19 @@ def test_an_event_that_had_no_victim_is_not_listed(tmp_path, monkeypatch):
     monkeypatch.setattr(chaos.time, "monotonic", lambda: float(next(clock)) / 5)
     chaos.disturb(federation, tmp_path / "run", np.random.default_rng(0), ["server"], options, done)
     assert "disk full" in tried
-    assert done == ["server (round 2)"]
+    assert done == ["server (round 5)"]
+
+
+def test_events_begin_in_any_round_and_the_closing_one_but_not_before_the_run_is_there(tmp_path):
+    drawn = [chaos.when(np.random.default_rng(seed), 6) for seed in range(200)]
+    assert all(rounds == sorted(rounds) and len(rounds) == 6 for rounds in drawn)
+    assert {rounds[0] for rounds in drawn} == {1, 2, 3, 4}, "an event in the closing round may come too late"
+    assert {number for rounds in drawn for number in rounds} == {1, 2, 3, 4, 5}
+    assert chaos.current_round(tmp_path) == 0
+    (tmp_path / "config.toml").touch()
+    assert chaos.current_round(tmp_path) == 1
+    (tmp_path / "metrics.jsonl").write_text("{}\n{}\n")
+    assert chaos.current_round(tmp_path) == 3
 
 
 @pytest.mark.parametrize(("kills", "tries", "code"), [(0, 3, 1), (1, 1, 0)])
