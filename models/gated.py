@@ -184,7 +184,7 @@ class GatedModule(nn.Module):
         gate: φ with the statistics of its norms and the pooled outputs: all that a client keeps, nothing to send.
         on: bool (L,): the blocks that were on for any example in the last forward pass of training.
         ever: bool (L,): the blocks that were on in any such pass since the start of the round, which clears it.
-        least_batch: Smaller batches cannot train, because of the gate's BatchNorm: a loop skips them.
+        least_batch: Smaller batches cannot train, because of the gate's BatchNorm: the loop merges them into another.
 
     Raises:
         ModelError: The model has another kind of layer, as text models do, or ``blocks`` is not over its parameters.

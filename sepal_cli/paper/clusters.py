@@ -1,7 +1,7 @@
 """Hierarchical clustering of clients by what the method learned of each: pFedGate's gates or Pa3dFL's embeddings.
 
 pFedGate: Chen et al., ICML 2023, Figure 4: Ward's method on the Euclidean distances between the φ_i, the gates'
-parameters without the running statistics of their norms. :func:`analyse` returns:
+parameters without the running statistics of their norms. ``python -m sepal_cli.paper.clusters RUN`` prints JSON:
 
 - ``clients``: names, in the order of the tree's leaves;
 - ``labels``: for each client, the labels that each make up at least a tenth of its training examples;
@@ -11,6 +11,8 @@ parameters without the running statistics of their norms. :func:`analyse` return
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -81,3 +83,14 @@ def _embeddings(path: Path, assembly: Assembly, state: Any) -> dict[str, Vector]
 
 Reader = Callable[[Path, Assembly, Any], dict[str, Vector]]
 READERS: Mapping[str, Reader] = {"pfedgate": _gates, "pa3dfl": _embeddings}
+
+
+def main() -> None:
+    """Print the clustering of a run's clients."""
+    parser = argparse.ArgumentParser(description="Ward's clustering of clients by what was learned of each, as JSON.")
+    parser.add_argument("run", type=Path, help="run directory")
+    print(json.dumps(analyse(parser.parse_args().run)))
+
+
+if __name__ == "__main__":
+    main()

@@ -201,9 +201,9 @@ def _published(published: Sequence[Published], groups: Mapping[str, Group]) -> I
 
 
 def _kind(published: Published, view: str) -> str:
-    """Return what a published figure is: accuracy, or accuracy under a shift; weighted or not."""
+    """Return what a published figure is: accuracy, or accuracy under a shift; weighted, or of the bottom decile."""
     kind = view.partition("-")[2] or "accuracy"
-    return kind if published.figure == "mean" else f"{published.figure} {kind}"
+    return kind if published.figure == "mean" else f"{published.figure.replace('_', ' ')} {kind}"
 
 
 def _main_header() -> list[str]:

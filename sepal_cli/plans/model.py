@@ -21,12 +21,15 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=,-]*$")]
 
 
 class Published(BaseModel):
-    """Accuracies that the paper reports, in %, by variant: plain means over clients, or weighted by test examples."""
+    """Accuracies that the paper reports, in %, by variant.
+
+    They are plain means over clients, means weighted by test examples, or that of the bottom decile of clients.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     cell: str = ""
     views: tuple[str, ...] = Field(min_length=1)
-    figure: Literal["mean", "weighted"] = "mean"
+    figure: Literal["mean", "weighted", "bottom_decile"] = "mean"
     values: dict[Name, float]
 
 

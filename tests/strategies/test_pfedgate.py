@@ -162,14 +162,14 @@ def test_the_gate_never_appears_in_any_message(gating, monkeypatch):
     assert {name.partition(".")[0] for name in metrics - OWN_FIGURES} == {"received", "kept", "trained", "pooled"}
     secrets = [array for state in states for array in state.gate.values()]
     secrets += [array for state in states for name, array in state.optimizer.items() if "/gate." in name]
-    secrets = [array.ravel() for array in secrets if array.size > 3 and np.ptp(array) > 0]
+    secrets = [array.ravel() for array in secrets if array.size > 1 and np.ptp(array) > 0]
     assert len(secrets) > 100
     everything = b"".join(messages)
     model = strategy.progress.server.weights["fc2.weight"].ravel()
     assert model[:4].tobytes() in everything, "what does travel is found in this way"
     for array in secrets:
-        assert array[:4].tobytes() not in everything
-        assert array[-4:].tobytes() not in everything
+        for begin in (0, array.size // 2 - 2, array.size - 4):
+            assert array[max(begin, 0) :][:4].tobytes() not in everything
 
 
 def test_a_client_without_a_step_sends_nothing_and_keeps_the_first_gate():
