@@ -24,10 +24,13 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True, alias_generator=kebab
     )
 
-    @property
-    def dense_models(self) -> int:
-        """Number of dense models in the method's largest message; sets the default of ``max-message-bytes``."""
-        return 1
+    def largest_message(self, task: Any) -> int:
+        """Return the number of entries of the method's largest message; sets the default of ``max-message-bytes``.
+
+        Args:
+            task: The run's :class:`sepal.protocol.method.Task`.
+        """
+        return sum(parameter.size for parameter in task.layout)
 
 
 def flat_keys(kind: type[BaseModel], prefix: str = "") -> list[str]:

@@ -65,11 +65,10 @@ def room(task: Task) -> int:
 def most_message_bytes(task: Task) -> int:
     """Return the size of the largest reply that the server takes: ``max-message-bytes``.
 
-    By default twice the dense models that the method's largest message holds, and 64 KiB for a reply's head, figures
+    By default twice the bytes of the method's largest message, dense in float32, and 64 KiB for a reply's head, figures
     and facts.
     """
-    dense = 4 * task.hyper.dense_models * sum(parameter.size for parameter in task.layout)
-    return task.config.max_message_bytes or 2 * dense + (64 << 10)
+    return task.config.max_message_bytes or 2 * 4 * task.hyper.largest_message(task) + (64 << 10)
 
 
 def largest_reply(task: Task) -> int:

@@ -226,10 +226,11 @@ class SepalStrategy(Strategy):
         order = Order(self._progress.run, Kind.QUERY, Plan(self._progress.round))
         records = write_order(order, Content())
         replies: dict[int, Reply | SepalError] = {}
+        most = most_message_bytes(self.task)
 
         def take(node: int, content: RecordDict) -> None:
             try:
-                check_size(content, most_message_bytes(self.task))
+                check_size(content, most)
                 replies[node] = _answer_to(order, read_reply(content)[0])
             except SepalError as reason:  # the name in a reported error is the node's own choice
                 reported = "error" in content.config_records

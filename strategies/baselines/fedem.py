@@ -48,10 +48,9 @@ class Hyper(Settings):
     # The authors' choice, which pFedGate's comparison takes too.
     models: int = Field(3, ge=1, le=100, description="M, number of global models; 1 is FedAvg")
 
-    @property
-    def dense_models(self) -> int:
-        """M, because all models travel in one message."""
-        return self.models
+    def largest_message(self, task: Task) -> int:
+        """Return M times the model's entries, because all models travel in one message."""
+        return self.models * super().largest_message(task)
 
 
 @dataclass(frozen=True)

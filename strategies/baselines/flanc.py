@@ -46,7 +46,7 @@ class Hyper(WidthSettings):
     widths: str = Field(
         "0.25,0.5,0.75,1", description="model widths; each client gets the largest with width² ≤ capacity"
     )
-    # Chosen by Pa3dFL's authors among .01, .1 and 1.
+    # The middle of the grid of Pa3dFL's authors, .01, .1 and 1, of which they chose .01 or 1 by setting.
     lambda_: float = Field(0.1, ge=0, description="λ, weight of the orthogonality regulariser on the bases")
 
 

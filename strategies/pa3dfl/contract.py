@@ -54,6 +54,10 @@ class Hyper(Settings):
     # The loss or the gradient of the hypernetwork.
     non_finite: Literal["go-on", "end"] = Field("go-on", description="non-finite step: skip the round, or end the run")
 
+    def largest_message(self, task: Task) -> int:
+        """Return the entries that travel at width 1; a small ``least`` makes them several times those of the model."""
+        return max(super().largest_message(task), sum(part.size for part in Shape(task, 1.0).shared))
+
 
 @dataclass(frozen=True)
 class State:
@@ -116,8 +120,7 @@ class Shape:
         self.task, self.width = task, width
         layouts = self._around(task.make())  # on "meta" torch would import its compiler: .9 s in every process
         self.general, self.personal = layouts.general, layouts.personal
-        hyper: Hyper = task.hyper
-        self.shared: Layout = self.general if hyper.personal == "local" else self.general + self.personal
+        self.shared: Layout = self.general if task.hyper.personal == "local" else self.general + self.personal
 
     @classmethod
     def of(cls, task: Task, capacity: float) -> Shape:

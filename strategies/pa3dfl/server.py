@@ -102,7 +102,7 @@ class Pa3dFLServer(ServerBase[ServerState]):
         new = ((u.client.name, {p.name: u.payload.tensors[p.name].dense() for p in full}) for u in uploads)
         moved, figures = self.hypernetwork.step(state.hypernetwork, new, partial(delivered, coding=self.coding))
         if not figures.finite and self.hyper.non_finite == "end":
-            raise RoundError(f"round {plan.round}: the hypernetwork's step", "finite numbers", f"loss {figures.loss}")
+            raise RoundError(f"round {plan.round}: the hypernetwork's step", "a finite loss and norm", figures[:2])
         if not figures.finite:
             log.warning("round %d: the hypernetwork's step was not finite: the state is kept", plan.round)
         metrics = {f"hypernetwork.{n}": float(x) for n, x in figures._asdict().items() if math.isfinite(x)}

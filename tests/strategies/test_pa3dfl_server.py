@@ -11,13 +11,16 @@ from sepal.errors import ModelError, RoundError, SepalError
 from sepal.protocol.method import ClientInfo, resolve
 from sepal.protocol.payloads import seal, unseal
 from sepal.protocol.tensors import dense_specs
+from sepal.server.downloads import most_message_bytes
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.serialize import digest, digest_arrays
 from sepal.wire import decode
 from sepal_engines.in_process import run_in_process, worker
 from strategies.assembly import assemble
 from strategies.pa3dfl.contract import Shape
+from strategies.pa3dfl.server import Pa3dFLServer
 from tests.strategies.baselines import Sent
+from tests.strategies.heard import everything_in, hear
 from tests.strategies.pa3dfl import CAPACITIES, FLAT, Federation, arrays
 
 # -------------------------------------------------------------------------------------------------------------- widths
@@ -48,6 +51,21 @@ def test_the_share_of_the_smallest_width_is_that_of_table_2():
         input_shape=(3, 32, 32),
     )
     assert Shape.of(made, 1 / 256).share == pytest.approx(21_043 / 797_962, abs=1e-9)
+
+
+def test_an_honest_upload_is_within_the_limit_also_where_it_is_more_than_twice_the_model():
+    """Short kernels and a small p_min: har-cnn of 36,806 entries at p_min = 1/64 sends 93,460 at width 1."""
+    federation = Federation([1.0], **{"pa3dfl.least": 1 / 64})
+    plain = models.build("har-cnn", (9, 128), 6)
+    made = replace(
+        federation.assembly.task,
+        layout=models.layout(plain),
+        make=lambda: models.build("har-cnn", (9, 128), 6),
+        input_shape=(9, 128),
+    )
+    sent = sum(part.size for part in Shape.of(made, 1.0).shared)
+    assert sent > 2 * sum(part.size for part in made.layout)
+    assert most_message_bytes(made) == 2 * 4 * sent + (64 << 10)
 
 
 def test_multiply_adds_count_a_recovered_weight_once_a_batch():
@@ -160,21 +178,42 @@ def test_a_client_of_too_little_capacity_refuses_itself():
 # ----------------------------------------------------------------------------------------------- what the server holds
 
 
-def test_embeddings_and_hypernetwork_never_leave_the_server_but_count_in_its_digest():
-    """Every message of a run's last state: general and personal tensors alone, no scalar, no embedding's bytes."""
+def test_embeddings_and_hypernetwork_appear_in_no_message_of_a_whole_run(monkeypatch):
+    heard, states, aggregate = hear(monkeypatch), [], Pa3dFLServer.aggregate
+
+    def kept(server, state, uploads, plan):
+        after = aggregate(server, state, uploads, plan)
+        states.extend([state, after[0]])
+        return after
+
+    monkeypatch.setattr(Pa3dFLServer, "aggregate", kept)
+    strategy = run_in_process(assemble({**FLAT, "evaluate-every": 1}))
+    messages = b"".join(everything_in(part) for pair in heard for part in pair)
+    general = strategy.progress.server.general["body.conv1.theta_u"].ravel()
+    assert general[:4].tobytes() in messages, "what does travel is found in this way"
+    networks = [state.hypernetwork for state in states]
+    assert len(networks) == 2 * strategy.task.config.rounds
+    # a personal tensor at the start is its decoder's bias
+    secrets = [array for one in networks for array in one.embeddings.values()]
+    secrets += [array for one in networks for name, array in one.weights.items() if not name.endswith(".bias")]
+    assert len(secrets) > 100
+    for array in (array.ravel() for array in secrets if array.size > 3 and np.ptp(array) > 0):
+        for begin in (0, array.size // 2 - 2, array.size - 4):
+            assert array[begin:][:4].tobytes() not in messages
+
+
+def test_a_download_holds_general_and_personal_tensors_alone_and_the_digest_covers_the_rest():
     strategy = run_in_process(assemble(FLAT))
     server, state = strategy.algorithm, strategy.progress.server
     assert len(state.hypernetwork.embeddings) == 4
     plan = server.plan(5)
     assert not plan.scalars
-    embeddings = state.hypernetwork.embeddings
-    for name in embeddings:
+    for name in state.hypernetwork.embeddings:
         for capacity in CAPACITIES:
             content = seal(server.download(state, ClientInfo(name, 10, capacity), plan))
             assert not content.scalars
             specs = dense_specs(Shape.of(strategy.task, capacity).shared)
             assert list(decode(content.data, specs)) == [p.name for p in server.full.shared]
-            assert all(embedding.tobytes() not in content.data for embedding in embeddings.values())
     held = server.model(state)
     network = {f"hypernetwork/{name}" for name in state.hypernetwork.weights}
     assert network | {f"embedding/{name}" for name in state.hypernetwork.embeddings} < set(held)
@@ -254,14 +293,16 @@ def test_the_server_reads_the_uploads_of_a_step_one_at_a_time(monkeypatch):
 
 
 def test_nobody_attends_an_evicted_client():
-    """What the others get is as if it had no embedding; a name that the server does not know changes nothing."""
+    """What the others get is as if it had never joined; a name that the server does not know changes nothing."""
     federation = Federation(CAPACITIES)
     server, state = federation.server, federation.first()
-    names = sorted(state.hypernetwork.embeddings)
-    left = server.evicted(state, [names[1], "stranger"])
-    assert sorted(left.hypernetwork.embeddings) == [name for name in names if name != names[1]]
-    before, after = (server.download(s, federation.hosts[0].info, federation.plan) for s in (state, left))
-    assert digest_arrays(arrays(before)) != digest_arrays(arrays(after))
+    never = server.joined(server.init(), [federation.hosts[number].info for number in (0, 2, 3)])
+    left = server.evicted(state, [federation.hosts[1].info.name])
+    assert digest(left) == digest(never) != digest(state)
+    assert digest(server.evicted(state, ["stranger"])) == digest(state)
+    downloads = [server.download(s, federation.hosts[0].info, federation.plan) for s in (left, never, state)]
+    got = [digest_arrays(arrays(payload)) for payload in downloads]
+    assert got[0] == got[1] != got[2]
 
 
 @pytest.mark.parametrize("choice", ["go-on", "end"])
@@ -274,7 +315,7 @@ def test_a_step_that_is_not_finite_leaves_the_state_or_ends_the_run(choice, capl
     weights = {**state.hypernetwork.weights, name: np.full_like(state.hypernetwork.weights[name], 1e30)}
     bent = replace(state, hypernetwork=replace(state.hypernetwork, weights=weights))
     if choice == "end":
-        with pytest.raises(RoundError, match="round 1: the hypernetwork's step: expected finite numbers, got loss inf"):
+        with pytest.raises(RoundError, match=r"round 1: the .* step: expected a finite loss and norm, got \(inf, "):
             server.aggregate(bent, uploads, federation.plan)
         return
     after, metrics = server.aggregate(bent, uploads, federation.plan)

@@ -7,10 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array
 
 from client_app.build import Node, Shared, build_host
-from client_app.host import ClientHost
 from models.gated import GatedModule
 from sepal.protocol.messages import read_reply
 from sepal.protocol.method import ClientInfo, Payload, Plan, Upload
@@ -22,6 +20,7 @@ from strategies.assembly import assemble
 from strategies.pfedgate.server import PFedGateServer
 from tests.stores import ScratchStore
 from tests.strategies.baselines import Sent
+from tests.strategies.heard import everything_in, hear
 from tests.strategies.pfedgate import BATCH, FLAT, alone, flat, parts
 
 # The server
@@ -129,33 +128,20 @@ OWN_FIGURES = {"masks", "multiply-adds", "seconds", "share", "share-multiply-add
 OWN_FIGURES |= {"unseen-test-labels"}
 
 
-def everything_in(records):
-    """The bytes of all items of all records of a message."""
-    values = (value for record in records.values() for value in record.values())
-    raw = (value.data if isinstance(value, Array) else value for value in values)
-    return b"".join(value if isinstance(value, bytes) else repr(value).encode() for value in raw)
-
-
 @pytest.mark.parametrize("gating", ["sample", "batch", "client"])
 def test_the_gate_never_appears_in_any_message(gating, monkeypatch):
     """Of a whole run with optimizer states: every message to and from a client, and every state that was stored."""
-    messages, states, metrics = [], [], set()
-    answer, save = ClientHost.answer, CachedStore.save
-
-    def heard(host, records):
-        reply = answer(host, records)
-        messages.extend(everything_in(part) for part in (records, reply))
-        metrics.update(read_reply(reply)[0].metrics)
-        return reply
+    heard, states, save = hear(monkeypatch), [], CachedStore.save
 
     def kept(store, name, stored, origin):
         states.append(stored.state)
         return save(store, name, stored, origin)
 
-    monkeypatch.setattr(ClientHost, "answer", heard)
     monkeypatch.setattr(CachedStore, "save", kept)
     keys = {"pfedgate.gating": gating, "pfedgate.keep-optimizer": True, "momentum": 0.9, "evaluate-every": 1}
     strategy = run_in_process(assemble({**FLAT, **keys}))
+    metrics = {name for _, reply in heard for name in read_reply(reply)[0].metrics}
+    messages = [everything_in(part) for pair in heard for part in pair]
     assert len(messages) >= 40
     assert len(states) >= 12
     assert {name for name in metrics if "." not in name} == OWN_FIGURES
