@@ -14,9 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sepal.storage.serialize import digest_arrays
 from sepal_engines.flower.certificates import make_certificates
 from sepal_engines.flower.probe import examine
 from sepal_engines.flower.processes import free_port, listening
+from sepal_engines.in_process import run_in_process
+from strategies.assembly import assemble
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -88,6 +91,42 @@ def test_three_terminals(tmp_path):
     while left(tmp_path / "home") and time.monotonic() < end:
         time.sleep(0.5)
     assert left(tmp_path / "home") == []
+
+
+def test_a_server_that_was_killed_continues_under_its_name_and_its_clients_come_back(tmp_path):
+    """With everything that `sepal serve` had started, as when its machine stops."""
+    ports = [str(free_port()), str(free_port())]
+    keys = ["--set", "dataset=digits", "--set", "rounds=4", "--set", "evaluate-every=0", "--name", "back"]
+    arguments = ["serve", *keys, "--port", ports[0], "--control", ports[1]]
+    servers = [sepal(arguments, tmp_path, "first.log")]
+    clients = [
+        sepal(["join", f"127.0.0.1:{ports[0]}", "--partition", str(number), "--of", "2"], tmp_path, f"join{number}.log")
+        for number in range(2)
+    ]
+    lines = tmp_path / "runs" / "back" / "metrics.jsonl"
+    try:
+        end = time.monotonic() + 120
+        while not (lines.exists() and lines.read_text().count("\n")) and time.monotonic() < end:
+            time.sleep(0.05)
+        parent = psutil.Process(servers[0].pid)
+        family = [*parent.children(recursive=True), parent]
+        for process in family:
+            process.kill()
+        psutil.wait_procs(family, 30)
+        before = lines.read_text().splitlines()
+        assert 1 <= len(before) < 5
+        servers.append(sepal(arguments, tmp_path, "second.log"))
+        assert servers[1].wait(240) == 0, (tmp_path / "second.log").read_text()[-2000:]
+    finally:
+        for process in [*clients, *servers]:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+    after = lines.read_text().splitlines()
+    assert after[: len(before)] == before
+    assert [json.loads(line)["round"] for line in after] == [1, 2, 3, 4, 5]
+    whole = run_in_process(assemble({"dataset": "digits", "rounds": 4, "evaluate-every": 0, "clients": 2}))
+    found = json.loads((lines.parent / "summary.json").read_text())["weights_sha256"]
+    assert found == digest_arrays(whole.algorithm.model(whole.progress.server))
 
 
 def test_one_option_on_each_side_gives_tls_and_node_keys(tmp_path):
