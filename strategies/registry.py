@@ -17,6 +17,7 @@ from sepal.protocol.method import Method, Scalar, resolve
 METHODS = {
     "fedavg": "strategies.baselines.fedavg:FedAvg",
     "local": "strategies.baselines.local:Local",
+    "local-width": "strategies.baselines.local_width:LocalWidth",
     "fedavg-ft": "strategies.baselines.fedavg_ft:FedAvgFt",
     "fedstc": "strategies.baselines.fedstc:FedSTC",
     "fedscr": "strategies.baselines.fedscr:FedSCR",

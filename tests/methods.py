@@ -29,6 +29,7 @@ CASES = {  # name of the case: its keys; a variant of a method joins by a line
     },  # at the authors' λ it takes 100 rounds
     "fedpse-private": {"method": "fedpse", "privacy.clip": 100.0, "privacy.noise": 1e-6},
     "dmpfl-private": {"method": "dmpfl", "privacy.clip": 100.0, "privacy.noise": 1e-6},
+    "local-width-mixed": {"method": "local-width", "capacity.profile": "0.05,0.25,1"},
     "pa3dfl-mixed": {"method": "pa3dfl", "capacity.profile": "0.05,0.25,1"},
     "fedrolex-mixed": {"method": "fedrolex", "capacity.profile": "0.05,0.25,1", "model": "digits-cnn-bn"},
     "fjord-mixed": {"method": "fjord", "capacity.profile": "0.05,0.25,1", "fjord.distill": True},

@@ -64,7 +64,7 @@ VARIANTS = {
     "subfedavg-un-one-epoch": {"method": "subfedavg", "subfedavg.accuracy": 0.1, "local-epochs": 1, **PARTIAL},
     **{
         f"{name}-mixed": {"method": name, "capacity.profile": "0.07,0.25,1", **PARTIAL}
-        for name in ("heterofl", "fjord", "fedrolex", "flanc", "tailorfl", "pa3dfl", "subfedavg")
+        for name in ("heterofl", "fjord", "fedrolex", "flanc", "tailorfl", "local-width", "pa3dfl", "subfedavg")
     },
     "heterofl-bn": {"method": "heterofl", "model": "digits-cnn-bn", "capacity.profile": "0.07,0.25,1", **PARTIAL},
     "fjord-distill": {"method": "fjord", "fjord.distill": True, "capacity.profile": "0.07,0.25,1", **PARTIAL},

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sepal.errors import ConfigError, ModelError, SepalError
-from sepal.protocol.method import ClientInfo
+from sepal.protocol.method import ClientInfo, Payload
 from sepal.protocol.payloads import seal, unseal
 from sepal.rng import derive
 from strategies.assembly import assemble
@@ -73,6 +73,32 @@ def test_two_rounds_of_heterofl_and_fedrolex_by_hand(method):
         for name, value in w.items():
             np.testing.assert_allclose(state.weights[name], value, rtol=1e-4, atol=2e-5, err_msg=f"{round} {name}")
     assert clipped, "the clipping was not tried"
+
+
+def test_two_rounds_of_local_training_at_each_width_by_hand():
+    """An MLP of 8 hidden units; capacities 1, .25 and .1 are 8, 4 and 2 of them. One step of lr .5 a round from the
+    client's own model, and nothing is sent.
+    """
+    federation = Federation(CAPACITIES, method="local-width", **MLP)
+    state = federation.server.init()
+    for round in (1, 2):
+        plan = federation.server.plan(round)
+        assert not any(federation.trained(state, number, plan).payload.tensors for number in range(3))
+    for host, own, units in zip(federation.hosts, federation.states, (8, 4, 2), strict=True):
+        x, y = data(host)
+        w = {name: value.astype(np.float64) for name, value in federation.task.weights.items()}
+        for _ in range(2):
+            slope, _ = gradients(w, np.arange(units), x, np.eye(10)[y])
+            w = {name: w[name] - 0.5 * slope[name] for name in w}
+        first = np.s_[:units]
+        for name, place in {
+            "fc1.weight": first,
+            "fc1.bias": first,
+            "fc2.weight": np.s_[:, first],
+            "fc2.bias": ...,
+        }.items():
+            np.testing.assert_allclose(own.model[name], w[name][place], rtol=1e-4, atol=2e-5, err_msg=name)
+        assert host.algorithm.predictor(own, Payload(), plan) is None, "there is no received model"
 
 
 @pytest.mark.parametrize("distill", [False, True])
@@ -252,7 +278,7 @@ def test_a_residual_network_is_refused_in_one_line(method):
         assembly.method.make_server(assembly.task).init()
 
 
-@pytest.mark.parametrize("method", ["heterofl", "fjord", "fedrolex", "flanc", "tailorfl", "pa3dfl"])
+@pytest.mark.parametrize("method", ["heterofl", "fjord", "fedrolex", "flanc", "tailorfl", "local-width", "pa3dfl"])
 def test_a_client_that_claims_too_small_a_capacity_is_refused_before_it_takes_part(method):
     """It would end the run in the middle of a round: honest clients refuse to start."""
     assembly = assemble({"dataset": "digits", "method": method, "clients": 2})
