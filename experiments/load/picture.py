@@ -14,15 +14,17 @@ def main() -> None:
     """Draw two panels: the idle SuperLink by registered clients, and seconds per round by clients in the round."""
     source, target = map(Path, sys.argv[1:3])
     rows: list[dict[str, Any]] = [json.loads(line) for line in source.read_text().splitlines()]
-    rows = [row for row in rows if row.get("look_s", 3.0) == 3.0]  # clients that poll as often as Flower's
-    idle = sorted((row["clients"], row["idle_superlink_cpu"]) for row in rows if row.get("idle_superlink_cpu"))
-    rounds = sorted((row["sampled"], row["round_s"]) for row in rows if row.get("round_s"))
-    # the points come from several calls: no lines between them
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
-    left.plot(*zip(*idle, strict=True), "o")
+    for look, colour in ((3.0, "C0"), (30.0, "C1")):  # Flower's clients poll every 3 s
+        own = [row for row in rows if row.get("look_s", 3.0) == look]
+        idle = [(row["clients"], row["idle_superlink_cpu"]) for row in own if row.get("idle_superlink_cpu")]
+        rounds = [(row["sampled"], row["round_s"]) for row in own if row.get("round_s")]
+        # the points come from several calls: no lines between them
+        left.plot(*zip(*idle, strict=True), "o", color=colour, label=f"polls every {look:g} s")
+        right.plot(*zip(*rounds, strict=True), "o", color=colour)
     left.set(title="SuperLink, clients that wait", xlabel="registered clients", ylabel="CPU cores")
-    right.plot(*zip(*rounds, strict=True), "o", color="C1")
     right.set(title="A round, 1 MB each way", xlabel="clients in the round", ylabel="seconds")
+    left.legend(fontsize="small")
     for axes in (left, right):
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
