@@ -20,7 +20,7 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 CLIENTS ?= 3
 export CLIENTS
 
-.PHONY: help setup demo compose-demo test check e2e bench chaos chaos-quick load hosts fuzz mutants mutate clean
+.PHONY: help setup demo compose-demo test check e2e bench chaos chaos-quick load load-quick hosts fuzz mutants mutate clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -69,6 +69,9 @@ chaos-quick: $(STAMP) ## the same for 4 small runs: under 3 minutes
 
 load: $(STAMP) ## 10, 100 and 1,000 light clients on one SuperLink
 	$(BIN)/python -m experiments.load
+
+load-quick: $(STAMP) ## 10 light clients for three rounds: half a minute
+	$(BIN)/python -m experiments.load --counts 10 --rounds 3 --idle 2 --workers 2
 
 hosts: $(STAMP) ## clients in network namespaces with limited links, a cut of two minutes; needs root
 	$(BIN)/python -m experiments.hosts --cut 120
