@@ -51,7 +51,8 @@ check: $(STAMP) ## ruff, mypy --strict, import-linter, hadolint, the Compose fil
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml docker-compose.gpu.yml
 	@if test -x $(BIN)/hadolint; then $(BIN)/hadolint Dockerfile && echo "hadolint: Dockerfile is fine"; \
 		else echo "hadolint: skipped, there is no wheel for this machine"; fi
-	@if $(COMPOSE) version >/dev/null 2>&1; then $(COMPOSE) config --quiet && echo "$(COMPOSE) config: fine"; \
+	@if $(COMPOSE) version >/dev/null 2>&1; then $(COMPOSE) config --quiet && \
+		$(COMPOSE) -f docker-compose.yml -f docker-compose.gpu.yml config --quiet && echo "$(COMPOSE) config: fine"; \
 		else echo "$(COMPOSE) config: skipped, Compose is not installed"; fi
 
 e2e: $(STAMP) ## run the end-to-end tests: real Flower processes (two files at a time: they mostly wait)

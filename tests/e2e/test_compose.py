@@ -141,6 +141,29 @@ def slot(container, starts) -> str:
     return told[-1]
 
 
+def test_the_demo_ends_with_its_summary_and_takes_down_its_own_project_alone(engine, image):
+    """`make compose-demo` without the build. What was started by hand belongs to a project of the directory's name."""
+    by_hand = ROOT.name.lower()
+    labels = {"com.docker.compose.project": by_hand, "com.docker.compose.volume": "authority"}
+    bystander = engine.volumes.create(f"{by_hand}_authority", labels=labels)
+    keys = {"SEPAL_IMAGE": image, "BUILD": "0", "CLIENTS": "2", "METHOD": "fedavg", "ROUNDS": "1"}
+    environment = {**os.environ, **keys, "COMPOSE": " ".join(compose_command())}
+    environment.pop("COMPOSE_PROJECT_NAME", None)
+    try:
+        script = ["bash", str(ROOT / "experiments" / "compose_demo.sh")]
+        done = subprocess.run(
+            script, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        assert "closing round" in done.stdout
+        assert "2 clients" in done.stdout
+        mine = {"label": "com.docker.compose.project=sepal-demo"}
+        assert engine.containers.list(all=True, filters=mine) == engine.volumes.list(filters=mine) == []
+        assert engine.volumes.get(bystander.name)
+    finally:
+        bystander.remove()
+
+
 def test_no_key_is_in_the_image(engine, image):
     arguments = ["/certs", "/home/sepal", "-type", "f", "-not", "-name", ".bash*", "-not", "-name", ".profile"]
     found = engine.containers.run(image, arguments, entrypoint="find", remove=True, network_mode="none")
