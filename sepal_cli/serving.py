@@ -186,7 +186,7 @@ def join(
         bool, typer.Option("--no-accuracies", help="Evaluate no model and send no accuracies, only what is trained.")
     ] = False,
 ) -> None:
-    """Join a server as a client, until the server ends or Ctrl-C is pressed."""
+    """Join a server as a client, until Ctrl-C is pressed."""
     from client_app.build import Node
     from sepal_cli.slots import claimed
 
@@ -258,10 +258,12 @@ def stay(
     cold: bool,
     look: float,
 ) -> None:
-    """Keep a SuperNode running until the server ends.
+    """Keep a SuperNode running.
 
     Flower refuses a key whose node it believes to be online, as a second copy; a killed node counts as online for about
-    48 seconds. So a registered key that is refused is retried for a while.
+    48 seconds. So a registered key that is refused is retried for a while. A SuperNode whose call is not authenticated
+    ends with exit code 0: after a jump of a clock, after the server's database was replaced, or when its key was
+    removed. It is started again.
 
     Raises:
         ConfigError: As in :func:`wait_until_welcome`.
@@ -274,10 +276,12 @@ def stay(
             began = time.monotonic()
             node = flower.start_node(client, node_config, address, False, credentials, cold, look)
             code = node.wait()
-            if not code:
-                return
-            if time.monotonic() - began > LAPSE:  # it had joined, so this is a new failure
+            if not code or time.monotonic() - began > LAPSE:  # it had joined, so this is a new failure
                 deadline = time.monotonic() + LAPSE
+            if not code:
+                tell("sepal: the server no longer accepts this client's session: joining again")
+                time.sleep(AGAIN)
+                continue
             if credentials is None or time.monotonic() > deadline:
                 raise FlowerError("flower-supernode", "exit code 0", code)
             tell("sepal: refused; an earlier session of this key may count as online still: trying again")

@@ -111,6 +111,7 @@ def disturb(
                 events += 1
                 done.append(f"{kind} (round {round})")
                 following = time.monotonic() + float(rng.uniform(0.2, options.spread))
+        done.extend(federation.revive())
         absent = 0.0 if federation.server() else absent or time.monotonic()
         if absent and time.monotonic() - absent > 5 and not (run / "summary.json").exists():
             federation.submit()  # the run failed: a restarted server continues it

@@ -87,11 +87,15 @@ class Federation(Flower):
     def start(self) -> None:
         """Start everything and submit the run."""
         self.start_superlink()
-        executor = ["flower-superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{self.ports.control}"]
-        self.executor = self.spawn(*executor, log="superexec.log")
+        self.start_executor()
         for number in range(self._clients):
             self.start_client(number)
         self.submit()
+
+    def start_executor(self) -> None:
+        """Start the process that starts ServerApps."""
+        executor = ["flower-superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{self.ports.control}"]
+        self.executor = self.spawn(*executor, log="superexec.log")
 
     def start_superlink(
         self, host: str = "127.0.0.1", timeout: float = 60.0, credentials: ServerCredentials | None = None
@@ -120,6 +124,21 @@ class Federation(Flower):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"expected a run to be started, got {answer}{errors}")
             time.sleep(1)
+
+    def revive(self) -> list[str]:
+        """Start again what has ended by itself, as systemd, Compose or `sepal join` would; return what it was.
+
+        Flower's processes end if a call is not authenticated, as when a clock jumps between a call and its check.
+        """
+        found = []
+        for number in range(self._clients):
+            if self.nodes[f"node{number}"].poll() is not None:
+                self.start_client(number)
+                found.append("client restarted")
+        if self.executor.poll() is not None:
+            self.start_executor()
+            found.append("executor restarted")
+        return found
 
     def server(self) -> list[psutil.Process]:
         """Return the ServerApp's processes."""

@@ -94,7 +94,9 @@ def test_three_terminals(tmp_path):
 
 
 def test_a_server_that_was_killed_continues_under_its_name_and_its_clients_come_back(tmp_path):
-    """With everything that `sepal serve` had started, as when its machine stops."""
+    """With all that `sepal serve` had started, as when its machine stops. One client's SuperNode ends as well, as
+    Flower's does when a call is not authenticated.
+    """
     ports = [str(free_port()), str(free_port())]
     keys = ["--set", "dataset=digits", "--set", "rounds=4", "--set", "evaluate-every=0", "--name", "back"]
     arguments = ["serve", *keys, "--port", ports[0], "--control", ports[1]]
@@ -113,6 +115,8 @@ def test_a_server_that_was_killed_continues_under_its_name_and_its_clients_come_
         for process in family:
             process.kill()
         psutil.wait_procs(family, 30)
+        children = psutil.Process(clients[0].pid).children(recursive=True)
+        next(one for one in children if "sepal_engines.flower.node" in one.cmdline()).send_signal(signal.SIGINT)
         before = lines.read_text().splitlines()
         assert 1 <= len(before) < 5
         servers.append(sepal(arguments, tmp_path, "second.log"))
@@ -121,6 +125,7 @@ def test_a_server_that_was_killed_continues_under_its_name_and_its_clients_come_
         for process in [*clients, *servers]:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
+    assert "joining again" in (tmp_path / "join0.log").read_text()
     after = lines.read_text().splitlines()
     assert after[: len(before)] == before
     assert [json.loads(line)["round"] for line in after] == [1, 2, 3, 4, 5]

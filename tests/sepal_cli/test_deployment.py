@@ -7,8 +7,9 @@ from typer.testing import CliRunner
 
 from sepal.errors import ConfigError
 from sepal_cli import main as cli
+from sepal_cli import serving
 from sepal_cli.serving import alone, shares
-from sepal_engines.flower.processes import free_port
+from sepal_engines.flower.processes import FlowerError, free_port
 
 
 def sepal(*arguments):
@@ -78,3 +79,55 @@ def test_a_second_server_of_the_same_home_is_refused(tmp_path):
         pass
     with alone(tmp_path / "server"):
         pass
+
+
+class Interrupted(BaseException):
+    """Ctrl-C."""
+
+
+class Nodes:
+    """In the place of Flower: SuperNodes that end after so many seconds with a code; the last one by Ctrl-C."""
+
+    def __init__(self, codes):
+        self.codes, self.started, self.now = list(codes), 0, 0.0
+
+    def __call__(self, *arguments, **keys):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *reason):
+        return None
+
+    def start_node(self, *arguments):
+        self.started += 1
+        return self
+
+    def wait(self):
+        if not self.codes:
+            raise Interrupted
+        seconds, code = self.codes.pop(0)
+        self.now += seconds
+        return code
+
+
+@pytest.mark.parametrize(
+    ("codes", "credentials", "ends"),
+    [
+        ([(500, 0), (500, 0)], None, Interrupted),  # a clock jumped, twice
+        ([(500, 0), (1, 2), (40, 2)], "keys", Interrupted),  # the session of before counts as online for a while
+        ([(500, 0), (1, 2), (80, 2), (80, 2)], "keys", FlowerError),  # for good
+        ([(500, 2)], None, FlowerError),
+    ],
+)
+def test_a_supernode_that_ends_by_itself_is_started_again(monkeypatch, codes, credentials, ends):
+    """Flower's ends with code 0 if a call is not authenticated, as when a clock jumps between a call and its check."""
+    nodes = Nodes(codes)
+    monkeypatch.setattr(serving, "Flower", nodes)
+    monkeypatch.setattr(serving, "wait_until_welcome", lambda address, credentials: None)
+    monkeypatch.setattr(serving.time, "monotonic", lambda: nodes.now)
+    monkeypatch.setattr(serving.time, "sleep", lambda seconds: None)
+    with pytest.raises(ends):
+        serving.stay("site", {}, "127.0.0.1:1", credentials, False, 3.0)
+    assert nodes.started == len(codes) + (ends is Interrupted)
