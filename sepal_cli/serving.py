@@ -269,18 +269,20 @@ def stay(
         ConfigError: As in :func:`wait_until_welcome`.
         FlowerError: The SuperNode still ends with an error.
     """
-    deadline = time.monotonic() + LAPSE
+    deadline, pause, rejoining = time.monotonic() + LAPSE, AGAIN, False
     with Flower(private_home() / "clients" / client, directory=Path.cwd(), tell=tell_command) as flower:
         while True:
-            wait_until_welcome(address, credentials)
+            wait_until_welcome(address, credentials, LAPSE if rejoining else REGISTERED, rejoining)
             began = time.monotonic()
             node = flower.start_node(client, node_config, address, False, credentials, cold, look)
             code = node.wait()
             if not code or time.monotonic() - began > LAPSE:  # it had joined, so this is a new failure
                 deadline = time.monotonic() + LAPSE
             if not code:
-                tell("sepal: the server no longer accepts this client's session: joining again")
-                time.sleep(AGAIN)
+                pause = min(60.0, 2 * pause) if time.monotonic() - began < LAPSE else AGAIN
+                tell(f"sepal: the SuperNode ended, as it does if a call is not authenticated: again in {pause:g} s")
+                time.sleep(pause)
+                rejoining = True
                 continue
             if credentials is None or time.monotonic() > deadline:
                 raise FlowerError("flower-supernode", "exit code 0", code)
@@ -288,10 +290,13 @@ def stay(
             time.sleep(AGAIN)
 
 
-def wait_until_welcome(address: str, credentials: NodeCredentials | None, patience: float = REGISTERED) -> None:
+def wait_until_welcome(
+    address: str, credentials: NodeCredentials | None, patience: float = REGISTERED, rejoining: bool = False
+) -> None:
     """Wait indefinitely for the server, and up to ``patience`` seconds for it to register this client's key.
 
-    Flower's SuperNode would try forever to talk plain text to a server with TLS; here this is a one-line error.
+    Flower's SuperNode would try forever to talk plain text to a server with TLS; here this is a one-line error. A
+    client that has been welcome before also waits for a server that answers wrongly, as one that just starts may.
 
     Raises:
         ConfigError: The server speaks another protocol, has another certificate, or does not know the key.
@@ -306,7 +311,7 @@ def wait_until_welcome(address: str, credentials: NodeCredentials | None, patien
             told = True
         if finding.what == "port":
             begin = time.monotonic()
-        elif finding.what != "key" or time.monotonic() - begin > patience:
+        elif not (rejoining or finding.what == "key") or time.monotonic() - begin > patience:
             raise ConfigError(f"{address}: {finding.what}", "one with which a client can join", finding.words)
         time.sleep(1)
 

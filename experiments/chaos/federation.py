@@ -83,6 +83,7 @@ class Federation(Flower):
         self.environment["PYTHONPATH"] = os.pathsep.join([str(site), self.environment["PYTHONPATH"]])
         self.superlink: subprocess.Popen[bytes] | None = None
         self.runs: list[str] = []
+        self._executors: list[int] = []
 
     def start(self) -> None:
         """Start everything and submit the run."""
@@ -96,6 +97,7 @@ class Federation(Flower):
         """Start the process that starts ServerApps."""
         executor = ["flower-superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{self.ports.control}"]
         self.executor = self.spawn(*executor, log="superexec.log")
+        self._executors.append(self.executor.pid)
 
     def start_superlink(
         self, host: str = "127.0.0.1", timeout: float = 60.0, credentials: ServerCredentials | None = None
@@ -126,23 +128,36 @@ class Federation(Flower):
             time.sleep(1)
 
     def revive(self) -> list[str]:
-        """Start again what has ended by itself, as systemd, Compose or `sepal join` would; return what it was.
+        """Start again what has ended by itself with code 0, as `sepal join` or systemd would; return what it was.
 
         Flower's processes end if a call is not authenticated, as when a clock jumps between a call and its check.
+
+        Raises:
+            RuntimeError: A SuperNode or the executor has ended in another way.
         """
         found = []
         for number in range(self._clients):
-            if self.nodes[f"node{number}"].poll() is not None:
+            code = self.nodes[f"node{number}"].poll()
+            if code:
+                raise RuntimeError(f"expected node {number} to run or to end with code 0, got {code}")
+            if code == 0:
                 self.start_client(number)
                 found.append("client restarted")
-        if self.executor.poll() is not None:
+        if self.executor.poll():
+            raise RuntimeError(f"expected the executor to run or to end with code 0, got {self.executor.poll()}")
+        if self.executor.poll() == 0:
             self.start_executor()
             found.append("executor restarted")
         return found
 
     def server(self) -> list[psutil.Process]:
         """Return the ServerApp's processes."""
-        return below(self.executor.pid, "flwr-serverapp")
+        found = below(self.executor.pid, "flwr-serverapp")
+        if found or len(self._executors) == 1:
+            return found
+        with contextlib.suppress(psutil.Error):  # one that an executor of before has left behind
+            return [process for process in self.left() if "flwr-serverapp" in " ".join(process.cmdline())]
+        return []
 
     def parents(self, number: int) -> list[psutil.Process]:
         """Return the resident client process of node ``number``."""

@@ -132,7 +132,7 @@ class RunConfig(Settings):
     min_replies: int = Field(1, ge=1, description="minimum number of replies for a round to count")
     timeout: float = Field(600.0, gt=0, description="seconds to wait for clients at the start and in each round")
     max_message_bytes: int = Field(
-        0, ge=0, description="largest reply that the server accepts; 0: twice the dense model plus 64 KiB"
+        0, ge=0, description="largest reply that the server accepts; 0: twice the method's largest message plus 64 KiB"
     )
     checkpoint_every: int = Field(10, ge=1, description="rounds between full checkpoints of the server's state")
     state_dir: str = Field(

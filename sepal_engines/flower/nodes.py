@@ -5,15 +5,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import sys
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.cli.flower_config import read_superlink_connection
 from flwr.cli.utils import init_http_client_from_connection
 from flwr.proto.control_pb2 import ListNodesRequest
+from flwr.supercore.constant import NodeStatus
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key
+
+from sepal.errors import one_line
 
 
 def key_digest(public_key: bytes) -> str:
@@ -22,15 +27,28 @@ def key_digest(public_key: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
 
 
-def main() -> None:
-    """Print ``{"nodes": [{"id", "key", "status"}, …]}``, also of unregistered nodes."""
-    client = init_http_client_from_connection(read_superlink_connection(sys.argv[1]))
+def registered(connection: str) -> dict[str, str]:
+    """Return the ids of the registered nodes by digest. Nodes without a valid key, of plain-text use, are left out."""
+    client = init_http_client_from_connection(read_superlink_connection(connection))
     try:
-        found = client.ListNodes(ListNodesRequest()).nodes_info
+        nodes = client.ListNodes(ListNodesRequest()).nodes_info
     finally:
         client.close()
-    nodes = [{"id": str(node.node_id), "key": key_digest(node.public_key), "status": node.status} for node in found]
-    print(json.dumps({"success": True, "nodes": nodes}))
+    found = {}
+    for node in nodes:
+        if node.status != NodeStatus.UNREGISTERED:
+            with contextlib.suppress(ValueError, UnsupportedAlgorithm):
+                found[key_digest(node.public_key)] = str(node.node_id)
+    return found
+
+
+def main() -> None:
+    """Print ``{"success": true, "nodes": {digest: id, …}}``, or why there is no answer."""
+    try:
+        answer: dict[str, object] = {"success": True, "nodes": registered(sys.argv[1])}
+    except Exception as reason:  # the caller reports it in one line
+        answer = {"success": False, "error-message": f"{type(reason).__name__}: {one_line(str(reason))}"}
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.supercore.constant import NodeStatus
-
 from sepal.errors import one_line
 from sepal.storage.files import write_atomically
 from sepal_engines.flower.credentials import ServerCredentials, fingerprint
@@ -58,13 +56,16 @@ class Registry:
         """
         keys = self._credentials.node_keys()
         wanted = {fingerprint(path): (name, path) for name, path in keys.items()}
-        if not self._begun:
-            self._compare(wanted.keys())
+        begun, known = self._begun, bool(self._ids)
         self._begun, self._seen = True, None
+        if known and not begun:
+            self._compare(wanted, forget=True)
         for digest, (name, path) in wanted.items():
             if digest not in self._ids:
-                self._ids[digest] = self._register(name, path)
+                self._register(digest, name, path, wanted)
                 self._remember()
+        if not known and not begun:  # new keys come first: their clients wait
+            self._compare(wanted, forget=False)
         for digest in [digest for digest in self._ids if digest not in wanted]:
             node = self._ids[digest]
             said = self._flwr("unregister", node) if node else {}
@@ -88,15 +89,22 @@ class Registry:
             except FlowerError as reason:
                 self._tell(f"sepal: {reason}")
 
-    def _compare(self, wanted: Collection[str]) -> None:
-        """Forget nodes that the SuperLink does not have, and name those that neither we nor the directory know.
+    def _compare(self, wanted: Collection[str], forget: bool) -> None:
+        """Name nodes that neither we nor the directory know; with ``forget``, forget those that the SuperLink lacks.
 
-        The SuperLink's database may have been replaced, or the memory lost.
+        The SuperLink's database may have been replaced, or the memory lost. If it does not answer, nothing is changed.
         """
-        there = self._registered()
-        self._ids = {digest: node for digest, node in self._ids.items() if there.get(digest) == node}
-        for node in sorted(node for digest, node in there.items() if digest not in self._ids and digest not in wanted):
-            self._tell(f"sepal: node {node} may connect, and its key is not in {self._credentials.directory / 'nodes'}")
+        try:
+            there = self._registered()
+        except FlowerError as reason:
+            self._tell(f"sepal: {reason}")
+            return
+        if forget:
+            self._ids = {digest: node for digest, node in self._ids.items() if there.get(digest, "") == node}
+        if strange := sorted(node for digest, node in there.items() if digest not in {*self._ids, *wanted}):
+            some = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
+            place = self._credentials.directory / "nodes"
+            self._tell(f"sepal: {len(strange)} registered nodes whose keys are not in {place}: {some}")
 
     def _registered(self) -> dict[str, str]:
         """Return the ids of the SuperLink's registered nodes by key.
@@ -108,20 +116,24 @@ class Registry:
         if isinstance(said, str):
             raise FlowerError("the SuperLink's nodes", "a list", said)
         nodes: Any = said["nodes"]
-        return {node["key"]: node["id"] for node in nodes if node["status"] != NodeStatus.UNREGISTERED}
+        return dict(nodes)
 
-    def _register(self, name: str, path: Path) -> str:
-        """Return the node's id; empty if the key was unregistered before, which Flower does not forget."""
+    def _register(self, digest: str, name: str, path: Path, wanted: Collection[str]) -> None:
+        """Register a key, or note the ids of all ``wanted`` ones that are registered already.
+
+        The id is empty if the key was unregistered before, which Flower does not forget.
+        """
         said = self._flwr("register", str(path), "--name", name)
-        if isinstance(said, str):
-            if IN_USE not in said.lower():
-                raise FlowerError(f"flwr supernode register {path}", "a registered key", said)
-            node = self._registered().get(fingerprint(path), "")
-            if not node:
-                self._tell(f"sepal: {name}: this key was removed before and stays refused: make a new one")
-            return node
-        self._tell(f"registered: {name}")
-        return str(said["node-id"])
+        if not isinstance(said, str):
+            self._tell(f"registered: {name}")
+            self._ids[digest] = str(said["node-id"])
+            return
+        if IN_USE not in said.lower():
+            raise FlowerError(f"flwr supernode register {path}", "a registered key", said)
+        self._ids |= {key: node for key, node in self._registered().items() if key in wanted}
+        if digest not in self._ids:
+            self._ids[digest] = ""
+            self._tell(f"sepal: {name}: this key was removed before and stays refused: make a new one")
 
     def _flwr(self, verb: str, *arguments: str) -> dict[str, object] | str:
         """Run ``flwr supernode VERB`` and return its answer, or its message as text if it refuses."""

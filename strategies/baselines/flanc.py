@@ -49,6 +49,11 @@ class Hyper(WidthSettings):
     # The middle of the grid of Pa3dFL's authors, .01, .1 and 1, of which they chose .01 or 1 by setting.
     lambda_: float = Field(0.1, ge=0, description="λ, weight of the orthogonality regulariser on the bases")
 
+    def largest_message(self, task: Task) -> int:
+        """Return the entries of the factors at width 1, which can be several times those of the model."""
+        sent = sum(parameter.numel() for parameter in Composed(task, 1.0).parameters())
+        return max(super().largest_message(task), sent)
+
 
 class Composed(Decomposed):
     """A decomposed model with one head, which is trained like the rest."""

@@ -125,7 +125,7 @@ def test_a_server_that_was_killed_continues_under_its_name_and_its_clients_come_
         for process in [*clients, *servers]:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
-    assert "joining again" in (tmp_path / "join0.log").read_text()
+    assert "the SuperNode ended" in (tmp_path / "join0.log").read_text()
     after = lines.read_text().splitlines()
     assert after[: len(before)] == before
     assert [json.loads(line)["round"] for line in after] == [1, 2, 3, 4, 5]

@@ -24,8 +24,3 @@ def test_the_last_reply_s_way_is_counted_and_neither_the_first_nor_the_closing_r
     moments.append(Moment(150.0, "server", "order", "2"))  # a message that was sent a second time
     found = parts_of(moments)
     assert found == [pytest.approx({**dict.fromkeys(PARTS, 10.0), "server_between_rounds": 40.0})] * 2
-
-
-def test_the_parts_add_up_to_the_round():
-    moments = [m for n in range(1, 5) for m in round_of(str(n), 100.0 * n, "a", "b")]
-    assert [sum(parts.values()) for parts in parts_of(moments)] == [100.0, 100.0]

@@ -24,6 +24,8 @@ class Flwr(Registry):
         return {"node-id": len(self.calls)}
 
     def _registered(self):
+        if self.there is None:
+            raise FlowerError("the SuperLink's nodes", "a list", "no answer")
         return dict(self.there)
 
 
@@ -111,8 +113,27 @@ def test_nodes_that_nobody_asked_for_are_named_at_the_start(registry):
     again.calls = []
     again.there = {"key of a": "1", "key of b": "other", "strange": "9"}  # b was registered anew
     again.sync()
-    assert made.told[0] == f"sepal: node 9 may connect, and its key is not in {keys['a'].parent / 'nodes'}"
+    assert made.told[0] == f"sepal: 1 registered nodes whose keys are not in {keys['a'].parent / 'nodes'}: 9"
     assert [call[0] for call in again.calls] == ["register"]
+
+
+def test_a_superlink_that_does_not_list_its_nodes_stops_nobody(registry):
+    made, _ = registry
+    again = Flwr(made._credentials, {}, made._memory, made.told.append)
+    again.calls, again.there = [], None
+    again.sync()
+    assert made.told == ["sepal: the SuperLink's nodes: expected a list, got no answer"]
+    assert again.calls == []
+
+
+def test_without_a_memory_all_keys_that_are_registered_are_noted_at_once(registry, tmp_path):
+    made, keys = registry
+    again = Flwr(made._credentials, {}, tmp_path / "other.json", made.told.append)
+    again.calls, again.refused, again.said = [], ("register",), "Public key already in use"
+    again.there = {"key of a": "1", "key of b": "2"}
+    again.sync()
+    assert again.calls == [("register", str(keys["a"]))]
+    assert made.told == []
 
 
 def test_a_key_that_someone_else_has_unregistered_is_done_with(registry):

@@ -10,6 +10,7 @@ from sepal.errors import ConfigError, ModelError, SepalError
 from sepal.protocol.method import ClientInfo, Payload
 from sepal.protocol.payloads import seal, unseal
 from sepal.rng import derive
+from sepal.server.downloads import most_message_bytes
 from strategies.assembly import assemble
 from strategies.baselines.fjord import run_part
 from strategies.baselines.heterofl import set_statistics
@@ -99,6 +100,27 @@ def test_two_rounds_of_local_training_at_each_width_by_hand():
         }.items():
             np.testing.assert_allclose(own.model[name], w[name][place], rtol=1e-4, atol=2e-5, err_msg=name)
         assert host.algorithm.predictor(own, Payload(), plan) is None, "there is no received model"
+
+
+def test_local_training_at_full_width_is_local_training():
+    federations = [Federation([1.0, 1.0], method=method) for method in ("local", "local-width")]
+    for federation in federations:
+        federation.round(federation.server.init(), 1)
+    for one, other in zip(*(federation.states for federation in federations), strict=True):
+        assert all(np.array_equal(one.model[name], other.model[name]) for name in one.model)
+
+
+def test_an_honest_upload_of_flanc_is_within_the_limit_also_where_it_is_more_than_twice_the_model():
+    """Its coefficients grow with the channels where kernels are short."""
+    federation = Federation([1.0], method="flanc", model="tests.strategies.federation:short_kernels")
+    sent = sum(
+        int(np.prod(tensor.shape))
+        for tensor in federation.trained(
+            federation.server.init(), 0, federation.server.plan(1)
+        ).payload.tensors.values()
+    )
+    assert sent > 2 * sum(part.size for part in federation.task.layout)
+    assert most_message_bytes(federation.task) >= 2 * 4 * sent
 
 
 @pytest.mark.parametrize("distill", [False, True])
