@@ -18,6 +18,7 @@ PUBLIC = {
 ALLOWED = {
     "sepal/server/flower_private.py",  # the ServerApp
     "sepal_engines/flower/fleet.py",  # sepal deploy check, which calls the Fleet API
+    "sepal_engines/flower/nodes.py",  # the SuperLink's nodes with their keys, which `flwr supernode list` leaves out
     "sepal_engines/flower/node.py",  # a SuperNode that keeps its client process
     "sepal_engines/flower/warm.py",  # that client process
     "experiments/load/light.py",  # clients of the load test, which answer without training
