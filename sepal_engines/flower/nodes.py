@@ -1,7 +1,7 @@
 """``python -m sepal_engines.flower.nodes CONNECTION``: the nodes of a SuperLink with digests of their keys, as JSON.
 
 ``flwr supernode list`` does not show the keys. Like ``flwr``, this needs ``FLWR_HOME``. It uses private names of flwr
-1.39; if they change, `sepal serve` says so in a line and goes on without the list.
+1.39.
 """
 
 from __future__ import annotations
