@@ -64,7 +64,7 @@ bench: $(STAMP) ## measure speed and memory
 chaos: $(STAMP) ## kill processes of 20 deployed runs at random, stop clients for a minute; RUNS=100 for more
 	$(BIN)/python -m experiments.chaos --runs $(or $(RUNS),20) --stop 60
 
-chaos-quick: $(STAMP) ## the same for 4 small runs: under 3 minutes
+chaos-quick: $(STAMP) ## the same for 4 small runs: four minutes
 	$(BIN)/python -m experiments.chaos --runs 4 --kills 1 --spread 2 --limit 400 \
 		--kinds 'client process,answering process,server,superlink'
 
