@@ -83,7 +83,7 @@ class Federation(Flower):
         self.environment["PYTHONPATH"] = os.pathsep.join([str(site), self.environment["PYTHONPATH"]])
         self.superlink: subprocess.Popen[bytes] | None = None
         self.runs: list[str] = []
-        self._executors: list[int] = []
+        self._executors = 0
 
     def start(self) -> None:
         """Start everything and submit the run."""
@@ -97,7 +97,7 @@ class Federation(Flower):
         """Start the process that starts ServerApps."""
         executor = ["flower-superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{self.ports.control}"]
         self.executor = self.spawn(*executor, log="superexec.log")
-        self._executors.append(self.executor.pid)
+        self._executors += 1
 
     def start_superlink(
         self, host: str = "127.0.0.1", timeout: float = 60.0, credentials: ServerCredentials | None = None
@@ -153,7 +153,7 @@ class Federation(Flower):
     def server(self) -> list[psutil.Process]:
         """Return the ServerApp's processes."""
         found = below(self.executor.pid, "flwr-serverapp")
-        if found or len(self._executors) == 1:
+        if found or self._executors == 1:
             return found
         with contextlib.suppress(psutil.Error):  # one that an executor of before has left behind
             return [process for process in self.left() if "flwr-serverapp" in " ".join(process.cmdline())]

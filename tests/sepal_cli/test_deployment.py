@@ -9,6 +9,7 @@ from sepal.errors import ConfigError
 from sepal_cli import main as cli
 from sepal_cli import serving
 from sepal_cli.serving import alone, shares
+from sepal_engines.flower.probe import Finding
 from sepal_engines.flower.processes import FlowerError, free_port
 
 
@@ -79,6 +80,21 @@ def test_a_second_server_of_the_same_home_is_refused(tmp_path):
         pass
     with alone(tmp_path / "server"):
         pass
+
+
+def test_only_a_client_that_was_welcome_before_waits_for_a_server_that_answers_wrongly(monkeypatch):
+    """As one that just starts may; at a first try it is another server, and the user has to know."""
+    wrong, now = [Finding("API", False, "no gRPC")] * 3, [0.0]
+    answers = iter([*([one] for one in wrong), []])
+    monkeypatch.setattr(serving, "examine", lambda address, credentials: iter(next(answers)))
+    monkeypatch.setattr(serving.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(serving.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    serving.wait_until_welcome("h:1", None, 90.0, rejoining=True)
+    assert now[0] == 3
+    for patience, rejoining in ((90.0, False), (1.0, True)):
+        monkeypatch.setattr(serving, "examine", lambda address, credentials: iter(wrong))
+        with pytest.raises(ConfigError, match="h:1: API: expected one with which a client can join, got no gRPC"):
+            serving.wait_until_welcome("h:1", None, patience, rejoining)
 
 
 class Interrupted(BaseException):
