@@ -36,6 +36,8 @@ from sepal.storage.files import private_directory
 MARK = "SEPAL_PROCESSES"
 LOOPBACK = "localhost,127.0.0.1,::1"  # never through a proxy: Flower's processes talk over it in plain HTTP
 
+_returned: set[int] = set()  # by free_port
+
 
 class FlowerError(SepalError):
     """A process of Flower did not start, or a run did not complete."""
@@ -229,10 +231,17 @@ def joined(*paths: str) -> str:
 
 
 def free_port() -> int:
-    """Return a TCP port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port that nothing listens on, and that this function has not returned before in this process.
+
+    The system may name the same port twice, until somebody listens on it.
+    """
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port not in _returned:
+            _returned.add(port)
+            return port
 
 
 def listening(port: int, host: str = "127.0.0.1") -> bool:

@@ -230,6 +230,11 @@ def test_a_free_port_answers_nothing():
     assert not healthy(free_port())
 
 
+def test_no_port_is_given_out_twice():
+    """A SuperLink needs several. Of 500 ports drawn from Linux's 28,000 (half of them, in practice), some are equal."""
+    assert len({free_port() for _ in range(500)}) == 500
+
+
 def test_what_is_left_is_ended_however_long_the_search_for_it_takes(monkeypatch):
     ended = []
     left = [["a"], []]
