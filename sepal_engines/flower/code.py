@@ -37,12 +37,14 @@ class Code:
         digests: SHA-256 of each file by its path below ``root``, also of files that are not imported yet.
         stamps: Modification time and size of the same files, in the same order.
         imported: The files that are already imported.
+        names: First names of all modules that are imported, of whatever origin.
     """
 
     root: Path
     digests: dict[str, str]
     stamps: tuple[tuple[int, int], ...]
     imported: frozenset[str]
+    names: frozenset[str]
 
     @classmethod
     def imported_by(cls, load: Callable[[], None]) -> Code:
@@ -57,7 +59,8 @@ class Code:
         load()
         modules = (getattr(m, "__file__", None) for m in list(sys.modules.values()))
         imported = {str(Path(file).resolve()) for file in modules if file}
-        return cls(root, digests, stamps, frozenset(name for name in digests if str(root / name) in imported))
+        ours = frozenset(name for name in digests if str(root / name) in imported)
+        return cls(root, digests, stamps, ours, frozenset(name.partition(".")[0] for name in list(sys.modules)))
 
     def changed(self) -> bool:
         """Return whether a file has been changed or removed since then, for example by an upgrade."""
@@ -66,12 +69,15 @@ class Code:
     def same_as(self, bundle: Path) -> bool:
         """Return whether an app bundle would import the same modules.
 
-        Packages that are not in the bundle come from the installation, so a bundle without code is the same.
+        Packages that are not in the bundle come from the installation, so a bundle without code is the same. A module
+        of the bundle that has the name of another one imported here, such as ``json``, would not be imported any more.
 
         Args:
             bundle: The directory into which Flower unpacked it.
         """
-        if any((bundle / f"{name}.py").exists() for name in PACKAGES):
+        modules = {file.stem for file in bundle.glob("*.py")}
+        packages = {file.parent.name for file in bundle.glob("*/__init__.py")} - PACKAGES
+        if modules & PACKAGES or (modules | packages) & self.names:
             return False
         held = [name for name in ANSWERING if (bundle / name).exists()]
         theirs = {

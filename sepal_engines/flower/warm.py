@@ -4,9 +4,9 @@ Flower starts a new Python process for every message, which imports torch and th
 process takes the place of ``flower-superexec`` next to a SuperNode with ``--isolation process``. It acquires tasks over
 Flower's Runtime API and answers each from a fork of itself, which runs Flower's own ``run_clientapp``.
 
-A fork must run the app bundle's code. The first fork for a bundle compares its files with what was imported here. If
-they differ, it answers with an error, and Flower's own process is used for that bundle from then on. If the
-installation changes, this process replaces itself.
+A fork must run the app bundle's code. The first fork for a bundle compares its files with what was imported here,
+before it loads a ClientApp. If they differ, it answers with an error, and Flower's own process is used for that bundle
+from then on. If the installation changes, this process replaces itself.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from flwr.app import Context, Error, Message
 from flwr.common.constant import ErrorCode
@@ -33,6 +34,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushTaskOutputRequest
 from flwr.supercore import log
 from flwr.supercore.constant import TaskType
+from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -40,6 +42,7 @@ from flwr.supercore.interceptors import (
 )
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.run import Run
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
@@ -49,7 +52,8 @@ from flwr.supercore.utils import get_flwr_home
 from sepal.errors import ProtocolError
 from sepal_engines.flower.code import Code, preload
 
-Mod: TypeAlias = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
+Pull: TypeAlias = Callable[[RuntimeHttpClient], tuple[Message, Context, Run, Fab]]
+R = TypeVar("R")
 
 METHODS = frozenset(f"/flwr.proto.Runtime/{name}" for name in ("AcquireTask", "PullPendingTasks", "ClaimTask"))
 IDLE, BUSY = 1.0, 0.1  # seconds between polls for tasks, and for ended children
@@ -103,7 +107,7 @@ class ForkExecutor:
         pid = os.fork()
         if not pid:
             os.close(ours)
-            answer(spec, self._node, self._certificates, [noting(theirs), self._checking(fab)])
+            answer(spec, self._node, self._certificates, theirs, partial(self._check, fab))
         os.close(theirs)
         self.children[pid] = Child(spec, ours)
         return LaunchResult.accepted()
@@ -139,31 +143,35 @@ class ForkExecutor:
                 log(WARNING, "bundle %.8s holds other code than this client: a new process per message", fab)
         return self._same[fab]
 
-    def _checking(self, fab: str) -> Mod:
-        """Return a Flower mod that refuses to answer if the bundle, which is unpacked by then, has other code."""
-
-        def check(message: Message, context: Context, further: Callable[[Message, Context], Message]) -> Message:
-            if not self._is_ours(fab):
-                raise ProtocolError(
-                    "bundle", "the code that this client has imported", f"another, {fab[:8]}: ask again"
-                )
-            return further(message, context)
-
-        return check
+    def _check(self, fab: str) -> None:
+        """Raise an error if a bundle, which Flower has unpacked by now, holds other code."""
+        if not self._is_ours(fab):
+            raise ProtocolError("bundle", "the code that this client has imported", f"another, {fab[:8]}: ask again")
 
 
-def answer(spec: ExecutionSpec, node: int, certificates: bytes | None, mods: Sequence[Mod]) -> NoReturn:
-    """Answer one message in a fork, then end the fork without the parent's exit handlers."""
+def answer(
+    spec: ExecutionSpec, node: int, certificates: bytes | None, note: int, check: Callable[[], None]
+) -> NoReturn:
+    """Answer one message in a fork, then end the fork without the parent's exit handlers.
+
+    Args:
+        spec: The task.
+        node: Process id of the SuperNode.
+        certificates: Of the Runtime API.
+        note: File descriptor to which the message is written, without its content, once it is there.
+        check: Called when the bundle is unpacked, before its ClientApp is loaded; may raise an error, which is sent.
+    """
     code = 1
     try:
-        from flwr.supernode.runtime.run_clientapp import run_clientapp
-
-        import client_app.app
+        from flwr.supernode.runtime import run_clientapp as flower
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
-        client_app.app.app = client_app.app.make_app(mods)
-        run_clientapp(
+        # Not by mods: the bundle may name a ClientApp of its own.
+        steps = vars(flower)
+        steps["pull_task_input"] = noting(note, flower.pull_task_input)
+        steps["get_load_client_app_fn"] = after(check, steps["get_load_client_app_fn"])
+        flower.run_clientapp(
             spec.runtime_api_address, spec.token, spec.insecure, certificates, node, runtime_dependency_install=False
         )
         code = 0
@@ -178,15 +186,26 @@ def answer(spec: ExecutionSpec, node: int, certificates: bytes | None, mods: Seq
         os._exit(code)
 
 
-def noting(note: int) -> Mod:
-    """Return a Flower mod that tells the parent which message is being answered."""
+def noting(note: int, pull: Pull) -> Pull:
+    """Return ``pull`` that also tells the parent which message is being answered."""
 
-    def note_message(message: Message, context: Context, further: Callable[[Message, Context], Message]) -> Message:
+    def pull_and_note(client: RuntimeHttpClient) -> tuple[Message, Context, Run, Fab]:
+        found = pull(client)
         with contextlib.suppress(OSError):  # the parent has restarted
-            os.write(note, outline(message).SerializeToString())
-        return further(message, context)
+            os.write(note, outline(found[0]).SerializeToString())
+        return found
 
-    return note_message
+    return pull_and_note
+
+
+def after(check: Callable[[], None], step: Callable[..., R]) -> Callable[..., R]:
+    """Return ``step`` that is preceded by ``check``."""
+
+    def checked(*parts: Any, **named: Any) -> R:
+        check()
+        return step(*parts, **named)
+
+    return checked
 
 
 def outline(message: Message) -> ProtoMessage:

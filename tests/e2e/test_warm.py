@@ -133,13 +133,20 @@ def test_a_fork_without_memory_fails_cleanly(deployment, tmp_path, trouble):
     assert resident(deployment) == before
 
 
-def test_another_version_of_the_bundle_runs_its_own_code(deployment, tmp_path):
-    """The app is submitted with changed client code: it is what answers, not what the resident process has imported."""
+@pytest.mark.parametrize(("version", "reference"), [("0.1.1", "client_app.app:app"), ("0.1.2", "other:app")])
+def test_another_version_of_the_bundle_runs_its_own_code(deployment, tmp_path, version, reference):
+    """The app is submitted with changed client code: it is what answers, not what the resident process has imported.
+
+    Also if the bundle names a ClientApp of its own.
+    """
     app = tmp_path / "app"
     for name in ("client_app", "server_app", "sepal", "strategies", "models"):
         shutil.copytree(ROOT / name, app / name, ignore=shutil.ignore_patterns("__pycache__"))
     text = (ROOT / "pyproject.toml").read_text()
-    (app / "pyproject.toml").write_text(text.replace('version = "0.1.0"', 'version = "0.1.1"', 1))
+    assert 'clientapp = "client_app.app:app"' in text
+    text = text.replace('version = "0.1.0"', f'version = "{version}"', 1)
+    (app / "pyproject.toml").write_text(text.replace("client_app.app:app", reference))
+    (app / "other.py").write_text("from client_app.app import make_app\n\napp = make_app()\n")
     build = app / "client_app" / "build.py"
     changed = build.read_text().replace("return self.name or", 'return f"new-{self.name}" or')
     assert changed != build.read_text()

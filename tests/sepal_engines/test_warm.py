@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 
 import pytest
@@ -11,7 +12,7 @@ from flwr.supercore.superexec.executor import ExecutionSpec
 
 import sepal
 from sepal_engines.flower import warm
-from sepal_engines.flower.code import Code, digest, stamp
+from sepal_engines.flower.code import ANSWERING, Code, digest, stamp
 from sepal_engines.flower.engine import wants_gpu
 
 FILES = {"sepal/__init__.py": "", "sepal/rng.py": "A = 1\n", "sepal/lazy.py": "B = 1\n", "client_app/app.py": "C = 1\n"}
@@ -29,7 +30,7 @@ def code(tmp_path):
     root = write(tmp_path / "installed")
     stamps = tuple(stamp(root / name) for name in FILES)
     digests = {name: digest(root / name) for name in FILES}
-    return Code(root, digests, stamps, frozenset(FILES) - {"sepal/lazy.py"})
+    return Code(root, digests, stamps, frozenset(FILES) - {"sepal/lazy.py"}, frozenset({"sepal", "client_app", "json"}))
 
 
 def test_a_bundle_without_code_or_with_the_same_code_is_answered_by_a_fork(code, tmp_path):
@@ -46,8 +47,18 @@ def test_a_bundle_without_code_or_with_the_same_code_is_answered_by_a_fork(code,
         {**FILES, "sepal/more.py": ""},
         {name: text for name, text in FILES.items() if name != "sepal/rng.py"},
         {**FILES, "models.py": ""},
+        {"json.py": ""},
+        {"json/__init__.py": ""},
     ],
-    ids=["changed", "changed and not imported yet", "added", "removed", "a module that hides a package"],
+    ids=[
+        "changed",
+        "changed and not imported yet",
+        "added",
+        "removed",
+        "a module that hides a package",
+        "a module that would hide an imported one",
+        "a package that would",
+    ],
 )
 def test_a_bundle_with_other_code_is_not(code, tmp_path, files):
     assert not code.same_as(write(tmp_path / "bundle", files))
@@ -57,7 +68,7 @@ def test_an_upgrade_of_the_installation_is_seen(code):
     assert not code.changed()
     os.utime(code.root / "sepal/lazy.py", ns=(1, 1))
     assert code.changed()
-    again = Code(code.root, code.digests, tuple(stamp(code.root / name) for name in FILES), code.imported)
+    again = Code(code.root, code.digests, tuple(stamp(code.root / name) for name in FILES), code.imported, code.names)
     (code.root / "sepal/rng.py").unlink()
     assert again.changed()
 
@@ -70,11 +81,14 @@ def test_a_file_that_is_replaced_while_it_is_imported_is_an_upgrade(tmp_path, mo
     assert Code.imported_by(lambda: (root / "sepal/rng.py").write_text("A = 22\n")).changed()
 
 
-def test_the_running_code_is_that_of_this_checkout():
+def test_the_running_code_is_that_of_this_checkout(tmp_path):
     import client_app.app
 
     found = Code.imported_by(lambda: None)
-    assert found.same_as(found.root)
+    for name in ANSWERING:
+        shutil.copytree(found.root / name, tmp_path / name)
+    assert found.same_as(tmp_path)
+    assert "torch" in found.names
     assert os.path.join("client_app", "app.py") in found.imported
     assert client_app.app.app is not None
 
@@ -99,9 +113,8 @@ def task(kind="flwr-clientapp", fab="f" * 64):
 )
 def test_a_fork_that_was_killed_is_answered_for(monkeypatch, code, ending, answered):
     found = []
-    monkeypatch.setattr(warm, "noting", lambda note: note)
     monkeypatch.setattr(
-        warm, "answer", lambda spec, node, certificates, mods: exec(ending, {"os": os, "note": mods[0]})
+        warm, "answer", lambda spec, node, certificates, note, check: exec(ending, {"os": os, "note": note})
     )
     monkeypatch.setattr(warm, "answer_for", lambda *parts: found.append(parts))
     executor = warm.ForkExecutor(code, os.getpid(), None)
