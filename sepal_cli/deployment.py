@@ -12,7 +12,8 @@ import typer
 from sepal import __version__
 from sepal.errors import ConfigError
 from sepal.storage.home import private_home
-from sepal_cli.serving import alone, run_bundle, tell, tell_command, warn_of_plain_text
+from sepal_cli.notices import tell, tell_command, warn_of_plain_text
+from sepal_cli.serving import alone, run_bundle
 
 deploy = typer.Typer(help="Check a deployment.", no_args_is_help=True, rich_markup_mode=None)
 HEALTHY = 60.0  # seconds to wait for a SuperLink that is starting

@@ -22,7 +22,7 @@ from typer.models import ArgumentInfo
 from sepal import user_modules
 from sepal.config import Flat, RunConfig
 from sepal.errors import ConfigError, SepalError
-from sepal_cli import deployment, serving
+from sepal_cli import deployment, joining, serving
 from sepal_cli.export import export, predict
 from sepal_cli.paper.command import paper
 from sepal_cli.plans.compare import compare
@@ -285,7 +285,7 @@ def print_keys(console: Console, title: str, model: Any, prefix: str) -> None:
     console.print(table)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (compare, tune, paper, export, predict, serving.serve, serving.join)
+COMMANDS: tuple[Callable[..., None], ...] = (compare, tune, paper, export, predict, serving.serve, joining.join)
 COMMANDS += (serving.watch, deployment.certs, deployment.submit)
 for command in COMMANDS:
     app.command()(command)

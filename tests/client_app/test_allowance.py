@@ -15,7 +15,7 @@ from sepal.errors import ConfigError, ProtocolError, StateError
 from sepal.protocol.messages import Content, Order, read_reply, write_order
 from sepal.protocol.method import Kind, Plan
 from sepal.server.flower_private import enter_run
-from sepal_cli import serving
+from sepal_cli import joining
 from sepal_cli.main import app
 
 RUN = {"dataset": "digits", "clients": 2, "partition.subsample": 100, "privacy.clip": 1.0, "privacy.noise": 1.0}
@@ -122,7 +122,7 @@ def test_the_key_is_a_whole_number(value):
 def test_the_options_of_join_reach_the_node(monkeypatch, tmp_path):
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path))
     seen = []
-    monkeypatch.setattr(serving, "stay", lambda client, node_config, *rest: seen.append(node_config))
+    monkeypatch.setattr(joining, "stay", lambda client, node_config, *rest: seen.append(node_config))
     options = ["--most-uploads", "7", "--no-accuracies", "--least-noise", "1.5"]
     result = CliRunner().invoke(app, ["join", "127.0.0.1:9092", *options])
     assert result.exit_code == 0, result.output

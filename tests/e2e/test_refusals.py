@@ -17,7 +17,7 @@ import pytest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
 from sepal.errors import ConfigError
-from sepal_cli.serving import wait_until_welcome
+from sepal_cli.joining import wait_until_welcome
 from sepal_engines.flower import fleet, warm
 from sepal_engines.flower.bundle import write_app
 from sepal_engines.flower.certificates import make_certificates

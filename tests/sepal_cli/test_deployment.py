@@ -6,9 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from sepal.errors import ConfigError
+from sepal_cli import joining
 from sepal_cli import main as cli
-from sepal_cli import serving
-from sepal_cli.serving import alone, shares
+from sepal_cli.joining import shares
+from sepal_cli.serving import alone
 from sepal_engines.flower.probe import Finding
 from sepal_engines.flower.processes import FlowerError, free_port
 
@@ -86,15 +87,15 @@ def test_only_a_client_that_was_welcome_before_waits_for_a_server_that_answers_w
     """As one that just starts may; at a first try it is another server, and the user has to know."""
     wrong, now = [Finding("API", False, "no gRPC")] * 3, [0.0]
     answers = iter([*([one] for one in wrong), []])
-    monkeypatch.setattr(serving, "examine", lambda address, credentials: iter(next(answers)))
-    monkeypatch.setattr(serving.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(serving.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    serving.wait_until_welcome("h:1", None, 90.0, rejoining=True)
+    monkeypatch.setattr(joining, "examine", lambda address, credentials: iter(next(answers)))
+    monkeypatch.setattr(joining.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(joining.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    joining.wait_until_welcome("h:1", None, 90.0, rejoining=True)
     assert now[0] == 3
     for patience, rejoining in ((90.0, False), (1.0, True)):
-        monkeypatch.setattr(serving, "examine", lambda address, credentials: iter(wrong))
+        monkeypatch.setattr(joining, "examine", lambda address, credentials: iter(wrong))
         with pytest.raises(ConfigError, match="h:1: API: expected one with which a client can join, got no gRPC"):
-            serving.wait_until_welcome("h:1", None, patience, rejoining)
+            joining.wait_until_welcome("h:1", None, patience, rejoining)
 
 
 class Interrupted(BaseException):
@@ -140,10 +141,10 @@ class Nodes:
 def test_a_supernode_that_ends_by_itself_is_started_again(monkeypatch, codes, credentials, ends):
     """Flower's ends with code 0 if a call is not authenticated, as when a clock jumps between a call and its check."""
     nodes = Nodes(codes)
-    monkeypatch.setattr(serving, "Flower", nodes)
-    monkeypatch.setattr(serving, "wait_until_welcome", lambda *arguments: None)
-    monkeypatch.setattr(serving.time, "monotonic", lambda: nodes.now)
-    monkeypatch.setattr(serving.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(joining, "Flower", nodes)
+    monkeypatch.setattr(joining, "wait_until_welcome", lambda *arguments: None)
+    monkeypatch.setattr(joining.time, "monotonic", lambda: nodes.now)
+    monkeypatch.setattr(joining.time, "sleep", lambda seconds: None)
     with pytest.raises(ends):
-        serving.stay("site", {}, "127.0.0.1:1", credentials, False, 3.0)
+        joining.stay("site", {}, "127.0.0.1:1", credentials, False, 3.0)
     assert nodes.started == len(codes) + (ends is Interrupted)
