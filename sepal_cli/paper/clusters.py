@@ -6,7 +6,10 @@ parameters without the running statistics of their norms. ``python -m sepal_cli.
 - ``clients``: names, in the order of the tree's leaves;
 - ``labels``: for each client, the labels that each make up at least a tenth of its training examples;
 - ``links``: for each merge, the four points (distance, place) of its bracket; leaves are at places 0, 1, …
-- ``distances``: the Euclidean distance of each pair of clients, in that order.
+- ``distances``: the Euclidean distance of each pair of clients, in that order;
+- ``alike``: cosine of each pair of clients' training label counts, in that order;
+- ``correlation``: Pearson's r of the last two over pairs of clients; negative if clients with similar labels lie close
+  to each other, null if either does not vary.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from scipy.cluster import hierarchy
 from scipy.spatial import distance
 
 from sepal.errors import ConfigError
-from sepal_cli.paper.masks import label_counts, stored_state
+from sepal_cli.paper.masks import correlation, cosine, label_counts, stored_state
 from sepal_cli.runs import newest_state
 from strategies.assembly import Assembly
 
@@ -52,16 +55,20 @@ def analyse(path: Path) -> dict[str, Any]:
     order = [names[leaf] for leaf in tree["leaves"]]
     counts = label_counts(assembly, order)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    leaves = matrix[tree["leaves"]]
+    distances, alike, pairs = distance.cdist(leaves, leaves), cosine(counts, counts), np.triu_indices(len(order), 1)
     brackets = zip(tree["dcoord"], tree["icoord"], strict=True)  # SciPy places leaves at 5, 15, 25, …
     return {
         "run": path.name,
         "clients": order,
         "labels": [np.flatnonzero(row >= SHARE).tolist() for row in shares],
         "links": [
-            [[round(float(d), 4), (float(p) - 5) / 10] for d, p in zip(distances, places, strict=True)]
-            for distances, places in brackets
+            [[round(float(d), 4), (float(p) - 5) / 10] for d, p in zip(heights, places, strict=True)]
+            for heights, places in brackets
         ],
-        "distances": distance.cdist(matrix[tree["leaves"]], matrix[tree["leaves"]]).round(4).tolist(),
+        "distances": distances.round(4).tolist(),
+        "alike": alike.round(4).tolist(),
+        "correlation": correlation(distances[pairs], alike[pairs]),
     }
 
 

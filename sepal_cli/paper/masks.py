@@ -70,7 +70,7 @@ def analyse(path: Path) -> dict[str, Any]:
     labels = label_counts(assembly, found.names)
     similarity = (found.personal @ found.personal.T) / found.personal.sum(1)
     pairs = np.triu_indices(len(found.names), 1)
-    alike, whole = _cosine(labels, labels), _cosine(labels, labels.sum(0, keepdims=True))[:, 0]
+    alike, whole = cosine(labels, labels), cosine(labels, labels.sum(0, keepdims=True))[:, 0]
     overlap = None if found.shared is None else (found.personal @ found.shared) / found.personal.sum(1)
     return {
         "run": path.name,
@@ -82,8 +82,8 @@ def analyse(path: Path) -> dict[str, Any]:
         "global_labels": whole.round(4).tolist(),
         "layers": _layers(found),
         "correlation": {
-            "similarity": _correlation(similarity[pairs], alike[pairs]),
-            "overlap": None if overlap is None else _correlation(overlap, whole),
+            "similarity": correlation(similarity[pairs], alike[pairs]),
+            "overlap": None if overlap is None else correlation(overlap, whole),
         },
     }
 
@@ -169,12 +169,14 @@ def _layers(found: Learned) -> list[dict[str, Any]]:
     ]
 
 
-def _cosine(a: Matrix, b: Matrix) -> Matrix:
+def cosine(a: Matrix, b: Matrix) -> Matrix:
+    """Return the cosine of each row of ``a`` with each of ``b``; 0 with a row of zeros."""
     norms = np.linalg.norm(a, axis=1)[:, None] * np.linalg.norm(b, axis=1)
     return np.asarray((a @ b.T) / np.where(norms > 0, norms, 1.0))
 
 
-def _correlation(a: Matrix, b: Matrix) -> float | None:
+def correlation(a: Matrix, b: Matrix) -> float | None:
+    """Return Pearson's r of two lists of numbers; None if either does not vary."""
     if len(a) < 2 or not a.std() or not b.std():
         return None
     return round(float(np.corrcoef(a, b)[0, 1]), 4)

@@ -54,6 +54,25 @@ def test_how_alike_two_clients_are_is_counted_in_blocks(run):
     )
 
 
+def test_three_clients_on_a_line_are_clustered_by_wards_method(run, monkeypatch):
+    """At 0, 1 and 5: 0 and 1 merge at distance 1, then their mean and 5 at 4.5 · √(2 · 2 · 1 / 3) = 5.1962 (Ward).
+
+    Labels (a, a, b): over the pairs, distances 1, 5, 4 and cosines 1, 0, 0 have r = -7/3 / √(26/3 · 2/3) = -.9707.
+    """
+    places = {"x": 0.0, "y": 1.0, "z": 5.0}
+    counts = {"x": [3.0, 0.0], "y": [2.0, 0.0], "z": [0.0, 9.0]}
+    vectors = {name: np.array([place]) for name, place in places.items()}
+    monkeypatch.setattr(clusters, "READERS", {"pfedgate": lambda path, assembly, state: vectors})
+    monkeypatch.setattr(clusters, "label_counts", lambda assembly, names: np.array([counts[name] for name in names]))
+    found = clusters.analyse(run)
+    order = found["clients"]
+    assert sorted(max(height for height, _ in link) for link in found["links"]) == [1.0, 5.1962]
+    assert [found["labels"][order.index(name)] for name in "xyz"] == [[0], [0], [1]]
+    assert found["distances"][order.index("x")][order.index("z")] == 5.0
+    assert found["alike"][order.index("x")][order.index("y")] == 1.0
+    assert found["correlation"] == -0.9707
+
+
 def test_gates_of_other_budgets_are_not_clustered(tmp_path):
     """Below s = 1/B a tensor can lose its first block: the gates of two budgets have other sizes. A report goes on."""
     own = {"pfedgate.keep": 0.0, "capacity.profile": "0.05,0.5", "name": "mixed", "out": str(tmp_path)}
