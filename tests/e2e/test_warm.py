@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -40,9 +41,12 @@ def deployment(tmp_path_factory, trouble):
     }
     with Flower(environment=environment) as deployed:
         deployed.start_superlink()
-        deployed.start_node("node0", {"name": "ward-0", "data": "ward:load", "allow": "ward:build"})
-        deployed.environment["SEPAL_TEST_TROUBLE"] = str(trouble.with_name("none"))
-        deployed.start_node("node1", {"name": "ward-1", "data": "ward:load", "allow": "ward:build"})
+        for number, file in enumerate((trouble, trouble.with_name("none"))):
+            # a home of its own, as on another machine: the server has not unpacked the bundle there
+            own = {"SEPAL_TEST_TROUBLE": str(file), "FLWR_HOME": str(tmp_path_factory.mktemp("node"))}
+            keys = {"name": f"ward-{number}", "data": "ward:load", "allow": "ward:build"}
+            with patch.dict(deployed.environment, own):
+                deployed.start_node(f"node{number}", keys)
         yield deployed
     assert not deployed.left(), "a process was left behind"
 
@@ -151,10 +155,13 @@ def test_another_version_of_the_bundle_runs_its_own_code(deployment, tmp_path, v
     changed = build.read_text().replace("return self.name or", 'return f"new-{self.name}" or')
     assert changed != build.read_text()
     build.write_text(changed)
+    log = deployment.home / "node0.log"
+    refused = log.read_text().count("expected the code that this client has imported, got another")
     finish(deployment, tmp_path, "version", app=app, rounds=1)
     entries = [json.loads(line) for line in (tmp_path / "version" / "ledger.jsonl").read_text().splitlines()]
     assert {entry["client"] for entry in entries} == {"new-ward-0", "new-ward-1"}
-    assert "holds other code than this client" in (deployment.home / "node0.log").read_text()
+    words = log.read_text().count("expected the code that this client has imported, got another")
+    assert words > refused, "the first message, a query, was answered by a fork"
     finish(deployment, tmp_path, "back", rounds=1)
     entries = [json.loads(line) for line in (tmp_path / "back" / "ledger.jsonl").read_text().splitlines()]
     assert {entry["client"] for entry in entries} == {"ward-0", "ward-1"}
