@@ -114,6 +114,8 @@ def submit(
         flower.connect(authority)
         registry = Registry(credentials, flower.environment, place / "nodes.json", tell) if credentials else None
         for left in reversed(range(attempts)):
+            if registry:
+                registry.sync()
             ended = run_bundle(flower, place, flat, registry, math.inf)
             if ended.status == COMPLETED:
                 return

@@ -69,6 +69,8 @@ def serve(
         flower.ports = Ports(port, control)
         flower.start_superlink(host, credentials=credentials)
         registry = Registry(credentials, flower.environment, place / "nodes.json", tell) if credentials else None
+        if registry:
+            registry.sync()
         with_certs = " --certs DIR" if credentials else ""
         where = "ADDRESS" if host in EVERYWHERE else host
         tell(f"clients join with: sepal join {where}:{port} --partition K --of {flat['clients']}{with_certs}")
@@ -96,17 +98,15 @@ def alone(place: Path) -> Iterator[None]:
 
 
 def run_bundle(flower: Flower, place: Path, flat: Flat, registry: Registry | None, timeout: float) -> AppRun:
-    """Register the nodes' keys, run the app without code, and return the ended run.
+    """Run the app without code, and return the ended run.
 
     Args:
         flower: Connected to a SuperLink.
         place: Directory for the app.
         flat: Flat run-config keys.
-        registry: Keys of the nodes, kept up to date during the run; None if the SuperLink accepts any node.
+        registry: The nodes' keys, kept registered during the run; None if the SuperLink accepts any node.
         timeout: Seconds.
     """
-    if registry:
-        registry.sync()
     files = write_app(place / "app")
     tell(bundle_line(files))
     tick = registry.tick if registry else lambda: None

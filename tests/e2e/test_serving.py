@@ -16,6 +16,7 @@ import pytest
 
 from sepal.storage.serialize import digest_arrays
 from sepal_engines.flower.certificates import make_certificates
+from sepal_engines.flower.credentials import NodeCredentials
 from sepal_engines.flower.probe import examine
 from sepal_engines.flower.processes import free_port, listening
 from sepal_engines.in_process import run_in_process
@@ -147,6 +148,10 @@ def test_one_option_on_each_side_gives_tls_and_node_keys(tmp_path):
             time.sleep(0.2)
         (refused,) = [finding.what for finding in examine(f"127.0.0.1:{fleet}", None) if not finding.good]
         assert refused == "TLS", "plain text is not taken"
+        while "clients join with" not in (tmp_path / "serve.log").read_text() and time.monotonic() < end:
+            time.sleep(0.01)
+        own = NodeCredentials.of(tmp_path / "fl-certs" / "nodes" / "site-b", "site-b")
+        assert not [finding for finding in examine(f"127.0.0.1:{fleet}", own) if not finding.good], "keys come first"
         for number, name in enumerate(("site-a", "site-b")):
             keys = ["--certs", f"fl-certs/nodes/{name}", "--name", name, "--partition", str(number), "--of", "2"]
             clients.append(sepal(["join", f"127.0.0.1:{fleet}", *keys], tmp_path, f"{name}.log"))
