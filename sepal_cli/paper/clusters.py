@@ -14,8 +14,6 @@ parameters without the running statistics of their norms. ``python -m sepal_cli.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from scipy.spatial import distance
 
 from sepal.errors import ConfigError
 from sepal_cli.paper.masks import correlation, cosine, label_counts, stored_state
+from sepal_cli.paper.printing import print_analysis
 from sepal_cli.runs import newest_state
 from strategies.assembly import Assembly
 
@@ -92,12 +91,5 @@ Reader = Callable[[Path, Assembly, Any], dict[str, Vector]]
 READERS: Mapping[str, Reader] = {"pfedgate": _gates, "pa3dfl": _embeddings}
 
 
-def main() -> None:
-    """Print the clustering of a run's clients."""
-    parser = argparse.ArgumentParser(description="Ward's clustering of clients by what was learned of each, as JSON.")
-    parser.add_argument("run", type=Path, help="run directory")
-    print(json.dumps(analyse(parser.parse_args().run)))
-
-
 if __name__ == "__main__":
-    main()
+    print_analysis(analyse, "Ward's clustering of clients by what was learned of each, as JSON.")

@@ -19,8 +19,6 @@ at least half of the client's training examples. DM-PFL: Zhang et al., KDD 2023,
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +31,7 @@ from client_app.build import Node, Shared, build_host, client_name
 from sepal.errors import ConfigError
 from sepal.masks.packed import Masks, unpack
 from sepal.protocol.layout import Layout, Parameter, Role
+from sepal_cli.paper.printing import print_analysis
 from sepal_cli.runs import newest_state
 from server_app.run_directory import IN_PROCESS, RunDirectory, stored_config
 from strategies.assembly import Assembly, assemble
@@ -182,12 +181,5 @@ def correlation(a: Matrix, b: Matrix) -> float | None:
     return round(float(np.corrcoef(a, b)[0, 1]), 4)
 
 
-def main() -> None:
-    """Print the analysis of a run."""
-    parser = argparse.ArgumentParser(description="What personal masks have learned, as JSON.")
-    parser.add_argument("run", type=Path, help="run directory")
-    print(json.dumps(analyse(parser.parse_args().run)))
-
-
 if __name__ == "__main__":
-    main()
+    print_analysis(analyse, "What personal masks have learned, as JSON.")

@@ -10,13 +10,12 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sepal_cli.paper.printing import print_analysis
 from sepal_cli.runs import read_run
 
 DISTANCES = ("distance", "channel-distance")
@@ -54,14 +53,11 @@ def _add(course: Course, figures: Mapping[str, float]) -> None:
         course[key].append(round(value, 6))
 
 
-def main() -> None:
-    """Print the courses of a run's clients."""
-    parser = argparse.ArgumentParser(description="The course of pruning by client, as JSON.")
-    parser.add_argument("run", type=Path, help="run directory")
-    path = parser.parse_args().run
+def analyse(path: Path) -> dict[str, Any]:
+    """Return the courses and distances of the run in ``path``."""
     lines = list(read_run(path).lines)
-    print(json.dumps({"run": path.name, "clients": courses(lines), "distances": distances(lines)}))
+    return {"run": path.name, "clients": courses(lines), "distances": distances(lines)}
 
 
 if __name__ == "__main__":
-    main()
+    print_analysis(analyse, "The course of pruning by client, as JSON.")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -81,3 +84,12 @@ def test_gates_of_other_budgets_are_not_clustered(tmp_path):
         with pytest.raises(ConfigError, match="run: expected one whose clients"):
             found(tmp_path / "mixed")
     assert learned(read_comparison([tmp_path / "mixed"]))["tree"] == []
+
+
+@pytest.mark.parametrize("module", ["clusters", "masks", "pruning"])
+def test_a_directory_without_a_run_is_named_in_one_line(tmp_path, module):
+    command = [sys.executable, "-m", f"sepal_cli.paper.{module}", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert str(tmp_path) in line
