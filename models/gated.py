@@ -53,11 +53,13 @@ class _Gated(nn.Module):
 
     Attributes:
         spans: By parameter: its blocks' sizes, and the number of the first among all blocks.
+        shared: Whether a batch has one M', as by batch and by client.
         gates: M', (N, L), or (1, L): one for the batch.
         live: bool (L,): the blocks that must be computed.
     """
 
     spans: Mapping[str, tuple[Sequence[int], int]]
+    shared: bool
     gates: torch.Tensor
     live: Mask
 
@@ -124,7 +126,8 @@ class _Rows(_Gated):
         scale, part_scale = (self.gates[:, self.row_block] * self.row_whole)[:, some], self.gates[:, block]
         weight, part = self.weight[some], self.weight.flatten(1)[row] * self.part_inside[live]
         bias = self.gates.new_zeros(len(self.gates), len(self.weight)) if self.bias is None else self.vector("bias")
-        if len(self.gates) == 1:
+        apart = not self.shared and len(x) == 1 and torch.is_grad_enabled()  # its cost is counted: as in a larger batch
+        if len(self.gates) == 1 and not apart:
             scaled = (weight.flatten(1) * scale.T).index_add_(0, place, part * part_scale.T)
             out = self.product(x, scaled.view_as(weight), bias[0, some])
         else:
@@ -224,6 +227,7 @@ class GatedModule(nn.Module):
             if own:
                 layer.__class__ = _LAYERS[type(layer)]
                 layer.spans = {name: self._spans[f"{path}.{name}".lstrip(".")] for name in own}
+                layer.shared = gating != "sample"
                 layer.prepare()
                 self._layers.append(layer)
 

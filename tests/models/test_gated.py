@@ -212,13 +212,22 @@ def test_by_batch_the_mask_is_that_of_the_mean_outputs():
     torch.testing.assert_close(gates, mean[:, :count] * torch.from_numpy(chosen))
 
 
-def test_multiply_adds_count_the_gate():
-    # The gate has 64 inputs and 2 · 40 outputs: forward, for its input and for its weight.
-    plain = multiply_adds(PLAIN["digits-cnn"][0](), torch.zeros(1, 1, 8, 8))
-    for gating in ("sample", "batch", "client"):
-        counts = multiply_adds(gated("digits-cnn", gating=gating)[0], torch.zeros(1, 1, 8, 8))
-        assert counts["gate.linear.weight"] == 3 * 64 * 80
-        assert sum(counts.values()) == sum(plain.values()) + 3 * 64 * 80
+@pytest.mark.parametrize("gating", ["sample", "batch", "client"])
+def test_multiply_adds_count_the_gate_and_what_a_training_step_computes(gating):
+    """The gate has 64 inputs and 2 · 40 outputs: forward, for its input and for its weight.
+
+    By sample, the rows that a block border cuts are computed once more for each of their parts.
+    """
+    plain = sum(multiply_adds(PLAIN["digits-cnn"][0](), torch.zeros(1, 1, 8, 8)).values())
+    module = gated("digits-cnn", gating=gating)[0]
+    counts = multiply_adds(module, torch.zeros(1, 1, 8, 8))
+    assert counts["gate.linear.weight"] == 3 * 64 * 80
+    own = sum(counts.values()) - counts["gate.linear.weight"]
+    assert own > plain if gating == "sample" else own == plain
+    x = batch("digits-cnn", 16)
+    with FlopCounterMode(display=False) as step:
+        module.train()(x).sum().backward()
+    assert step.get_total_flops() == 2 * 16 * sum(counts.values())
 
 
 def test_a_batch_of_one_cannot_train_and_can_be_evaluated():
