@@ -6,8 +6,8 @@
     DIR/server/        ca.crt, server.pem, server.key, executor.secret, nodes/NAME.pub: goes to the server
     DIR/nodes/NAME/    ca.crt, key, key.pub: goes to the client NAME, and to nobody else
 
-Files have mode 600 and directories mode 700. Node keys are on the curve P-384 in OpenSSH's format, the only
-ones that Flower accepts.
+Files have mode 600, public keys 644, and directories 700. Node keys are on the curve P-384 in OpenSSH's format, the
+only ones that Flower accepts.
 """
 
 from __future__ import annotations
@@ -202,10 +202,14 @@ def _make_directory(path: Path) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file with mode 600, which it has from the moment it is created."""
+    """Write a file that nobody else can read, unless it is a node's public key.
+
+    An administrator may copy a public key to the server as another user than the one who runs it.
+    """
     _make_directory(path.parent)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    os.fchmod(handle, 0o644 if path.suffix == ".pub" else 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(data)
         file.flush()

@@ -45,49 +45,74 @@ class Registry:
         self._credentials, self._environment, self._memory, self._tell = credentials, environment, memory, tell
         self._ids: dict[str, str] = json.loads(memory.read_text()) if memory.exists() else {}
         self._seen: frozenset[str] | None = None  # keys at the last check; None: check again
+        self._problems: list[str] = []  # at the last check
         self._begun = False
         self._next = 0.0
 
     def sync(self) -> None:
-        """Register new keys and unregister removed ones.
+        """Unregister removed keys and register new ones. A key with a problem does not stop the others.
 
         Raises:
-            FlowerError: Flower refuses a key.
+            FlowerError: The first problem; further ones are told.
         """
-        keys = self._credentials.node_keys()
-        wanted = {fingerprint(path): (name, path) for name, path in keys.items()}
-        begun, known = self._begun, bool(self._ids)
-        self._begun, self._seen = True, None
-        if known and not begun:
-            self._compare(wanted, forget=True)
-        for digest, (name, path) in wanted.items():
-            if digest not in self._ids:
-                self._register(digest, name, path, wanted)
-                self._remember()
-        if not known and not begun:  # new keys come first: their clients wait
-            self._compare(wanted, forget=False)
-        for digest in [digest for digest in self._ids if digest not in wanted]:
-            node = self._ids[digest]
-            said = self._flwr("unregister", node) if node else {}
-            if isinstance(said, str) and digest in self._registered():
-                raise FlowerError(f"flwr supernode unregister {node}", "an unregistered key", said)
-            if node:
-                self._tell(f"unregistered: node {node}; its key is gone from {self._credentials.directory / 'nodes'}")
-            del self._ids[digest]
-            self._remember()
-        self._seen = frozenset(wanted)
+        problems = self._sync()
+        for problem in problems[1:]:
+            self._tell(f"sepal: {problem}")
+        if problems:
+            raise problems[0]
 
     def tick(self) -> None:
-        """Call :meth:`sync` every few seconds if keys have changed. Report what Flower refuses, and try again."""
+        """Do the same every few seconds if keys have changed. A problem is told once, and tried again."""
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + EVERY
-        if frozenset(map(fingerprint, self._credentials.node_keys().values())) != self._seen:
+        wanted, unreadable = self._wanted()
+        if unreadable or frozenset(wanted) != self._seen:
+            problems = [str(problem) for problem in self._sync()]
+            for problem in problems:
+                if problem not in self._problems:
+                    self._tell(f"sepal: {problem}")
+            self._problems = problems
+
+    def _wanted(self) -> tuple[dict[str, tuple[str, Path]], list[FlowerError]]:
+        """Return name and file by key, and a problem for each file that cannot be read."""
+        found, unreadable = {}, []
+        for name, path in self._credentials.node_keys().items():
             try:
-                self.sync()
-            except FlowerError as reason:
-                self._tell(f"sepal: {reason}")
+                found[fingerprint(path)] = name, path
+            except FileNotFoundError:  # removed meanwhile; a link to nowhere
+                continue
+            except OSError as reason:
+                expected = "a public key that this user can read; until then no key is unregistered"
+                unreadable.append(FlowerError(str(path), expected, reason.strerror or str(reason)))
+        return found, unreadable
+
+    def _sync(self) -> list[FlowerError]:
+        wanted, problems = self._wanted()
+        begun, known = self._begun, bool(self._ids)
+        self._begun, self._seen = True, None
+        if known and not begun:
+            self._compare(wanted, forget=True)
+        # Flower never takes back a key that was unregistered, and an unreadable file may hold it.
+        removed = [] if problems else [digest for digest in self._ids if digest not in wanted]
+        for digest in removed:
+            try:
+                self._unregister(digest)
+            except FlowerError as problem:
+                problems.append(problem)
+        for digest, (name, path) in wanted.items():
+            try:
+                if digest not in self._ids:
+                    self._register(digest, name, path, wanted)
+                    self._remember()
+            except FlowerError as problem:
+                problems.append(problem)
+        if not known and not begun:  # new keys come first: their clients wait
+            self._compare(wanted, forget=False)
+        if not problems:
+            self._seen = frozenset(wanted)
+        return problems
 
     def _compare(self, wanted: Collection[str], forget: bool) -> None:
         """Name nodes that neither we nor the directory know; with ``forget``, forget those that the SuperLink lacks.
@@ -134,6 +159,16 @@ class Registry:
         if digest not in self._ids:
             self._ids[digest] = ""
             self._tell(f"sepal: {name}: this key was removed before and stays refused: make a new one")
+
+    def _unregister(self, digest: str) -> None:
+        node = self._ids[digest]
+        said = self._flwr("unregister", node) if node else {}
+        if isinstance(said, str) and digest in self._registered():
+            raise FlowerError(f"flwr supernode unregister {node}", "an unregistered key", said)
+        if node:
+            self._tell(f"unregistered: node {node}; its key is gone from {self._credentials.directory / 'nodes'}")
+        del self._ids[digest]
+        self._remember()
 
     def _flwr(self, verb: str, *arguments: str) -> dict[str, object] | str:
         """Run ``flwr supernode VERB`` and return its answer, or its message as text if it refuses."""

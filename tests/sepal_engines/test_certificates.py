@@ -32,7 +32,9 @@ def test_files_are_their_owners_alone(tmp_path):
     make_certificates(tmp_path / "certs", nodes=["a"], now=NOW)
     found = list((tmp_path / "certs").rglob("*"))
     assert {path.stat().st_mode & 0o777 for path in found if path.is_dir()} == {0o700}
-    assert {path.stat().st_mode & 0o777 for path in found if path.is_file()} == {0o600}
+    modes = {path: path.stat().st_mode & 0o777 for path in found if path.is_file()}
+    assert {mode for path, mode in modes.items() if path.suffix != ".pub"} == {0o600}
+    assert {mode for path, mode in modes.items() if path.suffix == ".pub"} == {0o644}
     assert (tmp_path / "certs").stat().st_mode & 0o777 == 0o700
 
 

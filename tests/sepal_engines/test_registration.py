@@ -14,12 +14,12 @@ from sepal_engines.flower.registration import Registry
 class Flwr(Registry):
     """Answers for ``flwr supernode``."""
 
-    refused, said = (), "PERMISSION_DENIED"
+    refused, damaged, said = (), "", "PERMISSION_DENIED"
     there = MappingProxyType({})  # the SuperLink's registered nodes: id by key
 
     def _flwr(self, verb, *arguments):
         self.calls.append((verb, arguments[0]))
-        if verb in self.refused:
+        if verb in self.refused or arguments[0] == self.damaged:
             return self.said
         return {"node-id": len(self.calls)}
 
@@ -59,7 +59,57 @@ def test_a_key_that_is_replaced_under_its_name_is_cut_off_and_the_new_one_regist
     made, keys = registry
     keys["a"].write_text("new key of a")
     made.tick()
-    assert made.calls == [("register", str(keys["a"])), ("unregister", "1")]
+    assert made.calls == [("unregister", "1"), ("register", str(keys["a"]))]
+
+
+def test_a_key_that_flower_refuses_stops_no_other(registry, tmp_path):
+    """Otherwise one damaged file in the directory would keep all removed keys registered."""
+    made, keys = registry
+    keys |= {"c": tmp_path / "c.pub", "d": tmp_path / "d.pub"}
+    made._credentials.node_keys = lambda: {name: path for name, path in keys.items() if path.exists()}
+    keys["b"].unlink()
+    keys["c"].write_text("no key")
+    keys["d"].write_text("key of d")
+    made.damaged = str(keys["c"])
+    made.tick()
+    assert made.calls == [("unregister", "2"), ("register", str(keys["c"])), ("register", str(keys["d"]))]
+    refused = f"sepal: flwr supernode register {keys['c']}: expected a registered key, got PERMISSION_DENIED"
+    assert [line for line in made.told if "PERMISSION" in line] == [refused]
+    made.tick()
+    assert made.calls[3:] == [("register", str(keys["c"]))], "tried again, and not told again"
+    assert [line for line in made.told if "PERMISSION" in line] == [refused]
+
+
+def test_a_file_that_cannot_be_read_ends_nothing_and_unregisters_nobody(registry, monkeypatch):
+    """It may hold the key of a client, which Flower would never take back."""
+    made, keys = registry
+    read = registration.fingerprint
+
+    def unreadable(path):
+        if path == keys["a"]:
+            raise PermissionError(13, "Permission denied")
+        return read(path)
+
+    monkeypatch.setattr(registration, "fingerprint", unreadable)
+    made.tick()
+    made.tick()
+    expected = "a public key that this user can read; until then no key is unregistered"
+    assert (made.calls, made.told) == ([], [f"sepal: {keys['a']}: expected {expected}, got Permission denied"])
+    monkeypatch.setattr(registration, "fingerprint", read)
+    keys["a"].unlink()
+    made.tick()
+    assert made.calls == [("unregister", "1")]
+
+
+def test_a_link_to_nowhere_is_no_key(registry, monkeypatch):
+    made, _ = registry
+
+    def missing(path):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(registration, "fingerprint", missing)
+    made.tick()
+    assert made.calls == [("unregister", "1"), ("unregister", "2")]
 
 
 def test_an_unregistration_that_flower_refuses_is_said_and_tried_again(registry):
