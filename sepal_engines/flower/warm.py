@@ -51,6 +51,7 @@ from flwr.supercore.utils import get_flwr_home
 
 from sepal.errors import ProtocolError
 from sepal_engines.flower.code import Code, preload
+from sepal_engines.flower.unpacking import bundles, unpack
 
 Pull: TypeAlias = Callable[[RuntimeHttpClient], tuple[Message, Context, Run, Fab]]
 R = TypeVar("R")
@@ -80,7 +81,7 @@ class ForkExecutor:
         self.children: dict[int, Child] = {}
         self._code, self._node, self._certificates = code, node, certificates
         self._cold = SubprocessExecutor()
-        self._same: dict[str, bool] = {}
+        self._other: set[str] = set()  # bundles with other code
 
     def get_eligible_capacity(
         self, supported_task_types: set[TaskType], *, insecure: bool = False, root_certificates_path: str | None = None
@@ -133,18 +134,23 @@ class ForkExecutor:
         """Leave the forks alone: they answer and end by themselves."""
 
     def _is_ours(self, fab: str) -> bool | None:
-        """Return whether a bundle holds the code that was imported here; None before Flower has unpacked it."""
-        if fab not in self._same:
-            bundles = list((get_flwr_home() / "apps").glob(f"*.{fab[:8]}"))
-            if len(bundles) != 1:
-                return None
-            self._same[fab] = self._code.same_as(bundles[0])
-            if not self._same[fab]:
-                log(WARNING, "bundle %.8s holds other code than this client: a new process per message", fab)
-        return self._same[fab]
+        """Return whether a bundle holds the code that was imported here; None before it is unpacked.
+
+        Only a difference is remembered: a directory that a kill left half unpacked may look like no code at all.
+        """
+        if fab in self._other:
+            return False
+        found = bundles(get_flwr_home(), fab)
+        if not found:
+            return None
+        ours = all(self._code.same_as(bundle) for bundle in found)
+        if not ours:
+            self._other.add(fab)
+            log(WARNING, "bundle %.8s holds other code than this client: a new process per message", fab)
+        return ours
 
     def _check(self, fab: str) -> None:
-        """Raise an error if a bundle, which Flower has unpacked by now, holds other code."""
+        """Raise an error if a bundle, which is unpacked by now, holds other code."""
         if not self._is_ours(fab):
             raise ProtocolError("bundle", "the code that this client has imported", f"another, {fab[:8]}: ask again")
 
@@ -167,9 +173,11 @@ def answer(
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
-        # Not by mods: the bundle may name a ClientApp of its own.
+        # Flower's mods would not do: the bundle may name a ClientApp without them.
         steps = vars(flower)
-        steps["pull_task_input"] = noting(note, flower.pull_task_input)
+        install = steps["install_from_fab"]
+        steps["pull_task_input"] = noting(note, steps["pull_task_input"])
+        steps["install_from_fab"] = lambda fab, skip_prompt: unpack(install, fab, get_flwr_home())
         steps["get_load_client_app_fn"] = after(check, steps["get_load_client_app_fn"])
         flower.run_clientapp(
             spec.runtime_api_address, spec.token, spec.insecure, certificates, node, runtime_dependency_install=False

@@ -105,8 +105,9 @@ class Interrupted(BaseException):
 class Nodes:
     """In the place of Flower: SuperNodes that end after so many seconds with a code; the last one by Ctrl-C."""
 
-    def __init__(self, codes):
+    def __init__(self, home, codes):
         self.codes, self.started, self.now = list(codes), 0, 0.0
+        self.home = home
 
     def __call__(self, *arguments, **keys):
         return self
@@ -138,9 +139,10 @@ class Nodes:
         ([(500, 2)], None, FlowerError),
     ],
 )
-def test_a_supernode_that_ends_by_itself_is_started_again(monkeypatch, codes, credentials, ends):
+def test_a_supernode_that_ends_by_itself_is_started_again(monkeypatch, tmp_path, codes, credentials, ends):
     """Flower's ends with code 0 if a call is not authenticated, as when a clock jumps between a call and its check."""
-    nodes = Nodes(codes)
+    nodes = Nodes(tmp_path, codes)
+    (tmp_path / "apps" / "half").mkdir(parents=True)
     monkeypatch.setattr(joining, "Flower", nodes)
     monkeypatch.setattr(joining, "wait_until_welcome", lambda *arguments: None)
     monkeypatch.setattr(joining.time, "monotonic", lambda: nodes.now)
@@ -148,3 +150,4 @@ def test_a_supernode_that_ends_by_itself_is_started_again(monkeypatch, codes, cr
     with pytest.raises(ends):
         joining.stay("site", {}, "127.0.0.1:1", credentials, False, 3.0)
     assert nodes.started == len(codes) + (ends is Interrupted)
+    assert not (tmp_path / "apps").exists(), "a kill may have left a bundle half unpacked"

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import ExecutionSpec
 
 import sepal
+from sepal.errors import ProtocolError
 from sepal_engines.flower import warm
 from sepal_engines.flower.code import ANSWERING, Code, digest, stamp
 from sepal_engines.flower.engine import wants_gpu
 
+ROOT = Path(__file__).parents[2]
 FILES = {"sepal/__init__.py": "", "sepal/rng.py": "A = 1\n", "sepal/lazy.py": "B = 1\n", "client_app/app.py": "C = 1\n"}
 
 
@@ -111,14 +117,15 @@ def task(kind="flwr-clientapp", fab="f" * 64):
     ],
     ids=["killed", "killed before it read its message", "failed"],
 )
-def test_a_fork_that_was_killed_is_answered_for(monkeypatch, code, ending, answered):
+def test_a_fork_that_was_killed_is_answered_for(monkeypatch, code, tmp_path, ending, answered):
     found = []
     monkeypatch.setattr(
         warm, "answer", lambda spec, node, certificates, note, check: exec(ending, {"os": os, "note": note})
     )
     monkeypatch.setattr(warm, "answer_for", lambda *parts: found.append(parts))
     executor = warm.ForkExecutor(code, os.getpid(), None)
-    executor._same["f" * 64] = True
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    write(tmp_path / "apps" / f"sepal.sepal-fl.0.1.0.{'f' * 8}", {"pyproject.toml": ""})
     executor.launch(task())
     end = time.monotonic() + 20
     while executor.children and time.monotonic() < end:
@@ -137,3 +144,39 @@ def test_other_code_and_other_tasks_get_flowers_own_process(monkeypatch, code, t
     executor.launch(task(fab=""))
     assert cold == ["e" * 64, ""]
     assert not executor.children
+
+
+def test_a_bundle_that_a_kill_left_half_unpacked_is_not_taken_as_the_same_code_for_good(monkeypatch, code, tmp_path):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    place = write(tmp_path / "apps" / f"sepal.sepal-fl.0.1.0.{'e' * 8}", {"pyproject.toml": ""})
+    executor = warm.ForkExecutor(code, os.getpid(), None)
+    assert executor._is_ours("e" * 64)
+    write(place, {**FILES, "sepal/rng.py": "A = 2\n"})
+    with pytest.raises(ProtocolError, match="expected the code that this client has imported, got another, eeeeeeee"):
+        executor._check("e" * 64)
+
+
+def test_flowers_steps_have_the_names_and_the_order_in_which_they_are_replaced():
+    from flwr.supernode.runtime import run_clientapp as flower
+
+    text = inspect.getsource(flower.run_clientapp)
+    steps = ["pull_task_input(", "install_from_fab(fab.content, skip_prompt=True)", "get_load_client_app_fn("]
+    places = [text.index(step) for step in [*steps, "load_client_app_fn(\n            run.fab_id"]]
+    assert places == sorted(places)
+
+
+def test_this_checkout_as_a_bundle_is_answered_by_forks(tmp_path):
+    """What ``flwr run .`` submits, in a process that has imported what a client process imports."""
+    script = f"""
+from pathlib import Path
+from flwr.cli.build import build_fab_from_disk
+from flwr.cli.install import install_from_fab
+from sepal_engines.flower import warm
+from sepal_engines.flower.code import Code, preload
+code = Code.imported_by(preload)
+bundle = install_from_fab(build_fab_from_disk(Path({str(ROOT)!r})), Path({str(tmp_path)!r}), skip_prompt=True)
+assert (bundle / "client_app" / "app.py").exists()
+assert code.same_as(bundle)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
