@@ -36,14 +36,11 @@ def unavailable() -> str:
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
         return f"needs {' and '.join(missing)}"
-    name = f"sepal-probe-{uuid.uuid4().hex[:6]}"
-    for command in (["netns", "add", name], ["link", "add", name[-12:], "type", "bridge"]):
-        done = subprocess.run(["ip", *command], capture_output=True, text=True, check=False)
-        if done.returncode:
-            return f"ip {' '.join(command[:2])}: {done.stderr.strip()}"
-    subprocess.run(["ip", "link", "del", name[-12:]], check=False)
-    subprocess.run(["ip", "netns", "del", name], check=False)
-    return ""
+    try:
+        with Network(1):
+            return ""
+    except RuntimeError as reason:
+        return str(reason)
 
 
 @dataclass

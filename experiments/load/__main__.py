@@ -28,6 +28,7 @@ from sepal_engines.flower.processes import FlowerError
 
 ROOT = Path(__file__).parents[2]
 MODELS = Path(__file__).parent / "models"
+ROSTER = ", from round 1 of "  # in the line of the run's log that says that all clients have answered
 
 
 class Watch(threading.Thread):
@@ -123,7 +124,14 @@ def measure(
             before = cpu_of(light)
             waited, begun = dict(watch.cpu), time.monotonic()
             write_app(directory / "app")
-            run = flower.run_app(directory / "app", config, timeout=timeout)
+            roster: dict[str, float] = {}
+
+            def show(line: str) -> None:
+                if ROSTER in line and not roster:
+                    cpu = watch.cpu["superlink"] - waited["superlink"]
+                    roster.update(roster_s=time.monotonic() - begun, roster_superlink_cpu_s=cpu)
+
+            run = flower.run_app(directory / "app", config, timeout=timeout, show=show)
             wall = time.monotonic() - begun
             watch.stop()
             light_cpu = cpu_of(light) - before
@@ -145,6 +153,7 @@ def measure(
     return row(clients, sampled, run.status, wall, lines, found) | {
         "look_s": look,
         **spent,
+        **roster,
         "superlink_mb": max(watch.memory["superlink"], default=0.0),
         "serverapp_mb": max(watch.memory["serverapp"], default=0.0),
         "superlink_cpu_s": watch.cpu["superlink"] - waited["superlink"],

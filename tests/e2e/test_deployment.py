@@ -9,12 +9,15 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+import tomli_w
 
 from sepal_engines.flower.bundle import write_app
 from sepal_engines.flower.engine import Flower
@@ -53,7 +56,8 @@ CASES = {
     },
     "pfedgate-client": {"method": "pfedgate", "pfedgate.gating": "client", "capacity.profile": "0.15,0.6"},
 }
-SIMULATED = ("fedpse-two", "subfedavg-hy", "pa3dfl-mixed", "pfedgate-client")  # 50 s each; the deployment runs them all
+# 50 s each; the deployment runs them all
+SIMULATED = ("fedpse-two", "subfedavg-hy", "pa3dfl-mixed", "pfedgate-sample", "pfedgate-client")
 FLAT = {
     "dataset": "digits",
     "clients": 3,
@@ -191,3 +195,20 @@ def test_a_server_killed_in_mid_run_and_started_again_changes_nothing(app, deplo
     assert hashes(tmp_path / "server-killed") == expected("fedpse-two")
     lines = [json.loads(line) for line in (tmp_path / "server-killed" / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5], "a line was lost or doubled"
+
+
+def test_submit_continues_a_run_whose_server_app_was_killed(deployment, expected, tmp_path):
+    """What the service ``run`` of docker-compose.yml does. Flower calls the killed run failed after about a minute."""
+    killer = At(tmp_path / "submitted", 2, lambda: server_app_process(deployment).kill())
+    keys = {**FLAT, **CASES["fedpse-two"]}
+    (tmp_path / "keys.toml").write_text(tomli_w.dumps(keys))
+    command = [sys.executable, "-m", "sepal_cli", "submit", "--control", str(deployment.ports.control)]
+    command += ["--config", "keys.toml", "--name", "submitted", "--out", str(tmp_path), "--attempts", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SEPAL_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert killer.done
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "submitted again, it goes on where it was" in done.stderr
+    assert hashes(tmp_path / "submitted") == expected("fedpse-two")
