@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from sepal.errors import ConfigError, one_line
 
@@ -66,8 +68,14 @@ class ServerCredentials:
         return [*options, "--ssl-keyfile", str(self.directory / "server.key"), "--enable-supernode-auth"]
 
     def node_keys(self) -> dict[str, Path]:
-        """Return the public keys to register, by node name, sorted."""
-        return {path.stem: path for path in sorted((self.directory / "nodes").glob("*.pub"))}
+        """Return the public keys to register, by node name, sorted.
+
+        Raises:
+            OSError: The directory cannot be listed.
+        """
+        with os.scandir(self.directory / "nodes") as entries:
+            paths = sorted(Path(entry.path) for entry in entries)
+        return {path.stem: path for path in paths if path.suffix == ".pub" and not path.name.startswith(".")}
 
 
 @dataclass(frozen=True)
@@ -112,8 +120,20 @@ class NodeCredentials:
 
 
 def fingerprint(public_key: Path) -> str:
-    """Return a digest of a public key without its comment."""
-    return hashlib.sha256(b" ".join(public_key.read_bytes().split()[:2])).hexdigest()
+    """Return a digest of a public key without its comment.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is not a key that Flower takes: OpenSSH's format, on the curve P-384.
+    """
+    text = public_key.read_bytes()
+    try:
+        curve = getattr(serialization.load_ssh_public_key(text), "curve", None)
+    except UnsupportedAlgorithm as reason:
+        raise ValueError(str(reason)) from None
+    if not isinstance(curve, ec.SECP384R1):
+        raise ValueError("not a key on the curve P-384")
+    return hashlib.sha256(b" ".join(text.split()[:2])).hexdigest()
 
 
 def _check(place: Path, names: tuple[str, ...], private: tuple[str, ...]) -> None:

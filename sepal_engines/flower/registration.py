@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from sepal.errors import one_line
+from sepal.errors import ConfigError, SepalError, one_line
 from sepal.storage.files import write_atomically
 from sepal_engines.flower.credentials import ServerCredentials, fingerprint
 from sepal_engines.flower.engine import CONNECTION
@@ -46,59 +46,61 @@ class Registry:
         self._ids: dict[str, str] = json.loads(memory.read_text()) if memory.exists() else {}
         self._seen: frozenset[str] | None = None  # keys at the last check; None: check again
         self._problems: list[str] = []  # at the last check
+        self._missing: frozenset[str] = frozenset()  # keys without a file at the last check
         self._begun = False
         self._next = 0.0
 
     def sync(self) -> None:
-        """Unregister removed keys and register new ones. A key with a problem does not stop the others.
-
-        Raises:
-            FlowerError: The first problem; further ones are told.
-        """
-        problems = self._sync()
-        for problem in problems[1:]:
-            self._tell(f"sepal: {problem}")
-        if problems:
-            raise problems[0]
+        """Register new keys and unregister removed ones. A problem with one key is told and stops no other."""
+        problems = [str(problem) for problem in self._sync()]
+        for problem in problems:
+            if problem not in self._problems:
+                self._tell(f"sepal: {problem}")
+        self._problems = problems
 
     def tick(self) -> None:
-        """Do the same every few seconds if keys have changed. A problem is told once, and tried again."""
+        """Call :meth:`sync` every few seconds if keys have changed or there was a problem."""
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + EVERY
         wanted, unreadable = self._wanted()
         if unreadable or frozenset(wanted) != self._seen:
-            problems = [str(problem) for problem in self._sync()]
-            for problem in problems:
-                if problem not in self._problems:
-                    self._tell(f"sepal: {problem}")
-            self._problems = problems
+            self.sync()
 
-    def _wanted(self) -> tuple[dict[str, tuple[str, Path]], list[FlowerError]]:
-        """Return name and file by key, and a problem for each file that cannot be read."""
-        found, unreadable = {}, []
-        for name, path in self._credentials.node_keys().items():
-            try:
-                found[fingerprint(path)] = name, path
-            except FileNotFoundError:  # removed meanwhile; a link to nowhere
-                continue
-            except OSError as reason:
-                expected = "a public key that this user can read; until then no key is unregistered"
-                unreadable.append(FlowerError(str(path), expected, reason.strerror or str(reason)))
-        return found, unreadable
+    def _wanted(self) -> tuple[dict[str, tuple[str, Path]], list[ConfigError]]:
+        """Return name and file by key, and a problem for each file, or for the directory, that cannot be read."""
+        found: dict[str, tuple[str, Path]] = {}
+        problems = []
+        path = self._credentials.directory / "nodes"
+        try:
+            for name, path in self._credentials.node_keys().items():
+                try:
+                    found[fingerprint(path)] = name, path
+                except (OSError, ValueError) as reason:
+                    problems.append(_unreadable(path, reason))
+        except OSError as reason:
+            problems.append(_unreadable(path, reason))
+        return found, problems
 
-    def _sync(self) -> list[FlowerError]:
-        wanted, problems = self._wanted()
+    def _sync(self) -> list[SepalError]:
+        wanted, unreadable = self._wanted()
+        problems: list[SepalError] = [*unreadable]
         begun, known = self._begun, bool(self._ids)
         self._begun, self._seen = True, None
         if known and not begun:
             self._compare(wanted, forget=True)
-        # Flower never takes back a key that was unregistered, and an unreadable file may hold it.
-        removed = [] if problems else [digest for digest in self._ids if digest not in wanted]
+        # Flower never takes back a key that was unregistered. So a key must be missing twice, as a file that is being
+        # replaced is not, and no file may be unreadable, because it may hold the key.
+        missing = frozenset(self._ids) - frozenset(wanted)
+        removed = (
+            [] if problems else [digest for digest in self._ids if digest in (self._missing if begun else missing)]
+        )
+        self._missing = missing
         for digest in removed:
             try:
-                self._unregister(digest)
+                if digest in missing:
+                    self._unregister(digest)
             except FlowerError as problem:
                 problems.append(problem)
         for digest, (name, path) in wanted.items():
@@ -110,7 +112,7 @@ class Registry:
                 problems.append(problem)
         if not known and not begun:  # new keys come first: their clients wait
             self._compare(wanted, forget=False)
-        if not problems:
+        if not problems and not self._ids.keys() - wanted.keys():
             self._seen = frozenset(wanted)
         return problems
 
@@ -185,3 +187,8 @@ class Registry:
 
     def _remember(self) -> None:
         write_atomically(self._memory, json.dumps(self._ids).encode())
+
+
+def _unreadable(path: Path, reason: Exception) -> ConfigError:
+    expected = "public keys that can be read; until then no key is unregistered"
+    return ConfigError(str(path), expected, getattr(reason, "strerror", None) or one_line(str(reason), 120))

@@ -15,6 +15,9 @@ from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
+from filelock import FileLock
+
+PART = ".unpacking-"  # prefix of directories that are not ready
 APPS, LETTERS, INFO = "apps", 8, ".info"  # Flower's: below FLWR_HOME; of the hash in a directory's name; not unpacked
 
 
@@ -31,19 +34,22 @@ def unpack(install: Callable[..., Path], fab: bytes, home: Path) -> Path:
         fab: The bundle, a ZIP file.
         home: ``FLWR_HOME``.
     """
-    there = bundles(home, hashlib.sha256(fab).hexdigest())
-    for place in there:
-        if not whole(place, fab):
-            shutil.rmtree(place)
-    if not any(place.exists() for place in there):
-        with tempfile.TemporaryDirectory(dir=home) as part:
-            made = install(fab, Path(part), skip_prompt=True)
-            for file in made.rglob("*"):
-                if file.is_file():
-                    _sync(file)
-            (home / APPS).mkdir(exist_ok=True)
-            made.rename(home / APPS / made.name)
-            _sync(home / APPS)
+    with FileLock(home / ".unpacking.lock"):  # forks may overlap
+        for stale in home.glob(f"{PART}*"):
+            shutil.rmtree(stale)
+        there = bundles(home, hashlib.sha256(fab).hexdigest())
+        for place in there:
+            if not whole(place, fab):
+                shutil.rmtree(place)
+        if not any(place.exists() for place in there):
+            with tempfile.TemporaryDirectory(dir=home, prefix=PART) as part:
+                made = install(fab, Path(part), skip_prompt=True)
+                for file in made.rglob("*"):
+                    if file.is_file():
+                        _sync(file)
+                (home / APPS).mkdir(exist_ok=True)
+                made.rename(home / APPS / made.name)
+                _sync(home / APPS)
     return install(fab, home, skip_prompt=True)
 
 

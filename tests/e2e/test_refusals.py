@@ -206,6 +206,8 @@ def test_a_key_counts_from_when_it_is_put_there_until_it_is_taken_away(server, a
     assert words(address, credentials) == []
     (certs / "server" / "nodes" / "late.pub").unlink()
     server.registry.sync()
+    assert words(address, credentials) == [], "a file that is being replaced is missing for a moment"
+    server.registry.sync()
     assert words(address, credentials) == [f"key: {NOT_REGISTERED}"]
 
 
@@ -218,6 +220,7 @@ def test_a_removed_key_is_cut_off_also_where_node_ids_were_lost(server, address,
     fresh.sync()
     assert words(address, NodeCredentials.of(certs, "removed")) == []
     (certs / "server" / "nodes" / "removed.pub").unlink()
+    fresh.sync()
     fresh.sync()
     assert words(address, NodeCredentials.of(certs, "removed")) == [f"key: {NOT_REGISTERED}"]
     assert words(address, NodeCredentials.of(certs, "kept")) == []

@@ -7,16 +7,20 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
 
 from sepal.errors import ConfigError, StateError
 from sepal_engines.flower.certificates import make_certificates
-from sepal_engines.flower.credentials import NodeCredentials, ServerCredentials
+from sepal_engines.flower.credentials import NodeCredentials, ServerCredentials, fingerprint
 from sepal_engines.flower.engine import Ports, superlink_command, supernode_command
 from sepal_engines.flower.probe import clock_skew, split
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+ED25519 = Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 
 
 def server_certificate(directory):
@@ -160,3 +164,22 @@ def test_without_its_authority_a_server_keeps_its_certificate(tmp_path):
     with pytest.raises(StateError, match=r"ca: expected the authority that signed server/server\.pem, got none"):
         make_certificates(tmp_path, ["localhost"], ["b"])
     assert (tmp_path / "server" / "server.pem").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"ecdsa-sha2-nistp384 AAAA", b"no key", ED25519], ids=["empty", "half", "text", "other"]
+)
+def test_what_is_no_key_of_a_node_has_no_fingerprint(tmp_path, text):
+    """A file that is half copied must not look like another key: its client would be cut off for good."""
+    (tmp_path / "a.pub").write_bytes(text)
+    with pytest.raises(ValueError, match=r"\S"):
+        fingerprint(tmp_path / "a.pub")
+
+
+def test_a_fingerprint_leaves_out_the_comment(tmp_path):
+    make_certificates(tmp_path, nodes=["a", "b"], now=NOW)
+    file = tmp_path / "server" / "nodes" / "a.pub"
+    before = fingerprint(file)
+    file.write_bytes(b" ".join(file.read_bytes().split()[:2]) + b" another comment")
+    assert fingerprint(file) == before
+    assert fingerprint(file.with_name("b.pub")) != before

@@ -7,6 +7,7 @@ from types import MappingProxyType, SimpleNamespace
 import pytest
 
 from sepal_engines.flower import registration
+from sepal_engines.flower.credentials import ServerCredentials
 from sepal_engines.flower.processes import FlowerError
 from sepal_engines.flower.registration import Registry
 
@@ -48,6 +49,12 @@ def registry(tmp_path, monkeypatch):
     return made, keys
 
 
+def twice(made):
+    """A key must be missing at two checks, as a file that is being replaced is not."""
+    made.tick()
+    made.tick()
+
+
 def test_nothing_is_asked_while_the_keys_stay(registry):
     made, _ = registry
     made.tick()
@@ -59,64 +66,81 @@ def test_a_key_that_is_replaced_under_its_name_is_cut_off_and_the_new_one_regist
     made, keys = registry
     keys["a"].write_text("new key of a")
     made.tick()
-    assert made.calls == [("unregister", "1"), ("register", str(keys["a"]))]
+    made.tick()
+    assert made.calls == [("register", str(keys["a"])), ("unregister", "1")]
 
 
 def test_a_key_that_flower_refuses_stops_no_other(registry, tmp_path):
     """Otherwise one damaged file in the directory would keep all removed keys registered."""
     made, keys = registry
     keys |= {"c": tmp_path / "c.pub", "d": tmp_path / "d.pub"}
-    made._credentials.node_keys = lambda: {name: path for name, path in keys.items() if path.exists()}
-    keys["b"].unlink()
-    keys["c"].write_text("no key")
+    keys["c"].write_text("another's key")
     keys["d"].write_text("key of d")
     made.damaged = str(keys["c"])
     made.tick()
-    assert made.calls == [("unregister", "2"), ("register", str(keys["c"])), ("register", str(keys["d"]))]
+    assert made.calls == [("register", str(keys["c"])), ("register", str(keys["d"]))]
     refused = f"sepal: flwr supernode register {keys['c']}: expected a registered key, got PERMISSION_DENIED"
     assert [line for line in made.told if "PERMISSION" in line] == [refused]
+    made.calls.clear()
     made.tick()
-    assert made.calls[3:] == [("register", str(keys["c"]))], "tried again, and not told again"
+    assert made.calls == [("register", str(keys["c"]))], "tried again, and not told again"
     assert [line for line in made.told if "PERMISSION" in line] == [refused]
+    keys["c"].unlink()
+    keys["b"].unlink()
+    made.calls.clear()
+    twice(made)
+    assert made.calls == [("unregister", "2")]
 
 
-def test_a_file_that_cannot_be_read_ends_nothing_and_unregisters_nobody(registry, monkeypatch):
-    """It may hold the key of a client, which Flower would never take back."""
+@pytest.mark.parametrize(
+    "reason", [PermissionError(13, "Permission denied"), FileNotFoundError(2, "No such file"), ValueError("no key")]
+)
+def test_a_file_that_cannot_be_read_ends_nothing_and_unregisters_nobody(registry, monkeypatch, reason):
+    """It may hold the key of a client, which Flower would never take back: half copied, or a link to nowhere."""
     made, keys = registry
     read = registration.fingerprint
 
     def unreadable(path):
         if path == keys["a"]:
-            raise PermissionError(13, "Permission denied")
+            raise reason
         return read(path)
 
     monkeypatch.setattr(registration, "fingerprint", unreadable)
-    made.tick()
-    made.tick()
-    expected = "a public key that this user can read; until then no key is unregistered"
-    assert (made.calls, made.told) == ([], [f"sepal: {keys['a']}: expected {expected}, got Permission denied"])
+    twice(made)
+    made.sync()
+    expected = "public keys that can be read; until then no key is unregistered"
+    words = getattr(reason, "strerror", None) or str(reason)
+    assert (made.calls, made.told) == ([], [f"sepal: {keys['a']}: expected {expected}, got {words}"])
     monkeypatch.setattr(registration, "fingerprint", read)
     keys["a"].unlink()
-    made.tick()
+    twice(made)
     assert made.calls == [("unregister", "1")]
 
 
-def test_a_link_to_nowhere_is_no_key(registry, monkeypatch):
+def test_a_directory_that_is_gone_unregisters_nobody(registry, tmp_path):
     made, _ = registry
+    made._credentials.node_keys = ServerCredentials(tmp_path / "elsewhere").node_keys
+    twice(made)
+    assert made.calls == []
+    (line,) = made.told
+    assert "until then no key is unregistered, got No such file or directory" in line
 
-    def missing(path):
-        raise FileNotFoundError(2, "No such file or directory")
 
-    monkeypatch.setattr(registration, "fingerprint", missing)
+def test_a_file_that_is_replaced_is_not_missing(registry):
+    made, keys = registry
+    text = keys["a"].read_text()
+    keys["a"].unlink()
     made.tick()
-    assert made.calls == [("unregister", "1"), ("unregister", "2")]
+    keys["a"].write_text(text)
+    twice(made)
+    assert made.calls == []
 
 
 def test_an_unregistration_that_flower_refuses_is_said_and_tried_again(registry):
     made, keys = registry
     keys["b"].unlink()
     made.refused, made.there = ("unregister",), {"key of b": "2"}
-    made.tick()
+    twice(made)
     assert made.told == ["sepal: flwr supernode unregister 2: expected an unregistered key, got PERMISSION_DENIED"]
     made.refused = ()
     made.tick()
@@ -124,12 +148,23 @@ def test_an_unregistration_that_flower_refuses_is_said_and_tried_again(registry)
     assert made.told[1].startswith("unregistered: node 2")
 
 
-def test_the_first_look_raises_what_flower_refuses(registry):
+def test_the_first_look_goes_on_too(registry):
     made, keys = registry
     keys["a"].write_text("another")
     made.refused = ("register",)
-    with pytest.raises(FlowerError, match="expected a registered key, got PERMISSION_DENIED"):
-        made.sync()
+    made.sync()
+    assert made.told == [
+        f"sepal: flwr supernode register {keys['a']}: expected a registered key, got PERMISSION_DENIED"
+    ]
+
+
+def test_a_key_that_is_gone_at_the_start_is_unregistered_at_once(registry):
+    made, keys = registry
+    again = Flwr(made._credentials, {}, made._memory, made.told.append)
+    again.calls, again.there = [], {"key of a": "1", "key of b": "2"}
+    keys["b"].unlink()
+    again.sync()
+    assert again.calls == [("unregister", "2")]
 
 
 def test_a_key_that_was_registered_before_the_memory_was_lost_is_unregistered_too(registry):
@@ -141,8 +176,8 @@ def test_a_key_that_was_registered_before_the_memory_was_lost_is_unregistered_to
     made.refused = ()
     keys["a"].unlink()
     made.calls.clear()
-    made.tick()
-    assert made.calls == [("unregister", "77")]
+    twice(made)
+    assert ("unregister", "77") in made.calls
     assert [line for line in made.told if "stays refused" in line] == []
 
 
@@ -190,6 +225,6 @@ def test_a_key_that_someone_else_has_unregistered_is_done_with(registry):
     made, keys = registry
     keys["b"].unlink()
     made.refused, made.said = ("unregister",), "Node ID not found"
-    made.tick()
+    twice(made)
     made.tick()
     assert made.calls == [("unregister", "2")]

@@ -22,7 +22,13 @@ def test_a_bundle_is_where_flower_looks_for_it(fab, tmp_path):
     place = unpack(install_from_fab, fab, tmp_path)
     assert place == install_from_fab(fab, tmp_path, skip_prompt=True)
     assert (place / "pyproject.toml").stat().st_size > 0
-    assert [path.name for path in tmp_path.iterdir()] == ["apps"], "nothing is left beside it"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".unpacking.lock", "apps"], "nothing else is left"
+
+
+def test_what_a_kill_left_unfinished_is_removed(fab, tmp_path):
+    (tmp_path / ".unpacking-abc" / "apps").mkdir(parents=True)
+    unpack(install_from_fab, fab, tmp_path)
+    assert not (tmp_path / ".unpacking-abc").exists()
 
 
 @pytest.mark.parametrize("damage", ["empty directory", "empty file", "no directory"])
