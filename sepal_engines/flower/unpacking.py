@@ -34,6 +34,7 @@ def unpack(install: Callable[..., Path], fab: bytes, home: Path) -> Path:
         fab: The bundle, a ZIP file.
         home: ``FLWR_HOME``.
     """
+    home.mkdir(parents=True, exist_ok=True)
     with FileLock(home / ".unpacking.lock"):  # forks may overlap
         for stale in home.glob(f"{PART}*"):
             shutil.rmtree(stale)

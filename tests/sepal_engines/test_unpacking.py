@@ -19,10 +19,11 @@ def fab(tmp_path_factory):
 
 
 def test_a_bundle_is_where_flower_looks_for_it(fab, tmp_path):
-    place = unpack(install_from_fab, fab, tmp_path)
-    assert place == install_from_fab(fab, tmp_path, skip_prompt=True)
+    home = tmp_path / "new"
+    place = unpack(install_from_fab, fab, home)
+    assert place == install_from_fab(fab, home, skip_prompt=True)
     assert (place / "pyproject.toml").stat().st_size > 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".unpacking.lock", "apps"], "nothing else is left"
+    assert sorted(path.name for path in home.iterdir()) == [".unpacking.lock", "apps"], "nothing else is left"
 
 
 def test_what_a_kill_left_unfinished_is_removed(fab, tmp_path):
