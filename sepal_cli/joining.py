@@ -7,7 +7,6 @@ certs``, for TLS and a node key (see docs/deployment.md).
 from __future__ import annotations
 
 import multiprocessing
-import shutil
 import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
@@ -25,7 +24,7 @@ from sepal_engines.flower.credentials import NodeCredentials
 from sepal_engines.flower.engine import Flower
 from sepal_engines.flower.probe import examine, split
 from sepal_engines.flower.processes import FlowerError
-from sepal_engines.flower.unpacking import APPS
+from sepal_engines.flower.unpacking import clear
 
 LAPSE, AGAIN = 90.0, 5.0  # seconds for which a refused node is retried, and between two attempts
 REGISTERED = 15.0  # seconds that a server that has just started may take to register its nodes
@@ -161,7 +160,7 @@ def stay(
     with Flower(private_home() / "clients" / client, directory=Path.cwd(), tell=tell_command) as flower:
         while True:
             wait_until_welcome(address, credentials, LAPSE if rejoining else REGISTERED, rejoining)
-            shutil.rmtree(flower.home / APPS, ignore_errors=True)  # a kill may have left a bundle half unpacked
+            clear(flower.home)
             began = time.monotonic()
             node = flower.start_node(client, node_config, address, False, credentials, cold, look)
             code = node.wait()

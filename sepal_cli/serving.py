@@ -7,7 +7,6 @@ The Flower commands are printed, so that they can also be started directly. ``--
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ from sepal_engines.flower.credentials import ServerCredentials
 from sepal_engines.flower.engine import AppRun, Flower, Ports
 from sepal_engines.flower.processes import unusable
 from sepal_engines.flower.registration import Registry
-from sepal_engines.flower.unpacking import APPS
+from sepal_engines.flower.unpacking import clear
 
 POLL = 0.2  # seconds between reads by watch
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
@@ -69,7 +68,7 @@ def serve(
     place = private_home() / "server"
     with alone(place), Flower(place, directory=Path.cwd(), tell=tell_command) as flower:
         flower.ports = Ports(port, control)
-        shutil.rmtree(place / APPS, ignore_errors=True)  # a kill may have left a bundle half unpacked
+        clear(place)
         flower.start_superlink(host, credentials=credentials)
         registry = Registry(credentials, flower.environment, place / "nodes.json", tell) if credentials else None
         if registry:

@@ -90,17 +90,14 @@ class Registry:
         self._begun, self._seen = True, None
         if known and not begun:
             self._compare(wanted, forget=True)
-        # Flower never takes back a key that was unregistered. So a key must be missing twice, as a file that is being
-        # replaced is not, and no file may be unreadable, because it may hold the key.
+        # Flower never takes back a key that was unregistered. So a key must be missing at two checks in a row,
+        # as a file that is being replaced is not. No file may be unreadable at either: it may hold the key.
         missing = frozenset(self._ids) - frozenset(wanted)
-        removed = (
-            [] if problems else [digest for digest in self._ids if digest in (self._missing if begun else missing)]
-        )
-        self._missing = missing
-        for digest in removed:
+        removed = missing & self._missing if begun else missing
+        self._missing = frozenset() if problems else missing
+        for digest in [] if problems else sorted(removed):
             try:
-                if digest in missing:
-                    self._unregister(digest)
+                self._unregister(digest)
             except FlowerError as problem:
                 problems.append(problem)
         for digest, (name, path) in wanted.items():

@@ -26,6 +26,11 @@ def bundles(home: Path, digest: str) -> list[Path]:
     return list((home / APPS).glob(f"*.{digest[:LETTERS]}"))
 
 
+def clear(home: Path) -> None:
+    """Remove the unpacked bundles below ``home``, of which a kill may have left one in part."""
+    shutil.rmtree(home / APPS, ignore_errors=True)
+
+
 def unpack(install: Callable[..., Path], fab: bytes, home: Path) -> Path:
     """Unpack a bundle below ``home``, and again if it is there in part; return its directory.
 

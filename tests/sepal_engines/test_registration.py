@@ -117,6 +117,27 @@ def test_a_file_that_cannot_be_read_ends_nothing_and_unregisters_nobody(registry
     assert made.calls == [("unregister", "1")]
 
 
+def test_a_check_that_could_not_read_a_file_counts_for_no_key(registry, monkeypatch):
+    """The key was in that file. At the next check it is momentarily absent: once, not twice."""
+    made, keys = registry
+    text, read = keys["a"].read_text(), registration.fingerprint
+    keys["a"].write_text("half a key")
+
+    def unreadable(path):
+        if path == keys["a"]:
+            raise ValueError("no key")
+        return read(path)
+
+    monkeypatch.setattr(registration, "fingerprint", unreadable)
+    made.tick()
+    monkeypatch.setattr(registration, "fingerprint", read)
+    keys["a"].unlink()
+    made.tick()
+    keys["a"].write_text(text)
+    made.tick()
+    assert made.calls == []
+
+
 def test_a_directory_that_is_gone_unregisters_nobody(registry, tmp_path):
     made, _ = registry
     made._credentials.node_keys = ServerCredentials(tmp_path / "elsewhere").node_keys
