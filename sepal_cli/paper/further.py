@@ -59,6 +59,22 @@ def of_the_method(groups: Mapping[str, Group]) -> Table:
     return ["the method's own figures, mean over rounds", *means.index], rows
 
 
+def by_round(name: str, group: Group) -> Table:
+    """Return one variant's own figures in five of the first seed's rounds: the first, then up to the last."""
+    found = group[0]["method"]
+    rounds = found.get("round", [])
+    places = sorted({0, *(max(0, round(len(rounds) * share) - 1) for share in (1 / 6, 1 / 3, 2 / 3, 1))})
+    rows = []
+    for figure in [key for key in found if key != "round"] if rounds else []:
+        values = [found[figure][place] for place in places]
+        rows.append([figure, *("–" if value is None else _short(value) for value in values)])
+    return [f"{name} by round, seed {group[0]['seed']}", *(str(rounds[place]) for place in places if rounds)], rows
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value == round(value) and abs(value) < 1e6 else f"{value:.3g}"
+
+
 def of_the_clients(groups: Mapping[str, Group]) -> Table:
     """Return what clients report of themselves in the closing round, over the clients of all seeds."""
     found = {name: [one["own"] for one in group if one.get("own")] for name, group in groups.items()}

@@ -27,6 +27,7 @@ from sepal_cli.paper.further import (
     Found,
     Group,
     by_capacity,
+    by_round,
     chosen_by_trials,
     mean,
     of_novel_clients,
@@ -153,11 +154,11 @@ def _block(block: Block, runs: Sequence[PlannedRun], found: Mapping[str, Found])
             if run.cell == cell and (one := found.get(run.name)):
                 groups.setdefault(run.variant, []).append(one)
         if groups:
-            yield from _cell(cell, groups)
+            yield from _cell(cell, groups, block.headline)
             yield from _published([each for each in block.published if each.cell == cell], groups)
 
 
-def _cell(cell: str, groups: Mapping[str, Group]) -> Iterator[str]:
+def _cell(cell: str, groups: Mapping[str, Group], headline: str | None) -> Iterator[str]:
     if cell:
         words = cell.replace("lambda=", "λ=").replace("alpha=", "α=").replace("=", " = ").replace(",", ", ")
         yield from (f"### {words}", "")
@@ -173,6 +174,8 @@ def _cell(cell: str, groups: Mapping[str, Group]) -> Iterator[str]:
             yield from table(header, rows)
     yield from table(*by_capacity(groups))
     yield from table(*of_the_method(groups))
+    if headline and headline in groups:
+        yield from table(*by_round(headline, groups[headline]))
     yield from table(*of_the_clients(groups))
     yield from table(*of_novel_clients(groups))
     yield from table(*chosen_by_trials(groups))

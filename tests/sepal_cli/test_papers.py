@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from sepal.errors import ConfigError
 from sepal_cli.comparison import read_comparison
 from sepal_cli.main import app
-from sepal_cli.paper.further import by_capacity, of_novel_clients, of_the_clients, of_the_method
+from sepal_cli.paper.further import by_capacity, by_round, of_novel_clients, of_the_clients, of_the_method
 from sepal_cli.paper.markdown import table
 from sepal_cli.paper.masks import analyse
 from sepal_cli.paper.report import accuracy, difference, read_results, rewritten
@@ -200,6 +200,15 @@ def test_clients_own_figures_novel_clients_and_running_totals() -> None:
     method = {"round": [1, 2], "paper-cost": [1e6, 3e6], "pruned": [0.1, 0.3]}
     header, rows = of_the_method({"un": [{"seed": 0, "method": method}]})
     assert dict(zip(header[1:], rows[0][1:], strict=True)) == {"paper-cost, MB in all": "3.000", "pruned": "0.200"}
+
+
+def test_a_methods_own_figures_by_round() -> None:
+    """The first of six rounds, then those at a sixth, a third, two thirds and the end. Others have no table."""
+    method = {"round": [1, 2, 3, 5, 6, 8], "absorbed": [0.1, 0.2, 0.3, None, 0.5, 60.0]}
+    header, rows = by_round("pa3dfl", [{"seed": 1, "method": method}, {"seed": 2, "method": {}}])
+    assert header == ["pa3dfl by round, seed 1", "1", "2", "5", "8"]
+    assert rows == [["absorbed", "0.1", "0.2", "–", "60"]]
+    assert by_round("local", [{"seed": 1, "method": {}}])[1] == []
 
 
 def test_two_clients_give_a_difference_without_an_interval() -> None:
