@@ -79,7 +79,7 @@ def _run(choose: Callable[[Any], Any]) -> dict[str, float]:
 
 
 def step(choose: Callable[[Any], Any]) -> dict[str, float]:
-    """Return the figures of a process that trains with the chosen channels: seconds, MB, forward multiply-adds."""
+    """Return the figures of a process that trains with the chosen channels: seconds, MiB, forward multiply-adds."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         return process.submit(_run, choose).result()
 
@@ -101,7 +101,7 @@ def measure(repeats: int = REPEATS) -> list[dict[str, Any]]:
                 "multiply_adds_ratio": half["multiply_adds"] / full["multiply_adds"],
             }
         )
-        rows.append({"what": f"peak MB, {of}", **_against(half, full, "peak"), "before_the_model": half["before"]})
+        rows.append({"what": f"peak MiB, {of}", **_against(half, full, "peak"), "before_the_model": half["before"]})
     return rows
 
 

@@ -35,7 +35,7 @@ from sepal.client.algorithm import ClientBase
 from sepal.client.hooks import Hooks
 from sepal.client.optimizers import Group
 from sepal.config import Settings
-from sepal.errors import ConfigError, ModelError
+from sepal.errors import ConfigError, ModelError, RoundError
 from sepal.protocol.layout import Layout, trained
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Uploads, Weights
 from sepal.protocol.tensors import dense, dense_schema
@@ -137,7 +137,11 @@ class PFedHNServer(Generated, ServerBase[ServerState]):
         return self.download(state, client, plan)
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
-        """Take a step for each upload."""
+        """Take a step for each upload.
+
+        Raises:
+            RoundError: The weights after it are not finite.
+        """
         state = self.joined(state, uploads.clients)
         start = tensors(state.weights)
         after = {name: value.clone() for name, value in start.items()}
@@ -154,6 +158,9 @@ class PFedHNServer(Generated, ServerBase[ServerState]):
             }
             norms.append(math.sqrt(sum(float(g.double().square().sum()) for g in gradient.values())))
             self._step(after, momentum, gradient, min(1.0, self.hyper.clip / (norms[-1] + 1e-6)))
+        if not all(value.isfinite().all() for value in after.values()):
+            got = f"norms up to {max(norms):g}"
+            raise RoundError(f"round {plan.round}: the hypernetwork's step", "finite weights (a smaller rate)", got)
         metrics = {"hypernetwork.norm": float(np.mean(norms))} if norms else {}
         return ServerState(*({n: w.numpy() for n, w in part.items()} for part in (after, momentum))), metrics
 

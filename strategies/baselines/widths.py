@@ -62,7 +62,7 @@ def numbers(text: str) -> list[float]:
         return [float("nan")]
 
 
-def width_for(capacity: float, widths: str) -> float:
+def widest(capacity: float, widths: str) -> float:
     """Return the largest of ``widths`` whose square is at most ``capacity``.
 
     Raises:
@@ -125,7 +125,7 @@ class Cuts:
 
     def width(self, client: ClientInfo) -> float:
         """Return the width of a client's model."""
-        return width_for(client.capacity, self.task.hyper.widths)
+        return widest(client.capacity, self.task.hyper.widths)
 
 
 class WidthServer(Cuts, FedAvgServer):

@@ -31,7 +31,7 @@ Array: TypeAlias = npt.NDArray[np.float32]
 class Hyper(Settings):
     """Pa3dFL's keys."""
 
-    # Table 3: "w.o. HN-based Agg." is local or position; the paper does not say which.
+    # Table 3: "w.o. HN-based Agg." is local (section 6.5); position is our addition.
     personal: Literal["hypernetwork", "local", "position"] = Field(
         "hypernetwork", description="personal parameters: generated, kept by each client, or averaged by position"
     )

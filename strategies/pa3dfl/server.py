@@ -101,12 +101,14 @@ class Pa3dFLServer(ServerBase[ServerState]):
         full = self.full.personal
         new = ((u.client.name, {p.name: u.payload.tensors[p.name].dense() for p in full}) for u in uploads)
         moved, figures = self.hypernetwork.step(state.hypernetwork, new, partial(delivered, coding=self.coding))
-        if not figures.finite and self.hyper.non_finite == "end":
-            raise RoundError(f"round {plan.round}: the hypernetwork's step", "a finite loss and norm", figures[:2])
-        if not figures.finite:
-            log.warning("round %d: the hypernetwork's step was not finite: the state is kept", plan.round)
         metrics = {f"hypernetwork.{n}": float(x) for n, x in figures._asdict().items() if math.isfinite(x)}
-        return (replace(after, hypernetwork=moved) if figures.finite else state), metrics
+        if figures.finite:
+            return replace(after, hypernetwork=moved), metrics
+        where, got = f"round {plan.round}: the hypernetwork's step", f"loss {figures.loss:g}, norm {figures.norm:g}"
+        if self.hyper.non_finite == "end":
+            raise RoundError(where, "a finite loss and norm", got)
+        log.warning("%s was not finite (%s): the state is kept", where, got)
+        return state, metrics
 
     def model(self, state: ServerState) -> Weights:
         """Return all that the server learns: general tensors, and hypernetwork and embeddings under prefixes."""

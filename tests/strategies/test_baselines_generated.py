@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sepal.errors import ConfigError, ModelError
+from sepal.errors import ConfigError, ModelError, RoundError
 from sepal.protocol.payloads import seal
 from sepal.storage.serialize import digest
 from sepal_engines.in_process import run_in_process
@@ -144,6 +144,15 @@ def test_a_gradient_beyond_the_clip_is_scaled_to_it():
     assert metrics["hypernetwork.norm"] > 1e-3
     moved = sum(((after.weights[n].astype(np.float64) - w) ** 2).sum() for n, w in state.weights.items())
     assert np.sqrt(moved) == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_a_step_to_weights_that_are_not_finite_ends_the_run_with_its_name():
+    """1e38 · 1 · 50 (the clip) is more than float32 holds."""
+    keys = {"pfedhn.steps": 1, "pfedhn.rate": 1e38, "pfedhn.clip": 50.0, "pfedhn.inner-rate": 1e5}
+    federation = Federation([1.0], method="pfedhn", **keys, **MLP)
+    state = federation.server.joined(federation.server.init(), [federation.hosts[0].info])
+    with pytest.raises(RoundError, match=r"round 1: the hypernetwork's step: expected finite weights .* got norms up"):
+        federation.round(state, 1)
 
 
 def test_the_embedding_has_one_entry_more_than_a_quarter_of_the_clients():

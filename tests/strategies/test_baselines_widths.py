@@ -14,7 +14,7 @@ from sepal.server.downloads import most_message_bytes
 from strategies.assembly import assemble
 from strategies.baselines.fjord import run_part
 from strategies.baselines.heterofl import set_statistics
-from strategies.baselines.widths import width_for
+from strategies.baselines.widths import widest
 from tests.strategies.baselines import assert_same_model, run
 from tests.strategies.by_hand import data, gradients, softmax
 from tests.strategies.federation import Federation
@@ -265,7 +265,7 @@ def test_multiply_adds_are_those_of_the_parts_that_were_trained():
     ],
 )
 def test_the_width_is_the_largest_whose_square_the_capacity_allows(capacity, widths, expected):
-    assert width_for(capacity, widths) == expected
+    assert widest(capacity, widths) == expected
 
 
 def test_a_capacity_below_the_smallest_width_is_refused_in_one_line():

@@ -8,9 +8,9 @@ import pytest
 import models
 from client_app.build import Node
 from sepal.errors import ModelError, RoundError, SepalError
-from sepal.protocol.method import ClientInfo, resolve
+from sepal.protocol.method import ClientInfo, Payload, resolve
 from sepal.protocol.payloads import seal, unseal
-from sepal.protocol.tensors import dense_specs
+from sepal.protocol.tensors import dense, dense_specs
 from sepal.server.downloads import most_message_bytes
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.serialize import digest, digest_arrays
@@ -315,14 +315,32 @@ def test_a_step_that_is_not_finite_leaves_the_state_or_ends_the_run(choice, capl
     weights = {**state.hypernetwork.weights, name: np.full_like(state.hypernetwork.weights[name], 1e30)}
     bent = replace(state, hypernetwork=replace(state.hypernetwork, weights=weights))
     if choice == "end":
-        with pytest.raises(RoundError, match=r"round 1: the .* step: expected a finite loss and norm, got \(inf, "):
+        with pytest.raises(RoundError, match=r"round 1: the .* step: expected a finite loss and norm, got loss inf, "):
             server.aggregate(bent, uploads, federation.plan)
         return
     after, metrics = server.aggregate(bent, uploads, federation.plan)
     assert digest(after) == digest(bent)
-    assert "round 1: the hypernetwork's step was not finite: the state is kept" in caplog.text
+    assert "round 1: the hypernetwork's step was not finite (loss inf, norm " in caplog.text
     assert metrics["hypernetwork.finite"] == 0
     assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_a_hostile_upload_moves_the_hypernetwork_by_no_more_than_a_clipped_step():
+    """The largest values that are admitted, in all personal tensors: the step's length is rate · clip = .1."""
+    federation = Federation([1.0, 1.0])
+    server, state = federation.server, federation.first()
+    own, hostile = (federation.trained(state, number) for number in range(2))
+    large = {p.name: np.full(p.shape, 1e6, np.float32) for p in server.full.personal}
+    tensors = {**arrays(hostile.payload), **large}
+    hostile = federation.upload(state, 1, Payload(dense(tensors, server.full.shared, server.coding)))
+    after, metrics = server.aggregate(state, Sent([own, hostile]), federation.plan)
+    assert metrics["hypernetwork.norm"] > 1e6
+    weights, network = state.hypernetwork.weights, after.hypernetwork.weights
+    moved = sum(((network[n].astype(np.float64) - w) ** 2).sum() for n, w in weights.items())
+    moved += sum(((after.hypernetwork.embeddings[n] - e) ** 2).sum() for n, e in state.hypernetwork.embeddings.items())
+    assert moved**0.5 == pytest.approx(0.1, rel=1e-2)
+    sent = arrays(server.download(after, federation.hosts[0].info, federation.plan))
+    assert all(abs(sent[p.name]).max() < 10 for p in server.full.personal)
 
 
 def test_a_round_without_uploads_changes_nothing():
