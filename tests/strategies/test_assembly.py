@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+import models
+from models.weights import read_weights
 from sepal.errors import ConfigError
 from strategies.assembly import assemble
 
@@ -31,3 +35,12 @@ def test_data_with_owners_is_split_by_them_unless_the_run_says_otherwise(keys, n
 def test_a_shift_towards_others_data_is_refused_where_nobody_may_see_it():
     with pytest.raises(ConfigError, match=r"evaluate.shift: expected false \(clients' data is their own"):
         assemble({**OWN, "method": "fedavg", "evaluate.shift": True})
+
+
+def test_weights_to_start_from_of_another_shape_are_refused_by_name(tmp_path):
+    """The tensors before it are as the model's, and are not named."""
+    weights = read_weights(models.build("digits-cnn", (1, 8, 8), 10))
+    weights["fc2.bias"] = np.zeros(7, np.float32)
+    save_file(weights, tmp_path / "w.safetensors")
+    with pytest.raises(ConfigError, match=r"initial-weights: fc2\.bias: expected shape \(10,\), got shape \(7,\)"):
+        assemble({"dataset": "digits", "model": "digits-cnn", "initial-weights": str(tmp_path / "w.safetensors")})

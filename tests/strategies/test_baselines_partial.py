@@ -126,6 +126,13 @@ def test_fedbabu_step_by_hand():
     assert algorithm.arrived(tuned, sent("b", 2.0), Plan(3))["h"][0] == 1, "the first head stands beside every body"
 
 
+def test_lg_fedavg_counts_layers_not_tensors():
+    """A layer has its bias and its norm with it: two layers of four are conv1 to norm2."""
+    assembly = assemble({**BASE, "method": "lg-fedavg", "model": "digits-cnn-bn"})
+    shared = {p.name.partition(".")[0] for p in assembly.method.make_server(assembly.task).shared()}
+    assert shared == {"conv1", "norm1", "conv2", "norm2"}
+
+
 def test_lg_fedavg_step_by_hand():
     """FedPer's step with the sides exchanged: received h = 3, own b = 1; h = 3 - .5·F'(3) goes up."""
     algorithm = chain("lg-fedavg", **LAST)
