@@ -236,11 +236,11 @@ def methods(
         return
     console = Console()
     table = Table(box=box.SIMPLE_HEAD)
-    for column in ("name", "title", "source"):
+    for column in ("name", "title", "source", "deployed"):
         table.add_column(column)
     found = [registry.get(name) for name in registry.names()]
     for method in found:
-        table.add_row(*(escape(text) for text in (method.name, method.title, method.source)))
+        table.add_row(*(escape(text) for text in (method.name, method.title, method.source, method.deployed)))
     console.print(table)
     for method in found if keys else []:
         print_keys(console, f"Keys of {method.name}", method.hyper, f"{method.name}.")
@@ -250,9 +250,9 @@ def markdown_table() -> str:
     """Return the methods as README shows them."""
     from strategies import registry
 
-    rows = ["| name | method | source |", "|---|---|---|"]
+    rows = ["| name | method | source | deployed |", "|---|---|---|---|"]
     for method in map(registry.get, registry.names()):
-        rows.append(f"| `{method.name}` | {method.title} | {method.source} |")
+        rows.append(f"| `{method.name}` | {method.title} | {method.source} | {method.deployed} |")
     return "\n".join(rows)
 
 

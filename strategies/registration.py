@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from sepal.config import Settings
 from sepal.protocol.method import ClientFactory, Method, Scalar, ServerFactory
@@ -25,13 +26,15 @@ def register(
     received: str = "",
     uses_capacity: bool = False,
     private: tuple[str, ...] = (),
+    deployed: Literal["kept", "received", "trained"] = "kept",
 ) -> type[MethodStrategy]:
     """Return the method as a Flower Strategy, with its record as ``method``. Arguments are those of :class:`Method`.
 
     State types are taken from the return annotations of ``init``. The Strategy is named like the client algorithm,
     without ``Client``.
     """
-    record = Method(name, title, source, hyper, server, client, defaults or {}, received, uses_capacity, private)
+    rest = (received, uses_capacity, private, deployed)
+    record = Method(name, title, source, hyper, server, client, defaults or {}, *rest)
     doc = f"{title} ({source}) as a Flower Strategy, for a custom ServerApp."
     side = client if isinstance(client, str) else client.__name__
     own = side.rpartition(":")[2].removesuffix("Client")

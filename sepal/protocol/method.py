@@ -279,6 +279,8 @@ class Method:
         received: Why the method has no received model; empty if it has one.
         uses_capacity: Whether clients with a capacity below 1 get a smaller model. If not, such clients are refused
             unless ``width`` makes the model of all clients small enough.
+        deployed: View of the model that a user of a deployed client predicts with: ``kept`` (the client's own after
+            its last training), ``received`` (the server's newest) or ``trained`` (fine-tuned from that).
         private: Phases (:attr:`Plan.phase`) whose uploads ``privacy.*`` clips and noises. Empty: the method refuses
             these keys.
     """
@@ -293,6 +295,7 @@ class Method:
     received: str = ""
     uses_capacity: bool = False
     private: tuple[str, ...] = ()
+    deployed: Literal["kept", "received", "trained"] = "kept"
 
     @property
     def server_state(self) -> type:

@@ -112,7 +112,7 @@ def collect(plan: Plan, ranks: Ranks, results: Mapping[str, Found], setting: Set
     for block in [block for block in plan.block if block.name in ranks.blocks]:
         for run in plan.runs(block.name):
             row = results.get(run.name)
-            clients = setting.clients(row, ranks.view(run.variant)) if row else {}
+            clients = setting.clients(row, run.deployed) if row else {}
             place = ", ".join(filter(None, (run.block, run.cell)))
             for name, accuracy in clients.items():
                 found.setdefault(run.variant, {})[place, run.seed, name] = accuracy

@@ -3,7 +3,8 @@
 All tables are computed from the lines of JSON, whose figures are rounded to five decimals. So a page can be recomputed
 from the file next to it (:func:`rewritten`).
 
-*kept* comes first: it is the model that a deployed client's user predicts with between rounds. A figure with ± is a
+*deployed* comes first: the model that a user of a deployed client predicts with, which is in the view that the method's
+record names. A figure with ± is a
 mean and standard deviation over seeds, unless the table says over clients. Paired differences are computed for each
 client and averaged over seeds, with the 95 % interval of Student's t over clients; with two clients there is no
 interval. Clients of a federation are not independent, so the interval is only indicative.
@@ -40,7 +41,7 @@ from sepal_cli.paper.ranks import NAME, rank_tables
 from sepal_cli.plans.model import Block, Plan, PlannedRun, Published
 from sepal_cli.results import over_seeds, paired
 
-MODELS = ("kept", *VIEWS[:2])  # what a deployed client predicts with comes first
+MODELS = ("kept", *VIEWS[:2])
 SHOWN = 8  # names of missing runs, at most
 
 
@@ -154,15 +155,15 @@ def _block(block: Block, runs: Sequence[PlannedRun], found: Mapping[str, Found])
             if run.cell == cell and (one := found.get(run.name)):
                 groups.setdefault(run.variant, []).append(one)
         if groups:
-            yield from _cell(cell, groups, block.headline)
+            yield from _cell(cell, groups, {run.variant: run.deployed for run in runs}, block.headline)
             yield from _published([each for each in block.published if each.cell == cell], groups)
 
 
-def _cell(cell: str, groups: Mapping[str, Group], headline: str | None) -> Iterator[str]:
+def _cell(cell: str, groups: Mapping[str, Group], deployed: Mapping[str, str], headline: str | None) -> Iterator[str]:
     if cell:
         words = cell.replace("lambda=", "λ=").replace("alpha=", "α=").replace("=", " = ").replace(",", ", ")
         yield from (f"### {words}", "")
-    yield from table(_main_header(), [_main_row(name, group) for name, group in groups.items()])
+    yield from table(_main_header(), [_main_row(name, group, deployed[name]) for name, group in groups.items()])
     yield from table(*privacy_table(groups))
     yield from table(*_curves(groups))
     there = {view for group in groups.values() for one in group for view in one["accuracy"]}
@@ -181,10 +182,13 @@ def _cell(cell: str, groups: Mapping[str, Group], headline: str | None) -> Itera
     yield from table(*chosen_by_trials(groups))
     first = next(iter(groups))
     views = [*MODELS, *(f"{view}-shift-100" for view in MODELS)]
-    rows = [
-        [f"{first} − {n}", *(difference(groups[first], g, v) for v in views)] for n, g in groups.items() if n != first
-    ]
-    yield from table(["paired difference, points", *views], rows)
+    rows = []
+    for name, group in groups.items():
+        if name != first:
+            ours, theirs = deployed[first], deployed[name]
+            cells = [difference(groups[first], group, f"{ours}{s}", f"{theirs}{s}") for s in ("", "-shift-100")]
+            rows.append([f"{first} − {name}", *cells, *(difference(groups[first], group, view) for view in views)])
+    yield from table(["paired difference, points", "deployed", "deployed-shift-100", *views], rows)
 
 
 def _published(published: Sequence[Published], groups: Mapping[str, Group]) -> Iterator[str]:
@@ -213,6 +217,7 @@ def _main_header() -> list[str]:
     views = [f"{view} (over clients)" for view in MODELS]
     return [
         "method",
+        "deployed",
         *views,
         "pooled",
         "bottom 10 %",
@@ -224,14 +229,15 @@ def _main_header() -> list[str]:
     ]
 
 
-def _main_row(name: str, group: Group) -> list[str]:
+def _main_row(name: str, group: Group, deployed: str) -> list[str]:
     clients = [f"{accuracy(group, view)} ({_spread(group, view)})" for view in MODELS]
     clients = ["–" if cell.startswith("–") else cell for cell in clients]
     up, down, dense = (mean(sum(one["megabytes"][k] for k in keys) for one in group) for keys in _SIZES)
     work = mean(one["multiply_adds"] / len(one["clients"]["name"]) for one in group) / 1e9
     share = f"{100 * (up + down) / dense:.1f}" if up + down else "0"
     figure = [f"{up:.2f}", f"{down:.2f}", share, f"{work:.2f}", f"{mean(one['seconds'] for one in group):.0f}"]
-    return [name, *clients, accuracy(group, "pooled"), accuracy(group, "trained", "bottom_decile"), *figure]
+    rest = [accuracy(group, "pooled"), accuracy(group, "trained", "bottom_decile")]
+    return [name, accuracy(group, deployed), *clients, *rest, *figure]
 
 
 _SIZES = (("up",), ("down",), ("up_dense", "down_dense"))
@@ -263,9 +269,12 @@ def _curves(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
     return [f"received by round, seed {seed}", *map(str, rounds)], rows
 
 
-def difference(ours: Group, theirs: Group, view: str) -> str:
-    """Return the mean difference over clients in points, with its 95 % interval; a dash unless two have the view."""
-    found = paired(by_seed(ours, view), by_seed(theirs, view))
+def difference(ours: Group, theirs: Group, view: str, other: str = "") -> str:
+    """Return the mean difference over clients in points, with its 95 % interval; a dash unless two have the view.
+
+    ``other`` is the view of ``theirs`` if it is not ``view``.
+    """
+    found = paired(by_seed(ours, view), by_seed(theirs, other or view))
     return found.text(sign="+") if found and found.count > 1 else "–"
 
 

@@ -65,13 +65,8 @@ class Ranks(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     blocks: tuple[Name, ...] = Field(min_length=1)
-    views: dict[Name, Literal["received", "trained", "kept"]] = {}
     megabytes: dict[Name, Annotated[float, Field(gt=0)]] = {}
     against: tuple[Name, ...] = ()
-
-    def view(self, variant: str) -> str:
-        """Return the view in which a variant is judged: that of the model a deployed client's user predicts with."""
-        return self.views.get(variant, "kept")
 
 
 class Plan(BaseModel):
@@ -191,3 +186,11 @@ class PlannedRun:
     def name(self) -> str:
         """The run's name."""
         return str(self.keys["name"])
+
+    @property
+    def deployed(self) -> str:
+        """View of the model that a user of a deployed client predicts with, by the run's method; of none: kept."""
+        from strategies import registry
+
+        method = str(self.keys.get("method", ""))
+        return registry.get(method).deployed if method in registry.table() else "kept"

@@ -57,7 +57,6 @@ Variants ranked over several blocks, seeds and clients (:mod:`sepal_cli.paper.ra
 
     [ranks]
     blocks = ["har", "fashion"]
-    views = { fedavg = "received" }  # the model that a deployed client's user predicts with; by default kept
     megabytes = { har = 2.0 }    # MB per client that may be sent, for accuracy at equal bytes
     against = ["local"]          # compared with the other variants by paired differences
 """

@@ -49,7 +49,7 @@ def _best(plan: Plan, block: Block, runs: Sequence[PlannedRun], out: Path) -> di
     """Return the values of the best cell, the first in a tie; None while a trial is missing."""
     if not runs:
         return None
-    view = plan.ranks.view(runs[0].variant) if plan.ranks else "trained"
+    view = runs[0].deployed if plan.ranks else "trained"
     view = "received" if view == "received" else "trained"
     cells: dict[str, list[float]] = {}
     for run in runs:

@@ -101,4 +101,5 @@ FedAvg = register(
     FedAvgClient,
     Hyper,
     private=("",),
+    deployed="received",
 )

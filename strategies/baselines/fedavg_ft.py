@@ -57,4 +57,5 @@ FedAvgFt = register(
     FedAvgFtServer,
     FedAvgFtClient,
     Hyper,
+    deployed="trained",
 )

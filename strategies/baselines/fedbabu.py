@@ -63,4 +63,5 @@ FedBabu = register(
     FedBabuServer,
     FedBabuClient,
     Hyper,
+    deployed="trained",
 )

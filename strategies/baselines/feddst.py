@@ -205,4 +205,5 @@ FedDST = register(
     FedDSTServer,
     FedDSTClient,
     Hyper,
+    deployed="received",
 )

@@ -34,5 +34,11 @@ class FedProxClient(FedAvgClient):
 
 
 FedProx = register(
-    "fedprox", "FedAvg with a proximal term", "Li et al., MLSys 2020", FedAvgServer, FedProxClient, Hyper
+    "fedprox",
+    "FedAvg with a proximal term",
+    "Li et al., MLSys 2020",
+    FedAvgServer,
+    FedProxClient,
+    Hyper,
+    deployed="received",
 )

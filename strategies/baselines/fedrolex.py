@@ -40,4 +40,5 @@ FedRolex = register(
     FedRolexClient,
     Hyper,
     uses_capacity=True,
+    deployed="received",
 )

@@ -156,5 +156,11 @@ class FedSCRClient(ClientBase[ClientState]):
 
 
 FedSCR = register(
-    "fedscr", "Structured updates above a threshold", "Wu et al., TPDS 2020", FedSCRServer, FedSCRClient, Hyper
+    "fedscr",
+    "Structured updates above a threshold",
+    "Wu et al., TPDS 2020",
+    FedSCRServer,
+    FedSCRClient,
+    Hyper,
+    deployed="received",
 )

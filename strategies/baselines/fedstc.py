@@ -252,4 +252,5 @@ FedSTC = register(
     FedSTCClient,
     Hyper,
     private=("",),
+    deployed="received",
 )

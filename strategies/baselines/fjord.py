@@ -97,4 +97,5 @@ Fjord = register(
     FjordClient,
     Hyper,
     uses_capacity=True,
+    deployed="received",
 )

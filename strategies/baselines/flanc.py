@@ -151,4 +151,5 @@ Flanc = register(
     FlancClient,
     Hyper,
     uses_capacity=True,
+    deployed="received",
 )

@@ -156,4 +156,5 @@ HeteroFL = register(
     HeteroFLClient,
     Hyper,
     uses_capacity=True,
+    deployed="received",
 )

@@ -257,4 +257,5 @@ PFedHN = register(
     PFedHNServer,
     PFedHNClient,
     Hyper,
+    deployed="received",
 )

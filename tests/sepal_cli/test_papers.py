@@ -16,7 +16,7 @@ from sepal_cli.main import app
 from sepal_cli.paper.further import by_capacity, by_round, of_novel_clients, of_the_clients, of_the_method
 from sepal_cli.paper.markdown import table
 from sepal_cli.paper.masks import analyse
-from sepal_cli.paper.report import accuracy, difference, read_results, rewritten
+from sepal_cli.paper.report import accuracy, block_tables, difference, read_results, rewritten
 from sepal_cli.plans.model import SCALES, Scale
 from sepal_cli.plans.plan import read_plan
 from sepal_cli.report.data import datasets
@@ -202,6 +202,28 @@ def test_clients_own_figures_novel_clients_and_running_totals() -> None:
     assert dict(zip(header[1:], rows[0][1:], strict=True)) == {"paper-cost, MB in all": "3.000", "pruned": "0.200"}
 
 
+def test_deployed_is_the_view_of_the_method_and_differences_are_across_views(tmp_path: Path) -> None:
+    """Ditto's user has the kept model, 80 %; FedAvg's the received one, 50 %, although its clients keep one of 90 %.
+
+    So the difference is +30, where that of the kept models is -10.
+    """
+    text = SMALL.replace('"half", "local"', '"ditto", "fedavg"').replace("half", "ditto")
+    plan = read_plan(plan_file(tmp_path, text))
+    sizes = dict.fromkeys(("up", "down", "up_dense", "down_dense"), 1.0)
+    results = {}
+    for name, kept, received in (("ditto", 0.8, 0.2), ("fedavg", 0.9, 0.5)):
+        views = {"kept": kept, "received": received, "trained": 0.1}
+        accuracy = {view: {"mean": mean, "std": 0.0, "bottom_decile": mean} for view, mean in views.items()}
+        clients = {"name": ["a", "b", "c"], **{view: [mean] * 3 for view, mean in views.items()}}
+        rest = {"seed": 0, "megabytes": sizes, "multiply_adds": 1.0, "seconds": 1.0, "curve": [], "method": {}}
+        results[f"first-{name}-seed0"] = {**rest, "accuracy": accuracy, "clients": clients}
+    text = "\n".join(block_tables(plan, "first", results))
+    assert "| ditto | 80.0 | 80.0 (0.0) |" in text
+    assert "| fedavg | 50.0 | 90.0 (0.0) |" in text
+    assert "| paired difference, points | deployed | kept |" in text
+    assert "| ditto − fedavg | +30.0 ± 0.0 | -10.0 ± 0.0 |" in text
+
+
 def test_a_methods_own_figures_by_round() -> None:
     """The first of six rounds, then those at a sixth, a third, two thirds and the end. Others have no table."""
     method = {"round": [1, 2, 3, 5, 6, 8], "absorbed": [0.1, 0.2, 0.3, None, 0.5, 60.0]}
@@ -245,8 +267,8 @@ def test_a_page_s_tables_are_rewritten_and_the_rest_is_left(tmp_path: Path) -> N
     assert "an old figure" not in page.read_text()
     assert "Not there: 2 of 4 runs: first-half-seed1, first-local-seed1." in lines
     header = next(line for line in lines if line.startswith("| method |"))
-    assert header.startswith("| method | kept (over clients) | trained (over clients) | bottom 10 % |")
-    assert "| half | 62.5 (12.5) | 62.5 (12.5) | 50.0 | 1.00 | 1.00 | 100.0 | 1.00 | 1 |" in lines
+    assert header.startswith("| method | deployed | kept (over clients) | trained (over clients) | bottom 10 % |")
+    assert "| half | 62.5 | 62.5 (12.5) | 62.5 (12.5) | 50.0 | 1.00 | 1.00 | 100.0 | 1.00 | 1 |" in lines
     assert "2 runs, 0.0 minutes of wall time in all, on a processor; commit abc1234, and unknown for 1." in lines
 
 

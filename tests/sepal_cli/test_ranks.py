@@ -22,7 +22,6 @@ PLAN = """
 title = "Ranked"
 [ranks]
 blocks = ["a", "b"]
-views = { fedavg = "received" }
 megabytes = { a = 1.0 }
 against = ["local"]
 [[block]]
@@ -68,7 +67,7 @@ def test_equal_accuracies_share_their_ranks() -> None:
 
 
 def test_a_client_is_ranked_by_what_its_user_predicts_with(tmp_path: Path) -> None:
-    """Kept, or what arrives where nothing is kept yet; the view that the plan names; under shift trained if need be."""
+    """Kept, or what arrives where nothing is kept yet; the view of the method; under shift trained if need be."""
     found = plan(tmp_path)
     ditto = {"kept": [0.9, None], "received": [0.1, 0.2], "trained": [0.5, 0.6], "trained-shift-100": [0.3, 0.4]}
     fedavg = {"kept": [0.8, 0.8], "received": [0.7, 0.6], "trained": [0.9, 0.9], "received-shift-100": [0.5, 0.5]}

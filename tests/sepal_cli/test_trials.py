@@ -211,11 +211,11 @@ def sepal(*arguments: object):
 
 @pytest.mark.usefixtures("here")
 def test_a_paper_is_found_by_its_name_and_one_table_of_it_is_taken(tmp_path: Path) -> None:
-    """The sweep of p has six runs, of which none is begun."""
+    """The sweep of p has twelve runs, of which none is begun."""
     done = sepal("fedpse", "--table", "figure 4", "--hours", "0")
     assert done.exit_code == 0, done.output
     tables = (tmp_path / "runs" / "fedpse" / "tables.md").read_text()
-    assert "Not there: 6 of 6 runs: sweep-p0.1-seed0" in tables
+    assert "Not there: 12 of 12 runs: sweep-keep_0.9-fedpse-seed0" in tables
     assert tables in done.stdout
     done = sepal("fedpse", "--scale", "quick", "--hours", "0")
     assert done.exit_code == 0, done.output
