@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,8 +107,8 @@ def _rows(partitioner: Any, number: int) -> Index:
 def _dirichlet(rule: Rule, labels: Labels) -> list[Index]:
     """Draw until every client has ``min-examples``; flwr-datasets' own loop gives up after ten draws."""
     for draw in range(_DIRICHLET_DRAWS):
-        parts = _dealt(rule, labels, draw)
-        if min(map(len, parts)) >= rule.settings.min_examples:
+        parts = _dealt(rule, labels, draw, rule.settings.min_examples)
+        if len(parts) == rule.clients:
             return _checked(parts, len(labels))
     raise DataError(
         "partition.min-examples",
@@ -117,8 +118,8 @@ def _dirichlet(rule: Rule, labels: Labels) -> list[Index]:
     )
 
 
-def _dealt(rule: Rule, labels: Labels, draw: int = 0) -> list[Index]:
-    """Draw a partition once."""
+def _dealt(rule: Rule, labels: Labels, draw: int = 0, least: int = 0) -> list[Index]:
+    """Draw a partition once; stop before the first client that would have fewer than ``least`` examples."""
     from datasets import Dataset
 
     order = derive(rule.seed, "partition-order", rule.part, draw).permutation(len(labels))
@@ -129,7 +130,8 @@ def _dealt(rule: Rule, labels: Labels, draw: int = 0) -> list[Index]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about unused classes; a client without data is an error below
-            return [np.sort(_rows(partitioner, client)) for client in range(rule.clients)]
+            rows = (np.sort(_rows(partitioner, client)) for client in range(rule.clients))
+            return list(takewhile(lambda part: len(part) >= least, rows))
     except ValueError as error:
         expected = f"a rule that suits {rule.clients} clients of {len(labels)} examples"
         raise DataError("partition.name", expected, f"{rule.settings.name}: {error}") from error
