@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from sepal_engines.flower.probe import examine
 from sepal_engines.flower.processes import free_port, listening
 from sepal_engines.in_process import run_in_process
 from strategies.assembly import assemble
+from tests.test_readme import BLOCKS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -65,25 +67,28 @@ def left(home: Path) -> list[str]:
 
 
 def test_three_terminals(tmp_path):
+    """README's block as it stands, at other ports."""
     ports = [str(free_port()), str(free_port())]
-    keys = ["--set", "dataset=digits", "--set", "rounds=3", "--name", "three"]
-    server = sepal(["serve", *keys, "--port", ports[0], "--control", ports[1]], tmp_path, "serve.log")
+    (block,) = (block for _, block in BLOCKS if "sepal serve" in block)
+    first, *others = (shlex.split(line.removeprefix(".venv/bin/sepal ")) for line in block.splitlines())
+    assert (first[0], [words[:2] for words in others]) == ("serve", [["join", "127.0.0.1:9092"]] * 2)
+    server = sepal([*first, "--port", ports[0], "--control", ports[1]], tmp_path, "serve.log")
     clients = [
-        sepal(["join", f"127.0.0.1:{ports[0]}", "--partition", str(number), "--of", "2"], tmp_path, f"join{number}.log")
-        for number in range(2)
+        sepal(["join", f"127.0.0.1:{ports[0]}", *words[2:]], tmp_path, f"join{number}.log")
+        for number, words in enumerate(others)
     ]
     try:
         assert server.wait(300) == 0, (tmp_path / "serve.log").read_text()[-2000:]
         told = (tmp_path / "serve.log").read_text()
         assert "without --certs nothing is encrypted" in told
-        assert "sepal: round 2/3: received" in told, "progress is to be seen in the first terminal"
+        assert "sepal: round 2/5: received" in told, "progress is to be seen in the first terminal"
         assert "sepal: closing round" in told
         summary = json.loads((tmp_path / "runs" / "three" / "summary.json").read_text())
         assert summary["complete"]
         assert summary["clients"] == 2
-        watched = sepal(["watch", "runs/three"], tmp_path, "watch.log")
+        watched = sepal(["watch", "three"], tmp_path, "watch.log")
         assert watched.wait(60) == 0
-        assert "4/4" in (tmp_path / "watch.log").read_text()
+        assert "6/6" in (tmp_path / "watch.log").read_text()
     finally:
         for process in [*clients, server]:
             process.send_signal(signal.SIGTERM)
