@@ -1,6 +1,7 @@
 """README's blocks as they stand: ``sepal run`` and ``show``, and ``flwr run`` with Flower's simulation.
 
-The three terminals of ``serve`` are in test_serving.py. The Python block is run in Flower's simulation, as an app of its own.
+The three terminals of ``serve`` are in test_serving.py. The Python block is run in Flower's simulation, as an app of
+its own.
 """
 
 from __future__ import annotations
