@@ -108,16 +108,17 @@ def rewritten(page: str, plan: Plan, results: Mapping[str, Found]) -> str:
     """Return the text of a page with its generated parts recomputed.
 
     A part lies between ``<!-- tables: BLOCK -->`` and ``<!-- /tables -->``; BLOCK names a block of the plan, or is
-    ``ranks``.
+    ``ranks``. Between ``<!-- trials: BLOCK -->`` and ``<!-- /trials -->`` there is the validation accuracy of trials.
 
     Raises:
         ConfigError: The page has no such part, or names another block.
     """
 
     def part(match: re.Match[str]) -> str:
-        return f"{match[1]}\n" + "\n".join(block_tables(plan, match[2], results)) + match[3]
+        made = block_tables if match[2] == "tables" else trial_tables
+        return f"{match[1]}\n" + "\n".join(made(plan, match[3], results)) + match[4]
 
-    text, count = re.subn(r"(<!-- tables: (\S+) -->)\n.*?(<!-- /tables -->)", part, page, flags=re.DOTALL)
+    text, count = re.subn(r"(<!-- (tables|trials): (\S+) -->)\n.*?(<!-- /\2 -->)", part, page, flags=re.DOTALL)
     if not count:
         raise ConfigError("--page", "a page with <!-- tables: BLOCK --> … <!-- /tables -->", "none")
     return text
@@ -136,6 +137,32 @@ def block_tables(plan: Plan, name: str, results: Mapping[str, Found]) -> Iterato
     if name not in blocks:
         raise ConfigError("tables", f"one of {', '.join(blocks)}", name)
     yield from _block(blocks[name], list(plan.runs(name)), results)
+    yield ""
+
+
+def trial_tables(plan: Plan, name: str, results: Mapping[str, Found]) -> Iterator[str]:
+    """Yield the lines of a table of a block's trials: validation accuracy in % by variant and cell, the best in bold.
+
+    The view is that in which trials choose: *received* for methods that are deployed so and are ranked, else *trained*.
+
+    Raises:
+        ConfigError: The plan has no block of that name.
+    """
+    if name not in (known := [block.name for block in plan.block]):
+        raise ConfigError("trials", f"one of {', '.join(known)}", name)
+    found: dict[str, dict[str, float]] = {}
+    runs = list(plan.runs(name))
+    for run in runs:
+        view = "received" if plan.ranks and run.deployed == "received" else "trained"
+        if (value := results.get(run.name, {}).get("validation", {}).get(view)) is not None:
+            found.setdefault(run.variant, {})[run.cell] = value
+    cells = list(dict.fromkeys(run.cell for run in runs))
+    rows = []
+    for variant, values in found.items():
+        shown = {cell: f"{100 * value:.1f}" for cell, value in values.items()}
+        best = max(values, key=lambda cell: values[cell])
+        rows.append([variant, *(f"**{shown[c]}**" if c == best else shown.get(c, "–") for c in cells)])
+    yield from table(["validation, %", *(cell.replace("=", " = ") or "accuracy" for cell in cells)], rows)
     yield ""
 
 

@@ -224,6 +224,22 @@ def test_deployed_is_the_view_of_the_method_and_differences_are_across_views(tmp
     assert "| ditto − fedavg | +30.0 ± 0.0 | -10.0 ± 0.0 |" in text
 
 
+def test_the_grid_of_trials_stands_on_the_page(tmp_path: Path) -> None:
+    """Validation accuracy by variant and rate; the trial at 1 has no result, as where training diverged."""
+    text = SMALL[: SMALL.index("seeds")] + "grid = { lr = [0.1, 1.0] }\n"
+    plan, page = read_plan(plan_file(tmp_path, text)), "<!-- trials: first -->\nold\n<!-- /trials -->\n"
+    found = {"first-lr_0.1-half-seed0": {"validation": {"received": 0.9, "trained": 0.7}}}
+    found["first-lr_0.1-local-seed0"] = {"validation": {"trained": 0.5}}
+    found["first-lr_1.0-local-seed0"] = {"validation": {"trained": 0.625}}
+    made = rewritten(page, plan, found)
+    assert "| validation, % | lr = 0.1 | lr = 1.0 |" in made
+    assert "| half | **70.0** | – |" in made
+    assert "| local | 50.0 | **62.5** |" in made
+    assert "old" not in made
+    with pytest.raises(ConfigError, match="trials: expected one of first, got second"):
+        rewritten(page.replace("first", "second"), plan, found)
+
+
 def test_a_methods_own_figures_by_round() -> None:
     """The first of six rounds, then those at a sixth, a third, two thirds and the end. Others have no table."""
     method = {"round": [1, 2, 3, 5, 6, 8], "absorbed": [0.1, 0.2, 0.3, None, 0.5, 60.0]}

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from sepal.errors import SepalError
+from sepal.masks.packed import unpack
 from sepal.protocol.method import ClientInfo, Payload, Upload
 from sepal.protocol.payloads import seal, unseal
 from sepal.wire import inspect
 from sepal.wire.tensors import members
 from strategies.baselines.fedmask import signed
 from tests.strategies.baselines import Sent, run
+from tests.strategies.by_hand import data, gradients
 from tests.strategies.federation import Federation
 
 MLP = {"model": "tests.strategies.federation:mlp", "split.validation": 0.0, "fedmask.keep": 0.5}
@@ -58,6 +60,39 @@ def test_bits_are_averaged_over_those_that_hold_them():
     assert server.aggregate(state, Sent(), server.plan(2))[0].masks["fc1.weight"].tobytes() == (
         state.masks["fc1.weight"].tobytes()
     )
+
+
+def test_two_rounds_by_hand():
+    """A weight counts where its score m is at least 0; dF/dm = W·σ(m)·(1 - σ(m))·dF/d(W·bit), one step of rate 2.
+
+    The structure is the 4 of 8 units with the largest mean scores after round 1. In round 2 scores go on from those of
+    round 1, with the signs of the received bits, and only those of the structure move.
+    """
+    made = federation([1.0], **{"fedmask.lr": 2.0, "fedmask.momentum": 0.0})
+    (host,) = made.hosts
+    parts = host.algorithm.parts
+    x, y = data(host)
+
+    def moved(scores, held):
+        bits = {name: score >= 0 for name, score in scores.items()}
+        theta = {**parts.weights, **{name: parts.weights[name] * bit for name, bit in bits.items()}}
+        slope, _ = gradients(theta, np.arange(8), x, np.eye(10)[y])
+        soft = {name: 1 / (1 + np.exp(-score.astype(np.float64))) for name, score in scores.items()}
+        return {n: m - 2 * held[n] * slope[n] * parts.weights[n] * soft[n] * (1 - soft[n]) for n, m in scores.items()}
+
+    expected = moved(parts.first, parts.held({}))
+    state, _ = made.round(made.server.init(), 1)
+    after = made.states[0]
+    for name, scores in expected.items():
+        np.testing.assert_allclose(after.scores[name], scores, rtol=1e-4, atol=1e-7, err_msg=name)
+    means = expected["fc1.weight"].mean(1)
+    held = parts.held(after.structure)
+    assert held["fc1.weight"].all(1).tolist() == (means >= np.sort(means)[4]).tolist()
+    bits = unpack(state.masks, parts.masked)
+    again = {name: signed(after.scores[name], bits[name] & held[name]) for name in expected}
+    made.round(state, 2)
+    for name, scores in moved(again, held).items():
+        np.testing.assert_allclose(made.states[0].scores[name], scores, rtol=1e-4, atol=1e-7, err_msg=f"2 {name}")
 
 
 def test_who_joins_late_starts_from_all_of_the_servers_bits():
