@@ -126,7 +126,7 @@ class _Rows(_Gated):
         scale, part_scale = (self.gates[:, self.row_block] * self.row_whole)[:, some], self.gates[:, block]
         weight, part = self.weight[some], self.weight.flatten(1)[row] * self.part_inside[live]
         bias = self.gates.new_zeros(len(self.gates), len(self.weight)) if self.bias is None else self.vector("bias")
-        apart = not self.shared and len(x) == 1 and torch.is_grad_enabled()  # as in a larger batch: costs are counted
+        apart = not self.shared and len(x) == 1 and torch.is_grad_enabled()  # counted as in a larger batch
         if len(self.gates) == 1 and not apart:
             scaled = (weight.flatten(1) * scale.T).index_add_(0, place, part * part_scale.T)
             out = self.product(x, scaled.view_as(weight), bias[0, some])

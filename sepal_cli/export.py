@@ -27,7 +27,7 @@ def export(
         bool, typer.Option("--onnx", help="Write CLIENT.onnx beside it (needs onnx and onnxscript).")
     ] = False,
 ) -> None:
-    """Write the model that a client keeps as safetensors and, with --onnx, as ONNX."""
+    """Write a client's own model, after its last training, as safetensors and, with --onnx, as ONNX."""
     import torch
 
     from sepal_cli.client_model import client_model, write_onnx

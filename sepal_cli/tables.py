@@ -13,6 +13,7 @@ from rich.table import Table
 from sepal.errors import one_line
 from sepal_cli.runs import Line, StoredRun
 from server_app.run_directory import IN_PROCESS
+from strategies import registry
 
 MEGA = 1e6  # bytes in a MB
 LEGEND = (
@@ -129,7 +130,9 @@ def figures_table(run: StoredRun, yardstick: StoredRun | None = None) -> Table:
         if each is None or each.summary is None:
             continue
         found = each.summary["accuracy"]
-        for view in sorted(found, key=lambda view: view != "kept"):  # first what a deployed client predicts with
+        method = each.config["method"]
+        deployed = registry.get(method).deployed if method in registry.table() else "kept"
+        for view in sorted(found, key=lambda view: view != deployed):  # first what a deployed client predicts with
             figures = found[view]
             cells = [printable(each.config["method"]), printable(view)]
             if figures is None:

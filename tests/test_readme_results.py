@@ -28,7 +28,7 @@ def test_a_result_file_that_is_missing_is_not_in_the_table_and_one_that_changes_
     rows = [json.loads(line) for line in (tmp_path / "fedpse.ndjson").read_text().splitlines()]
     for row in rows:
         if row["variant"] == "local":
-            row["accuracy"]["trained"]["mean"] = 0.01
+            row["accuracy"]["kept"]["mean"] = 0.01
     (tmp_path / "fedpse.ndjson").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert rewritten(empty, tmp_path) != text.removeprefix("before\n").removesuffix("after\n")
     assert rewritten(empty, tmp_path / "none") == empty

@@ -60,7 +60,10 @@ def of_the_method(groups: Mapping[str, Group]) -> Table:
 
 
 def by_round(name: str, group: Group) -> Table:
-    """Return one variant's own figures in five of the first seed's rounds: the first, then up to the last."""
+    """Return one variant's own figures in the first of its rounds, and at a sixth, a third, two thirds and their end.
+
+    They are those of the first seed; rounds without such figures do not count.
+    """
     found = group[0]["method"]
     rounds = found.get("round", [])
     places = sorted({0, *(max(0, round(len(rounds) * share) - 1) for share in (1 / 6, 1 / 3, 2 / 3, 1))})

@@ -4,7 +4,7 @@ All tables are computed from the lines of JSON, whose figures are rounded to fiv
 from the file next to it (:func:`rewritten`).
 
 *deployed* comes first: the model that a user of a deployed client predicts with, which is in the view that the method's
-record names. A figure with ± is a
+record names; clients without a model in that view are left out. A figure with ± is a
 mean and standard deviation over seeds, unless the table says over clients. Paired differences are computed for each
 client and averaged over seeds, with the 95 % interval of Student's t over clients; with two clients there is no
 interval. Clients of a federation are not independent, so the interval is only indicative.
@@ -39,6 +39,7 @@ from sepal_cli.paper.further import (
 from sepal_cli.paper.markdown import of_clients, table
 from sepal_cli.paper.ranks import NAME, rank_tables
 from sepal_cli.plans.model import Block, Plan, PlannedRun, Published
+from sepal_cli.plans.trials import judged
 from sepal_cli.results import over_seeds, paired
 
 MODELS = ("kept", *VIEWS[:2])
@@ -143,24 +144,23 @@ def block_tables(plan: Plan, name: str, results: Mapping[str, Found]) -> Iterato
 def trial_tables(plan: Plan, name: str, results: Mapping[str, Found]) -> Iterator[str]:
     """Yield the lines of a table of a block's trials: validation accuracy in % by variant and cell, the best in bold.
 
-    The view is that in which trials choose: *received* for methods that are deployed so and are ranked, else *trained*.
+    It is the mean over seeds, in the view in which trials choose (:func:`sepal_cli.plans.trials.judged`).
 
     Raises:
         ConfigError: The plan has no block of that name.
     """
     if name not in (known := [block.name for block in plan.block]):
         raise ConfigError("trials", f"one of {', '.join(known)}", name)
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, list[float]]] = {}
     runs = list(plan.runs(name))
     for run in runs:
-        view = "received" if plan.ranks and run.deployed == "received" else "trained"
-        if (value := results.get(run.name, {}).get("validation", {}).get(view)) is not None:
-            found.setdefault(run.variant, {})[run.cell] = value
+        if (value := results.get(run.name, {}).get("validation", {}).get(judged(plan, run))) is not None:
+            found.setdefault(run.variant, {}).setdefault(run.cell, []).append(value)
     cells = list(dict.fromkeys(run.cell for run in runs))
     rows = []
     for variant, values in found.items():
-        shown = {cell: f"{100 * value:.1f}" for cell, value in values.items()}
-        best = max(values, key=lambda cell: values[cell])
+        shown = {cell: f"{100 * mean(each):.1f}" for cell, each in values.items()}
+        best = max(values, key=lambda cell: mean(values[cell]))
         rows.append([variant, *(f"**{shown[c]}**" if c == best else shown.get(c, "–") for c in cells)])
     yield from table(["validation, %", *(cell.replace("=", " = ") or "accuracy" for cell in cells)], rows)
     yield ""

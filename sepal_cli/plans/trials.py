@@ -45,12 +45,16 @@ def chosen(plan: Plan, out: Path, failed: Collection[str] = ()) -> Chosen:
     return found
 
 
+def judged(plan: Plan, run: PlannedRun) -> str:
+    """Return the view in which a trial is judged: *received* if the plan ranks and deploys that, else *trained*."""
+    return "received" if plan.ranks and run.deployed == "received" else "trained"
+
+
 def _best(plan: Plan, block: Block, runs: Sequence[PlannedRun], out: Path) -> dict[str, Value] | None:
     """Return the values of the best cell, the first in a tie; None while a trial is missing."""
     if not runs:
         return None
-    view = runs[0].deployed if plan.ranks else "trained"
-    view = "received" if view == "received" else "trained"
+    view = judged(plan, runs[0])
     cells: dict[str, list[float]] = {}
     for run in runs:
         value = validation(out / run.name, view)

@@ -91,7 +91,8 @@ class Registry:
         if known and not begun:
             self._compare(wanted, forget=True)
         # Flower never takes back a key that was unregistered. So a key must be missing at two checks in a row,
-        # as a file that is being replaced is not. No file may be unreadable at either: it may hold the key.
+        # as a file that is being replaced is not; at the first check after a start, once is enough. No file may be
+        # unreadable at either: it may hold the key.
         missing = frozenset(self._ids) - frozenset(wanted)
         removed = missing & self._missing if begun else missing
         self._missing = frozenset() if problems else missing

@@ -187,4 +187,5 @@ FedEM = register(
     FedEmServer,
     FedEmClient,
     Hyper,
+    deployed="received",
 )

@@ -158,8 +158,8 @@ class PFedHNServer(Generated, ServerBase[ServerState]):
             }
             norms.append(math.sqrt(sum(float(g.double().square().sum()) for g in gradient.values())))
             self._step(after, momentum, gradient, min(1.0, self.hyper.clip / (norms[-1] + 1e-6)))
-        if not all(value.isfinite().all() for value in after.values()):
-            got = f"norms up to {max(norms):g}"
+        if not all(value.isfinite().all() for value in (*after.values(), *momentum.values())):
+            got = f"norms up to {np.max(norms):g}"
             raise RoundError(f"round {plan.round}: the hypernetwork's step", "finite weights (a smaller rate)", got)
         metrics = {"hypernetwork.norm": float(np.mean(norms))} if norms else {}
         return ServerState(*({n: w.numpy() for n, w in part.items()} for part in (after, momentum))), metrics

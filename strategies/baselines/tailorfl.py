@@ -340,4 +340,5 @@ TailorFL = register(
     TailorClient,
     Hyper,
     uses_capacity=True,
+    deployed="received",
 )

@@ -225,11 +225,12 @@ def test_deployed_is_the_view_of_the_method_and_differences_are_across_views(tmp
 
 
 def test_the_grid_of_trials_stands_on_the_page(tmp_path: Path) -> None:
-    """Validation accuracy by variant and rate; the trial at 1 has no result, as where training diverged."""
-    text = SMALL[: SMALL.index("seeds")] + "grid = { lr = [0.1, 1.0] }\n"
+    """Validation accuracy by variant and rate, mean over seeds; a trial at 1 has none, as where training diverged."""
+    text = SMALL[: SMALL.index("seeds")] + "seeds = [0, 1]\ngrid = { lr = [0.1, 1.0] }\n"
     plan, page = read_plan(plan_file(tmp_path, text)), "<!-- trials: first -->\nold\n<!-- /trials -->\n"
     found = {"first-lr_0.1-half-seed0": {"validation": {"received": 0.9, "trained": 0.7}}}
-    found["first-lr_0.1-local-seed0"] = {"validation": {"trained": 0.5}}
+    found["first-lr_0.1-local-seed0"] = {"validation": {"trained": 0.375}}
+    found["first-lr_0.1-local-seed1"] = {"validation": {"trained": 0.625}}
     found["first-lr_1.0-local-seed0"] = {"validation": {"trained": 0.625}}
     made = rewritten(page, plan, found)
     assert "| validation, % | lr = 0.1 | lr = 1.0 |" in made
