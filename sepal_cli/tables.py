@@ -130,8 +130,7 @@ def figures_table(run: StoredRun, yardstick: StoredRun | None = None) -> Table:
         if each is None or each.summary is None:
             continue
         found = each.summary["accuracy"]
-        method = each.config["method"]
-        deployed = registry.get(method).deployed if method in registry.table() else "kept"
+        deployed = registry.deployed(each.config["method"])
         for view in sorted(found, key=lambda view: view != deployed):  # first what a deployed client predicts with
             figures = found[view]
             cells = [printable(each.config["method"]), printable(view)]

@@ -80,6 +80,11 @@ def get(name: str) -> Method:
     return found
 
 
+def deployed(name: str) -> str:
+    """Return the view of the model that a user of a deployed client predicts with; ``kept`` for an unknown method."""
+    return get(name).deployed if name in table() else "kept"
+
+
 def defaults() -> dict[str, Scalar]:
     """Return every run-config key with its default: shared keys, then each method's own keys."""
     keys: dict[str, Scalar] = RunConfig().flat()

@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 
 from sepal.protocol.views import VIEWS
+from sepal_cli.plans.model import Plan, PlannedRun
+from sepal_cli.plans.trials import judged
 
 Found = Mapping[str, Any]
 Group = Sequence[Found]  # the seeds of one variant in one cell
@@ -64,14 +66,16 @@ def by_round(name: str, group: Group) -> Table:
 
     They are those of the first seed; rounds without such figures do not count.
     """
-    found = group[0]["method"]
-    rounds = found.get("round", [])
+    title, found = f"{name} by round, seed {group[0]['seed']}", group[0]["method"]
+    if not found:
+        return [title], []
+    rounds = found["round"]
     places = sorted({0, *(max(0, round(len(rounds) * share) - 1) for share in (1 / 6, 1 / 3, 2 / 3, 1))})
     rows = []
-    for figure in [key for key in found if key != "round"] if rounds else []:
+    for figure in [key for key in found if key != "round"]:
         values = [found[figure][place] for place in places]
         rows.append([figure, *("–" if value is None else _short(value) for value in values)])
-    return [f"{name} by round, seed {group[0]['seed']}", *(str(rounds[place]) for place in places if rounds)], rows
+    return [title, *(str(rounds[place]) for place in places)], rows
 
 
 def _short(value: float) -> str:
@@ -106,6 +110,24 @@ def of_novel_clients(groups: Mapping[str, Group]) -> Table:
         rows += [[name, *cells]] if any(one.get("novel") for one in group) else []
     kinds = ("participants", "novel", "gap")
     return ["novel clients", *(f"{view}, {kind}" for view in VIEWS for kind in kinds)], rows
+
+
+def of_the_trials(plan: Plan, runs: Sequence[PlannedRun], results: Mapping[str, Found]) -> Table:
+    """Return trials' validation accuracy in % by variant and cell, mean over seeds; the best in bold.
+
+    It is in the view in which trials choose (:func:`sepal_cli.plans.trials.judged`).
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    for run in runs:
+        if (value := results.get(run.name, {}).get("validation", {}).get(judged(plan, run))) is not None:
+            found.setdefault(run.variant, {}).setdefault(run.cell, []).append(value)
+    cells = list(dict.fromkeys(run.cell for run in runs))
+    rows = []
+    for variant, values in found.items():
+        shown = {cell: f"{100 * mean(each):.1f}" for cell, each in values.items()}
+        best = max(values, key=lambda cell: mean(values[cell]))
+        rows.append([variant, *(f"**{shown[c]}**" if c == best else shown.get(c, "–") for c in cells)])
+    return ["validation, %", *(cell.replace("=", " = ") or "accuracy" for cell in cells)], rows
 
 
 def chosen_by_trials(groups: Mapping[str, Group]) -> Table:

@@ -34,12 +34,12 @@ from sepal_cli.paper.further import (
     of_novel_clients,
     of_the_clients,
     of_the_method,
+    of_the_trials,
     privacy_table,
 )
 from sepal_cli.paper.markdown import of_clients, table
 from sepal_cli.paper.ranks import NAME, rank_tables
 from sepal_cli.plans.model import Block, Plan, PlannedRun, Published
-from sepal_cli.plans.trials import judged
 from sepal_cli.results import over_seeds, paired
 
 MODELS = ("kept", *VIEWS[:2])
@@ -142,27 +142,14 @@ def block_tables(plan: Plan, name: str, results: Mapping[str, Found]) -> Iterato
 
 
 def trial_tables(plan: Plan, name: str, results: Mapping[str, Found]) -> Iterator[str]:
-    """Yield the lines of a table of a block's trials: validation accuracy in % by variant and cell, the best in bold.
-
-    It is the mean over seeds, in the view in which trials choose (:func:`sepal_cli.plans.trials.judged`).
+    """Yield the lines of the table of a block's trials.
 
     Raises:
         ConfigError: The plan has no block of that name.
     """
     if name not in (known := [block.name for block in plan.block]):
         raise ConfigError("trials", f"one of {', '.join(known)}", name)
-    found: dict[str, dict[str, list[float]]] = {}
-    runs = list(plan.runs(name))
-    for run in runs:
-        if (value := results.get(run.name, {}).get("validation", {}).get(judged(plan, run))) is not None:
-            found.setdefault(run.variant, {}).setdefault(run.cell, []).append(value)
-    cells = list(dict.fromkeys(run.cell for run in runs))
-    rows = []
-    for variant, values in found.items():
-        shown = {cell: f"{100 * mean(each):.1f}" for cell, each in values.items()}
-        best = max(values, key=lambda cell: mean(values[cell]))
-        rows.append([variant, *(f"**{shown[c]}**" if c == best else shown.get(c, "–") for c in cells)])
-    yield from table(["validation, %", *(cell.replace("=", " = ") or "accuracy" for cell in cells)], rows)
+    yield from table(*of_the_trials(plan, list(plan.runs(name)), results))
     yield ""
 
 

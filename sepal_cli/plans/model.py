@@ -189,8 +189,7 @@ class PlannedRun:
 
     @property
     def deployed(self) -> str:
-        """View of the model that a user of a deployed client predicts with, by the run's method; of none: kept."""
+        """View of the model that a user of a deployed client predicts with, by the run's method."""
         from strategies import registry
 
-        method = str(self.keys.get("method", ""))
-        return registry.get(method).deployed if method in registry.table() else "kept"
+        return registry.deployed(str(self.keys.get("method", "")))

@@ -94,9 +94,10 @@ class Registry:
         # as a file that is being replaced is not; at the first check after a start, once is enough. No file may be
         # unreadable at either: it may hold the key.
         missing = frozenset(self._ids) - frozenset(wanted)
+        missing = frozenset() if problems else missing
         removed = missing & self._missing if begun else missing
-        self._missing = frozenset() if problems else missing
-        for digest in [] if problems else sorted(removed):
+        self._missing = missing
+        for digest in sorted(removed):
             try:
                 self._unregister(digest)
             except FlowerError as problem:

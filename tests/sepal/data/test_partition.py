@@ -107,7 +107,7 @@ def test_dirichlet_redraws_until_everybody_has_enough():
 
 
 def test_a_draw_ends_at_the_first_client_that_is_too_small(monkeypatch):
-    """Most of a draw's time is spent reading the clients' rows; 200 draws for 100 clients took half an hour."""
+    """Most of a draw's time is spent reading the clients' rows."""
     read, rows = [], partition._rows
     monkeypatch.setattr(partition, "_rows", lambda of, client: read.append(client) or rows(of, client))
     parts = partition._dealt(rule("dirichlet", 10, alpha=0.05), np.repeat(np.arange(10), 12), 0, 10)
