@@ -165,15 +165,31 @@ def paired(ours: BySeed, theirs: BySeed) -> Estimate | None:
     so the interval is a guide, not a test. With fewer than three clients there is no interval.
     """
     pairs: dict[str, list[float]] = {}
-    for seed, clients in ours.items():
-        there = theirs.get(seed, {})
-        for name, accuracy in clients.items():
-            if name in there:
-                pairs.setdefault(name, []).append(accuracy - there[name])
-    values = np.array([np.mean(found) for found in pairs.values()])
-    if not len(values):
-        return None
+    for differences in _differences(ours, theirs).values():
+        for name, value in differences.items():
+            pairs.setdefault(name, []).append(value)
+    return _with_interval([float(np.mean(found)) for found in pairs.values()])
+
+
+def paired_by_seed(ours: BySeed, theirs: BySeed) -> Estimate | None:
+    """Return the same difference with the interval over seeds: each seed counts once, with its mean over clients.
+
+    It is for claims about other draws of the data and of W_0. With fewer than three seeds there is no interval.
+    """
+    return _with_interval([float(np.mean([*found.values()])) for found in _differences(ours, theirs).values() if found])
+
+
+def _differences(ours: BySeed, theirs: BySeed) -> BySeed:
+    """Return seed → client → difference, for what both have."""
+    return {
+        seed: {name: clients[name] - theirs[seed][name] for name in clients if name in theirs[seed]}
+        for seed, clients in ours.items()
+        if seed in theirs
+    }
+
+
+def _with_interval(values: Sequence[float]) -> Estimate | None:
     if len(values) < 3:
-        return Estimate(float(values.mean()), None, len(values))
-    half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-    return Estimate(float(values.mean()), float(half), len(values))
+        return Estimate(float(np.mean(values)), None, len(values)) if len(values) else None
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return Estimate(float(np.mean(values)), float(half), len(values))

@@ -109,3 +109,27 @@ def test_the_order_of_gates():
     text = f"are {far[alike > 0].mean():.1f} apart on average, the other {sum(alike == 0)} {far[alike == 0].mean():.1f}"
     assert text in page
     assert f"distances run from {far.min():.1f} to {far.max():.1f}" in page
+
+
+@pytest.mark.parametrize(
+    ("page", "block", "cells", "views"),
+    [
+        ("dmpfl", "har", ("",), ("received", "trained", "received-shift-100", "trained-shift-100")),
+        ("dmpfl", "mnist", ("",), ("received", "trained", "received-shift-100", "trained-shift-100")),
+        ("fedpse", "n5", ("lambda=1.0", "lambda=0.5", "lambda=0.0"), ("received", "trained")),
+    ],
+)
+def test_what_the_fixes_changed(page, block, cells, views):
+    """Means over the runs, with the same seeds and rounds, that are in the data of before and of now."""
+    text = (RESULTS / f"{page}.md").read_text()
+    old = {run["name"]: run["accuracy"] for run in lines("before-fixes") if run["page"] == page}
+    new = {run["name"]: run for run in lines(page) if run["name"] in old and run["block"] == block}
+    for variant in dict.fromkeys(run["variant"] for run in new.values()):
+        changes = []
+        for cell in cells:
+            names = [name for name, run in new.items() if (run["variant"], run["cell"]) == (variant, cell)]
+            for view in views:
+                pairs = [(old[n][view], new[n]["accuracy"][view]["mean"]) for n in names if old[n].get(view)]
+                before, now = np.mean(pairs, 0) if pairs else (None, None)
+                changes.append("–" if before is None else f"{100 * before:.1f} → {100 * now:.1f}")
+        assert row(variant, changes) in text, row(variant, changes)

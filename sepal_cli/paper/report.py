@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from sepal.errors import ConfigError
-from sepal.protocol.views import SHIFTS, VIEWS
+from sepal.protocol.views import SHIFTS
 from sepal.storage.files import write_atomically
+from sepal_cli.paper.differences import MODELS, difference_tables
 from sepal_cli.paper.figures import figures
 from sepal_cli.paper.further import (
     Found,
@@ -37,12 +38,11 @@ from sepal_cli.paper.further import (
     of_the_trials,
     privacy_table,
 )
-from sepal_cli.paper.markdown import of_clients, table
+from sepal_cli.paper.markdown import table
 from sepal_cli.paper.ranks import NAME, rank_tables
 from sepal_cli.plans.model import Block, Plan, PlannedRun, Published
-from sepal_cli.results import over_seeds, paired
+from sepal_cli.results import over_seeds
 
-MODELS = ("kept", *VIEWS[:2])
 SHOWN = 8  # names of missing runs, at most
 
 
@@ -194,15 +194,7 @@ def _cell(cell: str, groups: Mapping[str, Group], deployed: Mapping[str, str], h
     yield from table(*of_the_clients(groups))
     yield from table(*of_novel_clients(groups))
     yield from table(*chosen_by_trials(groups))
-    first = next(iter(groups))
-    views = [*MODELS, *(f"{view}-shift-100" for view in MODELS)]
-    rows = []
-    for name, group in groups.items():
-        if name != first:
-            ours, theirs = deployed[first], deployed[name]
-            cells = [difference(groups[first], group, f"{ours}{s}", f"{theirs}{s}") for s in ("", "-shift-100")]
-            rows.append([f"{first} − {name}", *cells, *(difference(groups[first], group, view) for view in views)])
-    yield from table(["paired difference, points", "deployed", "deployed-shift-100", *views], rows)
+    yield from difference_tables(groups, deployed)
 
 
 def _published(published: Sequence[Published], groups: Mapping[str, Group]) -> Iterator[str]:
@@ -281,17 +273,3 @@ def _curves(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
             cells.append(f"{100 * point[view]:.1f} ({point['megabytes']:.1f} MB)" if view in point else "–")
         rows.append([name if any("received" in p for p in points.values()) else f"{name} (trained)", *cells])
     return [f"received by round, seed {seed}", *map(str, rounds)], rows
-
-
-def difference(ours: Group, theirs: Group, view: str, other: str = "") -> str:
-    """Return the mean difference over clients in points, with its 95 % interval; a dash unless two have the view.
-
-    ``other`` is the view of ``theirs`` if it is not ``view``.
-    """
-    found = paired(by_seed(ours, view), by_seed(theirs, other or view))
-    return found.text(sign="+") if found and found.count > 1 else "–"
-
-
-def by_seed(group: Group, view: str) -> dict[int, dict[str, float]]:
-    """Return seed → client → accuracy in a view."""
-    return {one["seed"]: of_clients(one["clients"], view) for one in group}

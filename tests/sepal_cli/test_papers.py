@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 from sepal.errors import ConfigError
 from sepal_cli.comparison import read_comparison
 from sepal_cli.main import app
+from sepal_cli.paper.differences import difference, difference_by_seed
 from sepal_cli.paper.further import by_capacity, by_round, of_novel_clients, of_the_clients, of_the_method
 from sepal_cli.paper.markdown import table
 from sepal_cli.paper.masks import analyse
-from sepal_cli.paper.report import accuracy, block_tables, difference, read_results, rewritten
+from sepal_cli.paper.report import accuracy, block_tables, read_results, rewritten
 from sepal_cli.plans.model import SCALES, Scale
 from sepal_cli.plans.plan import read_plan
 from sepal_cli.report.data import datasets
@@ -174,6 +175,16 @@ def test_figures_over_seeds_and_pairs() -> None:
     assert difference(ours, theirs, "trained") == "+20.0 ± 24.8"
     assert difference(ours, theirs[1:], "trained") == "+20.0 ± 24.8"  # seeds that both have
     assert difference(ours, theirs, "received") == "–"
+
+
+def test_a_difference_over_seeds_counts_each_seed_once() -> None:
+    """Differences 10, 20, 30 of three seeds, whose clients differ by 0: 20 ± 4.303·10/√3 = 24.8, not 0."""
+    ours = [run_of(seed, dict.fromkeys("abcd", 0.5 + seed / 10)) for seed in range(3)]
+    theirs = [run_of(seed, dict.fromkeys("abcd", 0.4)) for seed in range(4)]
+    assert difference_by_seed(ours, theirs, "trained") == "+20.0 ± 24.8"
+    assert difference(ours, theirs, "trained") == "+20.0 ± 0.0"
+    assert difference_by_seed(ours[:2], theirs, "trained") == "–"
+    assert difference_by_seed(ours, theirs, "received") == "–"
 
 
 def test_trained_accuracy_by_capacity_is_a_mean_over_seeds() -> None:
