@@ -19,6 +19,7 @@ from sepal_cli.plans.model import Plan, PlannedRun
 from sepal_cli.results import MEGA, Estimate, Result, difference, over_seeds, read_result
 from sepal_cli.runs import INDEX, find_place
 from server_app.run_directory import stored_config
+from strategies import registry
 
 NEAR = 0.95  # the default target: this share of the best accuracy at the end
 MOST_TITLES = 4  # a report of this many runs gives their number instead of their names
@@ -45,6 +46,11 @@ class Group:
     def method(self) -> str:
         """The method's name."""
         return str(self.results[0].stored.config["method"])
+
+    @property
+    def deployed(self) -> str:
+        """View of the model that a user of a deployed client predicts with."""
+        return registry.deployed(self.method)
 
     @property
     def first(self) -> Result:
@@ -254,10 +260,11 @@ def _data(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield a row of plain figures for each group: what the table and the CSV file show. Accuracies are fractions."""
+    """Yield a row of figures for each group, for the CSV file. Accuracies are fractions; ``deployed`` names a view."""
     for cell in comparison.cells:
         for group in comparison.groups(cell):
             row: dict[str, Any] = {"setting": cell, "name": group.label, "method": group.method}
+            row["deployed"] = group.deployed
             row["seeds"] = len(group.results)
             row["rounds"] = group.results[0].stored.config["rounds"]
             figures = {view: group.accuracy(view) for view in CLOSING_VIEWS}

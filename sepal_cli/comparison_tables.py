@@ -12,14 +12,17 @@ from rich.markup import escape
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.storage.files import write_atomically
 from sepal_cli.comparison import Comparison, Group, rows
+from sepal_cli.results import Estimate
 from sepal_cli.tables import new_table
 
 LEGEND = (
-    "Accuracy in % on test data, mean ± standard deviation over seeds. kept: the model that a client keeps if it does "
-    "not take the last download; received: as the server sends it; trained: after the client's own steps; pooled: "
-    "trained, on everybody's test data. MB: payloads of training, all clients and rounds. Multiply-adds: 10⁹ of "
-    "training a client."
+    "Accuracy in % on test data, mean ± standard deviation over seeds. deployed: the model that a user of a deployed "
+    "client predicts with (by method kept, received or trained); kept: the model that a client keeps if it does not "
+    "take the last download; received: as the server sends it; trained: after the client's own steps; pooled: trained, "
+    "on everybody's test data. MB: payloads of training, all clients and rounds. Multiply-adds: 10⁹ of training a "
+    "client."
 )
+ACCURACIES = ("deployed", *reversed(CLOSING_VIEWS))  # in the order of :func:`accuracies`
 YARDSTICKS = ("local", "fedavg-ft")  # baselines for every method: no federation, and plain federation
 
 
@@ -49,15 +52,21 @@ def without_yardsticks(comparison: Comparison) -> str:
     return f"Without {' and '.join(absent)}: add {'them' if len(absent) > 1 else 'it'} to `methods`."
 
 
+def accuracies(group: Group, view: str) -> list[Estimate | None]:
+    """Return a group's accuracies: of the deployed models, in each view, and of the bottom decile in ``view``."""
+    found = [group.accuracy(each) for each in (group.deployed, *reversed(CLOSING_VIEWS))]
+    return [*found, group.accuracy(view, "bottom_decile")]
+
+
 def _print_accuracy(console: Console, groups: list[Group], view: str) -> None:
     table = new_table(None)
-    table.add_column("accuracy, %", no_wrap=True)
-    for name in (*reversed(CLOSING_VIEWS), f"bottom 10 %\n{view}"):
+    table.add_column("accuracy, %", overflow="fold")
+    for name in (*ACCURACIES, f"bottom 10 %\n{view}"):
         table.add_column(name, justify="right", no_wrap=True)
     for group in groups:
-        figures = [group.accuracy(each) for each in reversed(CLOSING_VIEWS)]
-        figures.append(group.accuracy(view, "bottom_decile"))
-        table.add_row(escape(group.label), *(each.text() if each else "-" for each in figures))
+        table.add_row(escape(group.label), *(each.text() if each else "-" for each in accuracies(group, view)))
+    if console.measure(table, options=console.options.update(max_width=1000)).maximum > console.width:
+        table.padding = 0  # a space between columns instead of two, for terminals 80 characters wide
     console.print(table)
     console.print()  # printing a table ignores `end`
 

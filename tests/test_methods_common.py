@@ -19,7 +19,7 @@ from sepal.errors import SepalError
 from sepal.protocol.method import Kind, resolve
 from sepal.protocol.payloads import seal, unseal
 from sepal.server.run_state import RoundStart
-from sepal.server.run_store import DiskRunStore, MemoryRunStore
+from sepal.server.run_store import DiskRunStore
 from sepal.server.uploads import RoundUploads
 from sepal.storage.serialize import digest, restore
 from sepal.storage.serialize import flatten as flatten_state
@@ -28,6 +28,7 @@ from sepal_engines.in_process import run_in_process
 from server_app.summary import summarise
 from strategies import registry
 from strategies.assembly import assemble
+from tests.contract.harness import Recording
 from tests.methods import CASES, TO_LEARN, Lines, Stop, StopAfter, codings, finished, flat, outcome
 from tests.stores import ScratchStore
 
@@ -78,7 +79,7 @@ def test_the_ledger_counts_the_encoded_bytes(name):
     shared = Shared.around(assemble(flat(name)), "cpu")
     hosts = [build_host(shared, Node(number, 4), "run", ScratchStore()) for number in range(4)]
     algorithms = {host.info.name: host.algorithm for host in hosts}
-    progress = MemoryRunStore()
+    progress = Recording()
     run_in_process(assemble(flat(name, rounds=1)), store=progress)
     start = progress.checkpoints[0]
     begun = RoundStart(strategy.algorithm, start, strategy.algorithm.plan(1))

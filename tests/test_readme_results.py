@@ -7,13 +7,29 @@ import shutil
 
 import pytest
 
-from experiments.readme import README, RESULTS, rewritten
+from experiments.readme import OURS, PLANS, README, RESULTS, YARDSTICKS, rewritten
 from sepal.errors import ConfigError
+from sepal_cli.plans.plan import read_plan
+from strategies import registry
 
 
 def test_readmes_results_are_those_of_the_files():
     """If this fails: python -m experiments.readme."""
     assert rewritten(README.read_text()) == README.read_text()
+
+
+def test_deployed_models_are_compared():
+    """README says so of the first column of the headlines' methods, and of the columns of the other methods."""
+    plans = [read_plan(file) for file in sorted(PLANS.glob("*.toml"))]
+    ours = {
+        str(plan.variants.get(block.headline, {}).get("method", block.headline))
+        for plan in plans
+        for block in plan.block
+        if block.headline
+    }
+    assert len(ours) == 5
+    assert {registry.deployed(method) for method in ours} == {OURS[0]}
+    assert dict(YARDSTICKS) == {method: registry.deployed(method) for method, _ in YARDSTICKS}
 
 
 def test_a_result_file_that_is_missing_is_not_in_the_table_and_one_that_changes_is(tmp_path):

@@ -92,7 +92,7 @@ class RunStore(Protocol):
 
 
 class MemoryRunStore:
-    """A store in memory, for runs that end with their process: one round's uploads and two checkpoints.
+    """A store in memory, for runs that end with their process: one round's uploads and one checkpoint.
 
     Args:
         limit: Bytes of uploads kept in memory; the rest goes to temporary files.
@@ -101,14 +101,15 @@ class MemoryRunStore:
     replays = False
 
     def __init__(self, limit: int = 16 * MEBIBYTE) -> None:
-        self.checkpoints: list[RunState] = []
+        self._latest: RunState | None = None
+        self._older: Mapping[str, str] = {}
         self._round = 0
         self._spill = Spill(limit)
         self._scalars: dict[str, Mapping[str, Scalar]] = {}
 
     def latest(self) -> RunState | None:
         """Return the newest checkpoint, or None."""
-        return self.checkpoints[-1] if self.checkpoints else None
+        return self._latest
 
     def replay(self, round: int) -> RoundRecord | None:
         """Return None, because records are not stored."""
@@ -137,12 +138,13 @@ class MemoryRunStore:
         """Do nothing: records are only needed to replay rounds."""
 
     def checkpoint(self, progress: RunState) -> None:
-        """Keep the state, and the one before it."""
-        self.checkpoints = [*self.checkpoints, progress][-2:]
+        """Keep the state, and the versions of the one before it: a server's state can be large."""
+        self._older = (self._latest or progress).versions
+        self._latest = progress
 
     def durable(self) -> Mapping[str, str]:
-        """Return the clients' versions at the older of the two checkpoints."""
-        return self.checkpoints[0].versions if self.checkpoints else {}
+        """Return the clients' versions at the checkpoint before the newest, or at the only one."""
+        return self._older
 
     def evicted(self) -> frozenset[str]:
         """Return nothing, because no operator can reach a run in memory."""

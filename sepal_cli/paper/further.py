@@ -20,15 +20,21 @@ Group = Sequence[Found]  # the seeds of one variant in one cell
 Table = tuple[list[str], list[list[str]]]
 
 
-def by_capacity(groups: Mapping[str, Group]) -> Table:
-    """Return trained accuracy by quarter of the clients' capacities, mean over seeds."""
+def by_capacity(groups: Mapping[str, Group], title: str, views: Mapping[str, str]) -> Table:
+    """Return accuracy by quarter of the clients' capacities, mean over seeds.
+
+    Args:
+        groups: Variant → its runs.
+        title: What the view is called.
+        views: Variant → view.
+    """
     found = {name: [one.get("by_capacity", {}) for one in group] for name, group in groups.items()}
     quarters = sorted({quarter for runs in found.values() for run in runs for quarter in run})
     rows = []
     for name, runs in found.items():
-        values = {quarter: [r[quarter]["trained"]["mean"] for r in runs if quarter in r] for quarter in quarters}
+        values = {q: [r[q][views[name]]["mean"] for r in runs if r.get(q, {}).get(views[name])] for q in quarters}
         rows.append([name, *(f"{100 * mean(each):.1f}" if each else "–" for each in values.values())])
-    return ["trained by capacity", *quarters], rows if quarters else []
+    return [f"{title} by capacity", *quarters], rows if quarters else []
 
 
 def privacy_table(groups: Mapping[str, Group]) -> Table:

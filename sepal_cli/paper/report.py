@@ -187,7 +187,8 @@ def _cell(cell: str, groups: Mapping[str, Group], deployed: Mapping[str, str], h
             names = [f"{view}-shift-{percent}" for percent in SHIFTS]
             rows = [[name, *(accuracy(group, each) for each in names)] for name, group in groups.items()]
             yield from table(header, rows)
-    yield from table(*by_capacity(groups))
+    yield from table(*by_capacity(groups, "deployed", deployed))
+    yield from table(*by_capacity(groups, "trained", dict.fromkeys(groups, "trained")))
     yield from table(*of_the_method(groups))
     if headline and headline in groups:
         yield from table(*by_round(headline, groups[headline]))

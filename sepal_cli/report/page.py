@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import sepal
 from sepal.errors import ConfigError
-from sepal.protocol.views import CLOSING_VIEWS
 from sepal.storage.files import write_atomically
 from sepal_cli.comparison import Comparison, Group, read_comparison
-from sepal_cli.comparison_tables import LEGEND, without_yardsticks
+from sepal_cli.comparison_tables import ACCURACIES, LEGEND, accuracies, without_yardsticks
 from sepal_cli.report.data import COLOURS, datasets, views
 from sepal_cli.results import Estimate
 from sepal_cli.tables import privacy_line
@@ -167,7 +166,7 @@ def _overview(comparison: Comparison) -> Iterator[str]:
             continue
         view = html.escape(comparison.view)
         target = f"{100 * groups[0].target:.0f} % {view}"
-        heads = [*reversed(CLOSING_VIEWS), f"bottom 10 %<br>{view}", "MB up", "MB down", "multiply-<br>adds, 10⁹"]
+        heads = [*ACCURACIES, f"bottom 10 %<br>{view}", "MB up", "MB down", "multiply-<br>adds, 10⁹"]
         heads += [f"rounds to<br>{target}", f"MB to<br>{target}"]
         place = f'data-cell="{html.escape(cell)}"'
         yield f'<section class="overview scroll" {place} tabindex="0" aria-label="Overview"><table>'
@@ -183,9 +182,7 @@ def _overview(comparison: Comparison) -> Iterator[str]:
 
 
 def _cells(group: Group, view: str) -> Iterator[str]:
-    for each in reversed(CLOSING_VIEWS):
-        yield _text(group.accuracy(each))
-    yield _text(group.accuracy(view, "bottom_decile"))
+    yield from (_text(each) for each in accuracies(group, view))
     yield from (f"{group.megabytes(way):.2f}" for way in ("up", "down"))
     yield f"{group.multiply_adds:.2f}"
     yield group.reached(group.rounds_to, 1)

@@ -7,6 +7,7 @@ models; q_t(z = m) → ``posterior``, of each training example.
 E-step, at the received models: q ∝ π·exp(-loss) for each example, π ← mean of q. M-step: each model trains on the loss
 weighted by q (batch: Σ q·loss / size). The server averages each model separately, weighted by n_i. A client predicts
 Σ π_m·softmax(model m). *Received* is this with the received models under its π; *trained* the same after both steps.
+A deployed client predicts with the received models under its π; *kept* is the mixture after its last training.
 
 The models are different draws from the seed; the first is W_0. A novel client only runs the E-step, as the authors'
 unseen clients do.

@@ -6,7 +6,7 @@ via Heterogeneous Masking", SenSys 2021. A client trains a real score for each w
 once and for all (one-shot pruning). The rest is its *structure*, and only scores inside it are trained from then on.
 For each weight the server takes the mean of the masks of the clients whose structure holds it, rounded to a bit (.5:
 on). Where structures do not overlap, a client gets its own bit back. *Received* are the weights under the received
-mask, *trained* those under the client's own.
+mask, *trained* those under the client's own. A deployed client predicts with its own mask, which is *kept*.
 
 The paper's text was not available. What is known of it: fixed weights, binary masks in both directions, a structure for
 each client found in one shot, the mean where masks overlap. Our choices:

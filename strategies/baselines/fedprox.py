@@ -1,7 +1,8 @@
 """FedProx: FedAvg with a proximal term.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks", MLSys 2020, Algorithm 2
-(https://arxiv.org/abs/1812.06127). Clients minimise F_i(w) + μ/2·‖w - w^t‖², where w^t is the received model.
+(https://arxiv.org/abs/1812.06127). Clients minimise F_i(w) + μ/2·‖w - w^t‖², where w^t is the received model. A
+deployed client predicts with the global model; *kept* is its model of its last local epochs.
 
 Deviations: every client trains for E epochs (in the paper slow clients train less); the mean is weighted by n_i, where
 the paper samples clients by n_i and weights them equally; statistics of normalisation layers have no proximal term.

@@ -3,7 +3,8 @@
 Alam, Liu, Yan, Zhang, "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction", NeurIPS
 2022, Algorithm 1 (https://arxiv.org/abs/2212.01548). In round t = 0, 1, … a client of width β holds ⌈βK⌉ of a layer's K
 channels, from t mod K on, modulo K, so that narrow clients train every channel, too. Everything else is as in HeteroFL,
-as in the authors' code: widths, unweighted mean, scaler, masked loss, static batch normalisation.
+as in the authors' code: widths, unweighted mean, scaler, masked loss, static batch normalisation. A deployed client
+predicts with its part of the server's model in the newest window, which is *received*.
 
 Deviations: those of :mod:`strategies.baselines.heterofl`. The window moves up, as in the paper; the authors' code moves
 it down. Channels that are normalised together (GroupNorm) move together. A client's *trained* model is that of the

@@ -5,7 +5,8 @@ heterogeneous targets with Ordered Dropout", NeurIPS 2021, Algorithm 1 (https://
 holds the first channels of every hidden layer, up to its width p_max. For each batch, a width p ≤ p_max is drawn
 uniformly from the method's widths, and the part of that width is trained. The server averages each entry over the
 clients that hold it, weighted by n_i. With ``fjord.distill`` the whole model is trained on the labels and the part on
-the whole model's outputs, in one step.
+the whole model's outputs, in one step. A deployed client predicts with its part of the server's model, of width p_max,
+which is *received*; *kept* is its part after its last local epochs.
 
 Deviations: batch norms share their statistics between widths (the paper has a set for each);
 distillation uses temperature 1 and weight 1, as the authors' code does; layers must follow one

@@ -5,7 +5,8 @@ authors' code. Each layer's weight is a product of a basis θ_u and coefficients
 (:class:`models.factors.DecomposedLayer`, equation 3 of Pa3dFL). The basis has the same shape at every width and is
 averaged over all clients with equal weights. Coefficients, biases, norms and the head belong to a width: they are
 averaged over the clients of that width, and do not change in a round without such clients. The loss includes
-λ·Σ_layers mean((θ_uᵀθ_u - I)²), which keeps the basis near orthogonal.
+λ·Σ_layers mean((θ_uᵀθ_u - I)²), which keeps the basis near orthogonal. A deployed client predicts with the server's
+tensors of its width, which is *received*; *kept* are those after its last local epochs.
 
 Deviations:
 

@@ -4,7 +4,8 @@ Diao, Ding, Tarokh, "HeteroFL: Computation and Communication Efficient Federated
 ICLR 2021, Algorithm 1 (https://arxiv.org/abs/2010.01264), and the authors' code. Each client holds the first channels
 of every hidden layer. The mean is unweighted. A client learns, and the server averages, the output rows of the classes
 that the client has: its loss sets the logits of other classes to 0 (masked cross-entropy). Hidden layers' outputs are
-divided by the width (*scaler*), before their norm. Gradients are clipped at 1.
+divided by the width (*scaler*), before their norm. Gradients are clipped at 1. A deployed client predicts with its part
+of the server's model, which is *received*; *kept* is its part after its last local epochs.
 
 Deviations:
 

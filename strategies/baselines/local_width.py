@@ -2,7 +2,8 @@
 
 As :mod:`strategies.baselines.local`, no weights are sent. A client trains its part of W_0, the first channels of every
 hidden layer, at the largest width whose square is at most its capacity (:mod:`strategies.baselines.widths`). So it is
-the yardstick for methods that use each client's capacity: the same models without federation.
+the yardstick for methods that use each client's capacity: the same models without federation. A deployed client
+predicts with its own model, which is *kept*.
 """
 
 from __future__ import annotations

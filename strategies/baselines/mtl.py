@@ -7,7 +7,8 @@ https://arxiv.org/abs/1705.10467), with mean-regularised Ω and for networks, as
 - w̄), where w̄ is the mean of all columns, with the client's own as it is now. The server keeps the columns; client i
 gets Σ_{j≠i} w_j/m, one model's size.
 
-*Trained* is the client's own model. There is no *received* model.
+*Trained* is the client's own model. There is no *received* model. A deployed client predicts with its own model of its
+last training, which is *kept*.
 
 Deviations:
 

@@ -4,6 +4,7 @@ Shamsian, Navon, Fetaya, Chechik, "Personalized Federated Learning using Hyperne
 (https://arxiv.org/abs/2103.04628), and the authors' code. θ_i = h(v_i; φ): an MLP on the client's embedding v_i, then
 one linear head for each tensor. Client i trains θ_i and returns Δθ_i = θ_i - θ̃_i; the server takes a step of SGD on φ
 and all embeddings along (∇θ_i)ᵀΔθ_i. *Received* is θ_i, which the paper tests; *trained* is θ̃_i.
+A deployed client predicts with θ_i from the newest hypernetwork; *kept* is θ̃_i of its last training.
 
 Deviations:
 

@@ -5,7 +5,8 @@ Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", Neu
 
 For each batch a client takes K steps on f_i(θ) + λ/2·‖θ - w‖², from the current θ, then w ← w - η·λ·(w - θ). Only w is
 uploaded. The server takes W ← (1 - β)·W + β·Σ n_i·w_i / Σ n_i. *Received* is the global model, *trained* is θ_i. Both θ
-and w start each round at the received model, as in the authors' code. The run's ``lr`` is the rate of θ.
+and w start each round at the received model, as in the authors' code. The run's ``lr`` is the rate of θ. A deployed
+client predicts with θ_i of its last training, which is *kept*.
 
 Deviations: R is the number of batches in ``local-epochs`` passes (the authors take 20 batches); only sampled clients
 train; statistics of normalisation layers are θ's, and averaged. The multiply-adds count all K steps.

@@ -12,7 +12,7 @@ norms again, in the last ones a few channels of each client towards those that i
 (:func:`tuned`).
 
 Positions are never sent: the client sends its importances once, and the shapes of its model depend on the number of
-channels only.
+channels only. A deployed client predicts with its part of the server's model, which is *received*.
 
 Deviations:
 

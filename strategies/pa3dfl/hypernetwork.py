@@ -124,8 +124,7 @@ class Hypernetwork:
 
     def _drawn(self, name: str, shape: tuple[int, ...], deviation: float) -> Array:
         drawn = derive(self.seed, "hypernetwork", name).standard_normal(shape, np.float32)
-        drawn *= np.float32(deviation)
-        return drawn
+        return np.multiply(drawn, np.float32(deviation), out=drawn)
 
     def join(self, state: State, clients: Iterable[str]) -> State:
         """Return ``state`` with an embedding for each of ``clients`` that had none: N(0, 1), from its name and seed."""
@@ -147,8 +146,7 @@ class Hypernetwork:
         for name, shape in shapes.items():
             found[name] = np.empty(shape, np.float32)
             for place in _blocks(shape):
-                entries = tensors.decoded(name, place, h[self.layer[name]])
-                found[name][place] = entries.numpy().reshape(found[name][place].shape)
+                found[name][place].flat[:] = tensors.decoded(name, place, h[self.layer[name]]).numpy()
         return found
 
     def step(self, state: State, uploads: Iterable[tuple[str, Weights]], rounded: Rounding) -> tuple[State, Figures]:

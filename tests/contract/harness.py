@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from sepal.config import RunConfig, Settings
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.messages import read_order
 from sepal.protocol.method import ClientInfo, Kind, Method, Task
-from sepal.server.run_state import RoundRecord
+from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import MemoryRunStore, RunStore
 from sepal.server.strategy import SepalStrategy
 from sepal_engines.in_process.grid import InProcessGrid
@@ -88,11 +88,21 @@ class Federation:
 
 
 class Recording(MemoryRunStore):
-    """A store in memory that a second server can start from."""
+    """A store in memory that a second server can start from, also at the older of two checkpoints."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kept: dict[int, RoundRecord] = {}
+        self.checkpoints: list[RunState] = []
+
+    def checkpoint(self, progress: RunState) -> None:
+        self.checkpoints = [*self.checkpoints, progress][-2:]
+
+    def latest(self) -> RunState | None:
+        return self.checkpoints[-1] if self.checkpoints else None
+
+    def durable(self) -> Mapping[str, str]:
+        return self.checkpoints[0].versions if self.checkpoints else {}
 
     def commit(self, record: RoundRecord) -> None:
         self.kept[record.round] = record

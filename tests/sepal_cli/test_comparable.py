@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import html
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,8 +15,9 @@ from typer.testing import CliRunner
 from sepal.errors import ConfigError
 from sepal_cli.comparison import INDEX, read_comparison
 from sepal_cli.main import app
+from sepal_cli.report.page import live_parts
 from sepal_cli.runs import read_run
-from tests.sepal_cli.runs_for_tests import write_run
+from tests.sepal_cli.runs_for_tests import figures, write_run
 
 
 def sepal(*arguments):
@@ -102,6 +106,57 @@ def test_a_comparison_is_found_by_its_name_and_refuses_what_is_for_one_run(tmp_p
     assert words in refusal("show", "both", "--tensorboard", tmp_path / "board")
     assert words in refusal("show", "both", "--beside", "a")
     assert not (tmp_path / "board").exists()
+
+
+@pytest.fixture
+def three(tmp_path):
+    """Runs of Ditto, FedAvg and fine-tuned FedAvg with two seeds each; kept 10, received 20, trained 30, ± 1.4 %."""
+    for method in ("ditto", "fedavg", "fedavg-ft"):
+        for seed in (0, 1):
+            file = write_run(tmp_path / f"{method}-{seed}", method=method, seed=seed) / "metrics.jsonl"
+            lines = [json.loads(line) for line in file.read_text().splitlines()]
+            for number, view in enumerate(("kept", "received", "trained"), 1):
+                lines[-1]["accuracy"][view] = figures([0.1 * number + 0.02 * seed - 0.01])
+            file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    runs = [{"name": path.name, "label": path.name[:-2], "cell": ""} for path in sorted(tmp_path.glob("*-?"))]
+    index = {"title": "Three", "view": "trained", "target": None, "runs": runs}
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    return tmp_path
+
+
+DEPLOYED = {
+    "ditto": ("kept", "10.0 ± 1.4"),
+    "fedavg": ("received", "20.0 ± 1.4"),
+    "fedavg-ft": ("trained", "30.0 ± 1.4"),
+}
+
+
+def test_deployed_is_the_first_accuracy_and_of_the_methods_view(three):
+    """In the terminal, whole at 80 characters, and in the report; the CSV file names the view."""
+    shown = sepal("show", three, "--csv", three / "comparison.csv")
+    assert shown.exit_code == 0, shown.stderr
+    table = shown.stdout.partition("cost")[0]
+    head = ["deployed", "kept", "pooled", "trained", "received"]
+    assert re.search(r"accuracy, % +(.+?) +trained\n", table)[1].split() == head
+    page = live_parts(read_comparison([str(three)]))["overview"]
+    assert re.findall(r'<th scope="col">(\w+)</th>', page)[: len(head)] == head
+    rows = {row["name"]: row for row in csv.DictReader((three / "comparison.csv").open())}
+    for method, (view, accuracy) in DEPLOYED.items():
+        rest = rf"{accuracy} +10\.0 ± 1\.4 +- +30\.0 ± 1\.4 +20\.0 ± 1\.4 +30\.0 ± 1\.4 *\n"
+        assert re.search(rf"^{method} +{rest}", table, re.MULTILINE), table
+        cells = re.search(rf'<th scope="row">{method}</th>(.+?)</tr>', page)[1]
+        assert html.unescape(re.findall("<td>(.+?)</td>", cells)[0]) == accuracy
+        assert rows[method]["deployed"] == view
+        assert f"{100 * float(rows[method][view]):.1f}" == accuracy.partition(" ")[0]
+
+
+def test_a_long_name_is_folded_before_a_figure_is_cut(three):
+    """A terminal 80 characters wide has no room for it beside six accuracies with deviations."""
+    index = (three / INDEX).read_text()
+    (three / INDEX).write_text(index.replace('"label": "ditto"', '"label": "ditto, λ = .1, three layers"'))
+    shown = sepal("show", three).stdout.partition("cost")[0]
+    assert "…" not in shown
+    assert shown.count("± 1.4") == 3 * 5
 
 
 def test_a_line_of_metrics_without_a_runs_figures_is_named(tmp_path):

@@ -187,14 +187,15 @@ def test_a_difference_over_seeds_counts_each_seed_once() -> None:
     assert difference_by_seed(ours, theirs, "received") == "–"
 
 
-def test_trained_accuracy_by_capacity_is_a_mean_over_seeds() -> None:
+def test_accuracy_by_capacity_is_a_mean_over_seeds_in_each_variants_view() -> None:
     """.5 and .7 of two seeds: 60.0; without clients of a quarter a dash, without any clients no table."""
-    ours = [{"by_capacity": {"0-0.25": {"trained": {"mean": mean}}}} for mean in (0.5, 0.7)]
-    theirs = [{"by_capacity": {"0.75-1": {"trained": {"mean": 0.9}}}}]
-    header, rows = by_capacity({"ours": ours, "theirs": theirs, "old": [{}]})
-    assert header == ["trained by capacity", "0-0.25", "0.75-1"]
+    ours = [{"by_capacity": {"0-0.25": {"kept": {"mean": 0.1}, "trained": {"mean": mean}}}} for mean in (0.5, 0.7)]
+    theirs = [{"by_capacity": {"0.75-1": {"received": {"mean": 0.9}, "trained": {"mean": 0.2}}}}]
+    views = {"ours": "trained", "theirs": "received", "old": "kept"}
+    header, rows = by_capacity({"ours": ours, "theirs": theirs, "old": [{}]}, "deployed", views)
+    assert header == ["deployed by capacity", "0-0.25", "0.75-1"]
     assert rows == [["ours", "60.0", "–"], ["theirs", "–", "90.0"], ["old", "–", "–"]]
-    assert by_capacity({"old": [{}]})[1] == []
+    assert by_capacity({"old": [{}]}, "deployed", views)[1] == []
 
 
 def test_clients_own_figures_novel_clients_and_running_totals() -> None:

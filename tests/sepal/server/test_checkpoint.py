@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
@@ -240,14 +241,18 @@ def test_a_full_disk_leaves_nothing_half_written(store, tmp_path, monkeypatch, s
     call()
 
 
-def test_in_memory_one_round_and_two_checkpoints_are_kept():
-    store = MemoryRunStore()
+def test_in_memory_one_round_and_one_state_are_kept():
+    """Of the checkpoint before, only the versions: a third copy of a large server state is not held."""
+    store, states = MemoryRunStore(), []
     assert store.latest() is None
     assert store.durable() == {}
     for round in (1, 2, 3):
         store.spool(round, "a", Content(bytes([round])))
         store.commit(record(round))
-        store.checkpoint(progress(round))
+        store.checkpoint(state := progress(round))
+        states.append(weakref.ref(state))
+        del state
+    assert [state() is None for state in states] == [True, True, False]
     assert store.read(3, "a").data == b"\x03"
     with pytest.raises(KeyError):
         store.read(2, "a")
