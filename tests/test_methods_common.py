@@ -32,6 +32,7 @@ from tests.contract.harness import Recording
 from tests.methods import CASES, TO_LEARN, Lines, Stop, StopAfter, codings, finished, flat, outcome
 from tests.stores import ScratchStore
 
+GENERATES = {"pa3dfl", "pfedhn"}
 METHODS = pytest.mark.parametrize("name", CASES)
 
 
@@ -95,6 +96,16 @@ def test_the_ledger_counts_the_encoded_bytes(name):
     totals = strategy.report.totals.training
     assert totals.up == sum(e.payload for e in training if e.direction == "up")
     assert totals.down == sum(e.payload for e in training if e.direction == "down")
+
+
+@METHODS
+def test_no_weights_are_downloaded_in_the_first_round(name):
+    """Clients derive W_0 from the seed. Hypernetworks generate personal tensors that no client can derive."""
+    _, lines = finished(name)
+    sizes = [entry.payload for entry in lines.records[0].ledger if entry.direction == "down"]
+    assert sizes
+    least_model = 1000 * 4  # bytes; FedPSE sends its empty sparse update, 187 bytes
+    assert all((size > least_model) == (name.partition("-")[0] in GENERATES) for size in sizes)
 
 
 @METHODS

@@ -70,6 +70,7 @@ class Hyper(Settings):
 
     # pFedGate's comparison masks the last layer of its 2-layer CNN and the last two of its 3-layer one.
     layers: int = Field(0, ge=0, description="number of last layers to mask, the others stay as they are; 0: all")
+    # Our choices, as the docstring says; not searched.
     keep: float = Field(0.75, gt=0, le=1, description="share of a masked layer's units in each client's structure")
     lr: float = Field(0.01, gt=0, description="learning rate for the scores")
     momentum: float = Field(0.8, ge=0, lt=1, description="momentum for the scores")

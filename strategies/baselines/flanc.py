@@ -47,7 +47,7 @@ class Hyper(WidthSettings):
     widths: str = Field(
         "0.25,0.5,0.75,1", description="model widths; each client gets the largest with width² ≤ capacity"
     )
-    # The middle of the grid of Pa3dFL's authors, .01, .1 and 1, of which they chose .01 or 1 by setting.
+    # The middle of the grid of Pa3dFL's authors (.01, .1, 1; they chose .01 or 1 by setting); our choice, not searched.
     lambda_: float = Field(0.1, ge=0, description="λ, weight of the orthogonality regulariser on the bases")
 
     def largest_message(self, task: Task) -> int:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sepal.config.data import PartitionSettings
 from sepal.data import partition
 from sepal.data.partition import Rule, deal, deal_by_person
+from sepal.data.partitioners import LambdaMixPartitioner
 from sepal.errors import DataError
 
 COVERING = ("iid", "dirichlet", "lambda-mix")
@@ -89,6 +90,17 @@ def test_lambda_zero_is_spread_evenly_and_half_is_half_sorted():
     # Client 0 has half of classes 0 and 1 (the sorted half), and a tenth of every class (a fifth of the other half).
     assert half[:2].sum() > 600
     assert all(30 <= count <= 90 for count in half[2:])
+
+
+def test_the_sorted_fraction_is_drawn_by_class():
+    """λ = .5, 10 × 60 rows, N = 10: the sorted half has 30 rows of class i, which are all that client i has of them.
+
+    Drawn from all rows, the half would have 30 ± 2.7 of a class, and chunks would end in the middle of another one.
+    """
+    labels = np.repeat(np.arange(10), 60)
+    maker = LambdaMixPartitioner(10, "label", 0.5, 0)
+    parts = maker._deal(labels)
+    assert [sorted(labels[part[:30]]) for part in parts] == [[i] * 30 for i in range(10)]
 
 
 def test_dirichlet_small_alpha_is_more_skewed_than_large():
