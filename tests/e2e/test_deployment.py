@@ -29,6 +29,7 @@ from strategies.assembly import assemble
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
+MIXED = {"clients-per-round": 2, "capacity.profile": "0.05,0.25,1", "seed": 12}  # seed 12 draws all three capacities
 CASES = {
     "fedavg-all": {"method": "fedavg"},
     "fedavg-two": {"method": "fedavg", "clients-per-round": 2},
@@ -42,8 +43,8 @@ CASES = {
         "subfedavg.accuracy": 0.1,
         "model": "digits-cnn-bn",
     },
-    "pa3dfl-mixed": {"method": "pa3dfl", "clients-per-round": 2, "capacity.profile": "0.05,0.25,1"},
-    "fedrolex-mixed": {"method": "fedrolex", "clients-per-round": 2, "capacity.profile": "0.05,0.25,1"},
+    "pa3dfl-mixed": {"method": "pa3dfl", **MIXED},
+    "fedrolex-mixed": {"method": "fedrolex", **MIXED},
     "dmpfl-two": {"method": "dmpfl", "clients-per-round": 2, "dmpfl.iterations": 1},
     "pfedgate-sample": {"method": "pfedgate", "pfedgate.keep": 0.3},  # at .5 every block is on for some example
     "pfedgate-batch-two": {
@@ -56,6 +57,7 @@ CASES = {
     },
     "pfedgate-client": {"method": "pfedgate", "pfedgate.gating": "client", "capacity.profile": "0.15,0.6"},
 }
+WIDTHS = {"pa3dfl-mixed": [1, 1 / 2, 3 / 16], "fedrolex-mixed": [1, 1 / 2, 1 / 8]}  # multiples of 1/16; of 1/2ⁿ
 # 50 s each; the deployment runs them all
 SIMULATED = ("fedpse-two", "subfedavg-hy", "pa3dfl-mixed", "pfedgate-sample", "pfedgate-client")
 FLAT = {
@@ -75,6 +77,15 @@ def hashes(directory: Path) -> tuple[str, str]:
     return summary["weights_sha256"], summary["clients_sha256"]
 
 
+def assert_widths(directory: Path, case: str) -> None:
+    """In the cases of mixed capacity each client has a width of its own, and two rounds of two train all three."""
+    if case in WIDTHS:
+        lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+        for seen in (lines[:2], lines[-1:]):
+            found = {client["name"]: client["metrics"]["width"] for line in seen for client in line["clients"]}
+            assert [found[name] for name in sorted(found)] == WIDTHS[case]
+
+
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
     """The in-process engine's hashes, computed once a case."""
@@ -86,6 +97,7 @@ def expected(tmp_path_factory):
             assembly = assemble({**FLAT, **CASES[case], "name": case})
             with RunDirectory(path, assembly, IN_PROCESS) as directory:
                 run_in_process(assembly, store=directory.store(), observers=[directory])
+            assert_widths(path, case)
             found[case] = hashes(path)
         return found[case]
 
@@ -114,6 +126,7 @@ def test_a_deployment_over_grpc_gives_the_same_bits(case, app, deployment, expec
     run = deployment.run_app(app, {**FLAT, **CASES[case], "name": case, "out": str(tmp_path)})
     assert run.status == "finished:completed", "\n".join(run.log[-20:])
     assert hashes(tmp_path / case) == expected(case)
+    assert_widths(tmp_path / case, case)
 
 
 def test_the_simulation_gives_the_same_bits(expected, tmp_path):
@@ -124,6 +137,7 @@ def test_the_simulation_gives_the_same_bits(expected, tmp_path):
             run = flower.run_app(ROOT, config, "num-supernodes=3 client-resources-num-cpus=1")
             assert run.status == "finished:completed", "\n".join(run.log[-20:])
             assert hashes(tmp_path / case) == expected(case)
+            assert_widths(tmp_path / case, case)
     assert not flower.left(), "a process was left behind"
 
 

@@ -218,6 +218,33 @@ def test_averaged_by_position_at_two_widths_takes_each_entry_from_those_who_hold
     np.testing.assert_array_equal(after.personal[name], expected)
 
 
+def test_averaged_by_position_entries_that_nobody_sampled_holds_stay_as_they_were():
+    """Widths 1/2 and 3/16 after a round with width 1: beyond 1/2 the state's values, between the two the wider's."""
+    federation = Federation([1.0, 0.25, 0.05], **{"pa3dfl.personal": "position"})
+    first = federation.first()
+    _, state, _ = federation.round(first)
+    uploads = Sent(federation.trained(state, number) for number in (1, 2))
+    after, _ = federation.server.aggregate(state, uploads, federation.plan)
+    wide, narrow = (arrays(upload.payload) for upload in uploads)
+    cut_layers = []
+    for p in federation.server.full.personal:
+        name, before, new = p.name, state.personal[p.name], after.personal[p.name]
+        held = [padded(np.ones(sent[name].shape), p.shape) == 1 for sent in (wide, narrow)]
+        nobody, one = ~held[0], held[0] & ~held[1]
+        np.testing.assert_array_equal(new[nobody], before[nobody])
+        np.testing.assert_array_equal(new[one], padded(wide[name], p.shape).astype(np.float32)[one])
+        mean = (padded(wide[name], p.shape) + padded(narrow[name], p.shape)) / 2
+        np.testing.assert_array_equal(new[held[1]], mean.astype(np.float32)[held[1]])
+        if nobody.any():
+            cut_layers.append(name)
+            assert one.any()
+            assert before[nobody].any()
+            assert (before[nobody] != first.personal[name][nobody]).any(), "the first round moved them"
+            assert (new[one] != before[one]).any()
+    bodies = [f"body.{layer}.{what}" for layer in ("conv1", "conv2") for what in ("theta_v", "bias")]
+    assert set(cut_layers) == {*bodies, "body.fc1.theta_v"}
+
+
 def test_kept_locally_nothing_personal_travels_and_clients_go_on_from_their_own():
     federation = Federation([1.0, 0.25], **{"pa3dfl.personal": "local"})
     state, first = federation.first(), federation.states[1]
