@@ -101,7 +101,7 @@ GIVEN = {
         ".8": "published, Table 5",
         "89.2": "published, Figure 4",
     },
-    "privacy": {".3": "α of the partition"},
+    "privacy": {".3": "α of the partition", ".05": "rate"},
     "subfedavg": {
         "4.3": "hours",
         ".01": "rate",
