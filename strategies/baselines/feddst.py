@@ -17,8 +17,8 @@ the server prunes them again: the global mask hardly changes. Here ``train-after
 E allows it; 0 is the authors' choice.
 
 Deviations: budgets are met exactly (sepal.masks), by standard ERK (the authors scale sparsities instead, which is
-closer to uniform); only entries outside the mask are regrown; the mask is sent with every download (at most one bit per
-weight), and uploaded in readjusting rounds only.
+closer to uniform); only entries outside the pruned mask are regrown; the mask is sent with every download (at most one
+bit per weight), and uploaded in readjusting rounds only.
 """
 
 from __future__ import annotations
