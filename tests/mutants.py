@@ -85,6 +85,21 @@ MUTANTS = (
         "tests/strategies/test_pa3dfl.py::test_where_no_client_changed_anything_the_hypernetwork_stays_to_the_bit",
     ),
     Mutant(
+        "pa3dfl averaged by position forgets what no client holds",
+        "strategies/pa3dfl/server.py",
+        "mean_of_prefixes(uploads, state.personal).over(state.personal)",
+        "mean_of_prefixes(uploads, state.personal).over({n: 0 * a for n, a in state.personal.items()})",
+        "tests/strategies/test_pa3dfl.py"
+        "::test_averaged_by_position_entries_that_nobody_sampled_holds_stay_as_they_were",
+    ),
+    Mutant(
+        "lambda-mix draws the sorted fraction from all rows",
+        "sepal/data/partitioners.py",
+        "draw_by_class(labels, round(self._fraction * len(labels)), self._rng)",
+        "np.sort(self._rng.permutation(len(labels))[: round(self._fraction * len(labels))])",
+        "tests/sepal/data/test_partition.py::test_the_sorted_fraction_is_drawn_by_class",
+    ),
+    Mutant(
         "heterofl averages rows of classes that a client lacks",
         BASELINES + "heterofl.py",
         "found[p.name] = ((place[0][rows], *place[1:]), values[rows])",
