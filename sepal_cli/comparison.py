@@ -49,7 +49,7 @@ class Group:
 
     @property
     def deployed(self) -> str:
-        """View of the model that a user of a deployed client predicts with."""
+        """View of the model that a user of a deployed client predicts with; empty for a method not installed here."""
         return registry.deployed(self.method)
 
     @property
@@ -146,13 +146,15 @@ class Comparison:
         return math.floor(100 * NEAR * best) / 100
 
     def differences(self, cell: str, view: str) -> list[tuple[str, Estimate]]:
-        """Return the first group's accuracy minus each other group's, paired over clients and seeds, with a label."""
-        groups = self.groups(cell)
-        pairs = (
-            (f"{groups[0].label} − {other.label}", difference(groups[0].results, other.results, view))
-            for other in groups[1:]
-        )
-        return [(label, found) for label, found in pairs if found]
+        """Return the first group's accuracy minus each other group's, paired over clients and seeds, with a label.
+
+        With ``deployed``, each group's is that of its own deployed view.
+        """
+        found, groups = [], self.groups(cell)
+        for first, other in ((groups[0], other) for other in groups[1:]):
+            ours, theirs = (first.deployed, other.deployed) if view == "deployed" else (view, view)
+            found.append((f"{first.label} − {other.label}", difference(first.results, other.results, ours, theirs)))
+        return [(label, each) for label, each in found if each]
 
 
 def write_index(plan: Plan, runs: Sequence[PlannedRun], out: Path) -> None:
@@ -260,14 +262,15 @@ def _data(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield a row of figures for each group, for the CSV file. Accuracies are fractions; ``deployed`` names a view."""
+    """Yield a row of figures for each group, for the CSV file. Accuracies are fractions."""
     for cell in comparison.cells:
         for group in comparison.groups(cell):
             row: dict[str, Any] = {"setting": cell, "name": group.label, "method": group.method}
-            row["deployed"] = group.deployed
+            row["deployed_view"] = group.deployed
             row["seeds"] = len(group.results)
             row["rounds"] = group.results[0].stored.config["rounds"]
-            figures = {view: group.accuracy(view) for view in CLOSING_VIEWS}
+            figures = {"deployed": group.accuracy(group.deployed)}
+            figures |= {view: group.accuracy(view) for view in CLOSING_VIEWS}
             figures["bottom_decile"] = group.accuracy(comparison.view, "bottom_decile")
             figures |= {"rounds_to_target": group.rounds_to, "megabytes_to_target": group.megabytes_to}
             for name, found in figures.items():

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
 
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.storage.files import write_atomically
@@ -17,10 +19,10 @@ from sepal_cli.tables import new_table
 
 LEGEND = (
     "Accuracy in % on test data, mean ± standard deviation over seeds. deployed: the model that a user of a deployed "
-    "client predicts with (by method kept, received or trained); kept: the model that a client keeps if it does not "
-    "take the last download; received: as the server sends it; trained: after the client's own steps; pooled: trained, "
-    "on everybody's test data. MB: payloads of training, all clients and rounds. Multiply-adds: 10⁹ of training a "
-    "client."
+    "client predicts with (kept, received or trained, depending on the method); kept: the model that a client keeps "
+    "if it does not take the last download; received: as the server sends it; trained: after the client's own steps; "
+    "pooled: trained, on everybody's test data. MB: payloads of training, all clients and rounds. Multiply-adds: 10⁹ "
+    "of training a client."
 )
 ACCURACIES = ("deployed", *reversed(CLOSING_VIEWS))  # in the order of :func:`accuracies`
 YARDSTICKS = ("local", "fedavg-ft")  # baselines for every method: no federation, and plain federation
@@ -59,16 +61,25 @@ def accuracies(group: Group, view: str) -> list[Estimate | None]:
 
 
 def _print_accuracy(console: Console, groups: list[Group], view: str) -> None:
-    table = new_table(None)
-    table.add_column("accuracy, %", overflow="fold")
-    for name in (*ACCURACIES, f"bottom 10 %\n{view}"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for group in groups:
-        table.add_row(escape(group.label), *(each.text() if each else "-" for each in accuracies(group, view)))
-    if console.measure(table, options=console.options.update(max_width=1000)).maximum > console.width:
-        table.padding = 0  # a space between columns instead of two, for terminals 80 characters wide
-    console.print(table)
-    console.print()  # printing a table ignores `end`
+    """Print one table of all accuracies, or two where one is too wide for the terminal."""
+    heads = [*ACCURACIES, f"bottom 10 %\n{view}"]
+
+    def part(first: int, last: int) -> Table:
+        table = new_table(None)
+        table.padding = 0
+        table.add_column("accuracy, %", no_wrap=True)
+        for name in heads[first:last]:
+            table.add_column(name, justify="right", no_wrap=True)
+        for group in groups:
+            cells = [each.text() if each else "-" for each in accuracies(group, view)]
+            table.add_row(escape(group.label), *cells[first:last])
+        return table
+
+    whole, half = part(0, len(heads)), len(heads) // 2
+    wide = Measurement.get(console, console.options.update(max_width=1000), whole).maximum > console.width
+    for table in [part(0, half), part(half, len(heads))] if wide else [whole]:
+        console.print(table)
+        console.print()  # printing a table ignores `end`
 
 
 def _print_cost(console: Console, groups: list[Group]) -> None:
@@ -87,7 +98,7 @@ def _print_cost(console: Console, groups: list[Group]) -> None:
 
 
 def _print_differences(console: Console, comparison: Comparison, cell: str) -> None:
-    views = ("kept", "received", "trained")
+    views = ("deployed", "kept", "received", "trained")
     found = {view: dict(comparison.differences(cell, view)) for view in views}
     labels = list(dict.fromkeys(label for pairs in found.values() for label in pairs))
     if not labels:

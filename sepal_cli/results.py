@@ -153,9 +153,13 @@ def over_seeds(values: Sequence[float]) -> Estimate | None:
 BySeed = Mapping[int, Mapping[str, float]]  # seed → client → accuracy
 
 
-def difference(ours: Sequence[Result], theirs: Sequence[Result], view: str) -> Estimate | None:
-    """Return the paired difference of accuracies in a view, ours minus theirs (:func:`paired`)."""
-    return paired(*({result.seed: result.clients(view) for result in group} for group in (ours, theirs)))
+def difference(ours: Sequence[Result], theirs: Sequence[Result], view: str, other: str = "") -> Estimate | None:
+    """Return the paired difference of accuracies, ours minus theirs (:func:`paired`).
+
+    ``other`` is the view of ``theirs`` if it is not ``view``.
+    """
+    sides = ((ours, view), (theirs, other or view))
+    return paired(*({result.seed: result.clients(each) for result in group} for group, each in sides))
 
 
 def paired(ours: BySeed, theirs: BySeed) -> Estimate | None:

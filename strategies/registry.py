@@ -81,8 +81,8 @@ def get(name: str) -> Method:
 
 
 def deployed(name: str) -> str:
-    """Return the view of the model that a user of a deployed client predicts with; ``kept`` for an unknown method."""
-    return get(name).deployed if name in table() else "kept"
+    """Return the view of the model that a user of a deployed client predicts with; empty for an unknown method."""
+    return get(name).deployed if name in table() else ""
 
 
 def defaults() -> dict[str, Scalar]:

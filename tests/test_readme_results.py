@@ -27,7 +27,7 @@ def test_deployed_models_are_compared():
         for block in plan.block
         if block.headline
     }
-    assert len(ours) == 5
+    assert ours >= {"fedpse", "dmpfl", "subfedavg", "pfedgate", "pa3dfl"}
     assert {registry.deployed(method) for method in ours} == {OURS[0]}
     assert dict(YARDSTICKS) == {method: registry.deployed(method) for method, _ in YARDSTICKS}
 

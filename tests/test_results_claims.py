@@ -84,7 +84,7 @@ CLAIMS: dict[str, list[tuple[str, list[Source]]]] = {
         ("With s = .5 it has {} %, FedAvg + fine-tuning {} %", of("cifar10", "s5 received", "fedavg-ft-5 received")),
         ("FedEM {} % (", of("cifar10", "fedem received")),
         ("and FedAvg {} %. With s = 1 it has {} %", of("cifar10", "fedavg received", "s1 received")),
-        ("It has {} %, and pFedGate 43.5", of("partial", "fedavg trained")),
+        ("It has {} %, and pFedGate {} to", of("partial", "fedavg trained", "s1 trained")),
         ("s = .5 fails: {} % after", of("blocks", "s5 trained", cell="blocks=2")),
     ],
     "privacy": [

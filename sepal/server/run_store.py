@@ -83,7 +83,7 @@ class RunStore(Protocol):
         ...
 
     def durable(self) -> Mapping[str, str]:
-        """Return the clients' versions at the oldest kept checkpoint. The server never asks for older ones."""
+        """Return the clients' versions at the checkpoint before the newest. The server never asks for older ones."""
         ...
 
     def evicted(self) -> frozenset[str]:
@@ -102,7 +102,7 @@ class MemoryRunStore:
 
     def __init__(self, limit: int = 16 * MEBIBYTE) -> None:
         self._latest: RunState | None = None
-        self._older: Mapping[str, str] = {}
+        self._versions_before: Mapping[str, str] = {}
         self._round = 0
         self._spill = Spill(limit)
         self._scalars: dict[str, Mapping[str, Scalar]] = {}
@@ -139,12 +139,12 @@ class MemoryRunStore:
 
     def checkpoint(self, progress: RunState) -> None:
         """Keep the state, and the versions of the one before it: a server's state can be large."""
-        self._older = (self._latest or progress).versions
+        self._versions_before = (self._latest or progress).versions
         self._latest = progress
 
     def durable(self) -> Mapping[str, str]:
         """Return the clients' versions at the checkpoint before the newest, or at the only one."""
-        return self._older
+        return self._versions_before
 
     def evicted(self) -> frozenset[str]:
         """Return nothing, because no operator can reach a run in memory."""

@@ -1,4 +1,4 @@
-"""Paired differences of a block's first variant to each other one, over clients and over seeds, as tables."""
+"""Tables of the paired differences of a block's first variant to the others, over clients and over seeds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sepal_cli.results import paired, paired_by_seed
 
 Group = Sequence[Mapping[str, Any]]  # the seeds of one variant in one cell
 MODELS = ("kept", *VIEWS[:2])
-SEEDS = 3  # fewer give no interval
+SEEDS = 3  # fewer give no interval (:func:`sepal_cli.results.paired_by_seed`)
 
 
 def difference_tables(groups: Mapping[str, Group], deployed: Mapping[str, str]) -> Iterator[str]:
-    """Yield the lines of two tables: differences with intervals over clients; over seeds, where three are there.
+    """Yield the lines of two tables: differences with intervals over clients; over seeds, where there are three.
 
     Args:
         groups: Variant → its runs; all are compared with the first one.

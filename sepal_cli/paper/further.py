@@ -73,9 +73,8 @@ def by_round(name: str, group: Group) -> Table:
     They are those of the first seed; rounds without such figures do not count.
     """
     title, found = f"{name} by round, seed {group[0]['seed']}", group[0]["method"]
-    if not found:
+    if not (rounds := found.get("round")):
         return [title], []
-    rounds = found["round"]
     places = sorted({0, *(max(0, round(len(rounds) * share) - 1) for share in (1 / 6, 1 / 3, 2 / 3, 1))})
     rows = []
     for figure in [key for key in found if key != "round"]:

@@ -192,4 +192,4 @@ class PlannedRun:
         """View of the model that a user of a deployed client predicts with, by the run's method."""
         from strategies import registry
 
-        return registry.deployed(str(self.keys.get("method", "")))
+        return registry.deployed(str(self.keys.get("method", ""))) or "kept"

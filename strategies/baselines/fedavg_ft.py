@@ -22,7 +22,7 @@ from strategies.registration import register
 class Hyper(Settings):
     """Keys of FedAvg+FT."""
 
-    # DM-PFL and pFedGate compare with fine-tuning and do not say for how long; 5 is our choice.
+    # Our choice; the papers that compare with fine-tuning (DM-PFL, pFedGate) were read and give no number.
     epochs: int = Field(5, ge=1, description="epochs of local fine-tuning, starting from the global model")
 
 

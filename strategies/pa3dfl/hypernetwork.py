@@ -142,11 +142,11 @@ class Hypernetwork:
         """
         tensors = _Tensors(state)
         h, _ = self._code(tensors, client)
-        found = {}
-        for name, shape in shapes.items():
-            found[name] = np.empty(shape, np.float32)
-            for place in _blocks(shape):
-                found[name][place].flat[:] = tensors.decoded(name, place, h[self.layer[name]]).numpy()
+        found = {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
+        for name, array in found.items():
+            for place in _blocks(array.shape):
+                entries = tensors.decoded(name, place, h[self.layer[name]])
+                array[place] = entries.numpy().reshape(array[place].shape)
         return found
 
     def step(self, state: State, uploads: Iterable[tuple[str, Weights]], rounded: Rounding) -> tuple[State, Figures]:

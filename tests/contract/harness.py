@@ -88,7 +88,7 @@ class Federation:
 
 
 class Recording(MemoryRunStore):
-    """A store in memory that a second server can start from, also at the older of two checkpoints."""
+    """A store in memory that a second server can start from, at either of two checkpoints, as from one on disk."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -16,6 +16,7 @@ from sepal.errors import ConfigError
 from sepal_cli.comparison import INDEX, read_comparison
 from sepal_cli.main import app
 from sepal_cli.report.page import live_parts
+from sepal_cli.results import Result
 from sepal_cli.runs import read_run
 from tests.sepal_cli.runs_for_tests import figures, write_run
 
@@ -146,17 +147,33 @@ def test_deployed_is_the_first_accuracy_and_of_the_methods_view(three):
         assert re.search(rf"^{method} +{rest}", table, re.MULTILINE), table
         cells = re.search(rf'<th scope="row">{method}</th>(.+?)</tr>', page)[1]
         assert html.unescape(re.findall("<td>(.+?)</td>", cells)[0]) == accuracy
-        assert rows[method]["deployed"] == view
+        assert rows[method]["deployed_view"] == view
+        assert rows[method]["deployed"] == rows[method][view]
         assert f"{100 * float(rows[method][view]):.1f}" == accuracy.partition(" ")[0]
 
 
-def test_a_long_name_is_folded_before_a_figure_is_cut(three):
-    """A terminal 80 characters wide has no room for it beside six accuracies with deviations."""
+@pytest.mark.parametrize(("columns", "tables"), [(60, 2), (80, 1)])
+def test_on_a_narrow_terminal_there_are_two_tables(three, monkeypatch, columns, tables):
+    """Six accuracies with deviations do not fit into 60 characters; names and figures stay whole."""
+    monkeypatch.setenv("COLUMNS", str(columns))
     index = (three / INDEX).read_text()
-    (three / INDEX).write_text(index.replace('"label": "ditto"', '"label": "ditto, λ = .1, three layers"'))
+    (three / INDEX).write_text(index.replace('"label": "ditto"', '"label": "ditto, .1"'))
     shown = sepal("show", three).stdout.partition("cost")[0]
     assert "…" not in shown
     assert shown.count("± 1.4") == 3 * 5
+    assert shown.count("ditto, .1 ") == tables
+
+
+def test_paired_differences_of_deployed_models(three, monkeypatch):
+    """Ditto's user has the kept model, 10 %, and FedAvg's the received one, 20 %; trained, both have 30 %."""
+    values = {"kept": 0.1, "received": 0.2, "trained": 0.3}
+    monkeypatch.setattr(Result, "clients", lambda self, view: dict.fromkeys("abc", values[view]))
+    found = read_comparison([str(three)])
+    assert dict(found.differences("", "deployed"))["ditto − fedavg"].mean == pytest.approx(-0.1)
+    assert dict(found.differences("", "trained"))["ditto − fedavg"].mean == 0
+    table = sepal("show", three).stdout.partition("paired difference")[2]
+    assert re.search(r"deployed +kept +received +trained", table)
+    assert re.search(r"ditto − fedavg +-10\.0 ± 0\.0 +\+0\.0", table)
 
 
 def test_a_line_of_metrics_without_a_runs_figures_is_named(tmp_path):
