@@ -14,6 +14,7 @@ from sepal.protocol.views import CLOSING_VIEWS, VIEWS
 from sepal_cli.plans.model import PlannedRun
 from sepal_cli.runs import StoredRun, read_run
 from server_app.run_directory import begun, stored_config, stored_summary
+from strategies import registry
 
 MEGA = 1e6
 SHARED = COSTS | {"unseen-test-labels"}  # metrics that clients of all methods report
@@ -28,7 +29,8 @@ def has_ended(run: PlannedRun, out: Path) -> bool:
     stored = stored_config(out / run.name)
     if stored is None or not begun(out / run.name):
         return False
-    keys = dict(run.keys)
+    others = set(registry.table()) - {run.keys.get("method")}  # a run does not store other methods' keys
+    keys = {key: value for key, value in run.keys.items() if key.partition(".")[0] not in others}
     if keys.get("data-dir"):  # stored as an absolute path
         keys["data-dir"] = str(data_directory(str(keys["data-dir"])))
     for key, value in keys.items():  # 0, "" and "auto" are stored as the defaults that they stand for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -176,8 +177,10 @@ def test_one_option_on_each_side_gives_tls_and_node_keys(tmp_path):
 
 def sockets(process: int) -> dict[int, str]:
     """Port to address of what a process and its descendants listen on."""
-    parent = psutil.Process(process)
-    found = [c for one in (parent, *parent.children(recursive=True)) for c in one.net_connections("tcp")]
+    parent, found = psutil.Process(process), []
+    for one in (parent, *parent.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+            found += one.net_connections("tcp")
     return {c.laddr.port: c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN}
 
 

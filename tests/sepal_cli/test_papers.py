@@ -30,7 +30,7 @@ RESULTS = PLANS.parents[1] / "docs" / "results"
 SMALL = """
 title = "Small"
 hours = 1
-keys = { dataset = "digits", rounds = 2, local-epochs = 2, clients = 3, "evaluate.shift" = true }
+keys = { dataset = "digits", rounds = 2, local-epochs = 2, clients = 3, "evaluate.shift" = true, "ditto.lambda" = 2.0 }
 [variants]
 "half" = { method = "dmpfl", "dmpfl.readjust-every" = 1 }
 [[block]]
