@@ -76,6 +76,13 @@ CLAIMS: dict[str, list[tuple[str, list[Source]]]] = {
         ("and FedSTC {},", of("har", "fedstc received-shift-100")),
         ("It has {} % on HAR", of("har", "pfedgate kept")),
     ],
+    "pa3dfl": [
+        ("FedAvg's narrow model takes {} MB", of("hetero", "fedavg-narrow MB")),
+        ("**pFedHN diverged** ({} %;", of("hetero", "pfedhn-narrow received")),
+        ("Local has {} %.", of("ideal", "local trained")),
+        ("Trained, it has {} and the hypernetwork {}", of("fmnist-small", "pa3dfl-position trained", "pa3dfl trained")),
+        ("pFedHN has {} trained", of("fmnist-small", "pfedhn-narrow trained")),
+    ],
     "pfedgate": [
         ("FedAvg-FT has {}, FedAvg {},", of("fmnist-small", "fedavg-ft-5 trained", "fedavg trained")),
         ("Ditto {}, Local {}, and", of("fmnist-small", "ditto trained", "local trained")),
