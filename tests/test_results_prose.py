@@ -263,10 +263,21 @@ def test_other_figures_in_the_text():
     assert f"ten participations leave {100 - 100 * np.mean(pruned):.1f} % of the parameters" in split("subfedavg")[0]
 
 
+def test_limits_on_the_hypernetworks_step():
+    """Pa3dFL, all runs and rounds: the least norm before clipping (the limit is 1), and the largest absorbed share."""
+    found = [row["method"] for row in rows("pa3dfl") if "hypernetwork.absorbed" in row["method"]]
+    least = min(min(run["hypernetwork.norm"]) for run in found)
+    most = plain(f"{max(max(run['hypernetwork.absorbed']) for run in found):.2f}")
+    assert (
+        f"(the norm was {least:.1f} or more), the first limit never (at most {most} was absorbed)" in split("pa3dfl")[0]
+    )
+
+
 COMPUTED = {
     "dmpfl": {".858", ".73", ".65", ".22", ".773", ".792"},  # test_results_tables
     "fedpse": {".995", "11.45"},
     "leaderboard": {"7.6 ± 2.6"},
+    "pa3dfl": {"3.6", ".89"},
     "pfedgate": {".11", "97.3", "88.9", "24.9"},
     "subfedavg": {"3.2 ± 2.6", ".2 ± 1.1", "47.6", ".163 ± .162"},
 }
