@@ -28,9 +28,28 @@ def gather(config: Path | None, sets: Sequence[str], shorthands: Mapping[str, st
     Raises:
         ConfigError: A file or a value cannot be read.
     """
-    given = {**(read_file(config) if config else {}), **parse_sets(sets)}
-    given |= {key: value for key, value in shorthands.items() if value is not None}
+    options = {key: value for key, value in shorthands.items() if value is not None}
+    given = {**_given(config, sets), **options}
     return {**stored(given, base), **given}
+
+
+def gather_to_serve(config: Path | None, sets: Sequence[str], name: str | None, out: str | None) -> Flat:
+    """Return the flat keys of a run of Flower's processes: :func:`gather`, with ``out`` absolute.
+
+    Those processes have another working directory. ``out`` is not taken from a stored run, whose directory may have
+    been moved. There are two clients unless a key says otherwise.
+
+    Raises:
+        ConfigError: A file or a value cannot be read.
+    """
+    base = Path.cwd()
+    where = out or str(_given(config, sets).get("out", RunConfig.model_fields["out"].default))
+    options = {"name": name, "out": str(base / Path(where).expanduser())}
+    return {"clients": 2, **gather(config, sets, options, base)}
+
+
+def _given(config: Path | None, sets: Sequence[str]) -> Flat:
+    return {**(read_file(config) if config else {}), **parse_sets(sets)}
 
 
 def stored(given: Flat, base: Path) -> Flat:

@@ -78,7 +78,9 @@ def submit(
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A run-config key.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with run-config keys.")] = None,
     name: Annotated[str | None, typer.Option(help="Run name; the name of an unfinished run continues it.")] = None,
-    out: Annotated[str, typer.Option(help="Directory for run directories, on the server.")] = "runs",
+    out: Annotated[
+        str | None, typer.Option(help="Directory for run directories, on the server; by default runs.")
+    ] = None,
     control: Annotated[
         int, typer.Option(min=1, max=65535, help="The SuperLink's port for Flower's commands, on this machine.")
     ] = 9093,
@@ -88,14 +90,14 @@ def submit(
     ] = 1,
 ) -> None:
     """Register the nodes and run a federation on a SuperLink that already runs on this machine."""
-    from sepal_cli.arguments import gather
+    from sepal_cli.arguments import gather_to_serve
     from sepal_engines.flower.credentials import ServerCredentials
     from sepal_engines.flower.engine import COMPLETED, Flower, Ports
     from sepal_engines.flower.processes import healthy
     from sepal_engines.flower.registration import Registry
     from strategies.assembly import assemble
 
-    flat = {"clients": 2, **gather(config, sets or [], {"name": name, "out": str(Path(out).absolute())}, Path.cwd())}
+    flat = gather_to_serve(config, sets or [], name, out)
     assemble(flat)  # reports bad keys before anything is started
     if attempts > 1 and not flat.get("name"):
         raise ConfigError("--name", "a name beside --attempts, so that the run is continued", "none")

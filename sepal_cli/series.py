@@ -49,7 +49,7 @@ def write_tensorboard(run: StoredRun, directory: Path) -> Path:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as missing:
-        expected = "TensorBoard: pip install 'sepal-fl[tensorboard]'"
+        expected = "TensorBoard: pip install tensorboard"
         raise ConfigError("--tensorboard", expected, str(missing)) from None
     with SummaryWriter(str(directory)) as writer:
         for row in table(run):

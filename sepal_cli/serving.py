@@ -39,7 +39,7 @@ def serve(
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A run-config key.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with run-config keys.")] = None,
     name: Annotated[str | None, typer.Option(help="Run name; the name of an unfinished run continues it.")] = None,
-    out: Annotated[str, typer.Option(help="Directory for run directories.")] = "runs",
+    out: Annotated[str | None, typer.Option(help="Directory for run directories; by default runs.")] = None,
     host: Annotated[
         str, typer.Option(help="Address on which clients reach --port; 0.0.0.0 for other machines.")
     ] = "127.0.0.1",
@@ -52,10 +52,10 @@ def serve(
     ] = None,
 ) -> None:
     """Start a server, run a federation with the clients that join, and show its progress."""
-    from sepal_cli.arguments import gather
+    from sepal_cli.arguments import gather_to_serve
     from strategies.assembly import assemble
 
-    flat = {"clients": 2, **gather(config, sets or [], {"name": name, "out": str(Path(out).absolute())}, Path.cwd())}
+    flat = gather_to_serve(config, sets or [], name, out)
     assemble(flat)  # reports bad keys before any process is started
     credentials = ServerCredentials.of(certs) if certs else None
     if port == control:

@@ -158,6 +158,8 @@ def read_order(records: RecordDict) -> tuple[Order, Content]:
     scalars = _scalars(records, "plan")
     plan = Plan(number, _text(head, "phase"), who, scalars, _truth(head, "novel"))  # type: ignore[arg-type]
     views = tuple(view for view in _text(head, "views", 1024).split(",") if view)
+    if len(set(views)) < len(views):
+        raise ProtocolError("views", "each view once", ", ".join(views))
     keep = _truth(head, "keep")
     base, durable = _text(head, "base"), _text(head, "durable")
     version_round(base), version_round(durable)

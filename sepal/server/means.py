@@ -180,8 +180,8 @@ def robust_of(uploads: Uploads) -> str:
 
 def refuse_robust(uploads: Uploads) -> None:
     """Raise if ``robust-mean`` is set for a mean over the holders of each entry, which has no robust form here."""
-    if robust_of(uploads):
-        raise ConfigError("robust-mean", "none: this method takes the mean over the holders of each entry", "another")
+    if how := robust_of(uploads):
+        raise ConfigError("robust-mean", "none: this method takes the mean over the holders of each entry", how)
 
 
 def robust_mean(uploads: Uploads, shapes: Shapes, how: str) -> Sums:

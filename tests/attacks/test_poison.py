@@ -119,7 +119,7 @@ def test_a_robust_mean_survives_an_absurd_upload(name, how):
     assert all(np.abs(w).max() < 1e3 for w in strategy.algorithm.model(strategy.progress.server).values())
 
 
-@pytest.mark.parametrize("name", ["fedpse", "dmpfl", "feddst"])
+@pytest.mark.parametrize("name", ["fedpse", "dmpfl", "feddst", "heterofl"])
 def test_a_method_with_a_mean_of_its_own_refuses_a_robust_one(name):
     with pytest.raises(ConfigError, match="robust-mean: expected none: this method"):
         run_in_process(assemble({**KEYS, "method": name, "robust-mean": "median"}))

@@ -4,7 +4,7 @@ import pytest
 import tomli_w
 
 from sepal.errors import ConfigError
-from sepal_cli.arguments import gather, parse_sets, read_file, scalar
+from sepal_cli.arguments import gather, gather_to_serve, parse_sets, read_file, scalar
 
 
 @pytest.mark.parametrize(
@@ -93,3 +93,23 @@ def test_a_run_that_never_began_gives_its_keys_only_to_a_command_without_others(
     options = {"name": "mine", "out": None}
     assert gather(None, ["method=pfedme"], options, tmp_path) == {"name": "mine", "method": "pfedme"}
     assert gather(None, ["timeout=5.0"], options, tmp_path) == {**stored, "timeout": 5.0}
+
+
+def test_a_served_run_has_an_absolute_directory_by_option_by_key_or_by_default(tmp_path, monkeypatch):
+    """Flower's processes have another working directory."""
+    monkeypatch.chdir(tmp_path)
+    assert gather_to_serve(None, [], None, None)["out"] == str(tmp_path / "runs")
+    assert gather_to_serve(None, ["out=there"], None, None)["out"] == str(tmp_path / "there")
+    assert gather_to_serve(None, ["out=there"], None, "option")["out"] == str(tmp_path / "option")
+    flat = gather_to_serve(None, ["out=/data/x", "clients=3"], "n", None)
+    assert flat == {"out": "/data/x", "clients": 3, "name": "n"}
+
+
+def test_a_served_run_that_was_moved_is_continued_where_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    stored = {"name": "mine", "seed": 5, "out": "/before/the/move"}
+    (tmp_path / "runs" / "mine" / "config.toml").write_text(tomli_w.dumps(stored))
+    (tmp_path / "runs" / "mine" / "metrics.jsonl").touch()
+    flat = gather_to_serve(None, [], "mine", None)
+    assert flat == {"name": "mine", "seed": 5, "out": str(tmp_path / "runs"), "clients": 2}

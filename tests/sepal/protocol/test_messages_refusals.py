@@ -55,6 +55,7 @@ def test_refuses_a_name_that_is_no_directory_name(name):
         ("durable", "newest"),
         ("durable", b"x"),
         ("views", ["received"]),
+        ("views", "pooled,received,pooled"),
         ("keep", 1),
         ("keep", "yes"),
         ("keep", None),
