@@ -67,6 +67,18 @@ CLAIMS: dict[str, list[tuple[str, list[Source]]]] = {
             "FedPSE cannot be distinguished from Local ({} and {} deployed",
             of("all-images", "fedpse kept", "local kept"),
         ),
+        (
+            "deployed (FedPSE {} instead of {},",
+            [*of("n5-tuned", "fedpse kept"), *of("n5", "fedpse kept", cell="lambda=0.5")],
+        ),
+        (
+            "FedAvg {} instead of {}, FedAvg",
+            [*of("n5-tuned", "fedavg received"), *of("n5", "fedavg received", cell="lambda=0.5")],
+        ),
+        (
+            "fine-tuning {} instead of {})",
+            [*of("n5-tuned", "fedavg-ft trained"), *of("n5", "fedavg-ft trained", cell="lambda=0.5")],
+        ),
     ],
     "leaderboard": [
         ("ranks at equal rounds** (HAR {} and {} %,", of("har", "fedavg-ft trained", "fedpse kept")),
@@ -81,6 +93,8 @@ CLAIMS: dict[str, list[tuple[str, list[Source]]]] = {
         ("**pFedHN diverged** ({} %;", of("hetero", "pfedhn-narrow received")),
         ("Local has {} %.", of("ideal", "local trained")),
         ("Trained, it has {} and the hypernetwork {}", of("fmnist-small", "pa3dfl-position trained", "pa3dfl trained")),
+        ("received, Pa3dFL has {} % and", of("cifar10-small", "pa3dfl received")),
+        ("its parameters {} (", of("cifar10-small", "pa3dfl-local received")),
         ("pFedHN has {} trained", of("fmnist-small", "pfedhn-narrow trained")),
     ],
     "pfedgate": [
