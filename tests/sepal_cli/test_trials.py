@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,17 @@ def test_the_best_trial_gives_its_values_and_runs_wait_for_it(file: Path, tmp_pa
     assert (runs[0].keys["lr"], dict(runs[0].chosen)) == (0.3, {"lr": 0.3})
     write_run(out / "rates-lr_0.3-local-seed0", method="local")  # as good as the first: the first is taken
     assert chosen(plan, out)["main"]["local"] == {"lr": 0.1}
+
+
+def test_equal_accuracies_tie_although_their_floats_differ(file: Path, tmp_path: Path) -> None:
+    """.1 + .2 + .3 is above .3 + .2 + .1 by a rounding error."""
+    plan, out = read_plan(file), tmp_path / "out"
+    for rate, value in ((0.1, 0.6), (0.3, 0.1 + 0.2 + 0.3)):
+        path = write_run(out / f"rates-lr_{rate}-fedavg-seed0")
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        lines[-1]["validation"]["trained"]["mean"] = value
+        (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert chosen(plan, out)["main"]["fedavg"] == {"lr": 0.1}
 
 
 def test_a_trial_that_fails_is_not_chosen_and_does_not_hold_its_variant_up(file: Path, tmp_path: Path) -> None:
