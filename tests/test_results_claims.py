@@ -53,6 +53,11 @@ CLAIMS: dict[str, list[tuple[str, list[Source]]]] = {
         ("bytes are {} % of the dense ones", of("har-300", "dmpfl dense")),
         ("({} at round 30, {} at round 60)", of("mnist", "dmpfl received@30", "dmpfl received@60")),
         ("behind without shift** ({} and {})", of("cifar10", "dmpfl trained", "fedavg-ft trained")),
+        ("({} and {}; after 60 rounds", of("cifar10-180", "dmpfl trained", "fedavg-ft trained")),
+        (
+            "local training ({} and {}), 3.2",
+            of("cifar10-180", "dmpfl trained-shift-100", "fedavg-ft trained-shift-100"),
+        ),
         ("received model has {} % and FedAvg's {} %", of("cifar10", "dmpfl received@30", "fedavg received@30")),
     ],
     "fedpse": [
