@@ -43,9 +43,16 @@ def gather_to_serve(config: Path | None, sets: Sequence[str], name: str | None, 
         ConfigError: A file or a value cannot be read.
     """
     base = Path.cwd()
-    where = out or str(_given(config, sets).get("out", RunConfig.model_fields["out"].default))
-    options = {"name": name, "out": str(base / Path(where).expanduser())}
-    return {"clients": 2, **gather(config, sets, options, base)}
+    where = out or _given(config, sets).get("out", RunConfig.model_fields["out"].default)
+    absolute = str(base / _expanded(where)) if isinstance(where, str) else None  # another type is refused later
+    return {"clients": 2, **gather(config, sets, {"name": name, "out": absolute}, base)}
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as reason:
+        raise ConfigError("out", "a directory", f"{path}: {reason}") from None
 
 
 def _given(config: Path | None, sets: Sequence[str]) -> Flat:
@@ -60,7 +67,7 @@ def stored(given: Flat, base: Path) -> Flat:
     name, out = given.get("name"), given.get("out", RunConfig.model_fields["out"].default)
     if not isinstance(name, str) or not isinstance(out, str) or not name.strip("."):
         return {}
-    path = base / Path(out).expanduser() / name
+    path = base / _expanded(out) / name
     return (stored_config(path) or {}) if begun(path) or FREE.issuperset(given) else {}
 
 

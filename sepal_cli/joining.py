@@ -70,7 +70,7 @@ def join(
         int, typer.Option(min=0, help="Send at most so many uploads, over all runs; 0: any number.")
     ] = 0,
     no_accuracies: Annotated[
-        bool, typer.Option("--no-accuracies", help="Evaluate no model and send no accuracies, only what is trained.")
+        bool, typer.Option("--no-accuracies", help="Evaluate no model for the server; of its figures send only costs.")
     ] = False,
 ) -> None:
     """Join a server as a client, until Ctrl-C is pressed."""

@@ -18,6 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from sepal import errors
 from sepal.errors import ConfigError, ProtocolError, SepalError, WireError
 from sepal.protocol.method import ClientInfo, Kind, Plan, Scalar
+from sepal.protocol.views import refuse_unknown
 from sepal.wire.records import from_array, to_array
 
 PROTOCOL = 1
@@ -158,8 +159,7 @@ def read_order(records: RecordDict) -> tuple[Order, Content]:
     scalars = _scalars(records, "plan")
     plan = Plan(number, _text(head, "phase"), who, scalars, _truth(head, "novel"))  # type: ignore[arg-type]
     views = tuple(view for view in _text(head, "views", 1024).split(",") if view)
-    if len(set(views)) < len(views):
-        raise ProtocolError("views", "each view once", ", ".join(views))
+    refuse_unknown(views)
     keep = _truth(head, "keep")
     base, durable = _text(head, "base"), _text(head, "durable")
     version_round(base), version_round(durable)

@@ -25,6 +25,17 @@ def further_views(shift: bool, corruption: bool) -> tuple[str, ...]:
     return (*shifted, *(f"{view}-corrupted" for view in models if corruption))
 
 
+def refuse_unknown(views: Sequence[str]) -> None:
+    """Reject names of views that a server has no reason to ask for, and a view that is asked for twice.
+
+    Raises:
+        ProtocolError: There is such a name.
+    """
+    known = (*CLOSING_VIEWS, *further_views(True, True))
+    if len(set(views)) < len(views) or not set(views).issubset(known):
+        raise ProtocolError("views", "names of views, each once", ", ".join(views))
+
+
 def degree(view: str) -> int | None:
     """Return the percentage of a view like ``trained-shift-40``; None for any other view."""
     _, found, percent = view.partition("-shift-")

@@ -14,6 +14,7 @@ import pandas as pd
 from sepal.protocol.views import VIEWS
 from sepal_cli.plans.model import Plan, PlannedRun
 from sepal_cli.plans.trials import judged
+from sepal_cli.plans.tune import mean_of_trials
 
 Found = Mapping[str, Any]
 Group = Sequence[Found]  # the seeds of one variant in one cell
@@ -130,7 +131,7 @@ def of_the_trials(plan: Plan, runs: Sequence[PlannedRun], results: Mapping[str, 
     rows = []
     for variant, values in found.items():
         shown = {cell: f"{100 * mean(each):.1f}" for cell, each in values.items()}
-        best = max(values, key=lambda cell: mean(values[cell]))
+        best = max(values, key=lambda cell: mean_of_trials(values[cell]))
         rows.append([variant, *(f"**{shown[c]}**" if c == best else shown.get(c, "–") for c in cells)])
     return ["validation, %", *(cell.replace("=", " = ") or "accuracy" for cell in cells)], rows
 

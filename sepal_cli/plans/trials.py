@@ -18,7 +18,7 @@ from sepal_cli.arguments import Value
 from sepal_cli.plans.display import PlanDisplay
 from sepal_cli.plans.execute import execute
 from sepal_cli.plans.model import Block, Chosen, Plan, PlannedRun
-from sepal_cli.plans.tune import validation
+from sepal_cli.plans.tune import mean_of_trials, validation
 
 FAILED = "failed.txt"
 Execute = Callable[[Sequence[PlannedRun]], list[str]]
@@ -61,7 +61,7 @@ def _best(plan: Plan, block: Block, runs: Sequence[PlannedRun], out: Path) -> di
         if value is None:
             return None
         cells.setdefault(run.cell, []).append(value)
-    best = max(cells, key=lambda cell: sum(cells[cell]) / len(cells[cell]))
+    best = max(cells, key=lambda cell: mean_of_trials(cells[cell]))
     keys = next(run.keys for run in runs if run.cell == best)
     return {key: keys[key] for key in block.grid}
 

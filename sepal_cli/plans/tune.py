@@ -16,7 +16,7 @@ with ``tuned = "…/chosen.toml"``, and ``grid.ndjson``, with a line for each tr
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -110,7 +110,7 @@ class Search:
         for trial in self.trials:
             values = [validation(out / r.name, self.views[trial.method]) for r in runs if r.variant == trial.variant]
             there = [value for value in values if value is not None]
-            mean = sum(there) / len(there) if len(there) == len(values) else None
+            mean = mean_of_trials(there) if there and len(there) == len(values) else None
             found.append(Trial(trial.method, trial.variant, trial.settings, mean))
         return found
 
@@ -168,7 +168,12 @@ def validation(run: Path, view: str) -> float | None:
     found = line["validation"].get(view)
     if found is None:
         raise ConfigError("views", f"a view that {run.name} has validation accuracy in", view)
-    return round(float(found["mean"]), 9)  # sums of the same accuracies in another order must tie
+    return float(found["mean"])
+
+
+def mean_of_trials(values: Sequence[float]) -> float:
+    """Return the mean, rounded: sums of the same accuracies in another order must tie."""
+    return round(sum(values) / len(values), 9)
 
 
 def read_search(path: Path) -> Search:

@@ -105,6 +105,14 @@ def test_a_served_run_has_an_absolute_directory_by_option_by_key_or_by_default(t
     assert flat == {"out": "/data/x", "clients": 3, "name": "n"}
 
 
+def test_a_served_runs_directory_is_refused_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert gather_to_serve(None, ["out=5"], None, None)["out"] == 5, "refused by the config, as for `sepal run`"
+    for given in (["out=~nobody-here/x"], []):
+        with pytest.raises(ConfigError, match="out: expected a directory, got ~nobody-here/x"):
+            gather_to_serve(None, given, None, None if given else "~nobody-here/x")
+
+
 def test_a_served_run_that_was_moved_is_continued_where_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)

@@ -71,10 +71,15 @@ def test_the_best_trial_gives_its_values_and_runs_wait_for_it(file: Path, tmp_pa
 
 
 def test_equal_accuracies_tie_although_their_floats_differ(file: Path, tmp_path: Path) -> None:
-    """.1 + .2 + .3 is above .3 + .2 + .1 by a rounding error."""
+    """.1 + .2 + .3 is above .3 + .2 + .1 by a rounding error, and so are means over seeds."""
+    rates = 'name = "rates"'
+    file.write_text(file.read_text().replace(rates, f"{rates}\nseeds = [0, 1, 2]"))
     plan, out = read_plan(file), tmp_path / "out"
-    for rate, value in ((0.1, 0.6), (0.3, 0.1 + 0.2 + 0.3)):
-        path = write_run(out / f"rates-lr_{rate}-fedavg-seed0")
+    values = [(0.1, seed, value) for seed, value in enumerate((0.3, 0.2, 0.1))]
+    values += [(0.3, seed, value) for seed, value in enumerate((0.1, 0.2, 0.3))]
+    assert 0.1 + 0.2 + 0.3 > 0.3 + 0.2 + 0.1
+    for rate, seed, value in values:
+        path = write_run(out / f"rates-lr_{rate}-fedavg-seed{seed}")
         lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
         lines[-1]["validation"]["trained"]["mean"] = value
         (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))

@@ -56,6 +56,8 @@ def test_refuses_a_name_that_is_no_directory_name(name):
         ("durable", b"x"),
         ("views", ["received"]),
         ("views", "pooled,received,pooled"),
+        ("views", "trained-shift-020"),
+        ("views", "trained-shift-²"),
         ("keep", 1),
         ("keep", "yes"),
         ("keep", None),
