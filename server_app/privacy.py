@@ -34,7 +34,7 @@ def check_accountant(config: RunConfig) -> None:
         ConfigError: See above.
     """
     if config.privacy.noise and find_spec("dp_accounting") is None:
-        raise ConfigError("privacy.noise", "dp-accounting, for ε: pip install dp-accounting", "no such package")
+        raise ConfigError("privacy.noise", "dp-accounting, for ε: pip install 'dp-accounting<0.7'", "no such package")
 
 
 @lru_cache(maxsize=1024)

@@ -73,7 +73,7 @@ CLAIMS: dict[str, list[tuple[str, list[Source]]]] = {
             of("all-images", "fedpse kept", "local kept"),
         ),
         (
-            "deployed (FedPSE {} instead of {},",
+            "without intervals (FedPSE {} instead of {},",
             [*of("n5-tuned", "fedpse kept"), *of("n5", "fedpse kept", cell="lambda=0.5")],
         ),
         (

@@ -93,7 +93,7 @@ def _library() -> str:
         import altair
         import vl_convert
     except ImportError as missing:
-        expected = "Altair and vl-convert: pip install altair vl-convert-python"
+        expected = "Altair and vl-convert: pip install 'altair<7' vl-convert-python"
         raise ConfigError("report", expected, f"no module {missing.name}") from None
     version = ".".join(altair.SCHEMA_VERSION.lstrip("v").split(".")[:2])
     return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", version))

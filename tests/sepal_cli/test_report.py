@@ -176,7 +176,7 @@ def test_without_the_extra_one_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "altair", None)
     result = CliRunner().invoke(app, ["report", str(run)])
     assert result.exit_code == 2
-    assert "pip install altair vl-convert-python" in result.stderr
+    assert "pip install 'altair<7' vl-convert-python" in result.stderr
     assert result.stderr.count("\n") == 1
 
 

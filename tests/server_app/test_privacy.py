@@ -89,7 +89,7 @@ def test_clipping_alone_has_no_epsilon_and_no_clip_no_entry():
 
 def test_a_run_without_the_library_is_refused_before_it_starts(tmp_path, monkeypatch):
     monkeypatch.setattr(privacy_module, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install dp-accounting"):
+    with pytest.raises(ConfigError, match=r"pip install 'dp-accounting<0.7'"):
         RunDirectory(tmp_path / "r", assemble({**FLAT, **PRIVATE, "method": "fedavg"}), "in-process")
     RunDirectory(tmp_path / "r", assemble({**FLAT, "method": "fedavg"}), "in-process").close()
 
