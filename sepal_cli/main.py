@@ -131,6 +131,8 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
         if directory.completed:
             typer.echo(f"run {path.name} is complete already", err=True)
             return path
+        for note in assembly.notes:
+            typer.echo(f"sepal: {note}", err=True)
         state_dir = Path(settings.state_dir).expanduser() if settings.state_dir else path / "clients"
         try:
             observers: list[Observer] = [directory, display]

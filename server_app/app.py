@@ -80,6 +80,8 @@ def main(grid: Grid, context: Context) -> None:
     if directory.completed:
         log.info("run %s is complete already: %s", directory.path.name, directory.path)
         return
+    for note in assembly.notes:
+        log.info("%s", note)
     observers: list[Observer] = [directory, RoundLog()]
     strategy = SepalStrategy(assembly.method, assembly.task, directory.store(), observers, agreed=assembly.agreed)
     strategy.start(grid)

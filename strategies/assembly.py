@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 import models
-from sepal.config import RunConfig, parse
+from sepal.config import RunConfig, Settings, flatten, parse
 from sepal.config.agreement import agreed_text
 from sepal.data import DatasetInfo, FederatedData, federated_data
 from sepal.errors import ConfigError, StateError
@@ -42,6 +42,7 @@ class Assembly:
         data: The run's data.
         make: Builds the model's module.
         agreed: The keys on which server and clients must agree (:mod:`sepal.config.agreement`).
+        notes: Lines to show when the run starts, such as where its rates come from.
     """
 
     method: Method
@@ -49,6 +50,7 @@ class Assembly:
     data: FederatedData
     make: Callable[[], nn.Module]
     agreed: str
+    notes: tuple[str, ...] = ()
 
     @property
     def info(self) -> DatasetInfo:
@@ -84,14 +86,39 @@ def assemble(
     if config.evaluate.shift and data.private:
         raise ConfigError("evaluate.shift", f"false ({data.private})", "true")
     check_private(chosen, config)
-    config = config.completed(chosen.defaults, {"partition.name": known.partition, **known.defaults})
+    config, hyper, notes = complete(config, hyper, chosen, known)
     make = partial(models.build, config.model, known.input_shape, known.classes, known.vocabulary, config.width)
     layout, weights = first_weights(config, make)
     if config.privacy.clip and statistics(layout):
         expected = "a model without running statistics, which no clipping bounds (such as one with group norm)"
         raise ConfigError("model", f"{expected}, with privacy.clip", config.model)
     agreed = agreed_text(config, hyper, flat, sources or {})
-    return Assembly(chosen, Task(layout, weights, config, hyper, make, known.input_shape), data, make, agreed)
+    task = Task(layout, weights, config, hyper, make, known.input_shape)
+    return Assembly(chosen, task, data, make, agreed, notes)
+
+
+def complete(
+    config: RunConfig, hyper: Settings, method: Method, info: DatasetInfo
+) -> tuple[RunConfig, Settings, tuple[str, ...]]:
+    """Return the keys with every 0 and ``auto`` replaced by its default, and a line that says where rates come from.
+
+    Rates are those calibrated for the method and the data (:mod:`strategies.calibrated`), without momentum. With it, a
+    gradient counts 1/(1 - momentum) times, so ``lr`` is that much smaller. Other keys have the method's default, or
+    else the data set's.
+    """
+    from strategies.calibrated import rates
+
+    full = config.completed(method.defaults, {"partition.name": info.partition, **info.defaults})
+    found = rates(method.name, info, full.model, full.optimizer)
+    scale = 1 - config.momentum if full.optimizer == "sgd" else 1.0
+    if not config.lr and "lr" in found.keys:
+        full = full.model_copy(update={"lr": found.keys["lr"] * scale})
+    own = hyper.completed(found.own(method.name))
+    before = {"lr": config.lr, **flatten(hyper, f"{method.name}.")}
+    after = {"lr": full.lr, **flatten(own, f"{method.name}.")}
+    chosen = [f"{key} = {after[key]:g}" for key, value in before.items() if value != after[key] and key in found.keys]
+    origin = found.origin + (f", times 1 - momentum = {scale:g}" if scale < 1 else "")
+    return full, own, (f"{', '.join(chosen)}: {origin}",) if chosen else ()
 
 
 def check_private(method: Method, config: RunConfig) -> None:

@@ -28,6 +28,16 @@ FLAT = {
     "partition.alpha": 1.0,
     "partition.subsample": 240,
     "seed": 3,
+    "lr": 0.05,
+}
+# Rates other than FLAT's; calibration must not move the bits.
+RATES = {
+    "pfedme": {"lr": 0.09},
+    "pfedhn": {"pfedhn.rate": 0.01, "pfedhn.inner-rate": 0.005},
+    "fedprox": {"fedprox.mu": 0.01},
+    "ditto": {"ditto.lambda": 1.0},
+    "mtl": {"mtl.lambda": 0.0},
+    "pa3dfl": {"pa3dfl.rate": 0.1},
 }
 PARTIAL = {"clients-per-round": 2}
 VARIANTS = {
@@ -93,7 +103,7 @@ def machine() -> str:
 
 def bits(case: str) -> str:
     """The server's weights and the clients' states, as summary.json has them."""
-    strategy = run_in_process(assemble({**FLAT, **CASES[case]}))
+    strategy = run_in_process(assemble({**FLAT, **RATES.get(CASES[case]["method"], {}), **CASES[case]}))
     clients = digest_clients(strategy.report.digests)
     return f"{weights_digest(strategy.algorithm, strategy.progress.server) or clients} {clients}"
 

@@ -1,23 +1,39 @@
 """Configuration: all run-config keys, and their validation."""
 
-from sepal.config.base import Settings, flatten, kebab, plainly, validate
+from sepal.config.base import (
+    AUTO,
+    NotNegativeOrAuto,
+    PositiveOrAuto,
+    Settings,
+    ShareOrAuto,
+    auto,
+    flatten,
+    kebab,
+    plainly,
+    validate,
+)
 from sepal.config.data import Corruption, OwnSettings, PartitionSettings, SplitSettings
 from sepal.config.parse import Flat, parse
 from sepal.config.run import AUTOMATIC, PARTS, CapacitySettings, EvaluateSettings, PrivacySettings, RunConfig
 
 __all__ = [
+    "AUTO",
     "AUTOMATIC",
     "PARTS",
     "CapacitySettings",
     "Corruption",
     "EvaluateSettings",
     "Flat",
+    "NotNegativeOrAuto",
     "OwnSettings",
     "PartitionSettings",
+    "PositiveOrAuto",
     "PrivacySettings",
     "RunConfig",
     "Settings",
+    "ShareOrAuto",
     "SplitSettings",
+    "auto",
     "flatten",
     "kebab",
     "parse",

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sepal.errors import ConfigError
 
 M = TypeVar("M", bound=BaseModel)
+AUTO = "auto"
+# Types of a method's rates, whose default is made by :func:`auto`.
+PositiveOrAuto: TypeAlias = Annotated[float, Field(gt=0)] | Literal["auto"]
+NotNegativeOrAuto: TypeAlias = Annotated[float, Field(ge=0)] | Literal["auto"]
+ShareOrAuto: TypeAlias = Annotated[float, Field(ge=0, le=1)] | Literal["auto"]
+
+
+_UNION_PARTS = ("float", "constrained-float", "literal['auto']")  # pydantic's names of the two types of a rate
+
+
+def auto(otherwise: float, description: str, alias: str | None = None) -> Any:
+    """Return the field of a rate whose default is ``auto``: the calibrated value (``strategies/calibrated.toml``).
+
+    Args:
+        otherwise: The value where no calibration is known.
+        description: What the key means.
+        alias: The key, if it is not the attribute's name.
+    """
+    return Field(AUTO, alias=alias, description=description, json_schema_extra={"otherwise": otherwise})
 
 
 def kebab(name: str) -> str:
@@ -23,6 +42,19 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True, alias_generator=kebab
     )
+
+    def completed(self, calibrated: Mapping[str, Any]) -> Self:
+        """Return the keys with every ``auto`` replaced.
+
+        Args:
+            calibrated: Key without its prefix to value; other keys get the value that :func:`auto` was given.
+        """
+        update = {}
+        for name, info in type(self).model_fields.items():
+            if isinstance(info.json_schema_extra, dict) and getattr(self, name) == AUTO:
+                key = info.alias or kebab(name)
+                update[name] = float(calibrated.get(key, info.json_schema_extra["otherwise"]))
+        return self.model_copy(update=update)
 
     def largest_message(self, task: Any) -> int:
         """Return the number of entries of the method's largest message; sets the default of ``max-message-bytes``.
@@ -61,10 +93,13 @@ def validate(kind: type[M], values: Mapping[str, Any], prefix: str = "") -> M:
         return kind.model_validate(dict(values))
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
-        key = prefix + ".".join(str(part) for part in fault["loc"])
+        place = [str(part) for part in fault["loc"]]
+        union = place[-1] in _UNION_PARTS
+        key = prefix + ".".join(place[:-1] if union else place)
         if fault["type"] == "extra_forbidden":
             raise ConfigError(key, "a known key", "an unknown one") from None
-        raise ConfigError(key, plainly(fault["msg"]), repr(fault["input"])) from None
+        expected = plainly(fault["msg"]) + (f", or {AUTO!r}" if union else "")
+        raise ConfigError(key, expected, repr(fault["input"])) from None
 
 
 def plainly(message: str) -> str:

@@ -94,7 +94,9 @@ class RunConfig(Settings):
     local_epochs: int = Field(0, ge=0, description="E, local epochs per round; 0: the data set's default")
     batch_size: int = Field(0, ge=0, description="examples per step; 0: the data set's default")
     optimizer: Literal["auto", "sgd", "adam"] = Field("auto", description="optimizer for local training")
-    lr: float = Field(0.0, ge=0, description="learning rate in the first round; 0: the data set's default")
+    lr: float = Field(
+        0.0, ge=0, description="learning rate in the first round; 0: calibrated for the method and data set"
+    )
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor applied to the learning rate after each round")
     momentum: float = Field(0.0, ge=0, lt=1, description="SGD momentum")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty in the optimizer")

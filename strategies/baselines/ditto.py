@@ -20,7 +20,7 @@ from pydantic import Field
 
 from sepal.client.algorithm import ClientBase
 from sepal.client.hooks import proximal
-from sepal.config import Settings
+from sepal.config import NotNegativeOrAuto, Settings, auto
 from sepal.protocol.method import Payload, Plan, Weights
 from sepal.protocol.tensors import dense
 from strategies.baselines.fedavg import FedAvgServer
@@ -32,9 +32,7 @@ class Hyper(Settings):
 
     # The authors' scripts take 1; the paper chooses among .1, 1 and 2 by validation, and .05 to .2 under attack.
     # DM-PFL's comparison uses .1, at which v_i hardly changes under partial participation.
-    lam: float = Field(
-        1.0, ge=0, alias="lambda", description="λ, weight of the proximal term; 0: the personal model has none"
-    )
+    lam: NotNegativeOrAuto = auto(1.0, "λ, weight of the proximal term; 0: the personal model has none", "lambda")
     epochs: int = Field(0, ge=0, description="epochs for the personal model per round; 0: local-epochs")
 
 

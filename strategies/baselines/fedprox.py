@@ -10,10 +10,8 @@ the paper samples clients by n_i and weights them equally; statistics of normali
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from sepal.client.hooks import Hooks, proximal
-from sepal.config import Settings
+from sepal.config import NotNegativeOrAuto, Settings, auto
 from sepal.protocol.method import Plan, Weights
 from strategies.baselines.fedavg import FedAvgClient, FedAvgServer
 from strategies.registration import register
@@ -23,7 +21,7 @@ class Hyper(Settings):
     """FedProx's keys."""
 
     # The paper chooses among .001, .01, .1 and 1 for each data set; .01 is our choice, not searched. DM-PFL uses .05.
-    mu: float = Field(0.01, ge=0, description="μ, weight of the proximal term; 0 is FedAvg")
+    mu: NotNegativeOrAuto = auto(0.01, "μ, weight of the proximal term; 0 is FedAvg")
 
 
 class FedProxClient(FedAvgClient):

@@ -32,7 +32,7 @@ from torch import nn
 
 from sepal.client.algorithm import ClientBase
 from sepal.client.hooks import Hooks
-from sepal.config import Settings
+from sepal.config import NotNegativeOrAuto, Settings, auto
 from sepal.protocol.layout import Layout, layers, trained
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Task, Uploads, Weights
 from sepal.protocol.tensors import dense, dense_specs
@@ -44,7 +44,7 @@ from strategies.registration import register
 class Hyper(Settings):
     """MTL's keys."""
 
-    lambda_: float = Field(0.0, ge=0, description="strength of the pull; 0: 10^-(digits of the pulled-entry count + 1)")
+    lambda_: NotNegativeOrAuto = auto(0.0, "strength of the pull; 0: 10^-(digits of the pulled-entry count + 1)")
     # LG-FedAvg's script pulls the last layers alone.
     layers: int = Field(0, ge=0, description="number of last layers to pull, the others stay with the client; 0: all")
 

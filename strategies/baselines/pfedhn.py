@@ -35,7 +35,7 @@ from torch.nn import functional
 from sepal.client.algorithm import ClientBase
 from sepal.client.hooks import Hooks
 from sepal.client.optimizers import Group
-from sepal.config import Settings
+from sepal.config import NotNegativeOrAuto, Settings, auto
 from sepal.errors import ConfigError, ModelError, RoundError
 from sepal.protocol.layout import Layout, trained
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Uploads, Weights
@@ -50,17 +50,17 @@ EMBEDDING = "embedding/"
 
 
 class Hyper(Settings):
-    """pFedHN's keys. Defaults are those of the authors' code."""
+    """pFedHN's keys. Defaults are those of the authors' code, except the two learning rates."""
 
     embedding: int = Field(0, ge=0, description="size of a client's embedding; 0: ⌊1 + clients/4⌋")
     hidden: int = Field(100, ge=1, description="units per hidden layer")
     depth: int = Field(3, ge=0, description="number of hidden layers after the first")
-    rate: float = Field(0.01, ge=0, description="learning rate of the hypernetwork and the embeddings")
+    rate: NotNegativeOrAuto = auto(0.01, "learning rate of the hypernetwork and the embeddings")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the hypernetwork's SGD")
     decay: float = Field(0.001, ge=0, description="weight decay of the hypernetwork's SGD")
     clip: float = Field(50.0, gt=0, description="maximum gradient norm, for the hypernetwork and for the client")
     steps: int = Field(50, ge=0, description="local steps of a client, rounded to whole epochs; 0: local-epochs")
-    inner_rate: float = Field(0.005, gt=0, description="learning rate for local training")
+    inner_rate: float = Field(0.0, ge=0, description="learning rate for local training; 0: lr. The authors take 0.005")
     inner_momentum: float = Field(0.9, ge=0, lt=1, description="momentum for local training")
     inner_decay: float = Field(5e-5, ge=0, description="weight decay for local training")
     most_mib: int = Field(1024, ge=1, description="maximum size of the hypernetwork in MiB; a larger one is refused")
@@ -236,7 +236,8 @@ class PFedHNClient(Generated, ClientBase[ClientState]):
         network.load(self.arrived(state, download, plan))
         batches = math.ceil(len(self.trainer.y) / self.task.config.batch_size)
         epochs = max(1, round(hyper.steps / batches)) if hyper.steps else None
-        group = Group(list(network.module.parameters()), hyper.inner_rate, hyper.inner_momentum, hyper.inner_decay)
+        own = (hyper.inner_rate or None, hyper.inner_momentum, hyper.inner_decay)
+        group = Group(list(network.module.parameters()), *own)
 
         def clip(module: nn.Module) -> None:
             nn.utils.clip_grad_norm_(module.parameters(), hyper.clip)

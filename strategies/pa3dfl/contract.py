@@ -21,7 +21,7 @@ from pydantic import Field
 from models.decomposed import Decomposed
 from models.factors import Decomposition, width_for
 from models.weights import load_weights
-from sepal.config import Settings
+from sepal.config import NotNegativeOrAuto, Settings, auto
 from sepal.protocol.layout import Layout
 from sepal.protocol.method import Task, Weights
 
@@ -41,7 +41,7 @@ class Hyper(Settings):
     # Chosen in the paper: FMNIST ideal .01, hetero .001; CIFAR-100 .001, .01; CIFAR-10 .1.
     lambda_: float = Field(0.001, ge=0, description="λ, weight of the regulariser on general parameters")
     # Chosen in the paper by data set, .001 to 1: .1 for FMNIST ideal and CIFAR-100 hetero. See NOTES.md.
-    rate: float = Field(0.1, ge=0, description="γ, learning rate of the hypernetwork and the embeddings")
+    rate: NotNegativeOrAuto = auto(0.1, "γ, learning rate of the hypernetwork and the embeddings")
     clip: float = Field(1.0, gt=0, description="maximum gradient norm of the hypernetwork")
     # To first order. Above 1 a step overshoots: see NOTES.md.
     absorb: float = Field(1.0, gt=0, description="maximum share of the clients' change that one step absorbs")

@@ -180,7 +180,7 @@ class Hypernetwork:
         number = max(len(lengths), 1)
         slopes = [*tensors.sums.values(), *(leaf.grad for leaf in tensors.leaves() if leaf.grad is not None)]
         norm = math.sqrt(sum(float(slope.view(-1).dot(slope.view(-1))) for slope in slopes)) / number
-        scale = self.hyper.rate * min(1.0, self.hyper.clip / norm) if norm else 0.0
+        scale = float(self.hyper.rate) * min(1.0, self.hyper.clip / norm) if norm else 0.0
         finite = math.isfinite(loss) and math.isfinite(norm)
         absorbed = scale * norm**2 * number / (2 * loss) if loss and finite else 0.0
         if absorbed > self.hyper.absorb:

@@ -1,0 +1,80 @@
+"""``python -m experiments.calibrate``: find the default rates, and write their table and its page.
+
+Every finished trial is stored at once in ``docs/results/calibration.ndjson``; a killed calibration continues where it
+was. ``strategies/calibrated.toml`` (which a run reads) and ``docs/results/calibration.md`` are made from that file, for
+the methods whose trials have all ended. A trial is one run in a worker process that lives on: `sepal tune` starts a
+process for each run, which would take as long again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+
+from experiments.calibrate.pages import write_pages
+from experiments.calibrate.rows import Evidence, Row, commit_now
+from experiments.calibrate.search import OWN, Trial, Trials
+from experiments.calibrate.settings import SETTINGS
+from experiments.calibrate.trial import quiet, run_trial
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the missing trials, then write the table and the page."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.calibrate", description=__doc__.partition("\n")[0])
+    parser.add_argument("--datasets", nargs="*", default=list(SETTINGS), choices=SETTINGS)
+    parser.add_argument("--methods", nargs="*", default=[], help="by default all that the data set lists")
+    parser.add_argument("--jobs", type=int, default=0, help="runs at a time; 0: one a core")
+    parser.add_argument("--hours", type=float, default=24.0, help="start no trial after so many hours")
+    parser.add_argument("--pages", action="store_true", help="run nothing; write the table and the page")
+    given = parser.parse_args(arguments)
+    evidence = Evidence.read()
+    if not given.pages:
+        searches = [
+            evidence.trials(dataset, method, SETTINGS[dataset].grid, OWN.get(method, {}))
+            for dataset in given.datasets
+            for method in given.methods or methods_of(dataset)
+        ]
+        run_all(searches, evidence, given.jobs or len(os.sched_getaffinity(0)), given.hours)
+    write_pages(evidence)
+
+
+def methods_of(dataset: str) -> tuple[str, ...]:
+    """Return the methods that are calibrated on a data set."""
+    from strategies import registry
+
+    return SETTINGS[dataset].methods or tuple(registry.METHODS)
+
+
+def run_all(searches: Sequence[Trials], evidence: Evidence, jobs: int, hours: float) -> None:
+    """Run what the searches need, ``jobs`` at a time, in their order."""
+    begun, commit = time.monotonic(), commit_now()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=quiet) as pool:
+        going: dict[Future[tuple[float, int, float]], Trial] = {}
+        while True:
+            late = time.monotonic() - begun > hours * 3600
+            for trial in _next(searches, set(going.values())):
+                if late or len(going) >= jobs:
+                    break
+                going[pool.submit(run_trial, trial)] = trial
+            if not going:
+                return
+            for future in wait(going, return_when=FIRST_COMPLETED).done:
+                trial = going.pop(future)
+                validation, rounds, seconds = future.result()
+                evidence.add(Row.of(trial, validation, rounds, seconds, commit), searches)
+                words = ", ".join(f"{key} {value:g}" for key, value in trial.keys)
+                print(f"{trial.dataset} {trial.method} {words} seed {trial.seed}: {100 * validation:.1f}", flush=True)
+
+
+def _next(searches: Sequence[Trials], going: set[Trial]) -> Iterator[Trial]:
+    for search in searches:
+        yield from (trial for trial in search.needed() if trial not in going)
+
+
+if __name__ == "__main__":
+    main()

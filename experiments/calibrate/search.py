@@ -1,0 +1,161 @@
+"""Which trials a calibration needs: a grid of learning rates, then each of a method's own rates.
+
+For each method on each data set:
+
+1. The whole grid of learning rates with the first seed. While the best is at an edge, the grid grows there.
+2. The three best with the other seeds. The smallest rate is chosen that the best is not ahead of by more than a
+   standard error; see :meth:`Trials.pick`.
+3. The grid of each own key (``OWN``) at that rate, with all seeds. The first value is chosen that the best is not ahead
+   of by more than a standard error.
+
+A trial is judged by validation accuracy alone, in the view that the method deploys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+SEEDS = (101, 102, 103)  # no results page uses them
+SGD = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0)
+SHORT = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # grows where its best is at an edge
+ADAM = (0.0003, 0.001, 0.003, 0.01, 0.03)
+FINALISTS = 3
+LEAST, MOST = 1e-4, 30.0  # no rate beyond these is tried
+# Own keys that are searched after the rate, and their values. The first, the paper's or its authors', is used while the
+# rate is searched, and preferred.
+OWN: Mapping[str, Mapping[str, tuple[float, ...]]] = {
+    "ditto": {"lambda": (1.0, 0.1, 0.3, 3.0)},
+    "fedprox": {"mu": (0.01, 0.001, 0.1, 1.0)},
+    "mtl": {"lambda": (0.0, 0.001, 0.01, 0.1)},
+    "pa3dfl": {"rate": (0.1, 0.01, 1.0)},
+    "pfedhn": {"rate": (0.01, 0.003, 0.03)},
+}
+
+Keys: TypeAlias = tuple[tuple[str, float], ...]  # run-config keys with values, sorted
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run: a method on a data set at a rate, with a seed."""
+
+    dataset: str
+    method: str
+    keys: Keys
+    seed: int
+
+
+@dataclass
+class Trials:
+    """The results of one method on one data set.
+
+    Attributes:
+        found: Keys → seed → validation accuracy in [0, 1].
+    """
+
+    dataset: str
+    method: str
+    grid: tuple[float, ...]
+    found: dict[Keys, dict[int, float]] = field(default_factory=dict)
+    own: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def needed(self) -> list[Trial]:
+        """Return the trials that are needed next; none once all is chosen. Ask again when these have ended."""
+        first = self._missing(self.grid_keys(), SEEDS[:1])
+        if first:
+            return first
+        finalists = self._missing(self.finalists(), SEEDS)
+        if finalists:
+            return finalists
+        for _, grid in self.own_grids():
+            missing = self._missing(grid, SEEDS)
+            if missing:
+                return missing
+        return []
+
+    def own_grids(self) -> Iterator[tuple[str, list[Keys]]]:
+        """Yield each own key with its grid, at the keys chosen before it. Its trials must end before the next one."""
+        chosen = self.pick(self.finalists())
+        for name, values in self.own.items():
+            key = f"{self.method}.{name}"
+            grid = [_keys({**dict(chosen), key: value}) for value in values]
+            yield key, grid
+            chosen = self.pick(grid)
+
+    def chosen(self) -> Keys:
+        """Return the chosen keys. All needed trials must have ended."""
+        grids = [grid for _, grid in self.own_grids()]
+        return self.pick(grids[-1] if grids else self.finalists())
+
+    def grid_keys(self) -> list[Keys]:
+        """Return the keys of the grid of rates, before any own key was searched."""
+        return [self._keys(rate) for rate in self.rates()]
+
+    def rates(self) -> list[float]:
+        """Return the grid of rates, extended where its best is at an edge."""
+        rates = sorted(self.grid)
+        while True:
+            known = [rate for rate in rates if SEEDS[0] in self.found.get(self._keys(rate), {})]
+            if len(known) < len(rates):
+                return rates
+            best = max(known, key=lambda rate: (self.found[self._keys(rate)][SEEDS[0]], -rate))
+            if best == rates[0] and best / 2 >= LEAST:
+                rates.insert(0, _round(best / 2))
+            elif best == rates[-1] and best * 2 <= MOST:
+                rates.append(_round(best * 2))
+            else:
+                return rates
+
+    def finalists(self) -> list[Keys]:
+        """Return the keys of the best rates with the first seed, the smallest rate first."""
+        ranked = sorted(self.grid_keys(), key=lambda keys: (-self.found[keys][SEEDS[0]], keys))
+        return sorted(ranked[:FINALISTS], key=lambda keys: dict(keys)["lr"])
+
+    def pick(self, grid: Sequence[Keys]) -> Keys:
+        """Return the first keys of ``grid`` that the best ones are not ahead of by more than a standard error.
+
+        The standard error is that of the difference over seeds. So a smaller rate, or the paper's own value, is kept
+        where the choice makes no difference; the best of a noisy grid is often close to divergence.
+        """
+        best = max(grid, key=lambda keys: mean(self.found[keys].values()))
+        for keys in grid:
+            gaps = [self.found[best][seed] - self.found[keys][seed] for seed in SEEDS]
+            if mean(gaps) <= (standard_error(gaps) or 0.0):
+                return keys
+        return best
+
+    def _keys(self, rate: float) -> Keys:
+        return _keys({"lr": rate, **{f"{self.method}.{name}": values[0] for name, values in self.own.items()}})
+
+    def _missing(self, grid: Sequence[Keys], seeds: Sequence[int]) -> list[Trial]:
+        return [
+            Trial(self.dataset, self.method, keys, seed)
+            for seed in seeds
+            for keys in grid
+            if seed not in self.found.get(keys, {})
+        ]
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean, rounded: sums of the same accuracies in another order must tie."""
+    listed = list(values)
+    return round(sum(listed) / len(listed), 9)
+
+
+def standard_error(values: Iterable[float]) -> float | None:
+    """Return the standard error of the mean over seeds; None for a single one."""
+    listed = list(values)
+    if len(listed) < 2:
+        return None
+    centre = sum(listed) / len(listed)
+    return math.sqrt(sum((value - centre) ** 2 for value in listed) / (len(listed) - 1) / len(listed))
+
+
+def _keys(values: Mapping[str, Any]) -> Keys:
+    return tuple(sorted((key, float(value)) for key, value in values.items()))
+
+
+def _round(rate: float) -> float:
+    return float(f"{rate:.2g}")

@@ -1,0 +1,52 @@
+"""One trial of the calibration, in a worker process."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+from experiments.calibrate.search import Trial
+from experiments.calibrate.settings import EVERYWHERE, SETTINGS
+from sepal.errors import SepalError
+from sepal.server.accuracy import view_figures
+from sepal.server.report import Report
+from sepal.server.run_state import RoundRecord, RunState
+from sepal_engines.in_process.run import run_in_process
+from strategies.assembly import assemble
+
+
+def quiet() -> None:
+    """Keep a worker process from logging each run."""
+    logging.getLogger("sepal").setLevel(logging.ERROR)
+
+
+def run_trial(trial: Trial) -> tuple[float, int, float]:
+    """Run one trial; return its validation accuracy in the method's deployed view, its rounds, and its seconds.
+
+    A run that ends with an error, for example because its weights are no longer finite, has accuracy 0.
+    """
+    last: list[RoundRecord] = []
+
+    class Last:
+        """Keeps the closing round's record."""
+
+        def opened(self, progress: RunState, total: int) -> None: ...
+
+        def round(self, progress: RunState, record: RoundRecord, line: Mapping[str, object]) -> None:
+            last[:] = [record]
+
+        def closed(self, progress: RunState, report: Report) -> None: ...
+
+    begun = time.monotonic()
+    setting = SETTINGS[trial.dataset].keys
+    flat = {**EVERYWHERE, **setting, **dict(trial.keys), "dataset": trial.dataset, "method": trial.method}
+    assembly = assemble({**flat, "seed": trial.seed})
+    rounds = assembly.task.config.rounds
+    try:
+        run_in_process(assembly, observers=[Last()])
+    except SepalError:
+        return 0.0, rounds, time.monotonic() - begun
+    metrics = [reply.metrics for reply in last[0].replies.values()]
+    figures = view_figures(metrics, assembly.method.deployed, "validation-")
+    return round(figures["mean"], 6) if figures else 0.0, rounds, time.monotonic() - begun

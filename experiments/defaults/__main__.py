@@ -1,0 +1,96 @@
+"""``make defaults``: run every method with all its defaults, and compare each with FedAvg + fine-tuning.
+
+A method must not be more than ``MOST_BEHIND`` behind, in the view that it deploys, unless ``BEHIND`` names the place
+that explains why the method itself is behind, and not a default. The exit status is 1 if one is. A run that is killed
+is continued by the same command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from sepal_cli.comparison import Group, read_comparison, write_index
+from sepal_cli.plans.display import PlanDisplay
+from sepal_cli.plans.execute import execute
+from sepal_cli.plans.plan import make_plan, read_table
+from sepal_cli.results import Estimate
+from strategies import registry
+
+HERE = Path(__file__).parent
+YARDSTICK = "fedavg-ft"
+MOST_BEHIND = 0.05
+# Method → the file under strategies/ that explains, with measurements, why it is behind.
+BEHIND: Mapping[str, str] = {}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what is missing, and print a table for each data set."""
+    parser = argparse.ArgumentParser(prog="make defaults", description="every method with its default keys")
+    parser.add_argument("--datasets", nargs="*", default=["digits", "har"], choices=["digits", "har"])
+    parser.add_argument("--methods", nargs="*", default=list(registry.METHODS), choices=registry.METHODS)
+    parser.add_argument("--seeds", nargs="*", type=int, help="by default 0, 1 and 2")
+    parser.add_argument("--out", type=Path, default=Path("runs/defaults"))
+    parser.add_argument("--jobs", type=int, default=0, help="runs at a time; 0: one a core")
+    parser.add_argument("--hours", type=float, default=12.0, help="start no run after so many hours")
+    given = parser.parse_args(arguments)
+    bad = []
+    for dataset in given.datasets:
+        groups = run(dataset, given.methods, given.seeds, given.out.absolute(), given.jobs, given.hours)
+        verdicts = {label: verdict(group, groups.get(YARDSTICK)) for label, group in groups.items()}
+        Console().print(shown(dataset, groups, verdicts))
+        missing = [method for method in given.methods if method not in groups]
+        bad += [f"{name} on {dataset}" for name, words in verdicts.items() if words == "behind"]
+        bad += [f"{name} on {dataset} (no result)" for name in missing]
+    if bad:
+        sys.exit(f"defaults: expected at most {100 * MOST_BEHIND:g} points behind {YARDSTICK}, got {', '.join(bad)}")
+
+
+def run(
+    dataset: str, methods: Sequence[str], seeds: Sequence[int] | None, out: Path, jobs: int, hours: float
+) -> Mapping[str, Group]:
+    """Run what is missing on a data set; return the runs of each method, over seeds."""
+    file = HERE / f"{dataset}.toml"
+    table = read_table(file)
+    plan = make_plan(file, {**table, "methods": list(methods), "seeds": list(seeds or table["seeds"])})
+    runs, place = list(plan.runs()), out / dataset
+    execute(runs, place, PlanDisplay(Console(stderr=True)), jobs=jobs, hours=hours)
+    write_index(plan, runs, place)
+    comparison = read_comparison([str(place)])
+    return {group.label: group for cell in comparison.cells for group in comparison.groups(cell)}
+
+
+def verdict(group: Group, yardstick: Group | None) -> str:
+    """Return "" for a method that is not behind, "explained" or "behind"."""
+    ours, theirs = deployed(group), deployed(yardstick) if yardstick else None
+    if ours is None or theirs is None or ours.mean >= theirs.mean - MOST_BEHIND:
+        return ""
+    return "explained" if group.method in BEHIND else "behind"
+
+
+def deployed(group: Group) -> Estimate | None:
+    """Return the accuracy of the model that the method deploys."""
+    return group.accuracy(group.deployed)
+
+
+def shown(dataset: str, groups: Mapping[str, Group], verdicts: Mapping[str, str]) -> Table:
+    """Return the table of a data set."""
+    table = Table(title=f"{dataset}: all defaults, accuracy of the deployed model in %, mean ± SD over seeds")
+    for name in ("method", "lr", "deployed", "accuracy", f"minus {YARDSTICK}", ""):
+        table.add_column(name, justify="right" if name not in ("method", "deployed", "") else "left")
+    yardstick = deployed(groups[YARDSTICK]) if YARDSTICK in groups else None
+    for label, group in groups.items():
+        found = deployed(group)
+        gap = f"{100 * (found.mean - yardstick.mean):+.1f}" if found and yardstick else "-"
+        rate = f"{group.results[0].stored.config['lr']:g}"
+        table.add_row(label, rate, group.deployed, found.text() if found else "-", gap, verdicts[label])
+    return table
+
+
+if __name__ == "__main__":
+    main()

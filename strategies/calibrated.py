@@ -1,0 +1,108 @@
+"""The default rates of each method: the table ``calibrated.toml``, and which of its entries a run gets.
+
+``lr = 0``, and ``auto`` for a method's own rates, mean the value in this table. ``python -m experiments.calibrate``
+makes it, from validation data alone; ``docs/results/calibration.md`` has the evidence.
+
+A run on a data set that is not listed gets the rates of the nearest one that is: one of the same optimizer, if possible
+of the same kind of input, and among these the one whose examples have the closest size. A method that is listed nowhere
+gets FedAvg's.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from sepal.data import DatasetInfo
+
+FALLBACK = "fedavg"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One data set of the table.
+
+    Attributes:
+        dataset: Its name.
+        model: The model that the rates are for.
+        optimizer: The optimizer that they are for.
+        kind: Kind of input, as in :class:`sepal.data.DatasetInfo`.
+        size: Numbers in one example.
+        rates: Method → run-config key → value.
+    """
+
+    dataset: str
+    model: str
+    optimizer: str
+    kind: str
+    size: int
+    rates: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rates of one run.
+
+    Attributes:
+        keys: Run-config keys such as ``lr`` and ``ditto.lambda``; empty if the table has nothing for the optimizer.
+        origin: Where they come from, to be shown: ``calibrated for ditto on digits``.
+        exact: Whether they were calibrated for this method, data set and model.
+    """
+
+    keys: Mapping[str, float] = field(default_factory=dict)
+    origin: str = ""
+    exact: bool = True
+
+    def own(self, method: str) -> dict[str, float]:
+        """Return the method's own keys, without their prefix."""
+        prefix = f"{method}."
+        return {key.removeprefix(prefix): value for key, value in self.keys.items() if key.startswith(prefix)}
+
+
+def rates(method: str, info: DatasetInfo, model: str, optimizer: str) -> Rates:
+    """Return the rates for a run.
+
+    Args:
+        method: The method's name.
+        info: The run's data.
+        model: The run's model, as in the run config.
+        optimizer: ``sgd`` or ``adam``.
+    """
+    for name in dict.fromkeys((method, FALLBACK)):
+        there = [entry for entry in table() if entry.optimizer == optimizer and name in entry.rates]
+        if there:
+            entry = min(there, key=lambda entry: _distance(entry, info))
+            exact = name == method and (entry.dataset, entry.model) == (info.name, model)
+            return Rates(entry.rates[name], _origin(entry, name, method, info, model, exact), exact)
+    return Rates()
+
+
+@cache
+def table() -> tuple[Entry, ...]:
+    """Return the entries of ``calibrated.toml``, in its order."""
+    found = tomllib.loads((files("strategies") / "calibrated.toml").read_text())
+    return tuple(_entry(name, values) for name, values in found.items())
+
+
+def _entry(dataset: str, values: Mapping[str, Any]) -> Entry:
+    facts = (values["model"], values["optimizer"], values["kind"], values["size"])
+    return Entry(dataset, *facts, values["rates"])
+
+
+def _distance(entry: Entry, info: DatasetInfo) -> tuple[bool, bool, float]:
+    """Return how far an entry is from a data set: by name, then by kind, then by size."""
+    return entry.dataset != info.name, entry.kind != info.kind, abs(math.log(entry.size / math.prod(info.input_shape)))
+
+
+def _origin(entry: Entry, name: str, method: str, info: DatasetInfo, model: str, exact: bool) -> str:
+    text = f"calibrated for {name} on {entry.dataset}"
+    if exact:
+        return text
+    there = f"{text} with {entry.model}" if entry.model != model else text
+    wanted = f"{method} on {info.name}" if name != method or entry.dataset != info.name else f"the model {model}"
+    return f"{there}, not for {wanted}; `sepal tune` searches for yours"

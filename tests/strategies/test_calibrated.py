@@ -1,0 +1,116 @@
+"""The default rates that a run gets: which entry of the table, what wins over it, and what the user is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sepal.data.catalogue import CATALOGUE
+from strategies import calibrated, registry
+from strategies.assembly import assemble
+from strategies.calibrated import Entry, rates
+
+DIGITS = CATALOGUE["digits"]
+TABLE = (
+    Entry("digits", "digits-cnn", "sgd", "image", 64, {"fedavg": {"lr": 0.2}, "ditto": {"lr": 0.3, "ditto.lambda": 2}}),
+    Entry("cifar-10", "lenet5", "sgd", "image", 3072, {"fedavg": {"lr": 0.05}}),
+    Entry("har", "har-cnn", "sgd", "signal", 1152, {"fedavg": {"lr": 0.1}, "fedpse": {"lr": 0.4}}),
+    Entry("imdb", "embedding-linear", "adam", "text", 256, {"fedavg": {"lr": 0.01}}),
+)
+
+
+@pytest.fixture(autouse=True)
+def table(request, monkeypatch):
+    if "real" not in request.keywords:
+        monkeypatch.setattr(calibrated, "table", lambda: TABLE)
+
+
+def own(**changes):
+    return replace(DIGITS, name="own", **changes)
+
+
+def test_a_listed_method_and_data_set_has_its_own_rates():
+    found = rates("ditto", DIGITS, "digits-cnn", "sgd")
+    assert (dict(found.keys), found.exact, found.origin) == (
+        {"lr": 0.3, "ditto.lambda": 2},
+        True,
+        "calibrated for ditto on digits",
+    )
+    assert found.own("ditto") == {"lambda": 2}
+
+
+@pytest.mark.parametrize(
+    ("info", "lr"),
+    [
+        (own(input_shape=(1, 16, 16)), 0.2),  # 256 is nearer to 64 than to 3,072 in logarithms: ratios 4 and 12
+        (own(input_shape=(3, 64, 64)), 0.05),
+        (own(input_shape=(30,), kind="signal"), 0.1),  # of the same kind, although digits are nearer in size
+    ],
+)
+def test_own_data_has_the_rate_of_the_nearest_data_set(info, lr):
+    found = rates("fedavg", info, "mine:build", "sgd")
+    assert found.keys == {"lr": lr}
+    assert not found.exact
+
+
+def test_the_line_says_what_the_rates_are_for_and_what_searches():
+    info = own(input_shape=(1, 8, 8))
+    assert rates("fedavg", info, "mine:build", "sgd").origin == (
+        "calibrated for fedavg on digits with digits-cnn, not for fedavg on own; `sepal tune` searches for yours"
+    )
+    assert rates("fedavg", DIGITS, "mine:build", "sgd").origin == (
+        "calibrated for fedavg on digits with digits-cnn, not for the model mine:build; `sepal tune` searches for yours"
+    )
+
+
+def test_a_method_that_is_not_listed_there_has_its_own_rate_of_another_data_set():
+    assert rates("fedpse", DIGITS, "digits-cnn", "sgd").keys == {"lr": 0.4}
+
+
+def test_a_method_that_is_listed_nowhere_has_fedavgs_rate():
+    found = rates("mine", DIGITS, "digits-cnn", "sgd")
+    assert (dict(found.keys), found.exact) == ({"lr": 0.2}, False)
+    assert "not for mine on digits" in found.origin
+
+
+def test_rates_of_sgd_are_not_used_for_adam():
+    assert rates("fedavg", DIGITS, "digits-cnn", "adam").keys == {"lr": 0.01}
+
+
+def test_given_keys_win_over_the_table():
+    task = assemble({"dataset": "digits", "method": "ditto", "lr": 0.7, "ditto.lambda": 0.5})
+    assert (task.task.config.lr, task.task.hyper.lam, task.notes) == (0.7, 0.5, ())
+
+
+def test_a_run_says_which_rates_it_took():
+    made = assemble({"dataset": "digits", "method": "ditto"})
+    assert (made.task.config.lr, made.task.hyper.lam) == (0.3, 2)
+    assert made.notes == ("lr = 0.3, ditto.lambda = 2: calibrated for ditto on digits",)
+
+
+def test_with_momentum_the_rate_is_smaller():
+    made = assemble({"dataset": "digits", "method": "fedavg", "momentum": 0.75})
+    assert made.task.config.lr == 0.05  # .2 · (1 - .75): a gradient counts 4 times
+    assert made.notes == ("lr = 0.05: calibrated for fedavg on digits, times 1 - momentum = 0.25",)
+
+
+def test_an_own_rate_that_is_not_in_the_table_has_the_papers_value():
+    assert assemble({"dataset": "digits", "method": "fedprox"}).task.hyper.mu == 0.01
+
+
+@pytest.mark.real
+def test_the_table_has_known_data_sets_methods_and_keys():
+    for entry in calibrated.table():
+        info = CATALOGUE[entry.dataset]
+        assert (entry.model, entry.optimizer, entry.kind) == (
+            info.defaults["model"],
+            info.defaults["optimizer"],
+            info.kind,
+        )
+        for method, keys in entry.rates.items():
+            hyper = registry.get(method).hyper
+            own_keys = {key.removeprefix(f"{method}.") for key in keys if key != "lr"}
+            automatic = {info.alias or name for name, info in hyper.model_fields.items() if info.default == "auto"}
+            assert own_keys <= automatic, (entry.dataset, method)
+            assert all(value >= 0 for value in keys.values())
