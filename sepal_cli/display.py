@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -22,10 +22,11 @@ class RoundDisplay:
     Args:
         console: The console; use standard error, so that a command's output can be piped.
         label: Label of the run.
+        notes: Lines to show when the run starts.
     """
 
-    def __init__(self, console: Console, label: str) -> None:
-        self._console, self._label, self._total = console, label, 0
+    def __init__(self, console: Console, label: str, notes: Sequence[str] = ()) -> None:
+        self._console, self._label, self._notes, self._total = console, label, notes, 0
         self._bar: Progress | None = None
         self._task = TaskID(0)
         self._first: tuple[int, float] | None = None  # round and time of the first line
@@ -82,6 +83,8 @@ class RoundDisplay:
 
     def opened(self, progress: RunState, total: int) -> None:
         """Start the display."""
+        for note in self._notes:
+            self._console.print(f"sepal: {note}", soft_wrap=True, highlight=False, markup=False)
         self.start(progress.round, total)
 
     def round(self, progress: RunState, record: RoundRecord, line: Mapping[str, Any]) -> None:

@@ -127,12 +127,10 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
     path = run_path(settings, base)
     label = f"{settings.method} on {settings.dataset}"
     opened = RunDirectory(path, assembly, IN_PROCESS, from_round)
-    with opened as directory, RoundDisplay(Console(stderr=True), label) as display:
+    with opened as directory, RoundDisplay(Console(stderr=True), label, assembly.notes) as display:
         if directory.completed:
             typer.echo(f"run {path.name} is complete already", err=True)
             return path
-        for note in assembly.notes:
-            typer.echo(f"sepal: {note}", err=True)
         state_dir = Path(settings.state_dir).expanduser() if settings.state_dir else path / "clients"
         try:
             observers: list[Observer] = [directory, display]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
 import time
 from collections.abc import Mapping
+from threading import Thread
 
 from experiments.calibrate.search import Trial
 from experiments.calibrate.settings import EVERYWHERE, SETTINGS
@@ -17,8 +20,15 @@ from strategies.assembly import assemble
 
 
 def quiet() -> None:
-    """Keep a worker process from logging each run."""
+    """Keep a worker process from logging each run, and end it with its parent, also if that is killed."""
+    Thread(target=_end_with_parent, daemon=True).start()
     logging.getLogger("sepal").setLevel(logging.ERROR)
+
+
+def _end_with_parent() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)
 
 
 def run_trial(trial: Trial) -> tuple[float, int, float]:

@@ -102,7 +102,9 @@ def finished(tmp_path_factory):
 
 def test_a_run_shows_each_round_and_ends_with_tables_and_the_place(finished):
     path, result = finished
-    assert [line.split()[3] for line in result.stderr.splitlines()] == ["1/3", "2/3", "3/3"]
+    note, *rounds = result.stderr.splitlines()
+    assert note == "sepal: lr = 0.2: calibrated for fedpse on digits"
+    assert [line.split()[3] for line in rounds] == ["1/3", "2/3", "3/3"]
     for words in ("received", "trained", "MB up", "down", "s left"):
         assert words in result.stderr.splitlines()[-1]
     assert "mine: fedpse on digits, 3 clients, 2 rounds, seed 0, complete" in result.stdout

@@ -9,7 +9,7 @@ from torch import nn
 from sepal_engines.in_process import run_in_process
 from strategies.assembly import assemble
 
-BASE = {"dataset": "digits", "clients": 4, "partition.name": "dirichlet", "partition.subsample": 240}
+BASE = {"dataset": "digits", "lr": 0.05, "clients": 4, "partition.name": "dirichlet", "partition.subsample": 240}
 
 
 class Sent(list):

@@ -15,6 +15,7 @@ from tests.stores import ScratchStore
 FLAT = {
     "method": "pfedgate",
     "dataset": "digits",
+    "lr": 0.05,
     "clients": 4,
     "partition.name": "dirichlet",
     "partition.alpha": 1.0,

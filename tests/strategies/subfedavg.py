@@ -19,6 +19,7 @@ from tests.stores import ScratchStore
 FLAT = {
     "method": "subfedavg",
     "dataset": "digits",
+    "lr": 0.05,
     "clients": 4,
     "clients-per-round": 2,
     "partition.name": "dirichlet",

@@ -124,8 +124,8 @@ def test_clients_read_none_of_the_keys_that_only_the_server_has(tmp_path, monkey
         return plain(config, name)
 
     for name in registry.names():
-        clients = grid(name, tmp_path / name)
-        made = assemble({**FLAT, "method": name})
+        clients = grid(name, tmp_path / name, lr=0.01)
+        made = assemble({**FLAT, "method": name, "lr": 0.01})
         strategy = SepalStrategy(made.method, made.task)
         handle = clients._nodes[1]
 
