@@ -51,7 +51,7 @@ class Shared:
     Attributes:
         assembly: The run's parts.
         device: Device on which this process trains.
-        weights_digest: Digest of W_0, which the server compares with its own.
+        weights_digest: Digest of W_0 and of frozen tensors, which the server compares with its own.
         networks: Networks by use; weights are loaded before each use.
         pooled: A sample of the test data of all clients, on the device; None until first used.
         everyone: All test data of all clients, for test-time shift; None until first used.
@@ -76,7 +76,7 @@ class Shared:
         """Return the shared parts of an assembled run."""
         config = assembly.task.config
         set_threads(config.threads)
-        digest = digest_arrays(dict(assembly.task.weights))
+        digest = digest_arrays(assembly.task.start)
         return cls(assembly, choose_device(device or config.device), digest)
 
 

@@ -73,10 +73,13 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_MODELS))
 
 
-def build(name: str, input_shape: Sequence[int], classes: int, vocabulary: int = 0, width: float = 1.0) -> nn.Module:
+def build(
+    name: str, input_shape: Sequence[int], classes: int, vocabulary: int = 0, width: float = 1.0, seed: int = 0
+) -> nn.Module:
     """Return a new model for the data, without changing torch's global generator.
 
-    The model's weights are the same in each call; a run starts from ``initial_weights`` instead.
+    The model's weights are the same in each call; a run starts from ``strategies.assembly.first_weights`` instead.
+    Parameters that a user's model freezes keep their value (:mod:`sepal.modules`).
 
     Args:
         name: One of ``names()``, or ``package.module:function``, called as ``function(input_shape, classes)``.
@@ -85,6 +88,7 @@ def build(name: str, input_shape: Sequence[int], classes: int, vocabulary: int =
         vocabulary: Number of token ids, padding included; 0 where the data is not text.
         width: Fraction of the channels of every layer, in (0, 1], rounded down to whole units, at least one. Below 1,
             the model must be a sequence of layers; see :mod:`models.channels`.
+        seed: Seed of torch's generator while a user's function builds the model.
 
     Raises:
         ModelError: The name is unknown, the function cannot be used, or the model does not fit the data.
@@ -98,7 +102,7 @@ def build(name: str, input_shape: Sequence[int], classes: int, vocabulary: int =
         raise ModelError("model", f"data with at least 2 classes for {name!r}", classes)
     make = partial(_own if ":" in name else _known, name, shape, classes, vocabulary)
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
+        torch.default_generator.manual_seed(seed)
         return make() if width == 1 else _narrow(make, width)
 
 
@@ -138,6 +142,8 @@ def _own(name: str, shape: tuple[int, ...], classes: int, vocabulary: int) -> nn
     import torch
     from torch import nn
 
+    from sepal.modules import set_aside
+
     function = load("model", name, ModelError)
     try:
         model = function(shape, classes)
@@ -155,7 +161,7 @@ def _own(name: str, shape: tuple[int, ...], classes: int, vocabulary: int) -> nn
         got = f"{type(error).__name__}: {error}"
     if got != f"shape {(2, classes)}":
         raise ModelError("model", f"{name} to map {tuple(examples.shape)} to logits of shape {(2, classes)}", got)
-    return model.train()
+    return set_aside(model.train())
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from sepal.errors import ModelError
 from sepal.masks.cuts import Axis, ChannelGroup, Coupling
+from sepal.modules import refuse_frozen_and_tied
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
@@ -50,6 +51,7 @@ class _Walk:
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.model = module, type(module).__name__
+        refuse_frozen_and_tied(module, "where channels are to be cut")
         try:
             nodes = list(fx.Tracer().trace(module).nodes)
         except Exception as error:  # whatever a forward pass does when it is handed a proxy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -59,7 +60,8 @@ def forward_multiply_adds(module: nn.Module, example: torch.Tensor) -> Mapping[s
         def count(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
             # Each output is a sum over one filter; in a transposed convolution each input is spread over one.
             places = inputs[0] if getattr(layer, "transposed", False) else output
-            found[name] += places[0].numel() * layer.get_parameter("weight")[0].numel()
+            weight: Any = layer.weight  # a buffer where the model freezes it
+            found[name] += places[0].numel() * weight[0].numel()
 
         return count
 

@@ -31,6 +31,7 @@ from torch import nn
 from models.factors import LEAST, DecomposedLayer, Decomposition, first, steps
 from models.weights import layout, read_weights
 from sepal.errors import ModelError
+from sepal.modules import refuse_frozen_and_tied
 from sepal.protocol.layout import Layout
 from sepal.rng import derive
 
@@ -85,6 +86,7 @@ class Decomposed(nn.Module):
         place, count = width * steps(least), steps(least)
         if not 1 <= round(place) <= count or abs(round(place) - place) > 1e-9:
             raise ModelError("width", f"a multiple of {least:g} from {least:g} to 1", f"{width:g}")
+        refuse_frozen_and_tied(plain, "to decompose them")
         self.width, self.body = width, copy.deepcopy(plain)
         *hidden, head = _layers(self.body)
         kept = set(whole) or {[name for name in hidden if isinstance(plain.get_submodule(name), _PLAIN)][-1]}

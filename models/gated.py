@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from models.gate import Gate, straight_through
 from sepal.errors import ModelError
+from sepal.modules import frozen_names, refuse_tied
 
 Mask = npt.NDArray[np.bool_]
 Choose = Callable[[npt.NDArray[np.float32]], Mask]
@@ -208,6 +209,8 @@ class GatedModule(nn.Module):
         without: str = "none",
     ) -> None:
         super().__init__()
+        refuse_tied(model, "to gate them")
+        frozen = frozen_names(model)
         sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
         if sizes != {name: sum(of) for name, of in blocks.items()}:
             raise ModelError("blocks", "sizes that add up to those of the model's parameters", sorted(sizes))
@@ -224,6 +227,8 @@ class GatedModule(nn.Module):
             own = [name for name, _ in layer.named_parameters(recurse=False)]
             if own and (type(layer) not in _LAYERS or getattr(layer, "groups", 1) != 1):
                 raise ModelError("model", "layers Conv1d, Conv2d (one group), Linear and GroupNorm", f"{path}: {layer}")
+            if own and any(name.rpartition(".")[0] == path for name in frozen):
+                raise ModelError("model", "layers that are frozen or trained as a whole, to gate them", path)
             if own:
                 layer.__class__ = _LAYERS[type(layer)]
                 layer.spans = {name: self._spans[f"{path}.{name}".lstrip(".")] for name in own}

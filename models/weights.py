@@ -1,7 +1,8 @@
 """A model's weights as NumPy arrays by name: layout, initial values, reading and loading.
 
 The names and their order are those of ``state_dict``. Tensors that are not floating point (``num_batches_tracked``
-and the like) are counters, not weights: they are left out everywhere and keep the value the model holds.
+and the like) are counters, not weights: they are left out everywhere and keep the value the model holds. So do frozen
+parameters of a user's model, and tensors that share another one's storage (:mod:`sepal.modules`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from sepal.errors import ModelError
+from sepal.modules import floating
 from sepal.protocol.layout import Layout, Parameter, Role
 from sepal.rng import derive
 
@@ -45,7 +47,7 @@ def layout(module: nn.Module) -> Layout:
     """
     return tuple(
         Parameter(name, tuple(tensor.shape), _role(*_owner(module, name), tensor))
-        for name, tensor in _floating(module).items()
+        for name, tensor in floating(module).items()
     )
 
 
@@ -63,12 +65,12 @@ def initial_weights(module: nn.Module, seed: int) -> Weights:
     Returns:
         float32 arrays by name, in the order of ``layout``.
     """
-    return {name: _initial(module, name, tensor, seed) for name, tensor in _floating(module).items()}
+    return {name: _initial(module, name, tensor, seed) for name, tensor in floating(module).items()}
 
 
 def read_weights(module: nn.Module) -> Weights:
     """Return copies of the model's weights as float32 arrays by name, in the order of ``layout``."""
-    return {name: _array(tensor).copy() for name, tensor in _floating(module).items()}
+    return {name: _array(tensor).copy() for name, tensor in floating(module).items()}
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, NDArray[np.float32]]) -> None:
@@ -77,7 +79,7 @@ def load_weights(module: nn.Module, weights: Mapping[str, NDArray[np.float32]]) 
     Raises:
         ModelError: A name is missing or unknown, or a shape differs; the model is then unchanged.
     """
-    own = _floating(module)
+    own = floating(module)
     for name in [*(name for name in own if name not in weights), *(name for name in weights if name not in own)]:
         problem = "missing" if name in own else "unknown to the model"
         raise ModelError("weights", "exactly the model's tensors", f"{name} {problem}")
@@ -87,10 +89,6 @@ def load_weights(module: nn.Module, weights: Mapping[str, NDArray[np.float32]]) 
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(torch.tensor(np.asarray(weights[name])))
-
-
-def _floating(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in module.state_dict().items() if tensor.is_floating_point()}
 
 
 def _array(tensor: torch.Tensor) -> NDArray[np.float32]:

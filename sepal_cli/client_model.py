@@ -14,6 +14,7 @@ import torch
 from client_app.build import Node, Shared, build_host, client_name
 from sepal.client.network import Network
 from sepal.errors import ConfigError, ModelError
+from sepal.modules import frozen_tensors
 from sepal.protocol.method import Plan, Predictor
 from sepal_cli.portable import Origin
 from sepal_cli.runs import newest_state, read_run
@@ -104,7 +105,8 @@ def client_model(path: Path, client: str) -> ClientModel:
         tuple(numbers),
         tuple(info.class_names),
     )
-    return ClientModel(origin, [network.read() for network in recorder.made], x.numpy(), predict(x).numpy())
+    networks = [{**network.read(), **frozen_tensors(network.module)} for network in recorder.made]
+    return ClientModel(origin, networks, x.numpy(), predict(x).numpy())
 
 
 def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path) -> None:

@@ -23,6 +23,7 @@ from torch import nn
 
 import models
 from sepal.errors import ModelError, StateError
+from sepal.modules import bring_back, floating, frozen_tensors, tied_names
 from sepal.protocol.method import resolve
 
 FORMAT = "sepal.model.v1"
@@ -185,10 +186,13 @@ class Combined(nn.Module):
 def fill(module: nn.Module, tensors: Mapping[str, npt.NDArray[np.float32]]) -> nn.Module:
     """Return ``module`` with ``tensors``, whose shapes may be smaller than its own: a model without some channels.
 
+    Layers that share a weight share it afterwards, too, and what the model freezes is a frozen parameter again.
+
     Raises:
         ModelError: A tensor is missing or unknown.
     """
-    wanted = {name for name, tensor in module.state_dict().items() if tensor.is_floating_point()}
+    wanted = {*floating(module), *frozen_tensors(module)}
+    tied = tied_names(module)
     if wanted != tensors.keys():
         raise ModelError("model", f"the {len(wanted)} tensors of its module", sorted(wanted ^ tensors.keys())[0])
     for name, array in tensors.items():
@@ -198,4 +202,7 @@ def fill(module: nn.Module, tensors: Mapping[str, npt.NDArray[np.float32]]) -> n
             layer._parameters[leaf] = nn.Parameter(tensor)
         else:
             layer._buffers[leaf] = tensor
-    return module
+    for name, first in tied.items():
+        (place, _, leaf), shared = name.rpartition("."), module.get_parameter(first)
+        module.get_submodule(place)._parameters[leaf] = shared
+    return bring_back(module)

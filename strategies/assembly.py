@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,7 +19,7 @@ from sepal.config import RunConfig, Settings, flatten, parse
 from sepal.config.agreement import agreed_text
 from sepal.data import DatasetInfo, FederatedData, federated_data
 from sepal.errors import ConfigError, StateError
-from sepal.protocol.layout import Layout, statistics
+from sepal.protocol.layout import Layout, statistics, trained
 from sepal.protocol.method import Method, Task, Weights
 from sepal.server.observer import Observer
 from sepal.server.strategy import SepalStrategy
@@ -88,13 +88,16 @@ def assemble(
     check_private(chosen, config)
     config, hyper, notes = complete(config, hyper, chosen, known)
     make = partial(models.build, config.model, known.input_shape, known.classes, known.vocabulary, config.width)
-    layout, weights = first_weights(config, make)
+    first = first_weights(config, make)
+    layout = first.layout
     if config.privacy.clip and statistics(layout):
         expected = "a model without running statistics, which no clipping bounds (such as one with group norm)"
         raise ConfigError("model", f"{expected}, with privacy.clip", config.model)
     agreed = agreed_text(config, hyper, flat, sources or {})
-    task = Task(layout, weights, config, hyper, make, known.input_shape)
-    return Assembly(chosen, task, data, make, agreed, notes)
+    task = Task(layout, first.weights, config, hyper, make, known.input_shape, first.given, first.frozen)
+    if chosen.draws and (first.given or config.initial_weights):
+        notes = (*notes, f"model: {chosen.name} starts from {chosen.draws}, not from weights that are given")
+    return Assembly(chosen, task, data, make, agreed, (*notes, *first.notes))
 
 
 def complete(
@@ -139,14 +142,57 @@ def _prefixes(flat: Mapping[str, Any]) -> set[str]:
     return {key.partition(".")[0] for key in flat if "." in key}
 
 
-def first_weights(config: RunConfig, make: Callable[[], nn.Module]) -> tuple[Layout, Weights]:
-    """Return the model's layout and initial weights W_0, drawn from the seed or read from ``initial-weights``."""
-    from models.weights import initial_weights, layout
+@dataclass(frozen=True)
+class FirstWeights:
+    """What a run starts from.
+
+    Attributes:
+        layout: The model's tensors.
+        weights: W_0, float32 by name.
+        given: Names of the tensors that the user's ``build`` has set to something else than would be drawn.
+        frozen: The model's frozen tensors.
+        notes: Lines to show when the run starts.
+    """
+
+    layout: Layout
+    weights: Weights
+    given: frozenset[str] = frozenset()
+    frozen: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWeights:
+    """Return the model's layout and W_0: from ``initial-weights``, from the user's ``build``, or drawn from the seed.
+
+    A user's ``build`` is called twice, with different seeds of torch's generator. A tensor that is the same both times
+    was set there (from a file of pretrained weights, to a constant), and W_0 has that value. A tensor that differs is
+    drawn from the run's seed by NumPy, as for built-in models, so that all machines have the same.
+
+    Raises:
+        ConfigError: No parameter of the model is trained, or the file does not fit.
+    """
+    from models.weights import initial_weights, layout, read_weights
+    from sepal.modules import frozen_tensors
 
     module = make()
-    parameters = layout(module)
-    if not config.initial_weights:
-        return parameters, initial_weights(module, config.seed)
+    parameters, frozen = layout(module), frozen_tensors(module)
+    if not trained(parameters):
+        raise ConfigError("model", "at least one parameter that is trained", f"{config.model}, which freezes all")
+    kept = (f"model: {len(frozen)} frozen tensors stay as {config.model} sets them",) if frozen else ()
+    if config.initial_weights:
+        return FirstWeights(parameters, _read(config, parameters), frozenset(), frozen, kept)
+    weights = initial_weights(module, config.seed)
+    if ":" not in config.model:
+        return FirstWeights(parameters, weights, frozenset(), frozen, kept)
+    built, again = read_weights(module), read_weights(make(seed=1))
+    same = (name for name in built if np.array_equal(built[name], again[name]))
+    given = frozenset(name for name in same if not np.array_equal(built[name], weights[name]))
+    weights = {name: built[name] if name in given else drawn for name, drawn in weights.items()}
+    words = f"model: {len(given)} of {len(parameters)} tensors start as {config.model} sets them, the others are new"
+    return FirstWeights(parameters, weights, given, frozen, (*kept, words) if given else kept)
+
+
+def _read(config: RunConfig, parameters: Layout) -> Weights:
     from sepal.storage.files import read_plain_tensors
 
     try:
@@ -163,7 +209,7 @@ def first_weights(config: RunConfig, make: Callable[[], nn.Module]) -> tuple[Lay
     for name, array in weights.items():
         if not np.isfinite(array).all():
             raise ConfigError(f"initial-weights: {name}", "finite numbers of float32", "NaN or infinity")
-    return parameters, weights
+    return weights
 
 
 class MethodStrategy(SepalStrategy):

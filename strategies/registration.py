@@ -27,13 +27,14 @@ def register(
     uses_capacity: bool = False,
     private: tuple[str, ...] = (),
     deployed: Literal["kept", "received", "trained"] = "kept",
+    draws: str = "",
 ) -> type[MethodStrategy]:
     """Return the method as a Flower Strategy, with its record as ``method``. Arguments are those of :class:`Method`.
 
     State types are taken from the return annotations of ``init``. The Strategy is named like the client algorithm,
     without ``Client``.
     """
-    rest = (received, uses_capacity, private, deployed)
+    rest = (received, uses_capacity, private, deployed, draws)
     record = Method(name, title, source, hyper, server, client, defaults or {}, *rest)
     doc = f"{title} ({source}) as a Flower Strategy, for a custom ServerApp."
     side = client if isinstance(client, str) else client.__name__

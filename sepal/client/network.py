@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from sepal.errors import ModelError
+from sepal.modules import floating
 from sepal.protocol.method import Weights
 
 
 class Network:
-    """A torch module and its floating-point tensors by name.
+    """A torch module and the tensors that a run exchanges, by name (:func:`sepal.modules.floating`).
 
     Args:
         module: Any module; moved to ``device``.
@@ -22,7 +23,7 @@ class Network:
     def __init__(self, module: nn.Module, device: str = "cpu") -> None:
         self.module = module.to(device)
         self.device = device
-        self.tensors = {name: t for name, t in self.module.state_dict().items() if t.is_floating_point()}
+        self.tensors = floating(self.module)
 
     def load(self, weights: Weights) -> None:
         """Copy ``weights`` (float32 by name, every tensor of the module) into the module.

@@ -145,6 +145,8 @@ class Task:
         hyper: The method's own hyperparameters (its ``contract.py`` declares the type).
         make: Builds the model's module; its weights are not W_0.
         input_shape: Shape of one example.
+        given: Names of the tensors whose values in W_0 the user's ``build`` has set; the others are drawn.
+        frozen: Tensors that the user's model freezes, by name. They are in neither layout nor weights.
     """
 
     layout: Layout
@@ -153,6 +155,13 @@ class Task:
     hyper: Any
     make: Callable[[], nn.Module] = _no_module
     input_shape: tuple[int, ...] = ()
+    given: frozenset[str] = frozenset()
+    frozen: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+    @property
+    def start(self) -> dict[str, npt.NDArray[Any]]:
+        """W_0 and the frozen tensors: what the server and all clients must have in common."""
+        return {**self.weights, **self.frozen}
 
 
 S = TypeVar("S")
@@ -281,6 +290,7 @@ class Method:
             unless ``width`` makes the model of all clients small enough.
         deployed: View of the model that a user of a deployed client predicts with: ``kept`` (the client's own after
             its last training), ``received`` (the server's newest) or ``trained`` (fine-tuned from that).
+        draws: What the method starts from if it is not W_0, such as new factors; empty if it is W_0.
         private: Phases (:attr:`Plan.phase`) whose uploads ``privacy.*`` clips and noises. Empty: the method refuses
             these keys.
     """
@@ -296,6 +306,7 @@ class Method:
     uses_capacity: bool = False
     private: tuple[str, ...] = ()
     deployed: Literal["kept", "received", "trained"] = "kept"
+    draws: str = ""
 
     @property
     def server_state(self) -> type:

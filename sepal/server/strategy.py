@@ -67,7 +67,7 @@ class SepalStrategy(Strategy):
         self.algorithm = method.make_server(task)
         self.store: RunStore = store or MemoryRunStore()
         self._observers, self._settle, self._pause = observers, settle, pause
-        weights = digest_arrays(dict(task.weights))
+        weights = digest_arrays(task.start)
         self._connections = Connections(weights, agreed, tell=self._tell)
         self._exchange: Exchange | None = None
         stored = self.store.latest()
@@ -147,7 +147,7 @@ class SepalStrategy(Strategy):
 
     def _check_initial(self, arrays: ArrayRecord | None) -> None:
         given = None if arrays is None else {name: array.numpy() for name, array in arrays.items()}
-        if given is not None and digest_arrays(given) != self._progress.weights:
+        if given is not None and digest_arrays({**given, **self.task.frozen}) != self._progress.weights:
             raise ConfigError("initial_arrays", "the run config's initial weights (see initial-weights)", "others")
 
     def _open(self, grid: Grid) -> None:

@@ -73,12 +73,13 @@ class Mixture:
         return tuple(Parameter(f"{m}/{p.name}", p.shape, p.role) for m in numbers for p in self.task.layout)
 
     def first(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the models before round 1."""
+        """Return the models before round 1: M draws, but what the user's ``build`` sets is the same in all of them."""
         found = {f"0/{name}": array for name, array in self.task.weights.items()}
         for m in range(1, self.task.hyper.models):
             seed = int(derive(self.task.config.seed, "fedem", m).integers(2**62))
             drawn = initial_weights(self.task.make(), seed)
-            found |= {f"{m}/{name}": array for name, array in drawn.items()}
+            own = {name: self.task.weights[name] if name in self.task.given else new for name, new in drawn.items()}
+            found |= {f"{m}/{name}": array for name, array in own.items()}
         return found
 
 

@@ -153,4 +153,5 @@ Flanc = register(
     Hyper,
     uses_capacity=True,
     deployed="received",
+    draws="factors of its own",
 )

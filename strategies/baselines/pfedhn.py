@@ -260,4 +260,5 @@ PFedHN = register(
     PFedHNClient,
     Hyper,
     deployed="received",
+    draws="a hypernetwork of its own",
 )

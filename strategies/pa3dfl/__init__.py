@@ -11,4 +11,5 @@ Pa3dFL = register(
     "strategies.pa3dfl.client:Pa3dFLClient",
     Hyper,
     uses_capacity=True,
+    draws="factors of its own",
 )

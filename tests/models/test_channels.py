@@ -148,7 +148,6 @@ def tied():
         (Calls(lambda own, x: own.linear(x if x.sum() > 0 else -x)), "a forward pass that cannot be traced"),
         (Calls(lambda own, x: (own.linear(x), x)), "another output than the last layer's"),
         (Calls(lambda own, x: functional.linear(x, own.linear.weight)), "linear_weight"),
-        (tied(), "2, whose weights another layer has, too"),
         (nn.Sequential(nn.Conv2d(4, 4, 1, groups=2)), "0, a convolution in groups"),
         (nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)), "0, a norm of flattened maps or of the input"),
         (nn.Sequential(nn.Conv1d(1, 4, 1), nn.Flatten(), nn.BatchNorm1d(8)), "2, a norm of flattened maps"),
@@ -164,3 +163,8 @@ def test_what_is_no_sequence_of_known_layers_is_refused_by_name(module, words):
     with pytest.raises(ModelError, match=f"got {type(module).__name__} with .*({words})") as caught:
         models.coupling(module)
     assert "\n" not in str(caught.value)
+
+
+def test_layers_that_share_a_weight_are_refused_by_name():
+    with pytest.raises(ModelError, match=r"where channels are to be cut, got 0\.weight, which is 2\.weight too"):
+        models.coupling(tied())

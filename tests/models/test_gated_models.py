@@ -31,7 +31,7 @@ class Bare(nn.Module):
         (lambda: models.build("embedding-linear", (4,), 2, 10), "embedding: Embedding"),
         (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)), "1: BatchNorm2d"),
         (lambda: nn.Conv2d(4, 4, 3, groups=2), "Conv2d.*one group"),
-        (Tied, "sizes that add up"),
+        (Tied, "layers with weights of their own"),
         (Bare, "Bare"),
         (lambda: nn.LSTM(4, 4), "LSTM"),
     ],

@@ -144,3 +144,24 @@ def test_a_torn_model_file_is_refused(tmp_path):
     (tmp_path / "torn").write_bytes(b"\x00" * 20)
     with pytest.raises(StateError, match="expected a model that `sepal export` wrote"):
         load(tmp_path / "torn")
+
+
+@pytest.mark.parametrize("model", ["frozen", "tied", "pretrained"])
+def test_an_exported_own_model_is_complete(tmp_path, model):
+    """A frozen layer is in the file, and frozen again when it is loaded; shared weights are shared again."""
+    name = f"tests.strategies.own_models:{model}"
+    sets = ["method=fedavg", "dataset=digits", "rounds=1", "clients=2", "partition.subsample=100", f"model={name}"]
+    options = [part for text in sets for part in ("--set", text)]
+    result = sepal("run", *options, "--name", model, "--out", tmp_path, "--workers", 1)
+    assert result.exit_code == 0, result.output
+    file = tmp_path / "model.safetensors"
+    assert sepal("export", tmp_path / model, "client-00001", "--out", file).exit_code == 0
+    found, module = client_model(tmp_path / model, "client-00001"), load(file, {name}).module
+    np.testing.assert_allclose(load(file, {name})(found.inputs), found.logits, atol=1e-5)
+    parameters = dict(module.named_parameters())
+    assert len(list(module.parameters())) == (7 if model == "tied" else 8)
+    assert parameters["embed.weight"].requires_grad == (model != "frozen")
+    assert ("embed.weight" in found.networks[0], "fc2.weight" in found.networks[0]) == (True, model != "tied")
+    if model != "tied":
+        assert ("1 of 8 tensors start as" in result.stderr) == (model == "pretrained")
+        assert ("2 frozen tensors stay as" in result.stderr) == (model == "frozen")

@@ -1,0 +1,50 @@
+"""Models as users write them: with a frozen layer, with weights of their own, with a weight that two layers share."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    """(1, 8, 8) → 16 → 16 → 16 → classes."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.embed, self.fc1, self.fc2 = nn.Linear(64, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.head = nn.Linear(16, classes)
+
+    def forward(self, x):
+        x = self.embed(x.flatten(1)).relu()
+        return self.head(self.fc2(self.fc1(x).relu()).relu())
+
+
+def frozen(shape, classes):
+    net = Net(classes)
+    net.embed.requires_grad_(False)
+    return net
+
+
+def all_frozen(shape, classes):
+    return Net(classes).requires_grad_(False)
+
+
+def pretrained(shape, classes):
+    """fc1 as a file would give it."""
+    net = Net(classes)
+    with torch.no_grad():
+        net.fc1.weight.copy_(torch.linspace(-0.3, 0.3, 256).view(16, 16))
+    return net
+
+
+def tied(shape, classes):
+    net = Net(classes)
+    net.fc2.weight = net.fc1.weight
+    return net
+
+
+def partly_shared(shape, classes):
+    """fc2's weight is fc1's, transposed: the same storage in another order."""
+    net = Net(classes)
+    net.fc2.weight.data = net.fc1.weight.data.T
+    return net

@@ -1,0 +1,135 @@
+"""Frozen layers, weights that ``build`` sets, and shared weights, for every method."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import models
+from sepal.errors import ConfigError, ModelError
+from sepal.modules import tied_names
+from sepal.server.strategy import SepalStrategy
+from sepal_engines.in_process.grid import InProcessGrid
+from sepal_engines.in_process.worker import Clients
+from strategies import registry
+from strategies.assembly import assemble
+from strategies.baselines.fedem import Mixture
+from tests.strategies import own_models
+
+FLAT = {
+    "dataset": "digits",
+    "clients": 2,
+    "rounds": 2,
+    "partition.subsample": 100,
+    "lr": 0.05,
+    "weight-decay": 0.1,  # moves whatever an optimizer holds
+    "pfedhn.inner-rate": 0.005,
+    "evaluate-every": 0,
+}
+METHODS = pytest.mark.parametrize("method", registry.METHODS)
+# They cut, decompose or gate layers one by one, and refuse models in which that is not possible.
+CUT = {"local-width", "heterofl", "fjord", "fedrolex", "tailorfl", "flanc", "pa3dfl"}
+
+
+def here(name):
+    return f"{own_models.__name__}:{name}"
+
+
+def flat(method, model, **keys):
+    return {**FLAT, "method": method, "model": here(model), **keys}
+
+
+def run(method, model, tmp_path):
+    """Run two rounds; return the strategy and the modules that its clients trained."""
+    made = assemble(flat(method, model))
+    clients = Clients(made, tmp_path)
+    strategy = SepalStrategy(made.method, made.task, agreed=made.agreed, settle=0.0)
+    strategy.start(InProcessGrid({number + 1: partial(clients.answer, number) for number in range(2)}))
+    return strategy, [network.module for network in clients._shared.networks.values()]
+
+
+def tensors(module, ending):
+    """All parameters and buffers of a module whose name ends so."""
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return [tensor for name, tensor in named if name == ending or name.endswith(f".{ending}")]
+
+
+@METHODS
+def test_a_frozen_layer_is_never_trained_nor_sent(method, tmp_path):
+    if method in CUT:
+        with pytest.raises(ModelError, match=r"layers that are all trained, .*, got embed.weight, which is frozen"):
+            run(method, "frozen", tmp_path)
+        return
+    strategy, modules = run(method, "frozen", tmp_path)
+    assert not any(parameter.name.startswith("embed") for parameter in strategy.task.layout)
+    plain = own_models.frozen((1, 8, 8), 10)
+    found = [tensor for module in modules for tensor in tensors(module, "embed.weight")]
+    assert found, "no network with the layer"
+    first = models.build(here("frozen"), (1, 8, 8), 10).embed.weight
+    for tensor in found:
+        assert tuple(tensor.shape) == tuple(plain.embed.weight.shape)
+        np.testing.assert_array_equal(tensor.detach().numpy(), first.numpy())
+
+
+@METHODS
+def test_weights_that_build_sets_are_where_a_run_starts(method, tmp_path):
+    made = assemble(flat(method, "pretrained"))
+    task = made.task
+    given = np.linspace(-0.3, 0.3, 256, dtype=np.float32).reshape(16, 16)
+    assert task.given == {"fc1.weight"}
+    np.testing.assert_allclose(task.weights["fc1.weight"], given, atol=1e-7)
+    assert any("1 of 8 tensors start as" in note for note in made.notes)
+    assert any("of its own, not from weights" in note for note in made.notes) == bool(made.method.draws)
+    server = made.method.make_server(task)
+    first = {} if made.method.draws else server.model(server.init())
+    if "fc1.weight" in first and method != "fedmask":  # whose weights are signs and one magnitude
+        kept = first["fc1.weight"] != 0  # sparse methods start at a mask
+        np.testing.assert_allclose(first["fc1.weight"][kept], given[kept], atol=1e-7)
+
+
+def test_each_model_of_a_mixture_starts_from_what_build_sets():
+    made = assemble(flat("fedem", "pretrained"))
+    mixture = type("Both", (Mixture,), {"task": made.task})()
+    first = mixture.first()
+    for number in range(3):
+        np.testing.assert_array_equal(first[f"{number}/fc1.weight"], made.task.weights["fc1.weight"])
+    assert not np.array_equal(first["0/fc2.weight"], first["1/fc2.weight"])
+
+
+def test_what_differs_between_two_builds_is_drawn_from_the_seed():
+    one, other = (assemble(flat("fedavg", "pretrained", seed=seed)).task.weights for seed in (1, 2))
+    assert np.array_equal(one["fc1.weight"], other["fc1.weight"])
+    assert not np.array_equal(one["fc2.weight"], other["fc2.weight"])
+
+
+@METHODS
+def test_a_shared_weight_stays_one_and_is_sent_once(method, tmp_path):
+    if method in CUT | {"pfedgate"}:
+        with pytest.raises(ModelError, match=r"layers with weights of their own, .*, got fc1.weight, which is fc2.w"):
+            run(method, "tied", tmp_path)
+        return
+    strategy, modules = run(method, "tied", tmp_path)
+    names = [parameter.name for parameter in strategy.task.layout]
+    assert ("fc1.weight" in names, "fc2.weight" in names) == (True, False)
+    for module in modules:
+        first, second = tensors(module, "fc1.weight"), tensors(module, "fc2.weight")
+        for one, other in zip(first, second, strict=True):
+            assert one.data_ptr() == other.data_ptr()
+    assert any(tied_names(module) for module in modules)
+
+
+def test_tensors_that_share_a_part_of_their_storage_are_refused():
+    with pytest.raises(ModelError, match=r"model: expected tensors that share all of their storage or nothing"):
+        assemble(flat("fedavg", "partly_shared"))
+
+
+def test_a_model_that_trains_nothing_is_refused():
+    with pytest.raises(ConfigError, match=r"model: expected at least one parameter that is trained, got .*all_frozen"):
+        assemble(flat("fedavg", "all_frozen"))
+
+
+def test_frozen_tensors_are_compared_between_server_and_clients():
+    task = assemble(flat("fedavg", "frozen")).task
+    assert set(task.start) == {*task.weights, "embed.weight", "embed.bias"}
