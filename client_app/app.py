@@ -16,12 +16,15 @@ from flwr.clientapp import ClientApp
 
 from client_app.build import Node, Shared, build_host, open_allowance, open_store
 from client_app.guard import check_noise, check_sizes, local_config, on_one_machine
+from client_app.simulation import protect_ray, starts_ray
 from sepal import user_modules
 from sepal.errors import ConfigError, one_line
 from sepal.protocol.messages import read_order, without_details, write_error
 from sepal.protocol.method import Kind
 
 user_modules.enable()
+if starts_ray():
+    protect_ray()
 log = logging.getLogger("sepal")
 
 Mod: TypeAlias = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
