@@ -1,11 +1,12 @@
 """A SuperNode: Flower's ``flower-supernode``, by default with the resident process :mod:`sepal_engines.flower.warm`.
 
-``python -m sepal_engines.flower.node`` takes the options of ``flower-supernode`` and differs from it in five ways; with
-``--cold`` only in the first three, and in the last if ``--look`` is given:
+``python -m sepal_engines.flower.node`` takes the options of ``flower-supernode`` and differs from it in six ways; with
+``--cold`` only in the first four, and in the last if ``--look`` is given:
 
 - A late reply is pushed even if no further message arrives.
 - A reply whose content does not arrive is abandoned.
 - A message whose task has ended without a reply is answered with an error.
+- It talks to its client process over TLS, with a certificate made at the start (:func:`own_tls`).
 - The executor is our resident process, which is restarted whenever it ends.
 - The SuperNode's fixed pauses (3 s between polls for a message, .5 s between checks for the client's reply) start
   short and grow to that length while nothing happens; the first one grows to ``--look`` seconds, if that is given.
@@ -35,6 +36,7 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode, Status
 from flwr.supercore import log
 
+from sepal_engines.flower.certificates import make_certificates
 from sepal_engines.flower.processes import listening
 
 MESSAGE, REPLY = 3.0, 0.5  # Flower's pauses: between polls for a message, and checks for the client's reply
@@ -258,13 +260,15 @@ def main() -> None:
     own_pauses = not chosen.cold or chosen.look != MESSAGE
     if own_pauses and not shorten(internal, Pauses(wake, chosen.look)):
         print("sepal: Flower's SuperNode keeps its own pauses", file=sys.stderr)
-    if chosen.cold:
-        sys.argv = ["flower-supernode", *flowers]
-        flower_supernode()
-        return
     with tempfile.TemporaryDirectory(prefix="sepal-node-") as text:
+        more = [] if options.ssl_ca_certfile else own_tls(Path(text))
+        options.ssl_ca_certfile = options.ssl_ca_certfile or more[-1]
+        if chosen.cold:
+            sys.argv = ["flower-supernode", *flowers, *more]
+            flower_supernode()
+            return
         secret = Path(options.superexec_auth_secret_file or Path(text) / "secret")
-        more = ["--isolation", "process"]
+        more += ["--isolation", "process"]
         if options.superexec_auth_secret_file is None:
             secret.write_bytes(secrets.token_bytes(32))
             secret.chmod(0o600)
@@ -273,6 +277,19 @@ def main() -> None:
         command = executor_command(options, secret, received)
         threading.Thread(target=keep_executor, args=(command, options.port, received), daemon=True).start()
         flower_supernode()
+
+
+def own_tls(directory: Path) -> list[str]:
+    """Make a certificate for the Runtime API; return Flower's options for it, the authority's certificate last.
+
+    Without it, another user of this machine could take the port of a SuperNode that stops, and the client process would
+    obey. The key of the authority is deleted, so that nobody can make a second certificate.
+    """
+    make_certificates(directory)
+    authority, server = directory / "ca", directory / "server"
+    (authority / "ca.key").unlink()
+    files = {"certfile": server / "server.pem", "keyfile": server / "server.key", "ca-certfile": authority / "ca.crt"}
+    return [part for name, file in files.items() for part in (f"--ssl-{name}", str(file))]
 
 
 if __name__ == "__main__":
