@@ -63,6 +63,9 @@ def join(
         list[str] | None,
         typer.Option(help="Code (package.module:function) or a path that the run's configuration may name."),
     ] = None,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Run app bundles with code: whoever submits one runs it as this user.")
+    ] = False,
     least_noise: Annotated[
         float, typer.Option(min=0, help="Send no upload with less noise than this; see privacy.noise.")
     ] = 0.0,
@@ -101,7 +104,7 @@ def join(
         credentials = NodeCredentials.of(certs, client) if certs else None
         if not credentials:
             warn_of_plain_text()
-        stay(client, node_config, address, credentials, cold, look)
+        stay(client, node_config, address, credentials, cold, look, allow_code)
 
 
 def check_importable(target: str) -> None:
@@ -144,6 +147,7 @@ def stay(
     credentials: NodeCredentials | None,
     cold: bool,
     look: float,
+    allow_code: bool = False,
 ) -> None:
     """Keep a SuperNode running.
 
@@ -162,7 +166,7 @@ def stay(
             wait_until_welcome(address, credentials, LAPSE if rejoining else REGISTERED, rejoining)
             clear(flower.home)
             began = time.monotonic()
-            node = flower.start_node(client, node_config, address, False, credentials, cold, look)
+            node = flower.start_node(client, node_config, address, False, credentials, cold, look, allow_code)
             code = node.wait()
             if not code or time.monotonic() - began > LAPSE:  # it had joined, so this is a new failure
                 deadline = time.monotonic() + LAPSE

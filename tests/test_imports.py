@@ -20,6 +20,7 @@ ALLOWED = {
     "sepal_engines/flower/fleet.py",  # sepal deploy check, which calls the Fleet API
     "sepal_engines/flower/nodes.py",  # the SuperLink's nodes with their keys, which `flwr supernode list` leaves out
     "sepal_engines/flower/node.py",  # a SuperNode that keeps its client process
+    "sepal_engines/flower/protection.py",  # and refuses code
     "sepal_engines/flower/warm.py",  # that client process
     "experiments/load/light.py",  # clients of the load test, which answer without training
     "experiments/load/worker.py",

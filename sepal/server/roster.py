@@ -59,6 +59,7 @@ class Connections:
         data: Client name to the digest of its data, for the clients of the roster.
         tell: Tells a node why it was refused.
         names: Node id to client name, for every node that ever answered; Flower never uses an id again.
+        silent: Node id to the reason why its last query has no answer.
     """
 
     weights: str = ""
@@ -73,6 +74,7 @@ class Connections:
     data: Mapping[str, str] = field(default_factory=dict)
     tell: Callable[[int, str], None] = lambda node, reason: None
     names: dict[int, str] = field(default_factory=dict)
+    silent: dict[int, str] = field(default_factory=dict)
     _turn: int = 0
     _resting: dict[int, tuple[int, int]] = field(default_factory=dict)  # node id to (until which turn, for how long)
 
@@ -197,6 +199,8 @@ def wait(
                 return
             wanted = f"{needed}" if needed else "all"
             hint = f" (Flower's simulation: --federation-config 'num-supernodes={needed}')" if needed else ""
+            errors = dict.fromkeys(reason for reason in connections.silent.values() if reason.startswith("error"))
+            hint = f"; nodes answer: {'; '.join(list(errors)[:3])}" if errors else hint
         else:
             wanted_names = set(needed) - set(evicted)
             absent = sorted(wanted_names - set(connections.nodes))

@@ -237,7 +237,10 @@ class SepalStrategy(Strategy):
                 key = f"node {node}: {reason.key}" if reported else reason.key
                 replies[node] = type(reason)(key, reason.expected, reason.got)
 
-        self._deliver(min(timeout, self.config.timeout), nodes, lambda node: (Kind.QUERY, records), take)
+        limit = min(timeout, self.config.timeout)
+        silent = self._deliver(limit, nodes, lambda node: (Kind.QUERY, records), take)
+        known = {node: reason for node, reason in self._connections.silent.items() if node not in nodes}
+        self._connections.silent = {**known, **silent}
         return replies
 
     def _deliver(self, timeout: float, nodes: Sequence[int], compose: Compose, take: Take) -> dict[int, str]:

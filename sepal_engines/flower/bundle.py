@@ -1,7 +1,7 @@
 """The Flower app that ``sepal serve`` submits: a generated pyproject.toml without code.
 
-Server and clients run their installed Sepal, and the roster query compares versions. A client also runs a bundle that
-does contain code (``flwr run .``): whoever may submit apps to its SuperLink may run code on it.
+Server and clients run their installed Sepal, and the roster query compares versions. A client refuses a bundle that
+does contain code (``flwr run .``), unless its operator allows it (:mod:`sepal_engines.flower.protection`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tomli_w
 
 from sepal import __version__
 from sepal.protocol.method import Scalar
+from sepal_engines.flower.protection import COMPONENTS
 from strategies import registry
 
 
@@ -40,7 +41,7 @@ def app_config(defaults: dict[str, Scalar]) -> dict[str, Any]:
             "flwr": {
                 "app": {
                     "publisher": "sepal",
-                    "components": {"serverapp": "server_app.app:app", "clientapp": "client_app.app:app"},
+                    "components": COMPONENTS,
                     "config": defaults,
                 }
             }

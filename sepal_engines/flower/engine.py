@@ -144,6 +144,7 @@ class Flower(Processes):
         credentials: NodeCredentials | None = None,
         cold: bool = False,
         look: float = 0.0,
+        allow_code: bool = False,
     ) -> subprocess.Popen[bytes]:
         """Start or restart a SuperNode.
 
@@ -157,10 +158,11 @@ class Flower(Processes):
             credentials: For TLS and a registered key.
             cold: Start a new process for each message, as Flower's own SuperNode does.
             look: Longest pause between two polls for a message, in seconds; 0: Flower's 3.
+            allow_code: Whether it runs app bundles with code.
         """
         command = supernode_command(address or f"127.0.0.1:{self.ports.fleet}", free_port(), node_config, credentials)
         cold = cold or wants_gpu(node_config)
-        ours = [*["--cold"] * cold, *(["--look", str(look)] if look else [])]
+        ours = [*["--cold"] * cold, *["--allow-code"] * allow_code, *(["--look", str(look)] if look else [])]
         command = [sys.executable, "-P", "-m", "sepal_engines.flower.node", *ours, *command[1:]]
         self.nodes[name] = self.spawn(*command, log=f"{name}.log" if log else None)
         return self.nodes[name]

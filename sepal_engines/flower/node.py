@@ -1,12 +1,13 @@
 """A SuperNode: Flower's ``flower-supernode``, by default with the resident process :mod:`sepal_engines.flower.warm`.
 
-``python -m sepal_engines.flower.node`` takes the options of ``flower-supernode`` and differs from it in six ways; with
-``--cold`` only in the first four, and in the last if ``--look`` is given:
+``python -m sepal_engines.flower.node`` takes the options of ``flower-supernode`` and differs from it in seven ways;
+with ``--cold`` only in the first five, and in the last if ``--look`` is given:
 
 - A late reply is pushed even if no further message arrives.
 - A reply whose content does not arrive is abandoned.
 - A message whose task has ended without a reply is answered with an error.
-- It talks to its client process over TLS, with a certificate made at the start (:func:`own_tls`).
+- A bundle with code is refused, unless ``--allow-code`` is given.
+- It talks to its client process over TLS, with a certificate made at the start.
 - The executor is our resident process, which is restarted whenever it ends.
 - The SuperNode's fixed pauses (3 s between polls for a message, .5 s between checks for the client's reply) start
   short and grow to that length while nothing happens; the first one grows to ``--look`` seconds, if that is given.
@@ -36,8 +37,8 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode, Status
 from flwr.supercore import log
 
-from sepal_engines.flower.certificates import make_certificates
 from sepal_engines.flower.processes import listening
+from sepal_engines.flower.protection import own_tls, refuse_bundles_with_code
 
 MESSAGE, REPLY = 3.0, 0.5  # Flower's pauses: between polls for a message, and checks for the client's reply
 SHORTEST = {MESSAGE: 0.1, REPLY: 0.02}
@@ -243,6 +244,7 @@ def main() -> None:
 
     ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     ours.add_argument("--cold", action="store_true")
+    ours.add_argument("--allow-code", action="store_true")
     ours.add_argument("--look", type=float, default=MESSAGE)
     chosen, flowers = ours.parse_known_args()
     shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -252,6 +254,8 @@ def main() -> None:
     shared.add_argument("--superexec-auth-secret-file")
     options, _ = shared.parse_known_args(flowers)
     internal = importlib.import_module("flwr.supernode.start_client_internal")
+    if not chosen.allow_code:
+        refuse_bundles_with_code(internal)
     push_late_replies(internal)
     give_up_lost_content(internal)
     answer_abandoned(internal)
@@ -277,19 +281,6 @@ def main() -> None:
         command = executor_command(options, secret, received)
         threading.Thread(target=keep_executor, args=(command, options.port, received), daemon=True).start()
         flower_supernode()
-
-
-def own_tls(directory: Path) -> list[str]:
-    """Make a certificate for the Runtime API; return Flower's options for it, the authority's certificate last.
-
-    Without it, another user of this machine could take the port of a SuperNode that stops, and the client process would
-    obey. The key of the authority is deleted, so that nobody can make a second certificate.
-    """
-    make_certificates(directory)
-    authority, server = directory / "ca", directory / "server"
-    (authority / "ca.key").unlink()
-    files = {"certfile": server / "server.pem", "keyfile": server / "server.key", "ca-certfile": authority / "ca.crt"}
-    return [part for name, file in files.items() for part in (f"--ssl-{name}", str(file))]
 
 
 if __name__ == "__main__":

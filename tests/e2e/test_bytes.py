@@ -51,7 +51,8 @@ def test_the_ledger_counts_what_crosses_the_socket(tmp_path):
         deployment.start_superlink()
         for number in range(3):
             node = {"partition-id": number, "num-partitions": 3, "allow": "wide:build"}
-            deployment.start_node(f"node{number}", node, cold=number == 0)  # one of them as Flower starts it
+            cold = number == 0  # as Flower starts it
+            deployment.start_node(f"node{number}", node, cold=cold, allow_code=True)
         before = socket_bytes(deployment.ports.fleet)
         run = deployment.run_app(ROOT, {**FLAT, "out": str(tmp_path)})
         assert run.status == "finished:completed", "\n".join(run.log[-20:])

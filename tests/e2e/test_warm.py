@@ -46,7 +46,7 @@ def deployment(tmp_path_factory, trouble):
             own = {"SEPAL_TEST_TROUBLE": str(file), "FLWR_HOME": str(tmp_path_factory.mktemp("node"))}
             keys = {"name": f"ward-{number}", "data": "ward:load", "allow": "ward:build"}
             with patch.dict(deployed.environment, own):
-                deployed.start_node(f"node{number}", keys)
+                deployed.start_node(f"node{number}", keys, allow_code=True)
         yield deployed
     assert not deployed.left(), "a process was left behind"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
-from sepal_engines.flower.node import own_tls
+from sepal_engines.flower.protection import own_tls
 from sepal_engines.flower.warm import connect
 
 

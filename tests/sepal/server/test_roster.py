@@ -170,6 +170,17 @@ def waited(network, needed, **settings):
     return connections
 
 
+def test_why_nodes_do_not_answer_is_said_instead():
+    """Such as nodes that refuse an app with code."""
+    connections, network = Connections(W0), Network()
+    connections.silent = {1: "error 3: app bundle: expected no code", 2: "no reply within 20 s"}
+    with pytest.raises(RosterError) as caught:
+        wait(connections, network.online, network.ask, 3, timeout=0.0, settle=0.0)
+    assert str(caught.value) == (
+        "clients: expected 3 within 0 s, got 0; nodes answer: error 3: app bundle: expected no code"
+    )
+
+
 def test_the_exact_number_is_enough():
     assert waited(Network(n1=reply("a"), n2=reply("b")), 2).nodes == {"a": 1, "b": 2}
 
