@@ -71,7 +71,7 @@ def write_run(
                 "population": count,
                 "full": True,
                 "accuracy": views,
-                "validation": {"received": figures(values), "trained": figures(values)},
+                "validation": {view: figures(values) for view in ("received", "trained", "kept")},
                 "novel": None,
                 "bytes": {**sizes, "total": sizes},
                 "seconds": {"total": 1.0, "train": 1.0, "server": 0.5},
