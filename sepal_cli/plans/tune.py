@@ -36,7 +36,6 @@ from sepal_cli.plans.plan import check_keys, make_plan, read_table
 from sepal_cli.plans.settings import Table, combinations, own_keys, split
 
 
-
 @dataclass(frozen=True)
 class Trial:
     """One setting of a method.
