@@ -185,6 +185,7 @@ def read_search(path: Path) -> Search:
 
     table = dict(read_table(path))
     grid, trials, views = table.pop("grid", None), table.pop("trials", None), table.pop("views", {})
+    table.pop("tune", None)  # the plan may also be one of `sepal compare`
     methods = table.get("methods")
     if not isinstance(grid, Mapping) or not grid:
         raise ConfigError(f"{path.name}: grid", "a table of lists", "none" if grid is None else grid)
