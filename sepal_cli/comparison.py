@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from sepal.data.locations import data_directory
 from sepal.errors import ConfigError, StateError
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.storage.files import write_atomically
+from sepal_cli.convergence import Rise, mean_rise, rise
 from sepal_cli.plans.model import Plan, PlannedRun
+from sepal_cli.plans.trials import Tried
 from sepal_cli.results import MEGA, Estimate, Result, difference, over_seeds, read_result
 from sepal_cli.runs import INDEX, find_place
 from server_app.run_directory import stored_config
@@ -90,6 +92,19 @@ class Group:
         """MB to the target, over the seeds that reach it."""
         return over_seeds([p.megabytes for r in self.results if (p := r.reached(self.view, self.target))])
 
+    @property
+    def rounds(self) -> float:
+        """Rounds, mean over seeds: with ``stop-after``, seeds may differ."""
+        mean = sum(result.rounds for result in self.results) / len(self.results)
+        return int(mean) if mean.is_integer() else mean
+
+    @property
+    def rising(self) -> Rise | None:
+        """The rise at the end if the curves are still rising: the runs have not converged."""
+        ended = [result for result in self.results if result.stored.summary is not None]
+        found = mean_rise([rise(result.stored.lines, self.deployed) for result in ended])
+        return found if found and found.goes_on else None
+
     def reached(self, found: Estimate | None, digits: int) -> str:
         """Return ``18.0 (1 of 2)``: a figure for the target, and how many seeds reach it if not all do."""
         if found is None:
@@ -106,12 +121,16 @@ class Comparison:
         results: The runs, in the order shown; differences are the first label's accuracy minus each other's.
         view: View of the target and the differences.
         target: Accuracy to be reached; None for :data:`NEAR` of the best in the cell.
+        notes: Lines about the runs' rates.
+        tuning: What trials tried and chose before the runs.
     """
 
     title: str
     results: tuple[Result, ...]
     view: str = "trained"
     target: float | None = None
+    notes: tuple[str, ...] = ()
+    tuning: tuple[Tried, ...] = ()
 
     @cached_property
     def cells(self) -> list[str]:
@@ -157,11 +176,13 @@ class Comparison:
         return [(label, each) for label, each in found if each]
 
 
-def write_index(plan: Plan, runs: Sequence[PlannedRun], out: Path) -> None:
-    """Write the list of runs that the directory ``out`` compares: all but trials."""
-    trials = {block.trials for block in plan.block} - {""}
-    rows = [{"name": r.name, "label": r.variant, "cell": _cell(r)} for r in runs if r.block not in trials]
-    index = {"title": plan.title, "view": plan.view, "target": plan.target, "runs": rows}
+def write_index(
+    plan: Plan, runs: Sequence[PlannedRun], out: Path, notes: Sequence[str] = (), tuning: Sequence[Tried] = ()
+) -> None:
+    """Write the list of runs that the directory ``out`` compares, all but trials, with what is to be said of them."""
+    rows = [{"name": r.name, "label": r.variant, "cell": _cell(r)} for r in runs if r.block not in plan.trial_blocks]
+    index: dict[str, Any] = {"title": plan.title, "view": plan.view, "target": plan.target, "runs": rows}
+    index |= {"notes": list(notes), "tuning": [asdict(each) for each in tuning]}
     write_atomically(out / INDEX, f"{json.dumps(index, indent=1)}\n".encode())
 
 
@@ -186,7 +207,9 @@ def read_comparison(places: Sequence[str]) -> Comparison:
     head = found[0]
     titles = [one.title for one in found]
     title = ", ".join(titles) if len(titles) < MOST_TITLES else f"{len(titles)} runs"
-    return replace(head, title=title, results=tuple(results))
+    notes = tuple(dict.fromkeys(line for one in found for line in one.notes))
+    tuning = tuple(dict.fromkeys(each for one in found for each in one.tuning))
+    return replace(head, title=title, results=tuple(results), notes=notes, tuning=tuning)
 
 
 def _of_place(place: str) -> Comparison:
@@ -209,6 +232,7 @@ def _indexed(directory: Path) -> Comparison:
         index = json.loads(file.read_text())
         rows = [(directory / row["name"], str(row["label"]), str(row["cell"])) for row in index["runs"]]
         title, view, target = str(index["title"]), index["view"], index["target"]
+        notes, tuning = tuple(map(str, index.get("notes", ()))), tuple(map(_tried, index.get("tuning", ())))
         if view not in CLOSING_VIEWS or not (target is None or isinstance(target, int | float)):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError):
@@ -216,7 +240,12 @@ def _indexed(directory: Path) -> Comparison:
     there = [row for row in rows if stored_config(row[0])]
     if not there:
         raise ConfigError("run", "a comparison with runs", f"{directory}, none of whose {len(rows)} runs has begun")
-    return Comparison(title, tuple(read_result(*row) for row in there), view, target)
+    return Comparison(title, tuple(read_result(*row) for row in there), view, target, notes, tuning)
+
+
+def _tried(row: Mapping[str, Any]) -> Tried:
+    values = tuple((str(name), value if value is None else float(value)) for name, value in row["values"])
+    return Tried(**{**row, "values": values, "seeds": tuple(row["seeds"])})
 
 
 def _labelled(results: Sequence[Result]) -> list[Result]:
@@ -268,7 +297,8 @@ def rows(comparison: Comparison) -> Iterator[dict[str, Any]]:
             row: dict[str, Any] = {"setting": cell, "name": group.label, "method": group.method}
             row["deployed_view"] = group.deployed
             row["seeds"] = len(group.results)
-            row["rounds"] = group.results[0].stored.config["rounds"]
+            row["rounds"] = group.rounds
+            row["rise_at_the_end"] = group.rising.mean if group.rising else None  # None: converged, or no verdict
             figures = {"deployed": group.accuracy(group.deployed)}
             figures |= {view: group.accuracy(view) for view in CLOSING_VIEWS}
             figures["bottom_decile"] = group.accuracy(comparison.view, "bottom_decile")

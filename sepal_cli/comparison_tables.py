@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +15,8 @@ from rich.table import Table
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.storage.files import write_atomically
 from sepal_cli.comparison import Comparison, Group, rows
+from sepal_cli.conclusions import conclusions
+from sepal_cli.plans.trials import Tried
 from sepal_cli.results import Estimate
 from sepal_cli.tables import new_table
 
@@ -25,6 +28,10 @@ LEGEND = (
     "of training a client."
 )
 ACCURACIES = ("deployed", *reversed(CLOSING_VIEWS))  # in the order of :func:`accuracies`
+MARK = "*"  # of a label: not converged
+EDGE = " (edge)"
+EDGE_WORDS = "the least or the largest value that was tried; a wider [grid] may find a better one"
+TUNING_COLUMNS = ("setting", "method", "view", "tried", "chosen")
 YARDSTICKS = ("local", "fedavg-ft")  # baselines for every method: no federation, and plain federation
 
 
@@ -38,8 +45,17 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         if cell:
             console.print(escape(cell), style="bold", highlight=False)
         _print_accuracy(console, groups, comparison.view)
+        if line := not_converged(groups):
+            console.print(escape(line), highlight=False)
+            console.print()
         _print_cost(console, groups)
         _print_differences(console, comparison, cell)
+        for line in conclusions(comparison, cell):
+            console.print(escape(line), highlight=False)
+            console.print()
+    _print_tuning(console, comparison.tuning)
+    for note in comparison.notes:
+        console.print(escape(note), highlight=False)
     console.print(LEGEND, style="italic", highlight=False)
     if line := without_yardsticks(comparison):
         console.print(line, highlight=False)
@@ -52,6 +68,31 @@ def without_yardsticks(comparison: Comparison) -> str:
     if not absent:
         return ""
     return f"Without {' and '.join(absent)}: add {'them' if len(absent) > 1 else 'it'} to `methods`."
+
+
+def not_converged(groups: Sequence[Group]) -> str:
+    """Return a line that names the groups whose curves are still rising (:mod:`sepal_cli.convergence`), or nothing."""
+    found = [(group.label, group.rising) for group in groups]
+    words = [f"{label} (+{100 * each.mean:.1f} points in {each.points} rounds)" for label, each in found if each]
+    return f"{MARK} not converged, still rising at the last round: {', '.join(words)}" if words else ""
+
+
+def named(group: Group) -> str:
+    """Return a group's label, with a mark if it has not converged."""
+    return f"{group.label} {MARK}" if group.rising else group.label
+
+
+def tuning_rows(tuning: Sequence[Tried]) -> Iterator[list[str]]:
+    """Yield a row for each search: setting, label, view, what was tried with its accuracy in %, what was chosen."""
+    for one in tuning:
+        values = ", ".join(f"{name}: {'failed' if mean is None else f'{100 * mean:.1f}'}" for name, mean in one.values)
+        yield [one.cell, one.label, one.view, values, (one.chosen or "nothing") + EDGE * one.edge]
+
+
+def tuning_title(tuning: Sequence[Tried]) -> str:
+    """Return what the rows of :func:`tuning_rows` are."""
+    seeds = sorted({seed for one in tuning for seed in one.seeds})
+    return f"Searched before the runs, with seeds {', '.join(map(str, seeds))}: accuracy on validation data in %"
 
 
 def accuracies(group: Group, view: str) -> list[Estimate | None]:
@@ -72,7 +113,7 @@ def _print_accuracy(console: Console, groups: list[Group], view: str) -> None:
             table.add_column(name, justify="right", no_wrap=True)
         for group in groups:
             cells = [each.text() if each else "-" for each in accuracies(group, view)]
-            table.add_row(escape(group.label), *cells[first:last])
+            table.add_row(escape(named(group)), *cells[first:last])
         return table
 
     whole, half = part(0, len(heads)), len(heads) // 2
@@ -112,6 +153,20 @@ def _print_differences(console: Console, comparison: Comparison, cell: str) -> N
         table.add_row(escape(label), *cells)
     console.print(table)
     console.print()  # printing a table ignores `end`
+
+
+def _print_tuning(console: Console, tuning: Sequence[Tried]) -> None:
+    if not tuning:
+        return
+    table = new_table(tuning_title(tuning))
+    for name in TUNING_COLUMNS:
+        table.add_column(name)
+    for row in tuning_rows(tuning):
+        table.add_row(*map(escape, row))
+    console.print(table)
+    if any(one.edge for one in tuning):
+        console.print(f"{EDGE.strip()}: {EDGE_WORDS}", highlight=False)
+    console.print()
 
 
 def write_csv(comparison: Comparison, path: Path) -> None:

@@ -7,7 +7,7 @@ evaluations are points (``evaluate-every``): a mean over sampled clients is a di
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -111,6 +111,11 @@ class Result:
         done = ((line["round"], client) for line in self.stored.lines for client in line["clients"])
         return float(sum(c["metrics"].get("multiply-adds", 0.0) for n, c in done if (n, c["name"]) in asked))
 
+    @cached_property
+    def rounds(self) -> int:
+        """The rounds of the run: those that it had if it has ended, and otherwise the most that it may have."""
+        return int((self.stored.summary or {}).get("rounds", self.stored.config["rounds"]))
+
     def reached(self, view: str, target: float) -> Point | None:
         """Return the first point at which the view's mean is ``target`` or more."""
         return next((point for point in self.points(view) if point.mean >= target), None)
@@ -158,8 +163,17 @@ def difference(ours: Sequence[Result], theirs: Sequence[Result], view: str, othe
 
     ``other`` is the view of ``theirs`` if it is not ``view``.
     """
-    sides = ((ours, view), (theirs, other or view))
-    return paired(*({result.seed: result.clients(each) for result in group} for group, each in sides))
+    return paired(*_sides(ours, theirs, view, other or view))
+
+
+def difference_by_seed(ours: Sequence[Result], theirs: Sequence[Result], view: str, other: str = "") -> Estimate | None:
+    """Return the same difference with the interval over seeds (:func:`paired_by_seed`)."""
+    return paired_by_seed(*_sides(ours, theirs, view, other or view))
+
+
+def _sides(ours: Sequence[Result], theirs: Sequence[Result], view: str, other: str) -> Iterator[BySeed]:
+    for group, each in ((ours, view), (theirs, other)):
+        yield {result.seed: result.clients(each) for result in group}
 
 
 def paired(ours: BySeed, theirs: BySeed) -> Estimate | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sepal.protocol.method import Metrics, Plan
-from sepal.protocol.views import CLOSING_VIEWS, MODELS, VIEWS
+from sepal.protocol.views import CLOSING_VIEWS, MODELS
 from sepal.server.accuracy import Figures, capacity_group, client_accuracy, view_figures
 from sepal.server.ledger import Totals
 from sepal.server.run_state import RoundRecord
@@ -34,7 +34,7 @@ class RoundFigures:
     Attributes:
         test: View to figures on the participants' test data; None if no client has the view. Views under shift and
             corruption come last.
-        validation: The same on validation data, for received and trained.
+        validation: The same on validation data, for received, trained and kept.
         novel: The same as ``test`` for the novel clients; empty if there are none.
     """
 
@@ -52,7 +52,7 @@ class RoundFigures:
         views = (*CLOSING_VIEWS, *sorted(name for name in named if name.partition("-")[0] in MODELS))
         return cls(
             {view: view_figures(metrics, view) for view in views},
-            {view: view_figures(metrics, view, "validation-") for view in VIEWS[:2]},
+            {view: view_figures(metrics, view, "validation-") for view in MODELS},
             {view: view_figures(novel, view) for view in views} if novel else {},
         )
 
@@ -150,7 +150,7 @@ def capacity_groups(record: RoundRecord) -> dict[str, dict[str, Figures]]:
 def _best(best: Mapping[str, Best], round: int, figures: RoundFigures) -> dict[str, Best]:
     """Keep the round with the highest validation mean; the pooled view uses the trained model's."""
     kept = dict(best)
-    for view in VIEWS:
+    for view in CLOSING_VIEWS:
         chosen, test = figures.validation["trained" if view == "pooled" else view], figures.test[view]
         if chosen and test and (view not in kept or chosen["mean"] > kept[view].validation):
             kept[view] = Best(round, test["mean"], chosen["mean"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from client_app.host import COSTS
 from sepal.data.locations import data_directory
 from sepal.errors import ConfigError
 from sepal.protocol.views import CLOSING_VIEWS, VIEWS
+from sepal_cli.convergence import rise
 from sepal_cli.plans.model import PlannedRun
 from sepal_cli.runs import StoredRun, read_run
 from server_app.run_directory import begun, stored_config, stored_summary
@@ -50,7 +52,8 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
 
     ``clients``, ``own`` and ``method`` hold columns of equal length; the first has the clients' names or the rounds.
     ``clients`` (accuracies) and ``own`` (what the method's clients report of themselves) cover the participants in the
-    closing round. ``novel`` has the novel clients' accuracy and the gap.
+    closing round. ``novel`` has the novel clients' accuracy and the gap. ``rise`` is what
+    :func:`sepal_cli.convergence.rise` found.
 
     Accuracies are fractions, of the closing round. MB are payload bytes of training over all clients and rounds / 10⁶.
     Multiply-adds are those of training, without evaluation, summed over clients. ``within`` is the last full evaluation
@@ -83,6 +86,8 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
         "method": _columns([{"round": r["round"], **_means(r["method"])} for r in stored.lines if r["method"]]),
         "validation": {view: means["mean"] for view, means in last["validation"].items() if means},
     }
+    if risen := rise(stored.lines, run.deployed):
+        found["rise"] = asdict(risen)
     if run.chosen:
         found["chosen"] = dict(run.chosen)
     if megabytes is not None:

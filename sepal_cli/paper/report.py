@@ -23,6 +23,7 @@ import numpy as np
 from sepal.errors import ConfigError
 from sepal.protocol.views import SHIFTS
 from sepal.storage.files import write_atomically
+from sepal_cli.convergence import Rise, mean_rise
 from sepal_cli.paper.differences import MODELS, difference_tables
 from sepal_cli.paper.figures import figures
 from sepal_cli.paper.further import (
@@ -57,7 +58,8 @@ def write_report(plan: Plan, runs: Sequence[PlannedRun], out: Path) -> list[Path
     stored, lines = read_results(data), [f"# {plan.title}", "", *([plan.note, ""] if plan.note else [])]
     for block in plan.block:
         title = block.title or block.name
-        lines += [*([f"## {title}", ""] if title else []), *block_tables(plan, block.name, stored)]
+        made = trial_tables if plan.tune and block.name in plan.trial_blocks else block_tables
+        lines += [*([f"## {title}", ""] if title else []), *made(plan, block.name, stored)]
     if plan.ranks:
         lines += ["## Ranks", "", *block_tables(plan, NAME, stored)]
     write_atomically(tables, "\n".join(lines).encode())
@@ -243,6 +245,8 @@ def _main_row(name: str, group: Group, deployed: str) -> list[str]:
     work = mean(one["multiply_adds"] / len(one["clients"]["name"]) for one in group) / 1e9
     share = f"{100 * (up + down) / dense:.1f}" if up + down else "0"
     figure = [f"{up:.2f}", f"{down:.2f}", share, f"{work:.2f}", f"{mean(one['seconds'] for one in group):.0f}"]
+    risen = mean_rise([Rise(**one["rise"]) for one in group if "rise" in one])
+    name += " (not converged)" if risen and risen.goes_on else ""
     rest = [accuracy(group, "pooled"), accuracy(group, "trained", "bottom_decile")]
     return [name, accuracy(group, deployed), *clients, *rest, *figure]
 

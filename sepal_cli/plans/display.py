@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,9 +34,11 @@ class PlanDisplay:
 
     Args:
         console: The console; use standard error, so that a command's output can be piped.
+        notes: Lines to show at the start.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, notes: Sequence[str] = ()) -> None:
+        self._notes = notes
         self._console, self._out, self._begun = console, Path(), time.monotonic()
         self._looked = self._begun - EVERY
         self._total, self._done = 0, 0
@@ -61,6 +64,8 @@ class PlanDisplay:
         """Start the display, with ``missing`` of ``planned`` runs left to run; they write to ``out``."""
         self._total, self._out = missing, out
         self._bars.update(self._all, total=planned, completed=planned - missing)
+        for note in self._notes:
+            self._say(note)
         self._say(f"{planned - missing} of {planned} runs are there already")
 
     def begin(self, run: PlannedRun) -> None:

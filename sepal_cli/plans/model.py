@@ -6,9 +6,10 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from sepal.errors import ConfigError
 from sepal_cli.arguments import Value, flatten_tables
@@ -43,11 +44,21 @@ class Block(BaseModel):
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
     keys: Keys = {}
     grid: dict[str, tuple[Value, ...]] = {}  # dotted keys are quoted
+    grids: dict[Name, dict[str, tuple[Value, ...]]] = {}  # of single variants, beyond ``grid``
     published: tuple[Published, ...] = ()
     tables: tuple[str, ...] = ()  # of the paper, for `sepal paper --table`: "1", "figure 4"
     trials: str = ""  # name of the block whose cells are trials
     headline: Name | None = None  # the variant whose figures README shows (experiments/readme.py)
     scales: tuple[Scale, ...] = SCALES
+
+    def grid_of(self, variant: str) -> dict[str, tuple[Value, ...]]:
+        """Return the lists of values of a variant, by key."""
+        return {**self.grid, **self.grids.get(variant, {})}
+
+    def cells(self, variant: str) -> Iterator[dict[str, Value]]:
+        """Yield every combination of the values of a variant, by key."""
+        grid = self.grid_of(variant)
+        yield from (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
 
 
 class AtScale(BaseModel):
@@ -79,6 +90,7 @@ class Plan(BaseModel):
     target: float | None = Field(default=None, gt=0, lt=1)  # accuracy, for the rounds and MB until it is reached
     view: Literal["received", "trained", "pooled", "kept"] = "trained"  # of the target and of paired differences
     tuned: str = ""
+    tune: StrictBool = False  # whether trials in the deployed view come first (:mod:`sepal_cli.plans.tuning`)
     keys: Keys = {}
     variants: dict[Name, Keys] = {}
     scale: dict[Literal["quick", "full"], AtScale] = {}
@@ -90,6 +102,11 @@ class Plan(BaseModel):
         """The scales that the plan supports."""
         named = {each for block in self.block if block.scales != SCALES for each in block.scales}
         return [each for each in SCALES if each in {"cpu", *self.scale, *named}]
+
+    @property
+    def trial_blocks(self) -> set[str]:
+        """The names of the blocks whose cells are trials."""
+        return {block.trials for block in self.block} - {""}
 
     def at(self, scale: Scale) -> Plan:
         """Return the plan at a scale: the blocks that it has there, with the scale's changes.
@@ -110,7 +127,7 @@ class Plan(BaseModel):
 
     def _scaled(self, block: Block, change: AtScale) -> Block:
         keys, seeds = dict(flatten_tables(change.keys)), change.seeds
-        if block.name in {each.trials for each in self.block}:  # trials keep their rounds and seeds
+        if block.name in self.trial_blocks:  # trials keep their rounds and seeds
             keys, seeds = {key: value for key, value in keys.items() if key != "rounds"}, ()
         update = {"keys": {**block.keys, **keys}, "seeds": seeds or block.seeds}
         return block.model_copy(update=update if change.published else {**update, "published": ()})
@@ -145,10 +162,10 @@ class Plan(BaseModel):
         for block in self.block:
             if only not in ("", block.name):
                 continue
-            for seed, values in itertools.product(block.seeds, itertools.product(*block.grid.values())):
-                cell = dict(zip(block.grid, values, strict=True))
-                for variant in block.variants:
-                    yield self._run(block, cell, variant, seed, found.get(block.name, {}).get(variant))
+            for seed, cells in itertools.product(block.seeds, zip_longest(*map(block.cells, block.variants))):
+                for variant, cell in zip(block.variants, cells, strict=True):
+                    if cell is not None:  # grids of single variants may have different sizes
+                        yield self._run(block, cell, variant, seed, found.get(block.name, {}).get(variant))
 
     def _run(
         self, block: Block, cell: Mapping[str, Value], variant: str, seed: int, best: Mapping[str, Value] | None
@@ -156,11 +173,16 @@ class Plan(BaseModel):
         own = self.variants.get(variant, {"method": variant})
         tables = (self.keys, block.keys, best or {}, cell, own)
         keys = {key: value for table in tables for key, value in flatten_tables(table)}
-        place = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in cell.items())
+        place = cell_name(cell)
         name = "-".join(filter(None, (block.name, place, variant, f"seed{seed}")))
         name = re.sub(r"[^A-Za-z0-9_.+-]", "_", name)
         flat = {**keys, "seed": seed, "name": name}
         return PlannedRun(block.name, place, variant, seed, flat, best or {}, not block.trials or best is not None)
+
+
+def cell_name(cell: Mapping[str, Value]) -> str:
+    """Return the values of a cell as text: ``alpha=0.1,lr=0.05``."""
+    return ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in cell.items())
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,14 @@ One comparison::
     method = "fedavg"
     width = 0.5
 
+``tune = true``, or `sepal compare --tune`, searches each method's rate first (:mod:`sepal_cli.plans.tuning`)::
+
+    tune = true
+    [grid]                       # optional, as for `sepal tune`; by default five learning rates for each method
+    lr = [0.05, 0.1, 0.2]
+    [grid.fedpse]                # further lists for one method
+    keep = [0.1, 0.2]
+
 Several tables, as a paper has them::
 
     hours = 1.5                  # no run is started after this many hours
@@ -75,15 +83,17 @@ from sepal.errors import ConfigError, nearest, suggest
 from sepal_cli.arguments import flatten_tables
 from sepal_cli.plans.model import Block, Plan, PlannedRun
 from sepal_cli.plans.settings import MOST_RUNS, Table, as_block, own_keys
+from sepal_cli.plans.tuning import with_trials
 
 
-def read_plan(path: Path) -> Plan:
-    """Return the plan in ``path``.
+def read_plan(path: Path, tune: bool = False) -> Plan:
+    """Return the plan in ``path``; ``tune`` sets its key of that name.
 
     Raises:
         ConfigError: It cannot be read, or is not a plan.
     """
-    return make_plan(path, read_table(path))
+    table = read_table(path)
+    return make_plan(path, {**table, "tune": True} if tune else table)
 
 
 def make_plan(path: Path, table: Table) -> Plan:
@@ -94,19 +104,28 @@ def make_plan(path: Path, table: Table) -> Plan:
     """
     table = {"title": path.stem, **table}
     alone = "methods" in table or "settings" in table
+    tune, grid, methods = table.get("tune") is True, table.get("grid"), table.get("methods")
+    if grid is not None and not tune:
+        raise ConfigError(f"{path.name}: grid", "tune = true with it, or --tune", "a grid alone")
+    if tune and not alone:
+        expected = "methods and [settings]; a [[block]] names its `trials`"
+        raise ConfigError(f"{path.name}: tune", expected, "true with [[block]]")
     if alone:
-        table = as_block(path.name, table)
+        table = as_block(path.name, {key: value for key, value in table.items() if key != "grid"})
     try:
         plan = Plan.model_validate(table)
     except ValidationError as reason:
         raise _bad_key(path.name, reason, alone) from None
     for block in plan.block:
-        count = math.prod(map(len, (block.seeds, block.variants, *block.grid.values())))
+        count = len(block.seeds) * sum(math.prod(map(len, block.grid_of(name).values())) for name in block.variants)
         if count > MOST_RUNS:
             raise ConfigError(f"{path.name}: {block.name or 'settings'}", f"at most {MOST_RUNS} runs", count)
     if plan.tuned:
         plan = _with_tuned(plan, path.parent / plan.tuned)
     _check_cells(plan, path.name)
+    if tune:
+        check_keys(path.name, list(plan.runs()))
+        plan = with_trials(path.name, plan, list(methods or ()), grid)
     return plan
 
 
@@ -129,7 +148,7 @@ def _bad_key(file: str, reason: ValidationError, alone: bool) -> ConfigError:
     key = f"{file}: {'.'.join(str(part) for part in first['loc'])}"
     key = key.replace("block.0.", "") if alone else key
     if first["type"] == "extra_forbidden":
-        known = [*Plan.model_fields, *Block.model_fields, "methods", "seeds", "settings"]
+        known = [*Plan.model_fields, *Block.model_fields, "methods", "seeds", "settings", "grid"]
         return ConfigError(key, "a known key", suggest("an unknown one", str(first["loc"][-1]), known))
     if first["type"] == "missing":
         return ConfigError(key, "a value", "none")

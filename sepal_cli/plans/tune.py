@@ -3,7 +3,7 @@
 A plan as for `sepal compare`, with these additions::
 
     trials = 6                   # per method; without it, all grids must have the same size
-    views = { fedavg = "received" }   # optional: the view that a method is judged by; by default trained
+    views = { ditto = "trained" }   # optional: the view that a method is judged by; by default the one it deploys
     [grid]                       # lists of values, tried for every method
     lr = [0.01, 0.03, 0.1]
     [grid.ditto]                 # further lists for one method, in all combinations with the others
@@ -28,13 +28,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from sepal.errors import ConfigError, SepalError
+from sepal.protocol.views import MODELS
 from sepal.rng import derive
 from sepal.storage.files import write_atomically
 from sepal_cli.plans.model import Plan, PlannedRun
 from sepal_cli.plans.plan import check_keys, make_plan, read_table
 from sepal_cli.plans.settings import Table, combinations, own_keys, split
-
-VIEWS = ("trained", "received")  # the views with validation accuracy
 
 
 @dataclass(frozen=True)
@@ -182,8 +181,11 @@ def read_search(path: Path) -> Search:
     Raises:
         ConfigError: It cannot be read, names an unknown key, or does not give each method the same number of trials.
     """
+    from strategies import registry
+
     table = dict(read_table(path))
     grid, trials, views = table.pop("grid", None), table.pop("trials", None), table.pop("views", {})
+    table.pop("tune", None)  # the plan may also be one of `sepal compare`
     methods = table.get("methods")
     if not isinstance(grid, Mapping) or not grid:
         raise ConfigError(f"{path.name}: grid", "a table of lists", "none" if grid is None else grid)
@@ -191,13 +193,14 @@ def read_search(path: Path) -> Search:
         raise ConfigError(f"{path.name}: trials", "a whole number, at least 1", trials)
     if not isinstance(methods, list) or not methods:
         raise ConfigError(f"{path.name}: methods", "a list of methods", methods)
-    chosen_by = dict.fromkeys(methods, "trained") | dict(views)
     for name, view in dict(views).items():
-        if name not in methods or view not in VIEWS:
-            raise ConfigError(f"{path.name}: views.{name}", f"one of the methods, with {' or '.join(VIEWS)}", view)
+        if name not in methods or view not in MODELS:
+            raise ConfigError(f"{path.name}: views.{name}", f"one of the methods, with {' or '.join(MODELS)}", view)
     settings = table.get("settings", {})
     shared, of_methods = split(path.name, methods, grid)
     fixed = split(path.name, methods, settings)[1]
+    chosen_by = {n: registry.deployed(str(fixed.get(n, {}).get("method", n))) or "trained" for n in methods}
+    chosen_by |= dict(views)
     found: list[Trial] = []
     variants: dict[str, Any] = {}
     for name, chosen in _trials(path.name, methods, shared, of_methods, fixed, trials).items():

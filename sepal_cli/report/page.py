@@ -15,7 +15,20 @@ import sepal
 from sepal.errors import ConfigError
 from sepal.storage.files import write_atomically
 from sepal_cli.comparison import Comparison, Group, read_comparison
-from sepal_cli.comparison_tables import ACCURACIES, LEGEND, accuracies, without_yardsticks
+from sepal_cli.comparison_tables import (
+    ACCURACIES,
+    EDGE,
+    EDGE_WORDS,
+    LEGEND,
+    TUNING_COLUMNS,
+    accuracies,
+    named,
+    not_converged,
+    tuning_rows,
+    tuning_title,
+    without_yardsticks,
+)
+from sepal_cli.conclusions import conclusions
 from sepal_cli.report.data import COLOURS, datasets, views
 from sepal_cli.results import Estimate
 from sepal_cli.tables import privacy_line
@@ -115,7 +128,7 @@ def _lead(comparison: Comparison) -> str:
     parts = [
         _each(comparison, "dataset"),
         f"{_each(comparison, 'clients')} clients",
-        f"{_each(comparison, 'rounds')} rounds",
+        f"{', '.join(map(str, dict.fromkeys(result.rounds for result in comparison.results)))} rounds",
         f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}",
         f"{count} run{'s' * (count > 1)}" + ("" if ended == count else f", {ended} ended"),
     ]
@@ -174,11 +187,19 @@ def _overview(comparison: Comparison) -> Iterator[str]:
         yield "<tbody>"
         for group in groups:
             cells = "".join(f"<td>{each}</td>" for each in _cells(group, comparison.view))
-            yield f'<tr><th scope="row">{html.escape(group.label)}</th>{cells}</tr>'
-        yield f'</tbody></table></section><p class="reading" {place}>{LEGEND}</p>'
+            yield f'<tr><th scope="row">{html.escape(named(group))}</th>{cells}</tr>'
+        yield "</tbody></table></section>"
+        for words in filter(None, (not_converged(groups), *conclusions(comparison, cell))):
+            yield f'<p class="conclusion" {place}>{html.escape(words)}</p>'
+        yield f'<p class="reading" {place}>{LEGEND}</p>'
+    for note in comparison.notes:
+        yield f'<p class="reading">{_with_code(note)}</p>'
     if line := without_yardsticks(comparison):
-        words = re.sub("`(.+?)`", r"<code>\1</code>", html.escape(line))
-        yield f'<p class="reading">{words}</p>'
+        yield f'<p class="reading">{_with_code(line)}</p>'
+
+
+def _with_code(text: str) -> str:
+    return re.sub("`(.+?)`", r"<code>\1</code>", html.escape(text))
 
 
 def _cells(group: Group, view: str) -> Iterator[str]:
@@ -229,11 +250,26 @@ def _details(comparison: Comparison) -> Iterator[str]:
             versions = summary.get("versions", {})
             spent = [(r.stored.summary or {}).get("seconds", {}).get("total", 0.0) for r in group.results]
             name = f"{group.label}{f' ({cell})' * bool(cell)}"
-            figures = [str(len(group.results)), str(group.results[0].stored.config["rounds"]), f"{sum(spent):.0f}"]
+            figures = [str(len(group.results)), f"{group.rounds:g}", f"{sum(spent):.0f}"]
             figures += [versions.get("sepal", "–"), versions.get("cpu", "–")]
             yield "<tr>" + "".join(f"<td>{html.escape(each)}</td>" for each in (name, *figures)) + "</tr>"
     yield "</tbody></table></section>"
     yield from _privacy(comparison)
+    yield from _tuning(comparison)
+
+
+def _tuning(comparison: Comparison) -> Iterator[str]:
+    """Yield a table of what was searched before the runs."""
+    if not comparison.tuning:
+        return
+    yield f"<h2>{html.escape(tuning_title(comparison.tuning))}</h2>"
+    yield '<section class="scroll" tabindex="0" aria-label="What was searched"><table><thead><tr>'
+    yield "".join(f'<th scope="col">{name}</th>' for name in TUNING_COLUMNS) + "</tr></thead><tbody>"
+    for row in tuning_rows(comparison.tuning):
+        yield "<tr>" + "".join(f"<td>{html.escape(each)}</td>" for each in row) + "</tr>"
+    yield "</tbody></table></section>"
+    if any(one.edge for one in comparison.tuning):
+        yield f'<p class="reading">{html.escape(f"{EDGE.strip()}: {EDGE_WORDS}")}.</p>'
 
 
 def _privacy(comparison: Comparison) -> Iterator[str]:

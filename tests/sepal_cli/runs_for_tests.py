@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,13 @@ def write_run(
     closing: list[float] | None = None,
     capacities: list[float] | None = None,
     shift: bool = False,
+    validation: Mapping[str, float] | None = None,
     **keys: Any,
 ) -> Path:
-    """Write a complete run with the accuracies given: of the full evaluations of rounds 1 and 2, and by client."""
+    """Write a complete run with the accuracies given: of the full evaluations of rounds 1 and 2, and by client.
+
+    Accuracy on validation data is the same, but for the views of ``validation`` in the closing round.
+    """
     accuracies = closing or [0.5, 0.6, 0.7]
     count = len(accuracies)
     flat = {"method": method, "dataset": "digits", "clients": count, "rounds": 2, "seed": seed, **keys}
@@ -45,7 +50,12 @@ def write_run(
     for number, values in enumerate(rounds, 1):
         last = number == len(rounds)
         done = min(number, len(rounds) - 1)
-        sizes = {"up": UP * count * done, "down": DOWN * count * done, "up_dense": 0, "down_dense": 0}
+        sizes = {
+            "up": UP * count * done,
+            "down": DOWN * count * done,
+            "up_dense": UP * count * done,
+            "down_dense": DOWN * count * done,
+        }
         views = {"received": figures(values), "trained": figures(values), "pooled": None, "kept": None}
         clients = [
             {
@@ -71,7 +81,10 @@ def write_run(
                 "population": count,
                 "full": True,
                 "accuracy": views,
-                "validation": {"received": figures(values), "trained": figures(values)},
+                "validation": {
+                    view: figures([(validation or {}).get(view, value) if last else value for value in values])
+                    for view in ("received", "trained", "kept")
+                },
                 "novel": None,
                 "bytes": {**sizes, "total": sizes},
                 "seconds": {"total": 1.0, "train": 1.0, "server": 0.5},

@@ -82,7 +82,7 @@ def test_the_page_says_how_many_clients_there_are_what_its_columns_mean_and_of_w
     assert "digits · 3, 4 clients · 2 rounds · seed 0 · 4 runs" in page
     assert "bottom 10 %<br>trained" in page
     for view in ("kept", "received", "trained", "pooled"):
-        assert f"{view}: " in re.search(r'</table></section><p class="reading"[^>]*>(.+?)</p>', page, re.S)[1]
+        assert f"{view}: " in re.search(r'<p class="reading"[^>]*>(Accuracy in %.+?)</p>', page, re.S)[1]
 
 
 def test_yardsticks_that_are_not_among_the_runs_are_named(swept, mixed):

@@ -18,7 +18,7 @@ from tests.sepal_cli.runs_for_tests import write_run
 PLAN = """
 methods = ["ditto", "fedavg"]
 trials = 2
-views = { fedavg = "received" }
+views = { fedavg = "trained" }
 [settings]
 dataset = "digits"
 rounds = 2
@@ -58,7 +58,7 @@ def test_each_method_has_as_many_trials_and_its_own_keys(tmp_path):
         ("trials = 2", "", "small.toml: grid of fedavg: expected as many trials as for ditto, 4, or `trials`, got 2"),
         ("trials = 2", "trials = 3", "small.toml: grid of fedavg: expected at least trials = 3 combinations, got 2"),
         ("trials = 2", "trials = 0", "small.toml: trials: expected a whole number, at least 1, got 0"),
-        ('"received" }', '"pooled" }', "small.toml: views.fedavg: expected one of the methods, with trained or rec"),
+        ('"trained" }', '"pooled" }', "small.toml: views.fedavg: expected one of the methods, with received or tr"),
         ("[grid.ditto]", "[grid.dito]", "small.toml: settings.dito: expected one of the methods ditto, fedavg"),
         ("rounds = 2", "split.validation = 0", "split.validation: expected more than 0: trials are chosen by it"),
         ("rounds = 2", "rounds = [2, 3]", r"settings: expected lists in \[grid\] alone"),
@@ -73,13 +73,16 @@ def test_an_unfair_or_impossible_search_is_one_line(tmp_path, old, new, words):
 
 
 def test_validation_decides_and_test_data_does_not(tmp_path):
-    """The trial with the higher validation accuracy wins although its test accuracy is lower."""
+    """The trial with the higher validation accuracy wins although its test accuracy is lower.
+
+    Ditto is judged by the model that it deploys, and FedAvg, which deploys the received one, as the plan says.
+    """
     search = read_search(plan_file(tmp_path, PLAN))
     runs = list(search.plan.runs())
     for run, value in zip(runs, (0.9, 0.5, 0.5, 0.9), strict=True):
         path = write_run(tmp_path / run.name, method=str(run.keys["method"]), closing=[value] * 3)
         lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        for view in ("trained", "received"):
+        for view in ("trained", "received", "kept"):
             lines[-1]["validation"][view] = {"mean": 1 - value}
         (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     trials = search.judged(tmp_path, runs)
@@ -88,7 +91,7 @@ def test_validation_decides_and_test_data_does_not(tmp_path):
     chosen, grid = search.write(tmp_path, runs, trials)
     rows = [json.loads(line) for line in grid.read_text().splitlines()]
     assert [row["chosen"] for row in rows] == [False, True, True, False]
-    assert [row["view"] for row in rows] == ["trained", "trained", "received", "received"]
+    assert [row["view"] for row in rows] == ["kept", "kept", "trained", "trained"]
     assert {row["rounds"] for row in rows} == {2}
     assert tomllib.loads(chosen.read_text())["settings"]["fedavg"] == {"lr": 0.01}
     plan = f'tuned = "{chosen.name}"\nmethods = ["fedavg", "ditto"]\n[settings]\ndataset = "digits"\n'
