@@ -109,11 +109,13 @@ def complete(
     gradient counts 1/(1 - momentum) times, so ``lr`` is that much smaller. Other keys have the method's default, or
     else the data set's.
     """
-    from strategies.calibrated import rates
+    from strategies.calibrated import Rates, rates
 
     full = config.completed(method.defaults, {"partition.name": info.partition, **info.defaults})
     found = rates(method.name, info, full.model, full.optimizer)
     scale = 1 - config.momentum if full.optimizer == "sgd" else 1.0
+    if "lr" in method.defaults and not found.own_method:  # the method's own default is nearer than FedAvg's rate
+        found = Rates()
     if not config.lr and "lr" in found.keys:
         full = full.model_copy(update={"lr": found.keys["lr"] * scale})
     own = hyper.completed(found.own(method.name))

@@ -52,11 +52,13 @@ class Rates:
         keys: Run-config keys such as ``lr`` and ``ditto.lambda``; empty if the table has nothing for the optimizer.
         origin: Where they come from, to be shown: ``calibrated for ditto on digits``.
         exact: Whether they were calibrated for this method, data set and model.
+        own_method: Whether they were calibrated for this method, on whatever data.
     """
 
     keys: Mapping[str, float] = field(default_factory=dict)
     origin: str = ""
     exact: bool = True
+    own_method: bool = True
 
     def own(self, method: str) -> dict[str, float]:
         """Return the method's own keys, without their prefix."""
@@ -78,7 +80,8 @@ def rates(method: str, info: DatasetInfo, model: str, optimizer: str) -> Rates:
         if there:
             entry = min(there, key=lambda entry: _distance(entry, info))
             exact = name == method and (entry.dataset, entry.model) == (info.name, model)
-            return Rates(entry.rates[name], _origin(entry, name, method, info, model, exact), exact)
+            origin = _origin(entry, name, method, info, model, exact)
+            return Rates(entry.rates[name], origin, exact, name == method)
     return Rates()
 
 

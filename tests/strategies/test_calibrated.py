@@ -74,6 +74,12 @@ def test_a_method_that_is_listed_nowhere_has_fedavgs_rate():
     assert "not for mine on digits" in found.origin
 
 
+def test_a_methods_own_default_rate_wins_over_fedavgs():
+    """pFedMe's .09: its steps diverge from 2/λ = .13 on."""
+    made = assemble({"dataset": "digits", "method": "pfedme"})
+    assert (made.task.config.lr, made.notes) == (0.09, ())
+
+
 def test_rates_of_sgd_are_not_used_for_adam():
     assert rates("fedavg", DIGITS, "digits-cnn", "adam").keys == {"lr": 0.01}
 
