@@ -34,7 +34,7 @@ $(STAMP): constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[simulation,dev]"
 	@touch $@
 
-demo: $(STAMP) ## FedPSE, FedAvg and Local on handwritten digits, 20 clients: under 2 minutes
+demo: $(STAMP) ## FedPSE and four other methods on handwritten digits, 20 clients: about 2 minutes
 	$(BIN)/python -m experiments.demo
 
 compose-demo: ## the same in containers, with TLS and node keys: CLIENTS=5 METHOD=fedavg make compose-demo

@@ -1,8 +1,8 @@
-"""``make demo``: FedPSE on handwritten digits through Flower's simulation, compared with FedAvg and Local.
+"""``make demo``: FedPSE on handwritten digits through Flower's simulation, compared with four other methods.
 
 Twenty clients have about 60 examples each with a skewed mix of digits (Dirichlet .5), too few to learn from alone.
-FedPSE sends 10 % of the entries. FedAvg and Local run in process with the same keys. The conclusion is computed from
-the results. All of Flower's processes are stopped at the end.
+FedPSE sends 10 % of the entries. FedAvg, FedAvg + fine-tuning, FedSTC and Local run in process with the same keys, each
+at its calibrated rate. The conclusion is computed from the results. All of Flower's processes are stopped at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sepal.errors import SepalError
+from sepal.errors import ConfigError, SepalError
 from sepal.protocol.method import Scalar
 from sepal_cli.display import RoundDisplay
 from sepal_cli.main import run_flat
@@ -26,6 +26,7 @@ from sepal_cli.runs import StoredRun, read_run
 from sepal_cli.tables import megabytes, new_table, print_run
 from sepal_engines.flower.engine import COMPLETED, Flower
 from sepal_engines.flower.processes import FlowerError
+from strategies import registry
 
 CLIENTS, ROUNDS = 20, 30
 KEYS: Mapping[str, Scalar] = {
@@ -38,7 +39,8 @@ KEYS: Mapping[str, Scalar] = {
     "evaluate-every": 5,
 }
 FEDPSE: Mapping[str, Scalar] = {"method": "fedpse", "fedpse.keep": 0.1}
-BESIDE = ("fedavg", "local")
+BESIDE = ("fedavg", "fedavg-ft", "fedstc", "local")
+NEAR = 2.0  # points within which two methods are not told apart: it is one seed
 FEDERATION = f"num-supernodes={CLIENTS} client-resources-num-cpus=1"
 
 
@@ -65,6 +67,8 @@ def main() -> int:
     screen.print(comparison(runs))
     for line in conclusion(runs):
         screen.print(line, markup=False, highlight=False, soft_wrap=True)
+    if file := report((path, *others), out):
+        screen.print(f"Pictures of it: {file}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -88,20 +92,37 @@ def comparison(runs: Sequence[StoredRun]) -> Table:
 
 
 def conclusion(runs: Sequence[StoredRun]) -> Iterator[str]:
-    """Yield two lines that describe the results."""
-    fedpse, fedavg, local = ([mean(run, "received") or 0, mean(run, "trained") or 0] for run in runs)
-    yield (
-        f"Mean accuracy of the model that a client receives: {fedpse[0]:.1f} % with FedPSE, {fedavg[0]:.1f} % with "
-        f"FedAvg. After local training: {fedpse[1]:.1f} % and {fedavg[1]:.1f} %; by local training alone: "
-        f"{local[1]:.1f} %."
-    )
-    verdict = {name: "ahead of" if fedpse[1] > other[1] else "behind" for name, other in (("f", fedavg), ("l", local))}
+    """Yield three lines that describe the results: of the model that a user of each method gets."""
+    found = {str(run.config["method"]): mean(run, registry.deployed(str(run.config["method"]))) or 0.0 for run in runs}
+    figures = ", ".join(f"{method} {value:.1f} %" for method, value in found.items())
+    yield f"Accuracy of the model that a user gets: {figures}."
+    own = found.pop("fedpse")
     sent = [run.bytes["up"] + run.bytes["down"] for run in runs]
-    yield (
-        f"After training, FedPSE is {verdict['f']} FedAvg and {verdict['l']} Local, for "
-        f"{100 * sent[0] / sent[1]:.0f} % of FedAvg's bytes. This is one seed on one small data set; "
-        "docs/results has more."
-    )
+    alike: dict[str, list[str]] = {}
+    for method, other in found.items():
+        alike.setdefault(compared(own - other), []).append(method)
+    words = ", and ".join(f"{how} {', '.join(methods)}" for how, methods in alike.items())
+    yield f"With {100 * sent[0] / sent[1]:.0f} % of FedAvg's bytes, FedPSE is {words}."
+    yield "This is one seed on one small data set; `sepal compare` and docs/results have more."
+
+
+def compared(gap: float) -> str:
+    """Return the words for a difference in points."""
+    far = f"{abs(gap):.1f} points {'ahead of' if gap > 0 else 'behind'}"
+    return f"within {NEAR:g} points of" if abs(gap) <= NEAR else far
+
+
+def report(paths: Sequence[Path], out: Path) -> Path | None:
+    """Write the report of the runs; None where its extra is not installed."""
+    from sepal_cli.report import write_html
+
+    (out / "demo").mkdir(exist_ok=True)
+    try:
+        return write_html([str(path) for path in paths], out / "demo" / "report.html")
+    except ConfigError as error:
+        if error.key != "report":
+            raise
+        return None
 
 
 def simulate(app: Path, out: Path, name: str, console: Console) -> Path:
