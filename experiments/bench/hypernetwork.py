@@ -30,7 +30,7 @@ def server(widths: tuple[float, ...], clients: int, rank: int, depth: int = 3, k
     name, shape, classes = kind
     plain = models.build(name, shape, classes)
     full = Decomposed(plain, shape)
-    network = Hypernetwork(full.personal, 0, Hyper(decoder_rank=rank, depth=depth))
+    network = Hypernetwork(full.personal, 0, Hyper(rate=0.1, decoder_rank=rank, depth=depth))
     state = network.join(network.init(initial_weights(full, 0)), [f"client-{number}" for number in range(clients)])
     at = {width: {p.name: p.shape for p in Decomposed(plain, shape, width).personal} for width in widths}
     chosen = [(f"client-{number}", at[widths[number % len(widths)]]) for number in range(SAMPLED)]
@@ -43,7 +43,7 @@ def server(widths: tuple[float, ...], clients: int, rank: int, depth: int = 3, k
         for client, shapes in chosen:
             yield client, {name: np.full(shape, 0.01, np.float32) for name, shape in shapes.items()}
 
-    small = Hypernetwork(full.personal, 0, Hyper(decoder_rank=1, embedding=1, hidden=1, depth=depth))
+    small = Hypernetwork(full.personal, 0, Hyper(rate=0.1, decoder_rank=1, embedding=1, hidden=1, depth=depth))
     first = small.join(small.init(initial_weights(full, 0)), ["client-0"])
     warm = [("client-0", small.generate(first, "client-0", at[widths[0]]))]
     small.step(first, warm, np.copy)  # what libraries allocate at first use
