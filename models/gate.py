@@ -62,10 +62,12 @@ class Gate(nn.Module):
         input_shape: Shape of one example: (channels, …), or (length,).
         blocks: L.
         paths: 2; or 1, where G is M.
-        shift: Added before the sigmoid. BatchNorm fixes the mean there at its bias, which starts at 0, so M starts at
-            .5; 3 starts it at .95. Ours, not the paper's.
+        start: Where M starts once the last layer before the sigmoid is 0: ``half``, the paper's sigmoid; ``one``
+            (ours), twice the sigmoid, in (0, 2).
+        shift: Added before the sigmoid. BatchNorm fixes the mean there at its bias, which starts at 0, so the sigmoid
+            starts near .5; 3 starts it at .95. Ours, not the paper's.
         without: A part to leave out, as in the paper's Table 2: ``pre-norm``, ``post-norm`` or ``sigmoid``. Without the
-            sigmoid outputs may be any number.
+            sigmoid outputs may be any number, and ``one`` adds 1 to them.
 
     Attributes:
         pooled: float32 (paths·L,): the mean outputs over a client's data; 0 while there are none.
@@ -74,7 +76,13 @@ class Gate(nn.Module):
     pooled: torch.Tensor
 
     def __init__(
-        self, input_shape: Sequence[int], blocks: int, paths: int = 2, shift: float = 0.0, without: str = "none"
+        self,
+        input_shape: Sequence[int],
+        blocks: int,
+        paths: int = 2,
+        start: str = "half",
+        shift: float = 0.0,
+        without: str = "none",
     ) -> None:
         super().__init__()
         channels = input_shape[0] if len(input_shape) > 1 else 1
@@ -83,12 +91,15 @@ class Gate(nn.Module):
         self.batch_norm = nn.Identity() if without == "post-norm" else nn.BatchNorm1d(paths * blocks)
         self.bound = nn.Identity() if without == "sigmoid" else nn.Sigmoid()
         self.register_buffer("pooled", torch.zeros(paths * blocks))
-        self.shift = shift
+        self.last = "linear" if without == "post-norm" else "batch_norm"  # name of the last layer before the sigmoid
+        self.start, self.shift = start, shift
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map float32 (N, …) to float32 (N, paths·L): M, then G, each in (0, 1) unless ``without`` is ``sigmoid``."""
+        """Map float32 (N, …) to float32 (N, paths·L): M, then G."""
         outputs: torch.Tensor = self.bound(self.batch_norm(self.linear(self.norm(x).flatten(1))) + self.shift)
-        return outputs
+        if self.start == "half":
+            return outputs
+        return outputs + 1 if isinstance(self.bound, nn.Identity) else 2 * outputs
 
 
 def straight_through(weights: torch.Tensor, importance: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

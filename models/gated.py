@@ -180,6 +180,7 @@ class GatedModule(nn.Module):
         choose: The knapsack: from G, float32 (N, L), to the blocks that are on, bool (N, L).
         gating: Whether M' is made by ``sample``, ``batch`` (mean of the gate's outputs) or ``client``.
         paths: 2; or 1, where G is M, M' = M·I*, and there is no straight-through gradient.
+        start: See :class:`models.gate.Gate`.
         shift: See :class:`models.gate.Gate`.
         without: See :class:`models.gate.Gate`.
 
@@ -205,6 +206,7 @@ class GatedModule(nn.Module):
         *,
         gating: Literal["sample", "batch", "client"] = "sample",
         paths: Literal[1, 2] = 2,
+        start: Literal["one", "half"] = "half",
         shift: float = 0.0,
         without: str = "none",
     ) -> None:
@@ -217,7 +219,7 @@ class GatedModule(nn.Module):
         starts = np.cumsum([0, *map(len, blocks.values())]).tolist()
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)  # a run starts from ``models.initial_weights``
-            self.gate = Gate(input_shape, starts[-1], paths, shift, without)
+            self.gate = Gate(input_shape, starts[-1], paths, start, shift, without)
         self.model, self.choose, self.gating, self.paths = model, choose, gating, paths
         self.on, self.ever = np.zeros(starts[-1], bool), np.zeros(starts[-1], bool)
         self._spans = {name: (blocks[name], start) for name, start in zip(blocks, starts, strict=False)}

@@ -32,12 +32,13 @@ FLAT = {
 }
 # Rates other than FLAT's; calibration must not move the bits.
 RATES = {
-    "pfedme": {"lr": 0.09},
+    "pfedme": {"lr": 0.09, "pfedme.lambda": 15.0, "pfedme.rate": 0.005},
     "pfedhn": {"pfedhn.rate": 0.01, "pfedhn.inner-rate": 0.005},
     "fedprox": {"fedprox.mu": 0.01},
     "ditto": {"ditto.lambda": 1.0},
     "mtl": {"mtl.lambda": 0.0},
     "pa3dfl": {"pa3dfl.rate": 0.1},
+    "pfedgate": {"pfedgate.start": "half", "pfedgate.rate": 0.1},
 }
 PARTIAL = {"clients-per-round": 2}
 VARIANTS = {

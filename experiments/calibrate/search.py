@@ -31,6 +31,9 @@ OWN: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "fedprox": {"mu": (0.01, 0.001, 0.1, 1.0)},
     "mtl": {"lambda": (0.0, 0.001, 0.01, 0.1)},
     "pa3dfl": {"rate": (0.1, 0.01, 1.0)},
+    # The paper's λ of 15 and η of .005 want 800 rounds. At η·λ = 1 the local w moves onto θ after each batch.
+    "pfedme": {"lambda": (5.0, 15.0, 1.0), "rate": (0.2, 0.05, 0.005)},
+    "pfedgate": {"rate": (0.01, 0.1)},
     "pfedhn": {"rate": (0.01, 0.003, 0.03)},
 }
 

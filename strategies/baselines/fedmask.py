@@ -12,15 +12,15 @@ The paper's text was not available. What is known of it: fixed weights, binary m
 each client found in one shot, the mean where masks overlap. Our choices:
 
 * Weights are ±√(4 / fan-in / keep) with W_0's signs, after the "signed Kaiming constant" of Ramanujan et al., "What's
-  Hidden in a Randomly Weighted Neural Network?", CVPR 2020. With W_0 itself (``weights = "drawn"``) hardly anything is
+  Hidden in a Randomly Weighted Neural Network?", CVPR 2020; √(2 / fan-in / keep) in the output layer. With W_0 itself (``weights = "drawn"``) hardly anything is
   learned.
 * Scores start at N(0, .01²), drawn from the seed and the same for all clients, so half of the bits are on; they have a
-  learning rate and a momentum of their own. If all start at 0, or the rate is ten times as high, less is learned.
+  momentum of their own, and can have a learning rate of their own. If all start at 0, less is learned.
 * A structure is the ``keep`` share of a layer's output units by mean score; the output layer has all of its output
   units or, if it alone is masked, a share of its input units. The server knows the structures, so a mask is sent as
   one bit for each held weight.
 * A client that joins later, and has no structure yet, gets all of the server's bits and starts from them.
-* If the server flips a bit, its score changes sign. Biases, norms and their statistics are W_0's.
+* If the server flips a bit, its score moves to the threshold, so one step may turn it back. Biases, norms and their statistics are W_0's.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Hyper(Settings):
     layers: int = Field(0, ge=0, description="number of last layers to mask, the others stay as they are; 0: all")
     # Our choices, as the docstring says; not searched.
     keep: float = Field(0.75, gt=0, le=1, description="share of a masked layer's units in each client's structure")
-    lr: float = Field(0.01, gt=0, description="learning rate for the scores")
+    lr: float = Field(0.0, ge=0, description="learning rate for the scores; 0: that of the run, lr")
     momentum: float = Field(0.8, ge=0, lt=1, description="momentum for the scores")
     weights: Literal["signed", "drawn"] = Field(
         "signed", description="fixed weights; signed: W_0's signs, one magnitude per layer; drawn: W_0"
@@ -126,7 +126,8 @@ class Parts:
         self.weights = dict(task.weights)
         if self.hyper.weights == "signed":
             for p in self.masked:
-                size = np.float32(math.sqrt(4 / self.hyper.keep / math.prod(p.shape[1:])))
+                gain = 1 if p is self.masked[-1] else 2  # no ReLU follows the output layer
+                size = np.float32(math.sqrt(2 * gain / self.hyper.keep / math.prod(p.shape[1:])))
                 self.weights[p.name] = np.where(task.weights[p.name] < 0, -size, size).astype(np.float32)
 
     def held(self, structure: Packed) -> dict[str, Mask]:
@@ -310,7 +311,7 @@ class FedMaskClient(ClientBase[ClientState]):
         free = {name: np.ones(array.shape, np.bool_) for name, array in start.items()}
         hooks = frozen(network, {**free, **{at: held[name] for at, name in named.items()}})
         group = Group(
-            list(typing.cast("Masked", network.module).scores.parameters()), self.hyper.lr, self.hyper.momentum
+            list(typing.cast("Masked", network.module).scores.parameters()), self.hyper.lr or None, self.hyper.momentum
         )
         self.trainer.fit(network.module, plan.round, hooks, parameters=[group])
         weights = network.read()
@@ -318,9 +319,8 @@ class FedMaskClient(ClientBase[ClientState]):
 
 
 def signed(score: npt.NDArray[np.float32], on: Mask) -> npt.NDArray[np.float32]:
-    """Return scores of the same size, at least 0 where ``on`` and below 0 elsewhere."""
-    size = np.abs(score)
-    return np.where(on, size, -np.maximum(size, np.float32(1e-6))).astype(np.float32)
+    """Return the nearest scores that are at least 0 where ``on`` and below 0 elsewhere."""
+    return np.where(on, np.maximum(score, 0), np.minimum(score, np.float32(-1e-6))).astype(np.float32)
 
 
 FedMask = register(

@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import nn
 
 from sepal.client.hooks import Hooks, cross_entropy
-from sepal.config import Settings
+from sepal.config import PositiveOrAuto, Settings, auto
 from sepal.protocol.layout import trained
 from sepal.protocol.method import Metrics, Payload, Plan, Uploads
 from sepal.protocol.tensors import dense
@@ -31,9 +31,9 @@ from strategies.registration import register
 class Hyper(Settings):
     """pFedMe's keys. The authors' settings for MNIST: λ 15, K 5, η .005, β 1, and .09 as rate of θ."""
 
-    lam: float = Field(15.0, gt=0, alias="lambda", description="λ, pull of the personal model θ towards the local w")
+    lam: PositiveOrAuto = auto(15.0, "λ, pull of the personal model θ towards the local w", alias="lambda")
     steps: int = Field(5, ge=1, description="K, steps on the personal model per batch")
-    rate: float = Field(0.005, gt=0, description="η, learning rate of w: w ← w - η·λ·(w - θ); lr is that of θ")
+    rate: PositiveOrAuto = auto(0.005, "η, learning rate of w: w ← w - η·λ·(w - θ); lr is that of θ")
     beta: float = Field(1.0, gt=0, description="β, weight of the clients' mean in the server's update")
     # In the authors' code only.
     mu: float = Field(0.001, ge=0, description="weight decay of the personal model")
@@ -65,7 +65,7 @@ class PFedMeClient(FedAvgClient):
             for name, parameter in module.named_parameters():
                 if parameter.grad is not None:
                     theta = parameter.detach()
-                    parameter.grad.add_(self.hyper.lam * (theta - local[name]) + self.hyper.mu * theta)
+                    parameter.grad.add_(float(self.hyper.lam) * (theta - local[name]) + self.hyper.mu * theta)
 
         def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             for _ in range(self.hyper.steps - 1):  # the loop takes the last step
@@ -79,7 +79,7 @@ class PFedMeClient(FedAvgClient):
         def draw(module: nn.Module) -> None:
             with torch.no_grad():
                 for name, parameter in module.named_parameters():
-                    local[name] -= self.hyper.rate * self.hyper.lam * (local[name] - parameter)
+                    local[name] -= float(self.hyper.rate) * float(self.hyper.lam) * (local[name] - parameter)
 
         before = self.trainer.steps
         self.trainer.fit(module, plan.round, Hooks(loss, pull, draw), optimizer=optimizer)

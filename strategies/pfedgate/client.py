@@ -74,7 +74,7 @@ class PFedGateClient(ClientBase[ClientState]):
     def _fit(self, state: ClientState, start: Weights, plan: Plan) -> tuple[ClientState, GatedModule]:
         network, module = self._loaded(start, state)
         module.ever[:] = False
-        groups = [Group(list(module.gate.parameters()), self.hyper.rate)]
+        groups = [Group(list(module.gate.parameters()), float(self.hyper.rate))]
         if not plan.novel:
             groups.append(Group(list(module.model.parameters())))
         module.model.requires_grad_(not plan.novel)

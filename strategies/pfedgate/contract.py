@@ -23,7 +23,7 @@ from pydantic import Field
 from models.cuts import forward_multiply_adds
 from models.gated import GatedModule
 from models.weights import initial_weights
-from sepal.config import Settings
+from sepal.config import PositiveOrAuto, Settings, auto
 from sepal.errors import ConfigError
 from sepal.masks.flat import Flat
 from sepal.protocol.layout import trained
@@ -54,9 +54,13 @@ class Hyper(Settings):
     )
     # Table 2.
     without: Literal["none", "pre-norm", "post-norm", "sigmoid"] = Field("none", description="ablation of the gate")
-    shift: float = Field(0.0, ge=-10, le=10, description="added before the gate's sigmoid; 3 starts M at .95, not .5")
+    # The paper's start halves the signal at each layer and is random by example; NOTES.md has the measurements.
+    start: Literal["one", "half"] = Field(
+        "one", description="where the gate's weight M starts; half: the paper's, near .5 and different by example"
+    )
+    shift: float = Field(0.0, ge=-10, le=10, description="added before the gate's sigmoid")
     # Table 4: .05 to 1.5 by data set and s; EMNIST .1 at s = 1 and .5.
-    rate: float = Field(0.1, gt=0, description="η, learning rate of the gate; lr is that of the model")
+    rate: PositiveOrAuto = auto(0.01, "η, learning rate of the gate; lr is that of the model")
     clip: float = Field(10.0, gt=0, description="maximum gradient norm, for the model and the gate separately")
     keep_optimizer: bool = Field(False, description="keep the optimizer state of model and gate between rounds")
     # Silent; as many as fedavg-ft.epochs.
@@ -126,6 +130,7 @@ class Gated:
             lambda importance: np.ones(importance.shape, np.bool_),
             gating=hyper.gating,
             paths=hyper.paths,
+            start=hyper.start,
             shift=hyper.shift,
             without=hyper.without,
         )
@@ -136,9 +141,14 @@ class Gated:
     def first_gate(self, keep: float) -> Weights:
         """Return φ⁰, drawn from the seed: the same for all clients with the same number of blocks.
 
-        It is read from a new module, because a norm's initial values are what it was built with.
+        It is read from a new module, because a norm's initial values are what it was built with. Where M starts at one,
+        the last layer before the sigmoid is 0: M is 1 for every example, and G is the same for all blocks.
         """
-        return initial_weights(self.module(keep).gate, self.task.config.seed)
+        gate = self.module(keep).gate
+        first = initial_weights(gate, self.task.config.seed)
+        if self.hyper.start == "one":
+            first |= {f"{gate.last}.{part}": np.zeros_like(first[f"{gate.last}.{part}"]) for part in ("weight", "bias")}
+        return first
 
     @cached_property
     def multiply_adds(self) -> Mapping[str, int]:

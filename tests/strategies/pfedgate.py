@@ -25,6 +25,8 @@ FLAT = {
     "rounds": 3,
     "seed": 5,
     "pfedgate.keep": 0.3,
+    "pfedgate.start": "half",  # a gate that chooses by example from the first step on
+    "pfedgate.rate": 0.1,
 }
 BATCH = {"pfedgate.gating": "batch"}
 

@@ -140,20 +140,34 @@ def test_weights_biases_and_structures_stay_and_only_bits_travel():
 
 
 def test_weights_have_one_size_a_layer_and_w_0s_signs_or_are_w_0():
-    """fc1: √(4 / .5 / 64) = .3536."""
+    """fc1, before a ReLU: √(4 / .5 / 64) = .3536. fc2, the output layer: √(2 / .5 / 8) = .7071."""
     made = federation()
     first, ours = made.task.weights, made.server.parts.weights
     np.testing.assert_allclose(np.abs(ours["fc1.weight"]), 0.125**0.5, rtol=1e-6)
+    np.testing.assert_allclose(np.abs(ours["fc2.weight"]), 0.5**0.5, rtol=1e-6)
     np.testing.assert_array_equal(ours["fc1.weight"] < 0, first["fc1.weight"] < 0)
     np.testing.assert_array_equal(ours["fc1.bias"], first["fc1.bias"])
     drawn = federation(**{"fedmask.weights": "drawn"}).server.parts.weights
     assert all(np.array_equal(drawn[name], array) for name, array in first.items())
 
 
-def test_a_score_whose_bit_is_turned_changes_its_sign():
+def test_a_score_whose_bit_is_turned_stops_at_the_threshold():
+    """Beyond it, a client that is outvoted would start farther from its own choice than if it had not voted."""
     score = np.array([0.5, 0.5, -0.5, -0.5, 0.0], np.float32)
     found = signed(score, np.array([True, False, True, False, False]))
-    np.testing.assert_allclose(found, [0.5, -0.5, 0.5, -0.5, -1e-6])
+    np.testing.assert_allclose(found, [0.5, -1e-6, 0, -0.5, -1e-6], rtol=1e-6)
+    assert (found >= 0).tolist() == [True, False, True, False, False]
+
+
+def test_scores_have_the_runs_rate_unless_they_have_one_of_their_own():
+    def scores(**keys):
+        made = federation([1.0], **keys)
+        made.round(made.server.init(), 1)
+        return made.states[0].scores["fc1.weight"]
+
+    same, own = scores(lr=0.3), scores(lr=0.1, **{"fedmask.lr": 0.3})
+    np.testing.assert_array_equal(same, own)
+    assert not np.array_equal(same, scores(lr=0.1))
 
 
 def test_last_layers_alone_may_be_masked():

@@ -238,13 +238,43 @@ def test_the_first_gate_follows_from_the_seed_alone():
     assert not np.array_equal(one["linear.weight"], elsewhere["linear.weight"])
 
 
+@pytest.mark.parametrize("without", ["none", "pre-norm", "post-norm", "sigmoid"])
+@pytest.mark.parametrize("gating", ["sample", "batch", "client"])
+def test_by_default_every_weight_m_starts_at_one(gating, without):
+    """The last layer before the sigmoid is 0, and 2·σ(0) = 1: the model is the plain one; the paper's M is near .5."""
+    keys = {"pfedgate.gating": gating, "pfedgate.keep": 1.0, "pfedgate.without": without, "evaluate.shift": False}
+    half, one = (alone(12, **{**keys, "pfedgate.start": start}) for start in ("half", "one"))
+    x, weights = one.trainer.x, one.task.weights
+    module = one._loaded(weights, one.init())[1]
+    gates, on = module.sparse_weights(x)
+    assert on.all()
+    assert torch.equal(gates, torch.ones_like(gates))
+    plain = one.task.make()
+    plain.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+    torch.testing.assert_close(module.train()(x), plain(x))
+    gates = half._loaded(weights, half.init())[1].sparse_weights(x)[0]
+    assert without == "sigmoid" or gates.mean() < 0.6
+
+
+@pytest.mark.parametrize("without", ["none", "post-norm"])
+def test_a_gate_that_starts_at_one_learns(without):
+    """Its first gradient reaches the last layer before the sigmoid alone; from the second step on it reaches all."""
+    client = alone(24, **{"pfedgate.start": "one", "pfedgate.keep": 0.5, "pfedgate.without": without})
+    state, _ = client.train(client.init(), Payload(), Plan(1))
+    first = client.gated.first_gate(0.5)
+    moved = {name for name, array in state.gate.items() if not np.array_equal(array, first[name])}
+    assert "linear.weight" in moved
+    assert without == "post-norm" or "batch_norm.weight" in moved
+
+
 def test_keys_reach_the_gated_module():
     """L = 40 blocks of digits-cnn; one path has one output for each block."""
-    plain, keys = alone(4).gated.module(0.5), {"paths": 1, "shift": 2.0, "solver": "greedy-value"}
+    plain, keys = alone(4).gated.module(0.5), {"paths": 1, "shift": 2.0, "start": "one", "solver": "greedy-value"}
     other = alone(4, **{f"pfedgate.{key}": value for key, value in keys.items()}).gated.module(0.5)
     assert (plain.paths, other.paths) == (2, 1)
     assert len(plain.gate.linear.weight) == 2 * len(other.gate.linear.weight) == 2 * len(plain.on)
     assert (plain.gate.shift, other.gate.shift) == (0.0, 2.0)
+    assert (plain.gate.start, other.gate.start) == ("half", "one")
     values = np.random.default_rng(0).random((50, len(plain.on)))
     exact, greedy = plain.choose(values), other.choose(values)
     assert (values * exact).sum() > (values * greedy).sum()
