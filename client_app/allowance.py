@@ -2,11 +2,15 @@
 
 Each upload with noise is one release, and the releases of all runs add up. A server that asks for the same update under
 many run ids gets as many answers, each with its own noise, and their mean has less noise.
+
+An upload with noise is charged by its request, before the client trains, so that no error can come between. Afterwards
+it is named, too: a request whose repetition gives another upload, as it may on a GPU, is charged again.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +22,10 @@ from sepal.storage.files import check_owner, make_directory
 
 @dataclass(frozen=True)
 class Allowance:
-    """The uploads of one client, one per line in a file next to its states.
+    """The uploads of one client, in lines of a file next to its states.
+
+    A line ``RUN REQUEST`` or ``RUN UPLOAD`` is one upload. ``RUN REQUEST UPLOAD`` names the upload of a request; a
+    second one of the same request counts as one more.
 
     Attributes:
         path: The file.
@@ -32,7 +39,7 @@ class Allowance:
         """Count ``upload``; durable when this returns. A repeated upload costs nothing, because it has the same bits.
 
         Args:
-            upload: Names the upload: its run and its version. One line.
+            upload: Names the upload, in one of the forms of a line.
 
         Raises:
             ProtocolError: It would be one more than the node's operator allows.
@@ -47,7 +54,7 @@ class Allowance:
                 if line in lines:
                     return
                 torn = lines.pop()  # a line that a power failure cut off counts as an upload
-                if self.most and len(lines) + bool(torn) >= self.most:
+                if self.most and uploads([*lines, line]) + bool(torn) > self.most:
                     expected = f"at most {self.most} over all runs, as this node demands (sepal join --most-uploads)"
                     raise ProtocolError("uploads", expected, "a request for one more")
                 file.write((b"\n" if torn else b"") + line + b"\n")
@@ -59,3 +66,8 @@ class Allowance:
 
     def _open(self) -> int:
         return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+
+
+def uploads(lines: Sequence[bytes]) -> int:
+    """Return how many uploads the lines are: all, without the first upload that was named for each request."""
+    return len(lines) - len({line.rpartition(b" ")[0] for line in lines if line.count(b" ") == 2})

@@ -199,9 +199,18 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     )
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
     figures = {"unseen-test-labels": float(data.unseen_test_labels)}
-    salt = secret if task.config.privacy.noise else b""
     return ClientHost(
-        run, info, algorithm, store, evaluator, facts, trainer.spent, figures, salt, accuracies=node.accuracies
+        run,
+        info,
+        algorithm,
+        store,
+        evaluator,
+        facts,
+        trainer.spent,
+        figures,
+        noised=shared.assembly.method.private if secret and task.config.privacy.noise else (),
+        set_request=lambda digest: setattr(trainer, "request", digest),
+        accuracies=node.accuracies,
     )
 
 

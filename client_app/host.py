@@ -6,9 +6,9 @@ and sends the reply. A repeated message gets the stored reply.
 
 from __future__ import annotations
 
-import hmac
+import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -53,11 +53,14 @@ class ClientHost:
         facts: Text about the client, for the roster.
         spent: Returns the figures of the last work (seconds, multiply-adds, …) and resets them.
         figures: Numbers about the client that every reply includes.
-        salt: Goes into the digests of states that leave the client. With ``privacy.noise`` a state holds the update
-            without noise, and a digest alone would confirm a guess of the client's data.
+        noised: Phases whose uploads have noise that the server cannot remove; empty in a run without such noise.
+            With it, a state holds an update without noise, so no digest of a state is sent, and whatever goes wrong
+            once training has begun gives the same error.
+        set_request: Called with the digest of the request before the client trains.
         accuracies: Whether the client evaluates models and sends the counts. If not, a reply has no figures but its
             costs, whatever the server asks for.
-        spend: Called with the run and version of an upload before it is stored and sent; raises if it is one too many.
+        spend: Called with the run and the request of an upload with noise before training, and with a name of each
+            upload before it is stored and sent; see :meth:`client_app.allowance.Allowance.spend`.
     """
 
     run: str
@@ -68,7 +71,8 @@ class ClientHost:
     facts: Mapping[str, str]
     spent: Callable[[], Mapping[str, float]] = dict
     figures: Mapping[str, float] = field(default_factory=dict)
-    salt: bytes = b""
+    noised: Collection[str] = ()
+    set_request: Callable[[bytes], None] = lambda digest: None
     accuracies: bool = True
     spend: Callable[[str], None] = lambda upload: None
 
@@ -95,11 +99,10 @@ class ClientHost:
 
     def _answer(self, order: Order, content: Content) -> tuple[Reply, Content]:
         plan, kind = order.plan, order.kind
-        reply = Reply(order.run, plan.round, kind, self.info, order.base)
         if kind is Kind.QUERY:
+            reply = Reply(order.run, plan.round, kind, self.info, order.base)
             return replace(reply, facts={**self.facts, "store": self.store.identity}), Content()
-        download_digest = content.digest()
-        request = f"{kind.value}|{plan.round}|{order.base}|{download_digest}|{order.keep}|{','.join(order.views)}"
+        request = f"{_asked(order, content.digest())}|{order.keep}|{','.join(order.views)}"
         if not self.accuracies:
             order = replace(order, views=())
             request += "|no accuracies"  # so that a stored reply with accuracies is not sent
@@ -108,11 +111,27 @@ class ClientHost:
             return stored.reply, stored.content
         state = self._load(order.base)
         download = unseal(content, self.algorithm.download_schema(state, plan))
+        charge = ""
+        if kind is Kind.TRAIN and plan.phase in self.noised:
+            charge = f"{order.run} {hashlib.sha256(request.encode()).hexdigest()}"
+            self.spend(charge)
+        try:
+            return self._trained(order, state, download, request, charge, content)
+        except Exception as error:
+            if not self.noised:
+                raise
+            log.error("%s: no answer to round %d", self.info.name, plan.round, exc_info=error)
+            raise SepalError("training", "an answer", "none; the node's own log says why") from None
+
+    def _trained(
+        self, order: Order, state: Any, download: Payload, request: str, charge: str, content: Content
+    ) -> tuple[Reply, Content]:
+        plan, kind, came = order.plan, order.kind, content.digest()
         metrics = self._score("received", order, self.algorithm.predictor(state, download, plan))
         if "kept" in order.views:
             metrics |= self._score("kept", order, self.algorithm.predictor(state, None, plan))
         self.spent()
-        after, upload = self._work(order, state, download)
+        after, upload = self._work(order, state, download, came)
         metrics |= {
             **self.figures,
             **self.spent(),
@@ -121,20 +140,16 @@ class ClientHost:
         sane = {name: value for name, value in metrics.items() if 0 <= value <= GREATEST}  # leaves out NaN and infinity
         if not self.accuracies:
             sane = {name: value for name, value in sane.items() if name in COSTS}
-        reply = replace(reply, download=download_digest, metrics=sane)
+        reply = Reply(order.run, plan.round, kind, self.info, order.base, came, metrics=sane)
         answer = seal(upload)
         if kind is Kind.TRAIN or (kind is Kind.ADAPT and order.keep):
-            name = version(plan.round, order.base, download_digest, answer.digest())
-            reply = replace(reply, version=name, state=self._digest(after) if order.keep else "")
+            name = version(plan.round, order.base, came, answer.digest())
+            reply = replace(reply, version=name, state=digest(after) if order.keep and not self.noised else "")
             if answer.data or answer.scalars:
-                self.spend(f"{order.run} {name}")
+                self.spend(f"{charge or order.run} {name}")
             self.store.save(name, Stored(request, after, reply, answer), Origin(order, content))
             self.store.prune(order.durable)
         return reply, answer
-
-    def _digest(self, state: Any) -> str:
-        found = digest(state)
-        return hmac.digest(self.salt, found.encode(), "sha256").hex() if self.salt else found
 
     def _load(self, base: str) -> Any:
         if not base:
@@ -155,15 +170,18 @@ class ClientHost:
         log.warning("%s: version %s is damaged; made again from %s", self.info.name, base, order.base or "the start")
         state = self._load(order.base)
         download = unseal(content, self.algorithm.download_schema(state, order.plan))
-        after, upload = self._work(order, state, download)
-        answer, answered = seal(upload), content.digest()
+        answered = content.digest()
+        after, upload = self._work(order, state, download, answered)
+        answer = seal(upload)
         if version(order.plan.round, order.base, answered, answer.digest()) != base:
             raise StateError("base", f"the state of version {base}", "another: its round cannot be repeated here")
         reply = Reply(order.run, order.plan.round, order.kind, self.info, order.base, answered, base)
         self.store.save(base, Stored("", after, reply, answer), origin)
         return after
 
-    def _work(self, order: Order, state: Any, download: Payload) -> tuple[Any, Payload]:
+    def _work(self, order: Order, state: Any, download: Payload, came: str) -> tuple[Any, Payload]:
+        # The run is not part of it: in a deployment each run has its own secret, and engines must agree on the bits.
+        self.set_request(hashlib.sha256(_asked(order, came).encode()).digest())
         if order.kind is Kind.TRAIN:
             return self.algorithm.train(state, download, order.plan)
         if order.kind is Kind.ADAPT:
@@ -180,3 +198,9 @@ class ClientHost:
             if wanted == view or wanted.startswith(f"{view}-") or (view, wanted) == ("trained", "pooled"):
                 scores |= {f"{wanted}.{name}": value for name, value in self.evaluate(predictor, wanted).items()}
         return scores
+
+
+def _asked(order: Order, download: str) -> str:
+    """Return all that the server chose of one round's work, but what it wants to know of it."""
+    plan = order.plan
+    return f"{order.kind.value}|{plan.round}|{plan.phase}|{plan.novel}|{order.base}|{download}"

@@ -5,9 +5,9 @@ Language Models", ICLR 2018 (https://arxiv.org/abs/1710.06963), section 2, but w
 that the server need not be trusted. A method selects and encodes what it sends from the noised update only. So
 positions and values are post-processing of one Gaussian mechanism. ``docs/privacy.md`` says what this protects.
 
-The noise is a function of a key and of the update itself. The same update in the same round has the same noise, so a
-message that is sent again tells the server nothing new. Another update has independent noise, even in a round that is
-run again, so the difference of two uploads never cancels it.
+The noise is a function of a key, of the request and of the update itself. The same update in answer to the same request
+has the same noise, so a message that is sent again tells the server nothing new. Another update, or another request,
+has independent noise: the difference of two uploads never cancels it, and never tells that two updates are equal.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Released:
     noised: Values
 
 
-def release(update: Values, settings: PrivacySettings, key: bytes, round: int) -> Released:
+def release(update: Values, settings: PrivacySettings, key: bytes, round: int, request: bytes = b"") -> Released:
     """Clip ``update``, float32 (d,), and add noise to all of its entries.
 
     Args:
@@ -50,17 +50,22 @@ def release(update: Values, settings: PrivacySettings, key: bytes, round: int) -
         settings: The keys ``privacy.*``, with a clip above 0.
         key: Determines the noise, together with round and update. Whoever knows it can remove the noise.
         round: The round.
+        request: Digest of all that the server chose: the order and the download.
+
+    An update that is not finite is taken as 0 where there is noise, because an error would tell the server of it.
 
     Raises:
-        ModelError: The update is not finite.
+        ModelError: The update is not finite, and there is no noise.
     """
+    if settings.noise and not np.isfinite(update).all():
+        update = np.zeros_like(update)
     clipped = clip(update, settings.clip)
     noised = clipped
     if settings.noise:
         scale = struct.pack("<dd", settings.clip, settings.noise)
         head = b"sepal privacy noise" + round.to_bytes(8, "little") + scale
         content = hashlib.sha256(np.ascontiguousarray(update, "<f4").tobytes()).digest()
-        drawn = gaussian(hmac.digest(key, head + content, "sha256"), update.size)
+        drawn = gaussian(hmac.digest(key, head + content + request, "sha256"), update.size)
         noised = clipped + settings.noise * settings.clip * drawn
     return Released(clipped.astype(np.float32), noised.astype(np.float32))
 

@@ -59,6 +59,7 @@ class Trainer:
         reports: The method's own figures since then; see :meth:`report`.
         secret: What the noise of ``privacy.noise`` is drawn from, known to this client only; empty to draw it from the
             run's seed, which the server knows.
+        request: Digest of the message that is answered; the noise depends on it. The host sets it.
     """
 
     client: ClientInfo
@@ -75,6 +76,7 @@ class Trainer:
     multiply_adds: float = 0.0
     reports: dict[str, float] = field(default_factory=dict)
     secret: bytes = b""
+    request: bytes = b""
 
     def network(self, use: str = "model", make: Callable[[], nn.Module] | None = None) -> Network:
         """Return the network for ``use``. Its weights are arbitrary until some are loaded.
@@ -237,7 +239,7 @@ class Trainer:
         if not self.config.privacy.clip:
             return Released(update, update)
         key = self.secret or derive_seed(self.config.seed, "privacy", self.client.name).to_bytes(16, "little")
-        return release(update, self.config.privacy, key, round)
+        return release(update, self.config.privacy, key, round, self.request)
 
     def account(self, module: nn.Module, examples: int, density: Mapping[str, float] | None = None) -> None:
         """Count the multiply-adds of ``examples`` forward and backward passes; :meth:`fit` counts its own."""

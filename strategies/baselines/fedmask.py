@@ -12,15 +12,16 @@ The paper's text was not available. What is known of it: fixed weights, binary m
 each client found in one shot, the mean where masks overlap. Our choices:
 
 * Weights are ±√(4 / fan-in / keep) with W_0's signs, after the "signed Kaiming constant" of Ramanujan et al., "What's
-  Hidden in a Randomly Weighted Neural Network?", CVPR 2020; √(2 / fan-in / keep) in the output layer. With W_0 itself (``weights = "drawn"``) hardly anything is
-  learned.
+  Hidden in a Randomly Weighted Neural Network?", CVPR 2020; √(2 / fan-in / keep) in the output layer. With W_0 itself
+  (``weights = "drawn"``) hardly anything is learned.
 * Scores start at N(0, .01²), drawn from the seed and the same for all clients, so half of the bits are on; they have a
   momentum of their own, and can have a learning rate of their own. If all start at 0, less is learned.
 * A structure is the ``keep`` share of a layer's output units by mean score; the output layer has all of its output
   units or, if it alone is masked, a share of its input units. The server knows the structures, so a mask is sent as
   one bit for each held weight.
 * A client that joins later, and has no structure yet, gets all of the server's bits and starts from them.
-* If the server flips a bit, its score moves to the threshold, so one step may turn it back. Biases, norms and their statistics are W_0's.
+* If the server flips a bit, its score moves to the threshold, so one step may turn it back. Biases,
+  norms and their statistics are W_0's.
 """
 
 from __future__ import annotations

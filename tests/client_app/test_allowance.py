@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from threading import Thread
 
 import pytest
@@ -11,7 +12,8 @@ from typer.testing import CliRunner
 from client_app.allowance import Allowance
 from client_app.app import handle
 from client_app.build import Node
-from sepal.errors import ConfigError, ProtocolError, StateError
+from sepal.client.training import Trainer
+from sepal.errors import ConfigError, ModelError, ProtocolError, SepalError, StateError
 from sepal.protocol.messages import Content, Order, read_reply, write_order
 from sepal.protocol.method import Kind, Plan
 from sepal.server.flower_private import enter_run
@@ -102,6 +104,39 @@ def test_of_many_at_once_none_is_one_too_many(tmp_path):
         thread.join()
     assert len(refused) == 15
     assert len(allowance.path.read_bytes().splitlines()) == 5
+
+
+def test_a_request_that_gives_another_upload_is_charged_again(tmp_path):
+    """As on a GPU. The first upload of a request costs nothing beyond the request."""
+    allowance = Allowance(tmp_path / "uploads" / "a", 2)
+    for line in ("run request", "run request one", "run request", "run request one", "run request two"):
+        allowance.spend(line)
+    for line in ("run request three", "run other"):
+        with pytest.raises(ProtocolError, match=WORDS):
+            allowance.spend(line)
+
+
+def test_an_upload_is_charged_before_training_and_each_error_after_it_is_the_same(train, monkeypatch, tmp_path):
+    def fail(error):
+        def fit(*args, **kwargs):
+            raise error
+
+        monkeypatch.setattr(Trainer, "fit", fit)
+
+    said = set()
+    for run, error in (
+        (1, ModelError("x", "y", "private")),
+        (2, ZeroDivisionError()),
+        (3, ProtocolError("a", "b", "c")),
+    ):
+        fail(error)
+        with pytest.raises(SepalError) as raised:
+            train(run, 3)
+        said.add((type(raised.value), re.sub("code [0-9a-f]{8}", "", str(raised.value))))
+    assert len(said) == 1
+    assert "private" not in str(said)
+    (path,) = tmp_path.rglob("sent")
+    assert len(path.read_bytes().splitlines()) == 3
 
 
 def test_a_link_in_place_of_the_count_is_not_followed(tmp_path):

@@ -10,10 +10,15 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from client_app.app import handle
-from sepal.errors import ProtocolError
+from sepal.errors import ProtocolError, SepalError
 from sepal.protocol.messages import Content, Order, read_reply, write_order
-from sepal.protocol.method import Kind, Plan
+from sepal.protocol.method import Kind, Payload, Plan
+from sepal.protocol.payloads import seal, unseal
+from sepal.protocol.tensors import dense, dense_schema
 from sepal.server.flower_private import enter_run
+from sepal.wire.tensors import ValueCoding
+from sepal_engines.in_process import run_in_process
+from strategies.assembly import assemble
 
 RUN = {
     "method": "fedavg",
@@ -30,10 +35,10 @@ def train(tmp_path, monkeypatch):
     """A function that sends round 1 to the client of a home directory, and returns reply and content."""
     enter_run()
 
-    def send(home, least_noise=0.0, phase="", **keys):
+    def send(home, least_noise=0.0, phase="", round=1, content=None, views=(), keep=False, **keys):
         monkeypatch.setenv("SEPAL_HOME", str(tmp_path / home))
-        order = Order("0" * 32, Kind.TRAIN, Plan(1, phase))
-        message = Message(write_order(order, Content()), dst_node_id=1, message_type="train")
+        order = Order("0" * 32, Kind.TRAIN, Plan(round, phase), keep=keep, views=views)
+        message = Message(write_order(order, content or Content()), dst_node_id=1, message_type="train")
         node = {"partition-id": 0, "num-partitions": 2, "least-noise": least_noise}
         return read_reply(handle(message, Context(1, 1, node, RecordDict(), {**RUN, **keys})).content)
 
@@ -82,3 +87,33 @@ def test_a_node_sends_no_upload_with_less_noise_than_its_operator_demands(train)
             train("one", least_noise=1.0, **{"privacy.noise": noise})
     with pytest.raises(ProtocolError, match="phase: expected one whose uploads have noise, as this node demands"):
         train("one", least_noise=1.0, method="dmpfl", phase="1")
+
+
+def test_equal_updates_have_other_noise_after_another_download(train):
+    """At so small a rate the update is 0 for both downloads: what is added to them is the noise itself."""
+    task = assemble({**RUN, "lr": 1e-30}).task
+
+    def noise(scale, **asked):
+        start = {name: scale * array for name, array in task.weights.items()}
+        content = seal(Payload(dense(start, task.layout, ValueCoding.FP32)))
+        schema = dense_schema(task.layout)
+        got = unseal(train("one", round=2, content=content, lr=1e-30, **asked)[1], schema)
+        return np.concatenate([(got.tensors[name].dense() - start[name]).ravel() for name in start])
+
+    first, other = noise(np.float32(1)), noise(np.float32(2))
+    assert 0.9 < first.std() < 1.1
+    assert abs(np.corrcoef(first, other)[0, 1]) < 0.05
+    again = noise(np.float32(1), views=("received",))
+    np.testing.assert_array_equal(first, again, "what the server wants to know of the round does not matter")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpse", "fedstc", "dmpfl"])
+def test_an_update_that_is_not_finite_gives_noise_and_no_error(method):
+    """An error would tell the server that the update overflowed."""
+    flat = {**RUN, "method": method, "lr": 1e30, "rounds": 1}
+    flat |= {"dmpfl.schedule": "2a:1"} if method == "dmpfl" else {}
+    strategy = run_in_process(assemble(flat))
+    after = strategy.algorithm.model(strategy.progress.server)
+    assert all(np.isfinite(array).all() for array in after.values())
+    with pytest.raises(SepalError, match="finite"):
+        run_in_process(assemble({**flat, "privacy.noise": 0.0}))

@@ -38,6 +38,11 @@ def test_a_large_update_is_clipped_in_float64_and_one_that_is_not_finite_is_refu
             clip(vector(1, bad), 1.0)
 
 
+def test_with_noise_an_update_that_is_not_finite_is_taken_as_zero():
+    for bad in (np.inf, np.nan):
+        assert release(vector(1, bad), SETTINGS, KEY, 1).clipped.tolist() == [0, 0]
+
+
 def test_without_noise_the_update_is_only_clipped():
     found = release(vector(3, 4), PrivacySettings(clip=1.0), KEY, 1)
     assert found.noised.tobytes() == found.clipped.tobytes() == vector(0.6, 0.8).tobytes()
@@ -83,8 +88,8 @@ def test_the_difference_of_two_uploads_never_cancels_the_noise():
     other = update.copy()
     other[17] = np.nextafter(other[17], np.float32(1))
 
-    def noise(update, settings=SETTINGS, key=KEY, round=3):
-        found = release(update, settings, key, round)
+    def noise(update, settings=SETTINGS, key=KEY, round=3, request=b""):
+        found = release(update, settings, key, round, request)
         return (found.noised - found.clipped) / (settings.noise * settings.clip)
 
     first = noise(update)
@@ -92,6 +97,7 @@ def test_the_difference_of_two_uploads_never_cancels_the_noise():
         noise(other),
         noise(update, round=4),
         noise(update, key=b"l" * 32),
+        noise(update, request=b"another download"),
         noise(update, PrivacySettings(clip=2.5, noise=0.5)),
         noise(update, PrivacySettings(clip=2.0, noise=0.6)),
     ]
