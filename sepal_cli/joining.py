@@ -22,6 +22,7 @@ from sepal.storage.home import private_home
 from sepal_cli.notices import tell, tell_command, warn_of_plain_text
 from sepal_engines.flower.credentials import NodeCredentials
 from sepal_engines.flower.engine import Flower
+from sepal_engines.flower.node import LOST
 from sepal_engines.flower.probe import examine, split
 from sepal_engines.flower.processes import FlowerError
 from sepal_engines.flower.unpacking import clear
@@ -154,7 +155,8 @@ def stay(
     Flower refuses a key whose node it believes to be online, as a second copy; a killed node counts as online for about
     48 seconds. So a registered key that is refused is retried for a while. A SuperNode whose call is not authenticated
     ends with exit code 0: after a jump of a clock, after the server's database was replaced, or when its key was
-    removed. It is started again.
+    removed. One whose loop ended by an error that Flower does not retry, such as that of a server at its limit of
+    calls, ends with ``LOST``. Both are started again, with growing pauses.
 
     Raises:
         ConfigError: As in :func:`wait_until_welcome`.
@@ -168,11 +170,13 @@ def stay(
             began = time.monotonic()
             node = flower.start_node(client, node_config, address, False, credentials, cold, look, allow_code)
             code = node.wait()
-            if not code or time.monotonic() - began > LAPSE:  # it had joined, so this is a new failure
+            again = code in (0, LOST)
+            if again or time.monotonic() - began > LAPSE:  # it had joined, so this is a new failure
                 deadline = time.monotonic() + LAPSE
-            if not code:
+            if again:
                 pause = min(60.0, 2 * pause) if time.monotonic() - began < LAPSE else AGAIN
-                tell(f"sepal: the SuperNode ended, as it does if a call is not authenticated: again in {pause:g} s")
+                why = "a call was not answered" if code else "as it does if a call is not authenticated"
+                tell(f"sepal: the SuperNode ended, {why}: again in {pause:g} s")
                 time.sleep(pause)
                 rejoining = True
                 continue

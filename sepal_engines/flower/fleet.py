@@ -23,6 +23,7 @@ from sepal.errors import one_line
 FLOWER = "1.39"
 OLD, AHEAD = 305.0, 5.0  # seconds by which a call's timestamp may be older or newer than the server's clock
 BAD_CLOCK = "Invalid timestamp"  # the server's answer to any other timestamp
+BUSY = "busy: at its limit of calls, or too slow to answer"
 KNOWN_KEY = int(ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL)
 
 
@@ -53,6 +54,8 @@ def activation(channel: grpc.Channel, key: ec.EllipticCurvePrivateKey, timeout: 
                 return int(known.code)
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 return details
+            if error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED):
+                return BUSY
             hint = {
                 grpc.StatusCode.UNIMPLEMENTED: f"not the Fleet API of Flower {FLOWER}: another port or version",
                 grpc.StatusCode.UNAVAILABLE: "no gRPC: another port, or a SuperLink of Flower 1.40 or later",

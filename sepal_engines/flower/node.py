@@ -1,12 +1,14 @@
 """A SuperNode: Flower's ``flower-supernode``, by default with the resident process :mod:`sepal_engines.flower.warm`.
 
-``python -m sepal_engines.flower.node`` takes the options of ``flower-supernode`` and differs from it in seven ways;
-with ``--cold`` only in the first five, and in the last if ``--look`` is given:
+``python -m sepal_engines.flower.node`` takes the options of ``flower-supernode`` and differs from it in eight ways;
+with ``--cold`` only in the first six, and in the last if ``--look`` is given:
 
 - A late reply is pushed even if no further message arrives.
 - A reply whose content does not arrive is abandoned.
 - A message whose task has ended without a reply is answered with an error.
 - A bundle with code is refused, unless ``--allow-code`` is given.
+- It ends, with exit code ``LOST``, if its client loop ends by an error that Flower does not retry, such as
+  RESOURCE_EXHAUSTED from a server at its limit of calls. Flower 1.39 keeps the process alive without its loop.
 - It talks to its client process over TLS, with a certificate made at the start.
 - The executor is our resident process, which is restarted whenever it ends.
 - The SuperNode's fixed pauses (3 s between polls for a message, .5 s between checks for the client's reply) start
@@ -37,6 +39,7 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode, Status
 from flwr.supercore import log
 
+from sepal.errors import one_line
 from sepal_engines.flower.processes import listening
 from sepal_engines.flower.protection import own_tls, refuse_bundles_with_code
 
@@ -44,6 +47,7 @@ MESSAGE, REPLY = 3.0, 0.5  # Flower's pauses: between polls for a message, and c
 SHORTEST = {MESSAGE: 0.1, REPLY: 0.02}
 GROWTH = 1.25
 CONTENT = 30.0  # seconds for the next piece of a reply's content, which a living process writes within milliseconds
+LOST = 75  # exit code: the client loop ended by an error (EX_TEMPFAIL in sysexits.h)
 RESTART = 1.0  # seconds before an executor that has ended is started again
 
 
@@ -239,6 +243,17 @@ def executor_command(options: argparse.Namespace, secret: Path, wake: int) -> li
 
 
 def main() -> None:
+    """Run the SuperNode in this process; end the process if its client loop ends by an error."""
+    why = "an error that Flower does not retry"
+    try:
+        run()  # an error of gRPC ends the loop without an exception
+    except Exception as error:
+        why = one_line(str(error), 300)
+    print(f"sepal: the SuperNode's loop ended: {why}", file=sys.stderr, flush=True)
+    os._exit(LOST)  # Flower's HTTP thread would keep the process alive
+
+
+def run() -> None:
     """Run the SuperNode in this process."""
     from flwr.supernode.cli.flower_supernode import flower_supernode
 

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from sepal.errors import ConfigError
 from sepal_engines.flower.credentials import NodeCredentials
-from sepal_engines.flower.fleet import AHEAD, BAD_CLOCK, FLOWER, KNOWN_KEY, OLD, activation
+from sepal_engines.flower.fleet import AHEAD, BAD_CLOCK, BUSY, FLOWER, KNOWN_KEY, OLD, activation
 
 DAY = 86_400
 NOT_REGISTERED = (
@@ -204,7 +204,9 @@ def _fleet(address: str, credentials: NodeCredentials | None, timeout: float) ->
         elif isinstance(refusal, int):  # from here on it is the Fleet API that answers
             skew = clock_skew(lambda offset: ask(offset) != BAD_CLOCK)
             yield Finding("clock", True, _skew_words(skew))
-    if isinstance(refusal, str):
+    if refusal == BUSY:
+        yield Finding("port", False, f"{address}: {BUSY}")
+    elif isinstance(refusal, str):
         yield Finding("API", False, refusal)
     elif credentials is None:
         yield Finding("API", True, "Flower's Fleet API answers")

@@ -10,9 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 
@@ -251,3 +253,45 @@ def test_a_client_that_sends_no_accuracies_takes_part(tmp_path):
         assert [quiet[view] for view in ("received", "trained", "kept", "pooled")] == [None] * 4
         assert set(quiet["metrics"]) == {"seconds", "steps", "multiply-adds"}
         assert line["not_accepted"] == []
+
+
+def test_a_stranger_who_takes_all_calls_of_the_server_stops_no_client_for_good(tmp_path):
+    """1,000 calls without a body, which Flower admits before it asks for a key: others get RESOURCE_EXHAUSTED, which
+    Flower's SuperNode does not retry. It was alive without its loop, and `sepal join` waited for ever.
+    """
+    ports = [str(free_port()), str(free_port())]
+    keys = ["--set", "dataset=digits", "--set", "rounds=3", "--name", "stall"]
+    server = sepal(["serve", *keys, "--port", ports[0], "--control", ports[1]], tmp_path, "serve.log")
+    client = ["join", f"127.0.0.1:{ports[0]}", "--of", "2", "--partition"]
+    clients = [sepal([*client, "0"], tmp_path, "join0.log")]
+    log = tmp_path / "join0.log"
+
+    def until(words: str, count: int = 1) -> None:
+        end = time.monotonic() + 120
+        while log.read_text().count(words) < count:
+            assert time.monotonic() < end, log.read_text()[-2000:]
+            time.sleep(0.2)
+
+    def silence():
+        stop.wait()
+        yield b""
+
+    stop = threading.Event()
+    try:
+        until("SuperNode ID")
+        with grpc.insecure_channel(f"127.0.0.1:{ports[0]}") as channel:
+            call = channel.stream_unary("/flwr.proto.Fleet/PullMessages")
+            calls = [call.future(silence()) for _ in range(1000)]
+            until("the SuperNode ended, a call was not answered")
+            stop.set()
+            for one in calls:
+                one.cancel()
+        until("SuperNode ID", 2)
+        clients.append(sepal([*client, "1"], tmp_path, "join1.log"))
+        assert server.wait(240) == 0, (tmp_path / "serve.log").read_text()[-2000:]
+    finally:
+        stop.set()
+        for process in [*clients, server]:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+    assert json.loads((tmp_path / "runs" / "stall" / "summary.json").read_text())["complete"]

@@ -134,6 +134,7 @@ class Nodes:
     ("codes", "credentials", "ends"),
     [
         ([(500, 0), (500, 0)], None, Interrupted),  # a clock jumped, twice
+        ([(500, 75), (1, 75), (1, 75)], None, Interrupted),  # the server was at its limit of calls, for a while
         ([(500, 0), (1, 2), (40, 2)], "keys", Interrupted),  # the session of before counts as online for a while
         ([(500, 0), (1, 2), (80, 2), (80, 2)], "keys", FlowerError),  # for good
         ([(500, 2)], None, FlowerError),
