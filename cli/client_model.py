@@ -12,12 +12,13 @@ import numpy.typing as npt
 import torch
 
 from sepal.cli.portable import Origin
-from sepal.cli.runs import newest_state, read_run
+from sepal.cli.runs import newest_state
 from sepal.client.network import Network
 from sepal.client_app.build import Node, Shared, build_host, client_name
 from sepal.errors import ConfigError, ModelError
 from sepal.modules import frozen_tensors
 from sepal.protocol.method import Plan, Predictor
+from sepal.server_app.run_directory import read_run
 from sepal.strategies.assembly import assemble
 
 

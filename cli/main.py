@@ -91,7 +91,7 @@ def run(
 ) -> None:
     """Run a federation on this machine, in process, with the same keys as Flower's run config."""
     from sepal.cli.arguments import gather
-    from sepal.server_app.run_directory import IN_PROCESS, default_base
+    from sepal.server_app.places import IN_PROCESS, default_base
 
     base = default_base(IN_PROCESS)
     flat = gather(config, sets or [], {"name": name, "out": out}, base)
@@ -115,7 +115,8 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
     from sepal.data.locations import data_directory
     from sepal.engines.in_process import check_clients, run_in_process
     from sepal.server.observer import Observer
-    from sepal.server_app.run_directory import IN_PROCESS, RunDirectory, run_path
+    from sepal.server_app.places import IN_PROCESS, run_path
+    from sepal.server_app.run_directory import RunDirectory
     from sepal.strategies.assembly import assemble
 
     logging.basicConfig(level=logging.WARNING, format="sepal: %(message)s", stream=sys.stderr)
@@ -167,8 +168,9 @@ def show(
     """Show a run, or the directory of a comparison: accuracy, cost, and bytes next to their dense equivalent."""
     from sepal.cli.comparison import check_comparable
     from sepal.cli.results import read_result
-    from sepal.cli.runs import INDEX, find_place, find_run, naming, read_run
+    from sepal.cli.runs import INDEX, find_place, find_run, naming
     from sepal.cli.series import write_csv, write_tensorboard
+    from sepal.server_app.run_directory import read_run
 
     path = find_place(run)
     if (path / INDEX).is_file():
@@ -202,8 +204,8 @@ def show_comparison(place: str, csv: Path | None) -> None:
 
 def show_run(path: Path, beside: Path | None = None) -> None:
     """Print the run at ``path``."""
-    from sepal.cli.runs import read_run
     from sepal.cli.tables import print_run
+    from sepal.server_app.run_directory import read_run
 
     print_run(Console(), read_run(path), read_run(beside) if beside else None)
 

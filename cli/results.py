@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from sepal.cli.runs import Line, StoredRun, read_rows, read_run
+from sepal.server_app.run_directory import Line, StoredRun, read_rows, read_run
 
 MEGA = 1e6
 DIRECTIONS = ("up", "down")

@@ -7,8 +7,8 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-from sepal.cli.runs import StoredRun
 from sepal.errors import ConfigError
+from sepal.server_app.run_directory import StoredRun
 from sepal.storage.files import write_atomically
 
 KINDS = ("accuracy", "validation")

@@ -136,7 +136,8 @@ def watch(
             typer.echo(server.url)
             server.serve_forever()
     from sepal.cli.display import RoundDisplay
-    from sepal.cli.runs import find_run, naming, read_run
+    from sepal.cli.runs import find_run, naming
+    from sepal.server_app.run_directory import read_run
 
     path = find_run(run)
     seen = 0

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sepal.cli.runs import Line, StoredRun
 from sepal.errors import one_line
-from sepal.server_app.run_directory import IN_PROCESS
+from sepal.server_app.places import IN_PROCESS
+from sepal.server_app.run_directory import Line, StoredRun
 from sepal.strategies import registry
 
 MEGA = 1e6  # bytes in a MB

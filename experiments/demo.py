@@ -20,12 +20,12 @@ from rich.table import Table
 
 from sepal.cli.display import RoundDisplay
 from sepal.cli.main import run_flat
-from sepal.cli.runs import StoredRun, read_run
 from sepal.cli.tables import megabytes, new_table, print_run
 from sepal.engines.flower.engine import COMPLETED, Flower
 from sepal.engines.flower.processes import FlowerError
 from sepal.errors import ConfigError, SepalError
 from sepal.protocol.method import Scalar
+from sepal.server_app.run_directory import StoredRun, read_run
 from sepal.strategies import registry
 
 CLIENTS, ROUNDS = 20, 30

@@ -15,7 +15,8 @@ from sepal.server.observer import Observer
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.strategy import SepalStrategy
-from sepal.server_app.run_directory import RunDirectory, default_base, run_path
+from sepal.server_app.places import default_base, run_path
+from sepal.server_app.run_directory import RunDirectory
 from sepal.strategies.assembly import assemble
 
 user_modules.enable()

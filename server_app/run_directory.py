@@ -12,8 +12,7 @@ import math
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
-from datetime import datetime
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,7 +21,7 @@ import numpy as np
 import tomli_w
 from filelock import FileLock, Timeout
 
-from sepal.config import RunConfig, flatten
+from sepal.config import flatten, marked
 from sepal.errors import ConfigError, StateError
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
@@ -30,43 +29,13 @@ from sepal.server.run_store import DiskRunStore
 from sepal.server_app.privacy import check_accountant
 from sepal.server_app.summary import summarise
 from sepal.storage.files import check_owner, private_directory, write_atomically
-from sepal.storage.home import home
 from sepal.strategies.assembly import Assembly
 
-IN_PROCESS = "in-process"
+Line = Mapping[str, Any]
 # Keys that a resumed run may change: locations, timeouts and limits, which do not change results.
 FREE = frozenset({"name", "out", "data-dir", "state-dir", "timeout", "checkpoint-every", "max-message-bytes"})
-
-
-# Keys that may also change if a run goes back to an earlier round: what the server accepts, and what it does then.
-FREE_BACK = frozenset({"max-update-norm", "robust-mean", "on-missing", "min-replies", "roster", "pa3dfl.non-finite"})
-
-
-def default_base(engine: str) -> Path:
-    """Return the directory that a relative ``out`` is relative to.
-
-    In process, it is the working directory. Flower runs an app from a temporary directory, so with Flower it is
-    :func:`sepal.storage.home.home`.
-    """
-    if engine == IN_PROCESS:
-        return Path.cwd()
-    return home()
-
-
-def run_path(config: RunConfig, base: Path, now: datetime | None = None) -> Path:
-    """Return the run's directory, ``out``/``name``. Without a name, one is generated.
-
-    Args:
-        config: The run's configuration.
-        base: The directory that a relative ``out`` is relative to.
-        now: Time for a generated name, ``METHOD-DATASET-YYYYmmdd-HHMMSS``; by default the local time.
-    """
-    directory = base / Path(config.out).expanduser()
-    if config.name:
-        return directory / config.name
-    stem = f"{config.method}-{config.dataset}-{now or datetime.now():%Y%m%d-%H%M%S}"
-    names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 10_000))
-    return next(directory / name for name in names if not (directory / name).exists())
+# Keys that may also change if a run goes back: what the server accepts. A method's own key is marked "free-back".
+FREE_BACK = frozenset({"max-update-norm", "robust-mean", "on-missing", "min-replies", "roster"})
 
 
 def stored_config(path: Path) -> dict[str, Any] | None:
@@ -80,7 +49,7 @@ def stored_config(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as reason:
-        raise StateError(str(path / "config.toml"), "a readable TOML file", f"{reason}") from None
+        raise StateError(str(path / "config.toml"), "a readable TOML file", reason) from None
 
 
 def stored_summary(path: Path) -> dict[str, Any] | None:
@@ -99,6 +68,75 @@ def begun(path: Path) -> bool:
     """
     files = (path / name for name in ("metrics.jsonl", "ledger.jsonl", "summary.json"))
     return any((path / "checkpoints").glob("round-*")) or any(file.exists() for file in files)
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run directory's content.
+
+    Attributes:
+        config: Flat keys.
+        path: The run directory.
+        lines: Lines of metrics.jsonl, one per round; an incomplete last line is ignored.
+        summary: Content of summary.json; None until the run has ended.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    lines: tuple[Line, ...]
+    summary: Mapping[str, Any] | None
+
+    @property
+    def bytes(self) -> Mapping[str, Any]:
+        """Bytes so far: of training, and of all purposes under ``total``; empty before the first round."""
+        if self.summary is not None:
+            return dict(self.summary["bytes"])
+        return dict(self.lines[-1]["bytes"]) if self.lines else {}
+
+
+def read_run(path: Path) -> StoredRun:
+    """Read the run directory ``path``.
+
+    Raises:
+        ConfigError: It is not a run directory.
+        StateError: Its config or its lines cannot be read.
+    """
+    config = stored_config(path)
+    if config is None:
+        raise ConfigError("run", "a run directory", str(path))
+    needed = ("clients", "rounds", "seed", "method", "dataset")
+    if lacking := [key for key in needed if key not in config]:
+        raise StateError(str(path / "config.toml"), f"the keys {', '.join(needed)}", f"none named {lacking[0]}")
+    lines, summary = tuple(read_rows(path / "metrics.jsonl")), stored_summary(path)
+    for number, line in enumerate(lines, 1):
+        if not {"round", "phase", "full", "bytes", "accuracy", "seconds", "clients"} <= line.keys():
+            raise StateError(f"{path / 'metrics.jsonl'}, line {number}", "a line of metrics", "other keys")
+    if summary is not None and (not lines or lines[-1].get("phase") != "closing"):
+        got = f"one that ends at round {lines[-1]['round']}" if lines else "one without lines"
+        raise StateError(str(path / "metrics.jsonl"), "the lines of a complete run, as summary.json says", got)
+    return StoredRun(path, config, lines, summary)
+
+
+def read_rows(path: Path) -> list[Line]:
+    """Return the rows of a file of JSON lines, without an incomplete last one; none if the file is missing.
+
+    Raises:
+        StateError: A complete line is not a JSON object.
+    """
+    try:
+        lines = path.read_text().splitlines(keepends=True)
+    except OSError:
+        return []
+    except ValueError as reason:
+        raise StateError(str(path), "text", reason) from None
+    rows: list[Line] = []
+    for number, line in enumerate(lines, 1):
+        if line.endswith("\n"):
+            try:
+                rows.append(dict(json.loads(line)))
+            except (ValueError, TypeError, RecursionError):
+                raise StateError(f"{path}, line {number}", "a JSON object", line.strip()[:60]) from None
+    return rows
 
 
 class RunDirectory:
@@ -130,7 +168,8 @@ class RunDirectory:
             raise ConfigError("--from-round", expected, from_round)
         if from_round is not None and not begun(path):
             raise ConfigError("--from-round", "a run that was started", path.name)
-        self._free = FREE if from_round is None else FREE | FREE_BACK
+        back = FREE_BACK | marked(assembly.task.hyper, "free-back", f"{assembly.task.config.method}.")
+        self._free = FREE if from_round is None else FREE | back
         self.path, self._assembly, self._engine = path, assembly, engine
         self._total = assembly.task.config.rounds
         try:

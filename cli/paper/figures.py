@@ -10,12 +10,11 @@ from typing import Any
 
 from sepal.cli.convergence import rise
 from sepal.cli.plans.model import PlannedRun
-from sepal.cli.runs import StoredRun, read_run
 from sepal.client_app.host import COSTS
 from sepal.data.locations import data_directory
 from sepal.errors import ConfigError
 from sepal.protocol.views import CLOSING_VIEWS, VIEWS
-from sepal.server_app.run_directory import begun, stored_config, stored_summary
+from sepal.server_app.run_directory import StoredRun, begun, read_run, stored_config, stored_summary
 from sepal.strategies import registry
 
 MEGA = 1e6

@@ -33,7 +33,8 @@ from sepal.client_app.build import Node, Shared, build_host, client_name
 from sepal.errors import ConfigError
 from sepal.masks.packed import Masks, unpack
 from sepal.protocol.layout import Layout, Parameter, Role
-from sepal.server_app.run_directory import IN_PROCESS, RunDirectory, stored_config
+from sepal.server_app.places import IN_PROCESS
+from sepal.server_app.run_directory import RunDirectory, stored_config
 from sepal.strategies.assembly import Assembly, assemble
 from sepal.strategies.dmpfl.server import DmPflServer
 from sepal.strategies.subfedavg.server import SubFedAvgServer

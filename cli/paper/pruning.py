@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sepal.cli.paper.printing import print_analysis
-from sepal.cli.runs import read_run
+from sepal.server_app.run_directory import read_run
 
 DISTANCES = ("distance", "channel-distance")
 Course = dict[str, list[Any]]  # figure → values, lists of equal length

@@ -158,8 +158,7 @@ def validation(run: Path, view: str) -> float | None:
     Raises:
         ConfigError: The method has no such view.
     """
-    from sepal.cli.runs import read_run
-    from sepal.server_app.run_directory import stored_summary
+    from sepal.server_app.run_directory import read_run, stored_summary
 
     if stored_summary(run) is None:
         return None

@@ -24,7 +24,8 @@ from experiments.chaos.federation import Federation, small_disk
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.in_process import run_in_process
 from sepal.rng import derive
-from sepal.server_app.run_directory import IN_PROCESS, RunDirectory
+from sepal.server_app.places import IN_PROCESS
+from sepal.server_app.run_directory import RunDirectory
 from sepal.strategies.assembly import assemble
 from sepal.strategies.registry import names
 

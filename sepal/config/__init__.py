@@ -9,6 +9,7 @@ from sepal.config.base import (
     auto,
     flatten,
     kebab,
+    marked,
     plainly,
     validate,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "auto",
     "flatten",
     "kebab",
+    "marked",
     "parse",
     "plainly",
     "validate",

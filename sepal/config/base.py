@@ -75,6 +75,12 @@ def flat_keys(kind: type[BaseModel], prefix: str = "") -> list[str]:
     return keys
 
 
+def marked(settings: BaseModel, mark: str, prefix: str = "") -> set[str]:
+    """Return the flat keys of a group whose field carries ``mark`` in its ``json_schema_extra``."""
+    extras = ((info.alias or kebab(name), info.json_schema_extra) for name, info in type(settings).model_fields.items())
+    return {prefix + key for key, extra in extras if isinstance(extra, dict) and extra.get(mark)}
+
+
 def flatten(settings: BaseModel, prefix: str = "") -> dict[str, Any]:
     """Return a group of keys as flat keys with values; keys of nested groups are dotted."""
     flat: dict[str, Any] = {}

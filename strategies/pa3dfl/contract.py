@@ -52,7 +52,11 @@ class Hyper(Settings):
     decoder_rank: int = Field(0, ge=0, description="units per hidden layer of the decoders; 0: same as hidden")
     most_mib: int = Field(1024, ge=1, description="maximum size of the hypernetwork in MiB; a larger one is refused")
     # The loss or the gradient of the hypernetwork.
-    non_finite: Literal["go-on", "end"] = Field("go-on", description="non-finite step: skip the round, or end the run")
+    non_finite: Literal["go-on", "end"] = Field(
+        "go-on",
+        description="non-finite step: skip the round, or end the run",
+        json_schema_extra={"free-back": True},
+    )
 
     def largest_message(self, task: Task) -> int:
         """Return the entries that travel at width 1; a small ``least`` makes them several times those of the model."""

@@ -9,7 +9,8 @@ import pytest
 from sepal.client.state_store import DiskStateStore
 from sepal.errors import StateError
 from sepal.server.run_store import evict
-from sepal.server_app.run_directory import IN_PROCESS, RunDirectory
+from sepal.server_app.places import IN_PROCESS
+from sepal.server_app.run_directory import RunDirectory
 from sepal.storage.home import private_home
 from sepal.strategies.assembly import assemble
 

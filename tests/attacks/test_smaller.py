@@ -17,7 +17,8 @@ from sepal.protocol.messages import read_reply
 from sepal.protocol.method import Kind
 from sepal.protocol.views import check_counts
 from sepal.server.run_store import DiskRunStore
-from sepal.server_app.run_directory import IN_PROCESS, RunDirectory
+from sepal.server_app.places import IN_PROCESS
+from sepal.server_app.run_directory import RunDirectory
 from sepal.storage.files import make_directory
 from sepal.strategies.assembly import assemble
 from tests.attacks.hostile import EVIL, Hostile, changed

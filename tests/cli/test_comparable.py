@@ -16,8 +16,8 @@ from sepal.cli.comparison import INDEX, read_comparison
 from sepal.cli.main import app
 from sepal.cli.report.page import live_parts
 from sepal.cli.results import Result
-from sepal.cli.runs import read_run
 from sepal.errors import ConfigError
+from sepal.server_app.run_directory import read_run
 from tests.cli.runs_for_tests import figures, write_run
 
 

@@ -13,8 +13,8 @@ from sepal.cli.main import run_flat
 from sepal.cli.paper import clusters
 from sepal.cli.paper.masks import READERS, analyse, stored_state
 from sepal.cli.report.learned import learned
-from sepal.cli.runs import read_run
 from sepal.errors import ConfigError
+from sepal.server_app.run_directory import read_run
 from sepal.strategies.pfedgate.contract import Gated
 
 KEYS = {"dataset": "digits", "clients": 3, "rounds": 1, "partition.subsample": 300, "method": "pfedgate"}

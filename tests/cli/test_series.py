@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.cli.runs import read_run
 from sepal.cli.series import table
+from sepal.server_app.run_directory import read_run
 from tests.cli.runs_for_tests import write_run
 
 

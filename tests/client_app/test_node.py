@@ -11,7 +11,7 @@ import pytest
 from sepal.client_app.build import Node, Shared, build_host, client_name, open_store
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
-from sepal.server_app.run_directory import default_base
+from sepal.server_app.places import default_base
 from sepal.storage.home import home
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble

@@ -13,14 +13,8 @@ from sepal.config import RunConfig
 from sepal.errors import ConfigError, StateError
 from sepal.server.ledger import LedgerEntry
 from sepal.server.run_state import RoundRecord, RunState
-from sepal.server_app.run_directory import (
-    FREE,
-    RunDirectory,
-    default_base,
-    plain,
-    run_path,
-    stored_config,
-)
+from sepal.server_app.places import default_base, run_path
+from sepal.server_app.run_directory import FREE, RunDirectory, plain, stored_config
 from sepal.strategies.assembly import assemble
 from tests.server_app.written import lines
 

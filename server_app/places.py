@@ -1,0 +1,38 @@
+"""Where run directories are."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from sepal.config import RunConfig
+from sepal.storage.home import home
+
+IN_PROCESS = "in-process"
+
+
+def default_base(engine: str) -> Path:
+    """Return the directory that a relative ``out`` is relative to.
+
+    In process, it is the working directory. Flower runs an app from a temporary directory, so with Flower it is
+    :func:`sepal.storage.home.home`.
+    """
+    if engine == IN_PROCESS:
+        return Path.cwd()
+    return home()
+
+
+def run_path(config: RunConfig, base: Path, now: datetime | None = None) -> Path:
+    """Return the run's directory, ``out``/``name``. Without a name, one is generated.
+
+    Args:
+        config: The run's configuration.
+        base: The directory that a relative ``out`` is relative to.
+        now: Time for a generated name, ``METHOD-DATASET-YYYYmmdd-HHMMSS``; by default the local time.
+    """
+    directory = base / Path(config.out).expanduser()
+    if config.name:
+        return directory / config.name
+    stem = f"{config.method}-{config.dataset}-{now or datetime.now():%Y%m%d-%H%M%S}"
+    names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 10_000))
+    return next(directory / name for name in names if not (directory / name).exists())
