@@ -1,4 +1,4 @@
-"""Runs side by side: which belong together, whether they can be compared, and the figures of each group."""
+"""Runs side by side: which belong together, whether they can be compared, and ``comparison.json``."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sepal.cli.convergence import Rise, mean_rise, rise
 from sepal.cli.plans.model import Plan, PlannedRun
-from sepal.cli.plans.trials import Tried
-from sepal.cli.results import MEGA, Estimate, Result, difference, over_seeds, read_result
+from sepal.cli.results import Result, Variant, read_result
 from sepal.cli.runs import INDEX, find_place
+from sepal.cli.statistics import Estimate
 from sepal.config import Flat
 from sepal.data.locations import data_directory
 from sepal.errors import ConfigError, StateError
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server_app.run_directory import stored_config
 from sepal.storage.files import write_atomically
-from sepal.strategies import registry
 
 NEAR = 0.95  # the default target: this share of the best accuracy at the end
 MOST_TITLES = 4  # a report of this many runs gives their number instead of their names
@@ -30,87 +28,26 @@ DATA_KEYS = ("dataset", "data-dir", "clients", "novel-clients", "partition.", "s
 
 
 @dataclass(frozen=True)
-class Group:
-    """The runs of one variant in one cell, which differ in their seeds.
+class Tried:
+    """What trials tried for one variant in one cell, and what they chose.
 
     Attributes:
-        target: Accuracy that ``rounds_to`` and ``megabytes_to`` refer to.
-        view: View in which it is to be reached.
+        cell: The reported runs' swept settings, as text.
+        label: The variant.
+        view: View of the validation accuracy by which it was judged.
+        seeds: The trials' seeds.
+        values: A trial's values as text, and their mean validation accuracy over seeds; None if it failed.
+        chosen: The chosen values as text; empty while trials are missing.
+        edge: Whether a chosen number is the least or the largest that was tried.
     """
 
-    label: str
     cell: str
-    results: tuple[Result, ...]
-    target: float
+    label: str
     view: str
-
-    @property
-    def method(self) -> str:
-        """The method's name."""
-        return str(self.results[0].stored.config["method"])
-
-    @property
-    def deployed(self) -> str:
-        """View of the model that a user of a deployed client predicts with; empty for a method not installed here."""
-        return registry.deployed(self.method)
-
-    @property
-    def first(self) -> Result:
-        """The run that figures of single clients show; with another seed, a client is a different client."""
-        return min(self.results, key=lambda result: result.seed)
-
-    def accuracy(self, view: str, figure: str = "mean") -> Estimate | None:
-        """Return a figure of a view at the end, over seeds; None if the method has no such view."""
-        found = [result.accuracy(view) for result in self.results]
-        return over_seeds([each[figure] for each in found if each])
-
-    def accuracy_further(self, view: str) -> Estimate | None:
-        """Return the mean of a view under shift or corruption, over seeds; None while no run with it has ended."""
-        found = [(result.stored.summary or {}).get("further", {}).get(view) for result in self.results]
-        return over_seeds([each["mean"] for each in found if each])
-
-    def megabytes(self, direction: str) -> float:
-        """Return the MB of training in a direction, mean over seeds."""
-        return float(sum(r.stored.bytes.get(direction, 0) for r in self.results) / len(self.results) / MEGA)
-
-    @property
-    def multiply_adds(self) -> float:
-        """Multiply-adds of training in 10⁹, mean over seeds and clients."""
-        shares = [
-            result.multiply_adds / max(1, len(result.stored.lines[-1]["clients"]) if result.stored.lines else 1)
-            for result in self.results
-        ]
-        return sum(shares) / len(shares) / 1e9
-
-    @property
-    def rounds_to(self) -> Estimate | None:
-        """Rounds to the target, over the seeds that reach it."""
-        return over_seeds([float(p.round) for r in self.results if (p := r.reached(self.view, self.target))])
-
-    @property
-    def megabytes_to(self) -> Estimate | None:
-        """MB to the target, over the seeds that reach it."""
-        return over_seeds([p.megabytes for r in self.results if (p := r.reached(self.view, self.target))])
-
-    @property
-    def rounds(self) -> float:
-        """Rounds, mean over seeds: with ``stop-after``, seeds may differ."""
-        mean = sum(result.rounds for result in self.results) / len(self.results)
-        return int(mean) if mean.is_integer() else mean
-
-    @property
-    def rising(self) -> Rise | None:
-        """The rise at the end if the curves are still rising: the runs have not converged."""
-        ended = [result for result in self.results if result.stored.summary is not None]
-        found = mean_rise([rise(result.stored.lines, self.deployed) for result in ended])
-        return found if found and found.goes_on else None
-
-    def reached(self, found: Estimate | None, digits: int) -> str:
-        """Return ``18.0 (1 of 2)``: a figure for the target, and how many seeds reach it if not all do."""
-        if found is None:
-            return "not reached"
-        some = f" ({found.count} of {len(self.results)})" if found.count < len(self.results) else ""
-        return found.text(digits, 1.0) + some
+    seeds: tuple[int, ...]
+    values: tuple[tuple[str, float | None], ...]
+    chosen: str
+    edge: bool
 
 
 @dataclass(frozen=True)
@@ -139,22 +76,22 @@ class Comparison:
 
     @cached_property
     def labels(self) -> list[str]:
-        """The groups' labels, in order."""
+        """The variants' labels, in order."""
         return list(dict.fromkeys(result.label for result in self.results))
 
-    def groups(self, cell: str) -> list[Group]:
-        """Return the groups of a cell, in the order of labels."""
+    def variants(self, cell: str) -> list[Variant]:
+        """Return the variants of a cell, in the order of labels."""
         found: dict[str, list[Result]] = {}
         for result in self.results:
             if result.cell == cell and result.lines:
                 found.setdefault(result.label, []).append(result)
         target = self.aim(cell)
-        return [Group(label, cell, tuple(found[label]), target, self.view) for label in self.labels if label in found]
+        return [Variant(label, cell, tuple(found[label]), target, self.view) for label in self.labels if label in found]
 
-    def all_groups(self) -> Iterator[Group]:
-        """Yield the groups of all cells."""
+    def all_variants(self) -> Iterator[Variant]:
+        """Yield the variants of all cells."""
         for cell in self.cells:
-            yield from self.groups(cell)
+            yield from self.variants(cell)
 
     def aim(self, cell: str) -> float:
         """Return the accuracy to be reached in a cell, as a fraction."""
@@ -165,15 +102,13 @@ class Comparison:
         return math.floor(100 * NEAR * best) / 100
 
     def differences(self, cell: str, view: str) -> list[tuple[str, Estimate]]:
-        """Return the first group's accuracy minus each other group's, paired over clients and seeds, with a label.
+        """Return the first variant's accuracy minus each other's, paired over clients and seeds, with a label.
 
-        With ``deployed``, each group's is that of its own deployed view.
+        With ``deployed``, each variant's is that of its own deployed view.
         """
-        found, groups = [], self.groups(cell)
-        for first, other in ((groups[0], other) for other in groups[1:]):
-            ours, theirs = (first.deployed, other.deployed) if view == "deployed" else (view, view)
-            found.append((f"{first.label} − {other.label}", difference(first.results, other.results, ours, theirs)))
-        return [(label, each) for label, each in found if each]
+        found = self.variants(cell)
+        pairs = [(f"{found[0].label} − {other.label}", found[0].difference(other, view)) for other in found[1:]]
+        return [(label, each) for label, each in pairs if each]
 
 
 def write_index(
@@ -288,25 +223,3 @@ def _data(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("dataset") == "folder":  # a public data set is the same wherever it is stored
         keys["data-dir"] = str(data_directory(str(config.get("data-dir", ""))))
     return keys
-
-
-def rows(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield a row of figures for each group, for the CSV file. Accuracies are fractions."""
-    for cell in comparison.cells:
-        for group in comparison.groups(cell):
-            row: dict[str, Any] = {"setting": cell, "name": group.label, "method": group.method}
-            row["deployed_view"] = group.deployed
-            row["seeds"] = len(group.results)
-            row["rounds"] = group.rounds
-            row["rise_at_the_end"] = group.rising.mean if group.rising else None  # None: converged, or no verdict
-            figures = {"deployed": group.accuracy(group.deployed)}
-            figures |= {view: group.accuracy(view) for view in CLOSING_VIEWS}
-            figures["bottom_decile"] = group.accuracy(comparison.view, "bottom_decile")
-            figures |= {"rounds_to_target": group.rounds_to, "megabytes_to_target": group.megabytes_to}
-            for name, found in figures.items():
-                row[name] = found.mean if found else None
-                row[f"{name}_std"] = found.spread if found else None
-            row |= {f"megabytes_{way}": group.megabytes(way) for way in ("up", "down")}
-            row |= {"giga_multiply_adds_a_client": group.multiply_adds, "target": group.target}
-            row["seeds_at_target"] = group.rounds_to.count if group.rounds_to else 0
-            yield row

@@ -166,9 +166,9 @@ def show(
 ) -> None:
     """Show a run, or the directory of a comparison: accuracy, cost, and bytes next to their dense equivalent."""
     from sepal.cli.comparison import check_comparable
+    from sepal.cli.files import by_round, write_csv, write_tensorboard
     from sepal.cli.results import read_result
     from sepal.cli.runs import INDEX, find_place, find_run, naming
-    from sepal.cli.series import write_csv, write_tensorboard
     from sepal.server_app.run_directory import read_run
 
     path = find_place(run)
@@ -184,7 +184,7 @@ def show(
             check_comparable([read_result(path), read_result(find_run(beside))])
         show_run(path, find_run(beside) if beside else None)
         if csv:
-            typer.echo(f"written to {write_csv(read_run(path), csv)}")
+            typer.echo(f"written to {write_csv(list(by_round(read_run(path))), csv)}")
         if tensorboard:
             typer.echo(f"written to {write_tensorboard(read_run(path), tensorboard)}")
 
@@ -192,13 +192,13 @@ def show(
 def show_comparison(place: str, csv: Path | None) -> None:
     """Print the comparison in the directory ``place``, and write its figures to ``csv``."""
     from sepal.cli.comparison import read_comparison
-    from sepal.cli.comparison_tables import print_comparison, write_csv
+    from sepal.cli.files import by_variant, write_csv
+    from sepal.cli.tables import print_comparison
 
     comparison = read_comparison([place])
     print_comparison(Console(), comparison)
     if csv:
-        write_csv(comparison, csv)
-        typer.echo(f"written to {csv}")
+        typer.echo(f"written to {write_csv(list(by_variant(comparison)), csv)}")
 
 
 def show_run(path: Path, beside: Path | None = None) -> None:

@@ -1,9 +1,22 @@
-"""Parts that the tables of results pages share."""
+"""Tables as Markdown, and a comparison in them: ``tables.md``, next to its runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from sepal.cli.comparison import Comparison
+from sepal.cli.sheets import (
+    NONE,
+    accuracy_sheet,
+    conclusions,
+    cost_sheet,
+    difference_sheet,
+    not_converged,
+    tuning_sheet,
+    tuning_title,
+)
+from sepal.storage.files import write_atomically
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -11,13 +24,32 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]
     rows = list(rows)
     if not rows:
         return
-    kept = [n for n in range(len(header)) if n == 0 or any(row[n] != "–" for row in rows)]
+    kept = [n for n in range(len(header)) if n == 0 or any(row[n] != NONE for row in rows)]
     for row in (header, ["---"] * len(header), *rows):
-        yield f"| {' | '.join(row[n] for n in kept)} |"
+        yield f"| {' | '.join(row[n] for n in kept)} |".replace("\n", " ")
     yield ""
 
 
-def of_clients(columns: Mapping[str, Sequence[Any]], view: str) -> dict[str, float]:
-    """Return client → accuracy in a view, from the columns of a run's clients; empty if no client has the view."""
-    found = zip(columns["name"], columns.get(view, ()), strict=False)  # without the view there is no column
-    return {name: value for name, value in found if value is not None}
+def write_markdown(comparison: Comparison, path: Path) -> Path:
+    """Write a comparison's tables for each swept setting, and what a search before the runs has tried."""
+    write_atomically(path, "\n".join(_lines(comparison)).encode())
+    return path
+
+
+def _lines(comparison: Comparison) -> Iterator[str]:
+    yield from (f"# {comparison.title}", "")
+    for cell in comparison.cells:
+        variants = comparison.variants(cell)
+        if not variants:
+            continue
+        if cell:
+            yield from (f"## {cell}", "")
+        for sheet in (accuracy_sheet(variants), cost_sheet(variants), difference_sheet(comparison, cell)):
+            yield from table(sheet.head, sheet.rows)
+        for words in filter(None, (not_converged(variants), *conclusions(comparison, cell))):
+            yield from (words, "")
+    if comparison.tuning:
+        sheet = tuning_sheet(comparison)
+        yield from (f"{tuning_title(comparison)}.", "", *table(sheet.head, sheet.rows))
+    for note in comparison.notes:
+        yield from (note, "")

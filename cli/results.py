@@ -1,4 +1,4 @@
-"""Results of runs: accuracy by round and by MB, figures of each client, bytes, and differences between groups of runs.
+"""Figures of a view, over rounds, clients and seeds, from run directories: the one place that computes them.
 
 A point of a curve belongs to a number of completed rounds. *Received* scores the server's model after that many rounds,
 *trained* and *pooled* the models that clients make from it; all three have cost the same bytes of training. Only full
@@ -7,19 +7,25 @@ evaluations are points (``evaluate-every``): a mean over sampled clients is a di
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-from scipy import stats
-
+from sepal.cli.statistics import BySeed, Estimate, Rise, mean_rise, over_seeds, paired, paired_by_seed, rise
 from sepal.server_app.run_directory import Line, StoredRun, read_rows, read_run
+from sepal.strategies import registry
 
-MEGA = 1e6
+MEGA = 1e6  # bytes in a MB
 DIRECTIONS = ("up", "down")
+
+
+class Spent(NamedTuple):
+    """MB of training, up and down, over all clients, and seconds until some round."""
+
+    megabytes: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -64,18 +70,18 @@ class Result:
         return [line for line in self.stored.lines if line["full"] or line["phase"] == "closing"]
 
     @cached_property
-    def _spent(self) -> Mapping[int, tuple[float, float]]:
-        """Rounds completed → MB and seconds until then."""
-        spent, seconds = {0: (0.0, 0.0)}, 0.0
+    def spent(self) -> Mapping[int, Spent]:
+        """Rounds completed → what they have taken."""
+        spent, seconds = {0: Spent(0.0, 0.0)}, 0.0
         for line in self.stored.lines:
             seconds += line["seconds"]["total"] + line["seconds"]["server"]
-            spent[line["round"]] = (line["bytes"]["up"] + line["bytes"]["down"]) / MEGA, seconds
+            spent[line["round"]] = Spent((line["bytes"]["up"] + line["bytes"]["down"]) / MEGA, seconds)
         return spent
 
     def points(self, view: str) -> list[Point]:
         """Return the view's curve; empty if the method has no such view."""
         return [
-            Point(line["model_round"], *self._spent[line["model_round"]], found["mean"], found["bottom_decile"])
+            Point(line["model_round"], *self.spent[line["model_round"]], found["mean"], found["bottom_decile"])
             for line in self.lines
             if (found := line["accuracy"].get(view))
         ]
@@ -128,86 +134,100 @@ def read_result(path: Path, label: str = "", cell: str = "") -> Result:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A figure over seeds, or a difference over clients.
+class Variant:
+    """The runs of one variant in one cell, which differ in their seeds.
 
     Attributes:
-        spread: Standard deviation over seeds (ddof 1), or half the width of the 95 % interval; None if there are too
-            few values.
-        count: Number of values that it is the mean of.
+        target: Accuracy that ``rounds_to`` and ``megabytes_to`` refer to.
+        view: View in which it is to be reached.
     """
 
-    mean: float
-    spread: float | None
-    count: int
+    label: str
+    cell: str
+    results: tuple[Result, ...]
+    target: float
+    view: str
 
-    def text(self, digits: int = 1, factor: float = 100.0, sign: str = "") -> str:
-        """Return ``93.1 ± 0.4``: in per cent by default."""
-        mean = f"{factor * self.mean:{sign}.{digits}f}"
-        return mean if self.spread is None else f"{mean} ± {factor * self.spread:.{digits}f}"
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return str(self.results[0].stored.config["method"])
 
+    @property
+    def deployed(self) -> str:
+        """View of the model that a user of a deployed client predicts with; empty for a method not installed here."""
+        return registry.deployed(self.method)
 
-def over_seeds(values: Sequence[float]) -> Estimate | None:
-    """Return mean and standard deviation over seeds; None without values."""
-    if not values:
-        return None
-    spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return Estimate(float(np.mean(values)), spread, len(values))
+    def view_of(self, view: str) -> str:
+        """Return the view itself; for ``deployed``, the method's own deployed view."""
+        return self.deployed if view == "deployed" else view
 
+    @property
+    def first(self) -> Result:
+        """The run that figures of single clients show; with another seed, a client is a different client."""
+        return min(self.results, key=lambda result: result.seed)
 
-BySeed = Mapping[int, Mapping[str, float]]  # seed → client → accuracy
+    def accuracy(self, view: str, figure: str = "mean") -> Estimate | None:
+        """Return a figure of a view, or of ``deployed``, at the end, over seeds; None without such a view."""
+        found = [result.accuracy(self.view_of(view)) for result in self.results]
+        return over_seeds([each[figure] for each in found if each])
 
+    def by_seed(self, view: str) -> BySeed:
+        """Return seed → client → last accuracy in a view, or in ``deployed``."""
+        return {result.seed: result.clients(self.view_of(view)) for result in self.results}
 
-def difference(ours: Sequence[Result], theirs: Sequence[Result], view: str, other: str = "") -> Estimate | None:
-    """Return the paired difference of accuracies, ours minus theirs (:func:`paired`).
+    def difference(self, other: Variant, view: str) -> Estimate | None:
+        """Return this variant's accuracy minus another's, with the interval over clients (:func:`paired`)."""
+        return paired(self.by_seed(view), other.by_seed(view))
 
-    ``other`` is the view of ``theirs`` if it is not ``view``.
-    """
-    return paired(*_sides(ours, theirs, view, other or view))
+    def difference_by_seed(self, other: Variant, view: str) -> Estimate | None:
+        """Return the same difference with the interval over seeds (:func:`paired_by_seed`)."""
+        return paired_by_seed(self.by_seed(view), other.by_seed(view))
 
+    def accuracy_further(self, view: str) -> Estimate | None:
+        """Return the mean of a view under shift or corruption, over seeds; None while no run with it has ended."""
+        found = [(result.stored.summary or {}).get("further", {}).get(view) for result in self.results]
+        return over_seeds([each["mean"] for each in found if each])
 
-def difference_by_seed(ours: Sequence[Result], theirs: Sequence[Result], view: str, other: str = "") -> Estimate | None:
-    """Return the same difference with the interval over seeds (:func:`paired_by_seed`)."""
-    return paired_by_seed(*_sides(ours, theirs, view, other or view))
+    def megabytes(self, direction: str) -> float:
+        """Return the MB of training in a direction, mean over seeds."""
+        return float(sum(r.stored.bytes.get(direction, 0) for r in self.results) / len(self.results) / MEGA)
 
+    @property
+    def multiply_adds(self) -> float:
+        """Multiply-adds of training in 10⁹, mean over seeds and clients."""
+        shares = [
+            result.multiply_adds / max(1, len(result.stored.lines[-1]["clients"]) if result.stored.lines else 1)
+            for result in self.results
+        ]
+        return sum(shares) / len(shares) / 1e9
 
-def _sides(ours: Sequence[Result], theirs: Sequence[Result], view: str, other: str) -> Iterator[BySeed]:
-    for group, each in ((ours, view), (theirs, other)):
-        yield {result.seed: result.clients(each) for result in group}
+    @property
+    def rounds_to(self) -> Estimate | None:
+        """Rounds to the target, over the seeds that reach it."""
+        return over_seeds([float(p.round) for r in self.results if (p := r.reached(self.view, self.target))])
 
+    @property
+    def megabytes_to(self) -> Estimate | None:
+        """MB to the target, over the seeds that reach it."""
+        return over_seeds([p.megabytes for r in self.results if (p := r.reached(self.view, self.target))])
 
-def paired(ours: BySeed, theirs: BySeed) -> Estimate | None:
-    """Return the paired difference of accuracies, ours minus theirs, with the 95 % interval of Student's t.
+    @property
+    def rounds(self) -> float:
+        """Rounds, mean over seeds: with ``stop-after``, seeds may differ."""
+        mean = sum(result.rounds for result in self.results) / len(self.results)
+        return int(mean) if mean.is_integer() else mean
 
-    Each client's difference is averaged over the seeds that both have. Clients of one federation are not independent,
-    so the interval is a guide, not a test. With fewer than three clients there is no interval.
-    """
-    pairs: dict[str, list[float]] = {}
-    for differences in _differences(ours, theirs).values():
-        for name, value in differences.items():
-            pairs.setdefault(name, []).append(value)
-    return _with_interval([float(np.mean(found)) for found in pairs.values()])
+    @property
+    def rising(self) -> Rise | None:
+        """The rise at the end if the curves are still rising: the runs have not converged."""
+        ended = [result for result in self.results if result.stored.summary is not None]
+        found = mean_rise([rise(result.stored.lines, self.deployed) for result in ended])
+        return found if found and found.goes_on else None
 
-
-def paired_by_seed(ours: BySeed, theirs: BySeed) -> Estimate | None:
-    """Return the same difference with the interval over seeds: each seed counts once, with its mean over clients.
-
-    It is for claims about other draws of the data and of W_0. With fewer than three seeds there is no interval.
-    """
-    return _with_interval([float(np.mean([*found.values()])) for found in _differences(ours, theirs).values() if found])
-
-
-def _differences(ours: BySeed, theirs: BySeed) -> BySeed:
-    """Return seed → client → difference, for what both have."""
-    return {
-        seed: {name: clients[name] - theirs[seed][name] for name in clients if name in theirs[seed]}
-        for seed, clients in ours.items()
-        if seed in theirs
-    }
-
-
-def _with_interval(values: Sequence[float]) -> Estimate | None:
-    if len(values) < 3:
-        return Estimate(float(np.mean(values)), None, len(values)) if len(values) else None
-    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
-    return Estimate(float(np.mean(values)), float(half), len(values))
+    def reached(self, found: Estimate | None, digits: int) -> str:
+        """Return ``18.0 (1 of 2)``: a figure for the target, and how many seeds reach it if not all do."""
+        if found is None:
+            return "not reached"
+        some = f" ({found.count} of {len(self.results)})" if found.count < len(self.results) else ""
+        return found.text(digits, 1.0) + some

@@ -1,4 +1,4 @@
-"""Tables of a run: accuracy by round, final figures, bytes and their dense equivalent."""
+"""A run and a comparison on the terminal."""
 
 from __future__ import annotations
 
@@ -8,15 +8,31 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
+from sepal.cli.comparison import Comparison
+from sepal.cli.results import MEGA
+from sepal.cli.sheets import (
+    LEGEND,
+    Sheet,
+    accuracy_sheet,
+    conclusions,
+    cost_sheet,
+    difference_sheet,
+    not_converged,
+    novel_line,
+    privacy_line,
+    tuning_note,
+    tuning_sheet,
+    tuning_title,
+    without_yardsticks,
+)
 from sepal.errors import one_line
-from sepal.server_app.places import IN_PROCESS
 from sepal.server_app.run_directory import Line, StoredRun
 from sepal.strategies import registry
 
-MEGA = 1e6  # bytes in a MB
-LEGEND = (
+RUN_LEGEND = (
     "Accuracy in % on test data; bottom 10 %: of the trained model. MB of training so far; dense: the same messages "
     "with the whole model as float32."
 )
@@ -32,7 +48,7 @@ def print_run(console: Console, run: StoredRun, yardstick: StoredRun | None = No
     """
     console.print(printable(headline(run)), style="bold", soft_wrap=True, highlight=False)
     console.print(rounds_table(run, yardstick))
-    console.print(LEGEND, style="italic", highlight=False)
+    console.print(RUN_LEGEND, style="italic", highlight=False)
     if run.summary is not None:
         console.print()
         console.print(figures_table(run, yardstick))
@@ -155,28 +171,6 @@ def capacity_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def novel_line(summary: Mapping[str, Any]) -> str:
-    """Return one line about the novel clients: their mean accuracy by view, and the gap to the others'."""
-    count, found = summary["populations"]["novel"], summary["novel"]
-    figures = [
-        f"{view} {100 * found['accuracy'][view]['mean']:.1f} ({-100 * gap:+.1f})" for view, gap in found["gap"].items()
-    ]
-    return f"{count} novel clients, which never trained, in % (points above the others): {', '.join(figures)}"
-
-
-def privacy_line(summary: Mapping[str, Any]) -> str:
-    """Return one line about differential privacy: clip, noise, and ε of the client with the most uploads."""
-    found = summary["privacy"]
-    head = f"Privacy: clip {found['clip']:g}, noise {found['noise']:g}"
-    if found["reason"]:
-        return f"{head}; no ε: {found['reason']}"
-    seed = "; simulated: the noise came from the seed" if summary["engine"] == IN_PROCESS else ""
-    return (
-        f"{head}: ε = {found['epsilon']:.3g} for a client's data against any other, {found['epsilon_zero_out']:.3g} "
-        f"against no update, at δ = {found['delta']:g} and {found['uploads']} uploads; metrics are not covered{seed}"
-    )
-
-
 def best(chosen: Mapping[str, Any] | None) -> str:
     """Return the table cell of the best round."""
     return f"{100 * chosen['mean']:.1f} ({chosen['round']})" if chosen else "-"
@@ -194,3 +188,62 @@ def bytes_table(run: StoredRun) -> Table:
             cells += [megabytes(size), megabytes(dense), f"{100 * size / dense:.1f} %" if dense else "-"]
         table.add_row(name, *cells)
     return table
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """Print a comparison's tables for each swept setting: accuracy, cost, paired differences."""
+
+    def say(*lines: str) -> None:
+        for line in filter(None, lines):
+            console.print(escape(line), highlight=False)
+
+    console.print(escape(comparison.title), style="bold", highlight=False)
+    for cell in comparison.cells:
+        variants = comparison.variants(cell)
+        if not variants:
+            continue
+        if cell:
+            console.print(escape(cell), style="bold", highlight=False)
+        print_sheet(console, accuracy_sheet(variants))
+        if line := not_converged(variants):
+            say(line, " ")
+        print_sheet(console, cost_sheet(variants))
+        print_sheet(console, difference_sheet(comparison, cell))
+        for line in conclusions(comparison, cell):
+            say(line, " ")
+    if comparison.tuning:
+        print_sheet(console, tuning_sheet(comparison), tuning_title(comparison), left=True)
+        say(tuning_note(comparison), " ")
+    say(*comparison.notes)
+    console.print(LEGEND, style="italic", highlight=False)
+    say(without_yardsticks(comparison))
+
+
+def print_sheet(console: Console, sheet: Sheet, title: str | None = None, left: bool = False) -> None:
+    """Print a table, or two with half the columns each where one is too wide for the terminal.
+
+    Args:
+        console: The console.
+        sheet: The table; nothing is printed without rows.
+        title: What stands above it.
+        left: Whether its columns hold text, which may be wrapped, instead of figures.
+    """
+
+    def part(first: int, last: int) -> Table:
+        table = new_table(title)
+        table.padding = (0, 1, 0, 0) if left else 0
+        table.add_column(sheet.head[0], no_wrap=not left)
+        for name in sheet.head[first:last]:
+            table.add_column(name, justify="left" if left else "right", no_wrap=not left)
+        for name, *cells in sheet.rows:
+            table.add_row(escape(name), *map(escape, cells[first - 1 : last - 1]))
+        return table
+
+    if not sheet.rows:
+        return
+    count = len(sheet.head)
+    whole, half = part(1, count), 1 + (count - 1) // 2
+    wide = Measurement.get(console, console.options.update(max_width=1000), whole).maximum > console.width
+    for table in [part(1, half), part(half, count)] if wide and not left else [whole]:
+        console.print(table)
+        console.print()  # printing a table ignores `end`

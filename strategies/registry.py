@@ -46,6 +46,7 @@ METHODS = {
     "pfedgate": "sepal.strategies.pfedgate:PFedGate",
 }
 GROUP = "sepal.methods"
+YARDSTICKS = ("local", "fedavg-ft")  # baselines for every method: no federation, and plain federation
 
 
 def table() -> dict[str, str]:

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.paper.differences import by_seed
 from experiments.paper.ranks import SETTINGS, collect
 from sepal.cli.plans.plan import read_plan
-from sepal.cli.results import paired, paired_by_seed
+from sepal.cli.statistics import paired, paired_by_seed
 from tests.test_results_prose import COMPUTED, ROOT, interval, plain, rows, split
 
 

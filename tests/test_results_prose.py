@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from experiments.paper.differences import by_seed
-from sepal.cli.results import paired
+from sepal.cli.statistics import paired
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"

@@ -31,11 +31,12 @@ def compare(
     If it is killed, start it again to continue.
     """
     from sepal.cli.comparison import read_comparison, write_index
-    from sepal.cli.comparison_markdown import write_markdown
-    from sepal.cli.comparison_tables import print_comparison, write_csv
+    from sepal.cli.files import by_variant, write_csv
+    from sepal.cli.markdown import write_markdown
     from sepal.cli.plans.plan import check_keys, read_plan
     from sepal.cli.plans.rates import rate_notes
     from sepal.cli.plans.trials import Executor, chosen, failures, in_stages, tried
+    from sepal.cli.tables import print_comparison
 
     found = read_plan(plan, tune)
     runs = list(found.runs())
@@ -50,9 +51,8 @@ def compare(
     if len(failed) < len(runs):
         comparison = read_comparison([str(place)])
         print_comparison(Console(), comparison)
-        write_csv(comparison, place / "comparison.csv")
-        write_markdown(comparison, place / "tables.md")
-        written += [place / "comparison.csv", place / "tables.md"]
+        written.append(write_csv(list(by_variant(comparison)), place / "comparison.csv"))
+        written.append(write_markdown(comparison, place / "tables.md"))
         if report:
             written += _report(place)
     for path in written:

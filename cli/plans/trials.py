@@ -10,12 +10,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from sepal.cli.arguments import Value
+from sepal.cli.comparison import Tried
 from sepal.cli.plans.display import PlanDisplay
 from sepal.cli.plans.execute import execute
 from sepal.cli.plans.model import Block, Chosen, Plan, PlannedRun, cell_name
@@ -49,29 +49,6 @@ def chosen(plan: Plan, out: Path, failed: Collection[str] = ()) -> Chosen:
                 if best is not None:
                     found[block.name][variant] = best
     return found
-
-
-@dataclass(frozen=True)
-class Tried:
-    """What trials tried for one variant in one cell, and what they chose.
-
-    Attributes:
-        cell: The reported runs' swept settings, as text.
-        label: The variant.
-        view: View of the validation accuracy by which it was judged.
-        seeds: The trials' seeds.
-        values: A trial's values as text, and their mean validation accuracy over seeds; None if it failed.
-        chosen: The chosen values as text; empty while trials are missing.
-        edge: Whether a chosen number is the least or the largest that was tried.
-    """
-
-    cell: str
-    label: str
-    view: str
-    seeds: tuple[int, ...]
-    values: tuple[tuple[str, float | None], ...]
-    chosen: str
-    edge: bool
 
 
 def tried(plan: Plan, out: Path, failed: Collection[str] = ()) -> list[Tried]:

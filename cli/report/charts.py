@@ -8,7 +8,7 @@ import altair as alt
 
 from sepal.cli.comparison import Comparison
 from sepal.cli.report import further, personal
-from sepal.cli.report.data import COLOURS, label_counts
+from sepal.cli.report.data import COLOURS, label_counts, with_cell
 from sepal.cli.report.figure import (
     CELL,
     LABEL,
@@ -20,7 +20,6 @@ from sepal.cli.report.figure import (
     chart_of,
     colour_of,
     finish,
-    named,
     parameters,
     said,
     shown,
@@ -74,8 +73,9 @@ def _curve(
             if row["last"] and row["view"] == comparison.view
         }
         words = "; ".join(
-            f"{called(group)} ends at {said(group.accuracy(comparison.view))}{after.get((group.cell, group.label), '')}"
-            for group in comparison.all_groups()
+            f"{called(variant)} ends at {said(variant.accuracy(comparison.view))}"
+            f"{after.get((variant.cell, variant.label), '')}"
+            for variant in comparison.all_variants()
         )
         reading = (
             "Mean accuracy over clients in %, band: ± one standard deviation over seeds. Dashed: the method has no "
@@ -128,7 +128,7 @@ def _clients(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
         )
     )
     rows = [row for row in data["clients"] if row["view"] == comparison.view]
-    low = {named(row["label"], row["cell"]): row["decile"] for row in rows}
+    low = {with_cell(row["label"], row["cell"]): row["decile"] for row in rows}
     words = "; ".join(f"bottom decile of {name}: {value:.1f} %" for name, value in low.items())
     reading = "Accuracy of each client in %, the worst first; the lowest tenth and its limit in the warning colour."
     if names:
@@ -154,7 +154,7 @@ def _bytes(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     )
     words = "; ".join(
         f"{called(g)}: {g.megabytes('up'):.2f} MB up, {g.megabytes('down'):.2f} MB down"
-        for g in comparison.all_groups()
+        for g in comparison.all_variants()
     )
     reading = "Payloads of training in MB over all rounds, from each client (up) and to it (down)."
     spoken = f"Bytes by client and direction, sums over clients: {words}."
@@ -165,8 +165,8 @@ def _bytes(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
 def _labels(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     title = "Which labels each client has"
     if "labels" not in data:
-        groups = comparison.all_groups()
-        why = next((words for group in groups if (words := label_counts(group.first.stored.config)[2])), "")
+        variants = comparison.all_variants()
+        why = next((words for variant in variants if (words := label_counts(variant.first.stored.config)[2])), "")
         return Figure("labels", "labels", title, "No figure.", why, {}, (), True) if why else None
     used = ("cell",)
     rows = data["labels"]

@@ -8,15 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from sepal.cli.comparison import Comparison, Group
-from sepal.cli.comparison_tables import YARDSTICKS
+from sepal.cli.comparison import Comparison
 from sepal.cli.report.learned import Row, Rows, learned
-from sepal.cli.results import DIRECTIONS
+from sepal.cli.results import DIRECTIONS, Variant
 from sepal.errors import SepalError
 from sepal.protocol.views import CLOSING_VIEWS, MODELS, SHIFTS
+from sepal.strategies import registry
 
 COLOURS = 12  # of the page, --c0 to --c11; further labels start again at --c0
 STAND_IN = "trained"  # shown dashed in place of a view that a method does not have
+
+
+def with_cell(label: str, cell: str) -> str:
+    """Return a label, with its cell if there are several."""
+    return f"{label} ({cell})" if cell else label
 
 
 def datasets(comparison: Comparison) -> dict[str, Rows]:
@@ -41,27 +46,27 @@ def views(comparison: Comparison) -> list[str]:
     return found or [STAND_IN]
 
 
-def _shown(group: Group, view: str) -> str:
+def _shown(variant: Variant, view: str) -> str:
     """Return the view itself, or the one that stands in for it."""
-    return view if any(result.points(view) for result in group.results) else STAND_IN
+    return view if any(result.points(view) for result in variant.results) else STAND_IN
 
 
 def stand_ins(comparison: Comparison) -> list[tuple[str, str, str]]:
     """Return cell, label and view wherever a method lacks the view, so that another one is shown."""
     return [
-        (group.cell, group.label, view)
-        for group in comparison.all_groups()
+        (variant.cell, variant.label, view)
+        for variant in comparison.all_variants()
         for view in views(comparison)
-        if _shown(group, view) != view
+        if _shown(variant, view) != view
     ]
 
 
 def _curve(comparison: Comparison) -> Iterator[Row]:
-    for group in comparison.all_groups():
+    for variant in comparison.all_variants():
         for view in views(comparison):
-            shown = _shown(group, view)
+            shown = _shown(variant, view)
             by_round: dict[int, list[Any]] = {}
-            for result in group.results:
+            for result in variant.results:
                 for point in result.points(shown):
                     by_round.setdefault(point.round, []).append(point)
             for number, points in by_round.items():
@@ -69,8 +74,8 @@ def _curve(comparison: Comparison) -> Iterator[Row]:
                 spread = float(np.std(means, ddof=1)) if len(means) > 1 else 0.0
                 mean = float(np.mean(means))
                 yield {
-                    "cell": group.cell,
-                    "label": group.label,
+                    "cell": variant.cell,
+                    "label": variant.label,
                     "view": view,
                     "stand_in": shown != view,
                     "round": number,
@@ -84,22 +89,22 @@ def _curve(comparison: Comparison) -> Iterator[Row]:
 
 
 def _clients(comparison: Comparison) -> Iterator[Row]:
-    groups = list(comparison.all_groups())
-    for group in groups:
+    variants = list(comparison.all_variants())
+    for variant in variants:
         for view in views(comparison):
-            shown = _shown(group, view)
-            accuracy = group.first.clients(shown)
+            shown = _shown(variant, view)
+            accuracy = variant.first.clients(shown)
             beside = {
                 other.label: other.first.clients(_shown(other, view))
-                for other in groups
-                if other.cell == group.cell and other.method in YARDSTICKS and other.label != group.label
+                for other in variants
+                if other.cell == variant.cell and other.method in registry.YARDSTICKS and other.label != variant.label
             }
             ranked = sorted(accuracy, key=lambda name: (accuracy[name], name))
             low = max(1, len(ranked) // 10)
             for rank, name in enumerate(ranked, 1):
                 yield {
-                    "cell": group.cell,
-                    "label": group.label,
+                    "cell": variant.cell,
+                    "label": variant.label,
                     "view": view,
                     "client": name,
                     "rank": rank,
@@ -113,16 +118,16 @@ def _clients(comparison: Comparison) -> Iterator[Row]:
 
 
 def _bytes(comparison: Comparison) -> Iterator[Row]:
-    for group in comparison.all_groups():
-        sent = group.first.sent
+    for variant in comparison.all_variants():
+        sent = variant.first.sent
         names = sorted({name for way in DIRECTIONS for name in sent[way]})
         total = {name: sum(sent[way].get(name, 0.0) for way in DIRECTIONS) for name in names}
         for rank, name in enumerate(sorted(names, key=lambda each: (-total[each], each)), 1):
             for way in DIRECTIONS:
                 size = round(sent[way].get(name, 0.0), 5)
                 yield {
-                    "cell": group.cell,
-                    "label": group.label,
+                    "cell": variant.cell,
+                    "label": variant.label,
                     "client": name,
                     "rank": rank,
                     "direction": way,
@@ -133,8 +138,8 @@ def _bytes(comparison: Comparison) -> Iterator[Row]:
 def _labels(comparison: Comparison) -> Iterator[Row]:
     """Yield the number of training examples of each label that each client has; nothing if the data is not here."""
     for cell in comparison.cells:
-        groups = comparison.groups(cell)
-        names, counts, _ = label_counts(groups[0].first.stored.config) if groups else ((), {}, "")
+        variants = comparison.variants(cell)
+        names, counts, _ = label_counts(variants[0].first.stored.config) if variants else ((), {}, "")
         for client, found in counts.items():
             for number, count in enumerate(found):
                 if count:
@@ -175,13 +180,13 @@ def _label_counts(items: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, ...], 
 
 
 def _shift(comparison: Comparison) -> Iterator[Row]:
-    for group in comparison.all_groups():
+    for variant in comparison.all_variants():
         for view in MODELS:
             for percent in SHIFTS:
-                found = group.accuracy_further(f"{view}-shift-{percent}")
+                found = variant.accuracy_further(f"{view}-shift-{percent}")
                 if found:
                     mean = round(100 * found.mean, 2)
-                    yield {"cell": group.cell, "label": group.label, "view": view, "shift": percent, "mean": mean}
+                    yield {"cell": variant.cell, "label": variant.label, "view": view, "shift": percent, "mean": mean}
 
 
 def _pairs(comparison: Comparison) -> Iterator[Row]:
@@ -195,16 +200,16 @@ def _pairs(comparison: Comparison) -> Iterator[Row]:
 
 def _capacity(comparison: Comparison) -> Iterator[Row]:
     """Yield the capacity and accuracy of clients, if their capacities differ."""
-    for group in comparison.all_groups():
-        result = group.first
+    for variant in comparison.all_variants():
+        result = variant.first
         capacity = {client["name"]: client["capacity"] for client in result.stored.lines[-1]["clients"]}
         if len(set(capacity.values())) < 2:
             continue
         for view in views(comparison):
-            for name, accuracy in result.clients(_shown(group, view)).items():
+            for name, accuracy in result.clients(_shown(variant, view)).items():
                 yield {
-                    "cell": group.cell,
-                    "label": group.label,
+                    "cell": variant.cell,
+                    "label": variant.label,
                     "view": view,
                     "client": name,
                     "capacity": round(100 * capacity[name], 1),
@@ -214,15 +219,20 @@ def _capacity(comparison: Comparison) -> Iterator[Row]:
 
 def _own(comparison: Comparison) -> Iterator[Row]:
     """Yield the methods' own figures by round, and the means over clients of what clients report."""
-    for group in comparison.all_groups():
-        for line in group.first.stored.lines:
+    for variant in comparison.all_variants():
+        for line in variant.first.stored.lines:
             if line["phase"] == "closing":
                 continue
             own = {name: value for name, value in line["method"].items() if ".client-" not in name}
             for name, value in {**own, **_client_means(line["clients"])}.items():
                 if value is not None:
-                    row = {"label": group.label, "round": line["round"], "figure": name, "value": float(f"{value:.5g}")}
-                    yield {"cell": group.cell, **row}
+                    row = {
+                        "label": variant.label,
+                        "round": line["round"],
+                        "figure": name,
+                        "value": float(f"{value:.5g}"),
+                    }
+                    yield {"cell": variant.cell, **row}
 
 
 COMMON = ("seconds", "steps", "multiply-adds", "unseen-test-labels")  # of every method: shown elsewhere, or the same

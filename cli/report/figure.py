@@ -13,9 +13,10 @@ from typing import Any
 
 import altair as alt
 
-from sepal.cli.comparison import Comparison, Group
-from sepal.cli.report.data import COLOURS, STAND_IN, stand_ins
-from sepal.cli.results import Estimate
+from sepal.cli.comparison import Comparison
+from sepal.cli.report.data import COLOURS, STAND_IN, stand_ins, with_cell
+from sepal.cli.results import Variant
+from sepal.cli.statistics import Estimate
 
 WIDE: Any = "container"
 HEIGHT = 260
@@ -92,7 +93,7 @@ def shown(comparison: Comparison, run: str = "", view: bool = False, before: str
         view: Whether the figure shows the models chosen on the page.
         before: An expression for what comes first.
     """
-    seeds = {f"{group.cell}/{group.label}": group.first.seed for group in comparison.all_groups()}
+    seeds = {f"{variant.cell}/{variant.label}": variant.first.seed for variant in comparison.all_variants()}
     parts = [part for part in (before, run) if part]
     if view and run:
         lacking = json.dumps([f"{cell}/{label}/{name}" for cell, label, name in stand_ins(comparison)])
@@ -123,11 +124,6 @@ def said(found: Estimate | None, unit: str = " %") -> str:
     return f"{found.text()}{unit}" if found else "no figure"
 
 
-def called(group: Group) -> str:
-    """Return the name of a group, with its cell if there are several."""
-    return named(group.label, group.cell)
-
-
-def named(label: str, cell: str) -> str:
-    """Return a label, with its cell if there are several."""
-    return f"{label} ({cell})" if cell else label
+def called(variant: Variant) -> str:
+    """Return the name of a variant, with its cell if there are several."""
+    return with_cell(variant.label, variant.cell)

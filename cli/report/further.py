@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 
 from sepal.cli.comparison import Comparison
+from sepal.cli.report.data import with_cell
 from sepal.cli.report.figure import (
     CELL,
     PERCENT,
@@ -16,7 +17,6 @@ from sepal.cli.report.figure import (
     chart_of,
     colour_of,
     finish,
-    named,
     parameters,
     shown,
 )
@@ -39,7 +39,7 @@ def shift(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
         tooltip=[alt.Tooltip("label:N", title="run"), alt.Tooltip("shift:Q"), alt.Tooltip("mean:Q", format=".1f")],
     )
     ends = [row for row in data["shift"] if row["shift"] == 100 and row["view"] == "trained"]
-    words = "; ".join(f"{named(row['label'], row['cell'])} {row['mean']:.1f} %" for row in ends)
+    words = "; ".join(f"{with_cell(row['label'], row['cell'])} {row['mean']:.1f} %" for row in ends)
     reading = (
         "Mean accuracy in % when a share of each client's test data is replaced by other clients'. Trained models "
         "where the chosen ones were not evaluated so."
@@ -66,7 +66,7 @@ def pairs(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     zero = zero.encode(x=alt.datum(0))
     here = [row for row in data["pairs"] if row["view"] == comparison.view]
     words = "; ".join(
-        f"{named(r['pair'], r['cell'])}: {r['mean']:+.1f} points, from {r['low']:+.1f} to {r['high']:+.1f}"
+        f"{with_cell(r['pair'], r['cell'])}: {r['mean']:+.1f} points, from {r['low']:+.1f} to {r['high']:+.1f}"
         for r in here
     )
     reading = (

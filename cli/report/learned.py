@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from sepal.cli.comparison import Comparison, Group
+from sepal.cli.comparison import Comparison
 from sepal.cli.report.pruning import courses
+from sepal.cli.results import Variant
 from sepal.errors import SepalError
 
 Row = dict[str, Any]
@@ -24,28 +25,28 @@ def learned(comparison: Comparison) -> dict[str, Rows]:
     ``pruning``: accuracy by the share that a client has pruned.
     """
     found: dict[str, Rows] = {"masks": [], "overlap": [], "layers": [], "tree": [], "pruning": []}
-    for group in comparison.all_groups():
-        found["pruning"] += _pruning(group)
-        config = group.first.stored.config
+    for variant in comparison.all_variants():
+        found["pruning"] += _pruning(variant)
+        config = variant.first.stored.config
         code = ":" in f"{config.get('model')}{config.get('own.data', '')}"  # never imported: the run may be foreign
-        if not code and group.first.stored.summary is not None and int(config["clients"]) <= MOST:
-            for name, rows in {**_masks(group), "tree": _tree(group)}.items():
+        if not code and variant.first.stored.summary is not None and int(config["clients"]) <= MOST:
+            for name, rows in {**_masks(variant), "tree": _tree(variant)}.items():
                 found[name] += rows
     return found
 
 
-def _head(group: Group) -> Row:
-    return {"cell": group.cell, "label": group.label}
+def _head(variant: Variant) -> Row:
+    return {"cell": variant.cell, "label": variant.label}
 
 
-def _masks(group: Group) -> dict[str, Rows]:
+def _masks(variant: Variant) -> dict[str, Rows]:
     from sepal.cli.report.masks import analyse
 
     try:
-        found = analyse(group.first.stored.path)
+        found = analyse(variant.first.stored.path)
     except SepalError:  # another method's run, or its checkpoint is gone
         return {}
-    names, head = found["clients"], _head(group)
+    names, head = found["clients"], _head(variant)
     alike, overlap, layers = Rows(), Rows(), Rows()
     for a, b in itertools.product(range(len(names)), repeat=2):
         shares = {"similarity": found["similarity"][a][b], "labels": found["labels"][a][b]}
@@ -59,14 +60,14 @@ def _masks(group: Group) -> dict[str, Rows]:
     return {"masks": alike, "overlap": overlap, "layers": layers}
 
 
-def _tree(group: Group) -> Rows:
+def _tree(variant: Variant) -> Rows:
     from sepal.cli.report.clusters import analyse
 
     try:
-        found = analyse(group.first.stored.path)
+        found = analyse(variant.first.stored.path)
     except SepalError:  # another method's run, or its states are gone
         return []
-    head, rows = _head(group), Rows()
+    head, rows = _head(variant), Rows()
     for number, points in enumerate(found["links"]):
         for step, (distance, place) in enumerate(points):
             rows.append({**head, "kind": "link", "link": number, "step": step, "distance": distance, "place": place})
@@ -76,11 +77,11 @@ def _tree(group: Group) -> Rows:
     return rows
 
 
-def _pruning(group: Group) -> Iterator[Row]:
+def _pruning(variant: Variant) -> Iterator[Row]:
     """Yield the share that a few clients have pruned and their accuracy, in the rounds in which they were evaluated."""
-    found = courses(group.first.stored.lines)
+    found = courses(variant.first.stored.lines)
     for name in list(found)[:: max(1, len(found) // DRAWN)][:DRAWN]:
         course = found[name]
         for number, pruned, accuracy in zip(course["round"], course["pruned"], course["accuracy"], strict=True):
             shares = {"pruned": round(100 * pruned, 2), "accuracy": round(100 * accuracy, 2)}
-            yield {**_head(group), "client": name, "round": number, **shares}
+            yield {**_head(variant), "client": name, "round": number, **shares}

@@ -12,24 +12,22 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 import sepal
-from sepal.cli.comparison import Comparison, Group, read_comparison
-from sepal.cli.comparison_tables import (
-    ACCURACIES,
-    EDGE,
-    EDGE_WORDS,
+from sepal.cli.comparison import Comparison, read_comparison
+from sepal.cli.report.data import COLOURS, datasets, views, with_cell
+from sepal.cli.sheets import (
     LEGEND,
-    TUNING_COLUMNS,
-    accuracies,
-    named,
+    NONE,
+    Sheet,
+    accuracy_sheet,
+    conclusions,
+    cost_sheet,
     not_converged,
-    tuning_rows,
+    privacy_line,
+    tuning_note,
+    tuning_sheet,
     tuning_title,
     without_yardsticks,
 )
-from sepal.cli.conclusions import conclusions
-from sepal.cli.report.data import COLOURS, datasets, views
-from sepal.cli.results import Estimate
-from sepal.cli.tables import privacy_line
 from sepal.errors import ConfigError
 from sepal.storage.files import write_atomically
 
@@ -174,44 +172,34 @@ def _select(name: str, title: str, options: Sequence[str], chosen: str = "") -> 
 
 def _overview(comparison: Comparison) -> Iterator[str]:
     for cell in comparison.cells:
-        groups = comparison.groups(cell)
-        if not groups:
+        variants = comparison.variants(cell)
+        if not variants:
             continue
-        view = html.escape(comparison.view)
-        target = f"{100 * groups[0].target:.0f} % {view}"
-        heads = [*ACCURACIES, f"bottom 10 %<br>{view}", "MB up", "MB down", "multiply-<br>adds, 10⁹"]
-        heads += [f"rounds to<br>{target}", f"MB to<br>{target}"]
         place = f'data-cell="{html.escape(cell)}"'
-        yield f'<section class="overview scroll" {place} tabindex="0" aria-label="Overview"><table>'
-        yield "<thead><tr><th>run</th>" + "".join(f'<th scope="col">{head}</th>' for head in heads) + "</tr></thead>"
-        yield "<tbody>"
-        for group in groups:
-            cells = "".join(f"<td>{each}</td>" for each in _cells(group, comparison.view))
-            yield f'<tr><th scope="row">{html.escape(named(group))}</th>{cells}</tr>'
-        yield "</tbody></table></section>"
-        for words in filter(None, (not_converged(groups), *conclusions(comparison, cell))):
+        accuracy, cost = accuracy_sheet(variants), cost_sheet(variants)
+        rows = [[*row, *costs[1:]] for row, costs in zip(accuracy.rows, cost.rows, strict=True)]
+        sheet = Sheet(("run", *accuracy.head[1:], *cost.head[1:]), rows)
+        yield from _table(sheet, "Overview", f'class="overview scroll" {place}')
+        for words in filter(None, (not_converged(variants), *conclusions(comparison, cell))):
             yield f'<p class="conclusion" {place}>{html.escape(words)}</p>'
         yield f'<p class="reading" {place}>{LEGEND}</p>'
-    for note in comparison.notes:
+    for note in filter(None, (*comparison.notes, without_yardsticks(comparison))):
         yield f'<p class="reading">{_with_code(note)}</p>'
-    if line := without_yardsticks(comparison):
-        yield f'<p class="reading">{_with_code(line)}</p>'
+
+
+def _table(sheet: Sheet, label: str, attributes: str = 'class="scroll"') -> Iterator[str]:
+    """Yield a table that scrolls, with ``label`` as its name for screen readers."""
+    first, *others = (html.escape(head).replace("\n", "<br>") for head in sheet.head)
+    heads = f"<th>{first}</th>" + "".join(f'<th scope="col">{head}</th>' for head in others)
+    yield f'<section {attributes} tabindex="0" aria-label="{label}"><table><thead><tr>{heads}</tr></thead><tbody>'
+    for name, *cells in sheet.rows:
+        figures = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+        yield f'<tr><th scope="row">{html.escape(name)}</th>{figures}</tr>'
+    yield "</tbody></table></section>"
 
 
 def _with_code(text: str) -> str:
     return re.sub("`(.+?)`", r"<code>\1</code>", html.escape(text))
-
-
-def _cells(group: Group, view: str) -> Iterator[str]:
-    yield from (_text(each) for each in accuracies(group, view))
-    yield from (f"{group.megabytes(way):.2f}" for way in ("up", "down"))
-    yield f"{group.multiply_adds:.2f}"
-    yield group.reached(group.rounds_to, 1)
-    yield group.reached(group.megabytes_to, 2)
-
-
-def _text(found: Estimate | None) -> str:
-    return found.text() if found else "–"
 
 
 def _figures(made: Sequence[Figure]) -> Iterator[str]:
@@ -241,42 +229,27 @@ def _details(comparison: Comparison) -> Iterator[str]:
     shared = {key: value for key, value in told.items() if all(c.get(key) == value for c in configs)}
     words = ", ".join(f"{key} = {value}" for key, value in shared.items() if value not in ("", "auto"))
     yield f'<details><summary>Settings that all runs share</summary><p class="words">{html.escape(words)}</p></details>'
+    rows = []
+    for variant in comparison.all_variants():
+        versions = (variant.first.stored.summary or {}).get("versions", {})
+        spent = [(r.stored.summary or {}).get("seconds", {}).get("total", 0.0) for r in variant.results]
+        figures = [str(len(variant.results)), f"{variant.rounds:g}", f"{sum(spent):.0f}"]
+        figures += [versions.get("sepal", NONE), versions.get("cpu", NONE)]
+        rows.append([with_cell(variant.label, variant.cell), *figures])
     heads = ("run", "seeds", "rounds", "seconds", "Sepal", "processor")
-    yield '<section class="scroll" tabindex="0" aria-label="What was run"><table><thead><tr>'
-    yield "".join(f'<th scope="col">{head}</th>' for head in heads) + "</tr></thead><tbody>"
-    for cell in comparison.cells:
-        for group in comparison.groups(cell):
-            summary = group.first.stored.summary or {}
-            versions = summary.get("versions", {})
-            spent = [(r.stored.summary or {}).get("seconds", {}).get("total", 0.0) for r in group.results]
-            name = f"{group.label}{f' ({cell})' * bool(cell)}"
-            figures = [str(len(group.results)), f"{group.rounds:g}", f"{sum(spent):.0f}"]
-            figures += [versions.get("sepal", "–"), versions.get("cpu", "–")]
-            yield "<tr>" + "".join(f"<td>{html.escape(each)}</td>" for each in (name, *figures)) + "</tr>"
-    yield "</tbody></table></section>"
+    yield from _table(Sheet(heads, rows), "What was run")
     yield from _privacy(comparison)
-    yield from _tuning(comparison)
-
-
-def _tuning(comparison: Comparison) -> Iterator[str]:
-    """Yield a table of what was searched before the runs."""
-    if not comparison.tuning:
-        return
-    yield f"<h2>{html.escape(tuning_title(comparison.tuning))}</h2>"
-    yield '<section class="scroll" tabindex="0" aria-label="What was searched"><table><thead><tr>'
-    yield "".join(f'<th scope="col">{name}</th>' for name in TUNING_COLUMNS) + "</tr></thead><tbody>"
-    for row in tuning_rows(comparison.tuning):
-        yield "<tr>" + "".join(f"<td>{html.escape(each)}</td>" for each in row) + "</tr>"
-    yield "</tbody></table></section>"
-    if any(one.edge for one in comparison.tuning):
-        yield f'<p class="reading">{html.escape(f"{EDGE.strip()}: {EDGE_WORDS}")}.</p>'
+    if comparison.tuning:
+        yield f"<h2>{html.escape(tuning_title(comparison))}</h2>"
+        yield from _table(tuning_sheet(comparison), "What was searched")
+        if note := tuning_note(comparison):
+            yield f'<p class="reading">{html.escape(note)}.</p>'
 
 
 def _privacy(comparison: Comparison) -> Iterator[str]:
     """Yield a line for each run with ``privacy.clip`` that has ended."""
-    for cell in comparison.cells:
-        for group in comparison.groups(cell):
-            found = group.first.stored.summary or {}
-            if found.get("privacy"):
-                name = f"{group.label}{f' ({cell})' * bool(cell)}"
-                yield f'<p class="reading">{html.escape(f"{name}: {privacy_line(found)}")}</p>'
+    for variant in comparison.all_variants():
+        found = variant.first.stored.summary or {}
+        if found.get("privacy"):
+            words = f"{with_cell(variant.label, variant.cell)}: {privacy_line(found)}"
+            yield f'<p class="reading">{html.escape(words)}</p>'

@@ -10,6 +10,7 @@ from typing import Any
 import altair as alt
 
 from sepal.cli.comparison import Comparison
+from sepal.cli.report.data import with_cell
 from sepal.cli.report.figure import (
     CELL,
     PERCENT,
@@ -18,7 +19,6 @@ from sepal.cli.report.figure import (
     chart_of,
     colour_of,
     finish,
-    named,
     parameters,
     shown,
 )
@@ -40,7 +40,7 @@ def _first(rows: Rows) -> Rows:
 
 
 def _named(rows: Rows) -> str:
-    return named(rows[0]["label"], rows[0]["cell"])
+    return with_cell(rows[0]["label"], rows[0]["cell"])
 
 
 CHOSEN = "Of the run chosen under “Clients of”, or of the first that has them."

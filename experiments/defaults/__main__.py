@@ -15,11 +15,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sepal.cli.comparison import Group, read_comparison, write_index
+from sepal.cli.comparison import read_comparison, write_index
 from sepal.cli.plans.display import PlanDisplay
 from sepal.cli.plans.execute import execute
 from sepal.cli.plans.plan import make_plan, read_table
-from sepal.cli.results import Estimate
+from sepal.cli.results import Variant
+from sepal.cli.statistics import Estimate
 from sepal.strategies import registry
 
 HERE = Path(__file__).parent
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(
     dataset: str, methods: Sequence[str], seeds: Sequence[int] | None, out: Path, jobs: int, hours: float
-) -> Mapping[str, Group]:
+) -> Mapping[str, Variant]:
     """Run what is missing on a data set; return the runs of each method, over seeds."""
     file = HERE / f"{dataset}.toml"
     table = read_table(file)
@@ -62,10 +63,10 @@ def run(
     execute(runs, place, PlanDisplay(Console(stderr=True)), jobs=jobs, hours=hours)
     write_index(plan, runs, place)
     comparison = read_comparison([str(place)])
-    return {group.label: group for cell in comparison.cells for group in comparison.groups(cell)}
+    return {group.label: group for cell in comparison.cells for group in comparison.variants(cell)}
 
 
-def verdict(group: Group, yardstick: Group | None) -> str:
+def verdict(group: Variant, yardstick: Variant | None) -> str:
     """Return "" for a method that is not behind, "explained" or "behind"."""
     ours, theirs = deployed(group), deployed(yardstick) if yardstick else None
     if ours is None or theirs is None or ours.mean >= theirs.mean - MOST_BEHIND:
@@ -73,12 +74,12 @@ def verdict(group: Group, yardstick: Group | None) -> str:
     return "explained" if group.method in BEHIND else "behind"
 
 
-def deployed(group: Group) -> Estimate | None:
+def deployed(group: Variant) -> Estimate | None:
     """Return the accuracy of the model that the method deploys."""
     return group.accuracy(group.deployed)
 
 
-def shown(dataset: str, groups: Mapping[str, Group], verdicts: Mapping[str, str]) -> Table:
+def shown(dataset: str, groups: Mapping[str, Variant], verdicts: Mapping[str, str]) -> Table:
     """Return the table of a data set."""
     table = Table(title=f"{dataset}: all defaults, accuracy of the deployed model in %, mean ± SD over seeds")
     for name in ("method", "lr", "deployed", "accuracy", f"minus {YARDSTICK}", ""):

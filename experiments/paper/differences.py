@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sepal.cli.markdown import of_clients, table
-from sepal.cli.results import paired, paired_by_seed
+from sepal.cli.markdown import table
+from sepal.cli.statistics import paired, paired_by_seed
 from sepal.protocol.views import VIEWS
 
 Group = Sequence[Mapping[str, Any]]  # the seeds of one variant in one cell
@@ -55,3 +55,9 @@ def difference_by_seed(ours: Group, theirs: Group, view: str, other: str = "") -
 def by_seed(group: Group, view: str) -> dict[int, dict[str, float]]:
     """Return seed → client → accuracy in a view."""
     return {one["seed"]: of_clients(one["clients"], view) for one in group}
+
+
+def of_clients(columns: Mapping[str, Sequence[Any]], view: str) -> dict[str, float]:
+    """Return client → accuracy in a view, from the columns of a run's clients; empty if no client has the view."""
+    found = zip(columns["name"], columns.get(view, ()), strict=False)  # without the view there is no column
+    return {name: value for name, value in found if value is not None}

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sepal.cli.convergence import rise
 from sepal.cli.plans.execute import has_ended
 from sepal.cli.plans.model import PlannedRun
+from sepal.cli.results import MEGA, Result, read_result
+from sepal.cli.statistics import rise
 from sepal.client_app.host import COSTS
 from sepal.protocol.views import CLOSING_VIEWS, VIEWS
-from sepal.server_app.run_directory import StoredRun, read_run
 
-MEGA = 1e6
 SHARED = COSTS | {"unseen-test-labels"}  # metrics that clients of all methods report
 
 
@@ -30,7 +28,7 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
     ``clients``, ``own`` and ``method`` hold columns of equal length; the first has the clients' names or the rounds.
     ``clients`` (accuracies) and ``own`` (what the method's clients report of themselves) cover the participants in the
     closing round. ``novel`` has the novel clients' accuracy and the gap. ``rise`` is what
-    :func:`sepal.cli.convergence.rise` found.
+    :func:`sepal.cli.statistics.rise` found.
 
     Accuracies are fractions, of the closing round. MB are payload bytes of training over all clients and rounds / 10⁶.
     Multiply-adds are those of training, without evaluation, summed over clients. ``within`` is the last full evaluation
@@ -38,7 +36,8 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
     """
     if not has_ended(run, out):
         return None
-    stored = read_run(out / run.name)
+    result = read_result(out / run.name)
+    stored = result.stored
     summary, last = stored.summary or {}, stored.lines[-1]
     sizes, present = summary["bytes"], [client for client in last["clients"] if not client.get("novel")]
     found = {
@@ -54,12 +53,12 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
         **_own(present),
         **({"novel": last["novel"]} if last.get("novel") else {}),
         "megabytes": {key: sizes[key] / MEGA for key in ("up", "down", "up_dense", "down_dense")},
-        "multiply_adds": _multiply_adds(stored),
+        "multiply_adds": result.multiply_adds,
         "seconds": summary["seconds"]["total"],
         **_privacy(summary.get("privacy")),
         "weights_sha256": summary["weights_sha256"],
         "versions": summary["versions"],
-        "curve": [_point(line) for line in stored.lines if line["full"] or line["phase"] == "closing"],
+        "curve": [_point(line) for line in result.lines],
         "method": _columns([{"round": r["round"], **_means(r["method"])} for r in stored.lines if r["method"]]),
         "validation": {view: means["mean"] for view, means in last["validation"].items() if means},
     }
@@ -68,25 +67,22 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
     if run.chosen:
         found["chosen"] = dict(run.chosen)
     if megabytes is not None:
-        found["within"] = _within(stored, megabytes)
+        found["within"] = _within(result, megabytes)
     return found
 
 
-def _within(stored: StoredRun, megabytes: float) -> dict[str, Any] | None:
+def _within(result: Result, megabytes: float) -> dict[str, Any] | None:
     """Return the clients' accuracies in the last full evaluation of a model that took at most ``megabytes`` per client.
 
     The model of round r has taken the bytes of rounds 1 to r; those of the round that evaluates it are not counted.
     """
-    most, spent = MEGA * megabytes * int(stored.config["clients"] or len(stored.lines[-1]["clients"])), {0: 0}
-    spent |= {line["round"]: line["bytes"]["up"] + line["bytes"]["down"] for line in stored.lines}
-    full = [line for line in stored.lines if line["full"] or line["phase"] == "closing"]
-    line = next(
-        (line for line in reversed(full) if line["model_round"] > 0 and spent[line["model_round"]] <= most), None
-    )
-    if line is None:
-        return None
-    clients = _columns([{"name": client["name"], **_views(client)} for client in line["clients"]])
-    return {"round": line["model_round"], "megabytes": spent[line["model_round"]] / MEGA, "clients": clients}
+    count = int(result.stored.config["clients"] or len(result.stored.lines[-1]["clients"]))
+    for line in reversed(result.lines):
+        number = line["model_round"]
+        if number > 0 and (spent := result.spent[number].megabytes) <= megabytes * count:
+            clients = _columns([{"name": client["name"], **_views(client)} for client in line["clients"]])
+            return {"round": number, "megabytes": spent, "clients": clients}
+    return None
 
 
 def _own(clients: list[Mapping[str, Any]]) -> dict[str, Any]:
@@ -122,13 +118,3 @@ def _point(line: Mapping[str, Any]) -> dict[str, Any]:
 def _means(metrics: Mapping[str, float]) -> dict[str, float]:
     """Leave out figures of single clients (``distance.client-00001``)."""
     return {name: value for name, value in metrics.items() if ".client-" not in name}
-
-
-def _multiply_adds(stored: StoredRun) -> float:
-    asked = set()
-    with (stored.path / "ledger.jsonl").open() as ledger:
-        for row in map(json.loads, ledger):
-            if row["purpose"] == "training":
-                asked.add((row["round"], row["client"]))
-    done = [(line["round"], client) for line in stored.lines for client in line["clients"]]
-    return float(sum(c["metrics"].get("multiply-adds", 0.0) for n, c in done if (n, c["name"]) in asked))

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from sepal.cli.markdown import of_clients, table
+from experiments.paper.differences import of_clients
+from sepal.cli.markdown import table
 from sepal.cli.plans.model import Plan, Ranks
-from sepal.cli.results import over_seeds, paired
+from sepal.cli.statistics import over_seeds, paired
 
 NAME = "ranks"  # of the page's part with the ranks
 LEVEL = 0.05

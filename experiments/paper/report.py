@@ -36,10 +36,9 @@ from experiments.paper.further import (
     privacy_table,
 )
 from experiments.paper.ranks import NAME, rank_tables
-from sepal.cli.convergence import Rise, mean_rise
 from sepal.cli.markdown import table
 from sepal.cli.plans.model import Block, Plan, PlannedRun, Published
-from sepal.cli.results import over_seeds
+from sepal.cli.statistics import Rise, mean_rise, over_seeds
 from sepal.errors import ConfigError
 from sepal.protocol.views import SHIFTS
 from sepal.storage.files import write_atomically

@@ -80,8 +80,8 @@ def test_runs_on_other_images_cannot_be_compared(photos):
 
 def test_a_run_that_is_given_twice_counts_once(tmp_path):
     run = write_run(tmp_path / "a")
-    (group,) = read_comparison([str(run), f"{tmp_path}/../{tmp_path.name}/a"]).groups("")
-    assert len(group.results) == 1
+    (variant,) = read_comparison([str(run), f"{tmp_path}/../{tmp_path.name}/a"]).variants("")
+    assert len(variant.results) == 1
 
 
 def test_the_same_settings_and_seed_twice_are_no_two_seeds(tmp_path):

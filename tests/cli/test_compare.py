@@ -22,7 +22,7 @@ from sepal.cli.main import app
 from sepal.cli.plans.display import LINES, PlanDisplay
 from sepal.cli.plans.model import PlannedRun
 from sepal.cli.plans.plan import check_keys, read_plan
-from sepal.cli.results import difference, over_seeds
+from sepal.cli.statistics import over_seeds
 from sepal.errors import ConfigError, StateError
 from tests.cli.runs_for_tests import write_run
 
@@ -173,12 +173,12 @@ def test_figures_over_seeds_and_pairs(tmp_path):
     assert over_seeds([]) is None
     a = write_run(tmp_path / "a", closing=[0.5, 0.6, 0.7])
     b = write_run(tmp_path / "b", closing=[0.4, 0.4, 0.4])
-    ours, theirs = (read_comparison([str(path)]).results for path in (a, b))
-    assert difference(ours, theirs, "trained").text(sign="+") == "+20.0 ± 24.8"
-    assert difference(ours, theirs, "kept") is None
+    (ours,), (theirs,) = (read_comparison([str(path)]).variants("") for path in (a, b))
+    assert ours.difference(theirs, "trained").text(sign="+") == "+20.0 ± 24.8"
+    assert ours.difference(theirs, "kept") is None
     two = write_run(tmp_path / "c", closing=[0.5, 0.6])
-    few = read_comparison([str(two)]).results
-    assert difference(few, few, "trained").spread is None  # two clients have no interval
+    (few,) = read_comparison([str(two)]).variants("")
+    assert few.difference(few, "trained").spread is None  # two clients have no interval
 
 
 def test_curves_begin_where_the_model_does_and_reach_their_target(tmp_path):

@@ -12,10 +12,11 @@ from rich.console import Console
 
 from experiments.paper.figures import figures
 from sepal.cli.comparison import read_comparison
-from sepal.cli.comparison_tables import print_comparison, write_csv
-from sepal.cli.conclusions import conclusions
-from sepal.cli.convergence import mean_rise, rise
+from sepal.cli.files import by_variant, write_csv
 from sepal.cli.plans.model import PlannedRun
+from sepal.cli.sheets import conclusions
+from sepal.cli.statistics import mean_rise, rise
+from sepal.cli.tables import print_comparison
 from tests.cli.runs_for_tests import write_run
 
 
@@ -110,14 +111,14 @@ def test_what_has_not_converged_is_marked_in_tables_and_files(rising):
     assert "* not converged, still rising at the last round: fedavg (+15.0 points in 3 rounds)" in text
     assert "fedavg * 60.0" in text
     assert "local * " not in text
-    write_csv(comparison, rising / "comparison.csv")
+    write_csv(list(by_variant(comparison)), rising / "comparison.csv")
     found = {row["name"]: row["rise_at_the_end"] for row in csv.DictReader((rising / "comparison.csv").open())}
     assert (float(found["fedavg"]), found["local"]) == (pytest.approx(0.15), "")
     run = PlannedRun("", "", "fedavg", 0, {"name": "fedavg-seed0", "method": "fedavg", "seed": 0})
     assert figures(run, rising)["rise"]["mean"] == pytest.approx(0.15)
     (rising / "fedavg-seed0" / "summary.json").unlink()
     (rising / "fedavg-seed1" / "summary.json").unlink()
-    assert not any(group.rising for group in read_comparison([str(rising)]).all_groups()), "while a run goes on"
+    assert not any(variant.rising for variant in read_comparison([str(rising)]).all_variants()), "while a run goes on"
 
 
 def test_what_has_not_converged_is_marked_in_the_report(rising):
@@ -146,16 +147,16 @@ def test_a_lead_needs_an_interval_over_seeds_that_excludes_none(tmp_path):
     """.2, .1, .3: .2 ± 4.303 · .1 / √3 = .248. All clients are ahead each time, and still it is no lead."""
     (line,) = said(tmp_path / "a", 3, fedavg=[0.7, 0.6, 0.8], fedem=[0.5, 0.5, 0.5], fedprox=[0.1, 0.1, 0.1])
     assert line == (
-        "fedavg is ahead of fedprox (+60.0 ± 24.8), is not distinguished from fedem (+20.0 ± 24.8). "
+        "fedavg: better than fedprox (+60.0 ± 24.8); no clear difference from fedem (+20.0 ± 24.8). "
         "Points of deployed models, 95 % interval over 3 seeds."
     )
     (line,) = said(tmp_path / "b", 3, fedavg=[0.3, 0.31, 0.3], fedem=[0.8, 0.8, 0.8])
-    assert line.startswith("fedavg is behind fedem (-49.7 ± 1.4).")
+    assert line.startswith("fedavg: worse than fedem (-49.7 ± 1.4).")
 
 
 def test_one_seed_or_two_establish_no_lead(tmp_path):
     (line,) = said(tmp_path / "a", 1, fedavg=[0.8], fedem=[0.2])
-    assert line == "One seed, so no lead is established: fedavg 80.0 %, fedem 20.0 % (deployed models)."
+    assert line == "One seed is too few to say which is better: fedavg 80.0 %, fedem 20.0 % (deployed models)."
     (line,) = said(tmp_path / "b", 2, fedavg=[0.8, 0.8], fedem=[0.2, 0.3])
-    assert line.startswith("Two seeds, so no lead is established: fedavg 80.0 ± 0.0 %, fedem 25.0 ± 7.1 %")
+    assert line.startswith("Two seeds are too few to say which is better: fedavg 80.0 ± 0.0 %, fedem 25.0 ± 7.1 %")
     assert said(tmp_path / "c", 1, fedavg=[0.8]) == []

@@ -8,8 +8,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from sepal.cli.files import by_round
 from sepal.cli.main import app
-from sepal.cli.series import table
 from sepal.server_app.run_directory import read_run
 from tests.cli.runs_for_tests import write_run
 
@@ -36,7 +36,7 @@ def test_tensorboard_gets_the_same_scalars(tmp_path):
     events = EventAccumulator(str(tmp_path / "events"))
     events.Reload()
     found = [(event.step, event.value) for event in events.Scalars("accuracy/trained/mean")]
-    assert found == [(row["round"], pytest.approx(row["accuracy/trained/mean"])) for row in table(read_run(run))]
+    assert found == [(row["round"], pytest.approx(row["accuracy/trained/mean"])) for row in by_round(read_run(run))]
 
 
 def test_without_tensorboard_one_line_says_what_to_install(tmp_path, monkeypatch):

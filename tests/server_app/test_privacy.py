@@ -16,7 +16,8 @@ from rich.console import Console
 
 from sepal.cli.comparison import read_comparison
 from sepal.cli.report.page import render
-from sepal.cli.tables import print_run, privacy_line
+from sepal.cli.sheets import privacy_line
+from sepal.cli.tables import print_run
 from sepal.config import RunConfig
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sepal.cli.tables import capacity_table, novel_line
+from sepal.cli.sheets import novel_line
+from sepal.cli.tables import capacity_table
 from sepal.engines.in_process import run_in_process
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server.accuracy import capacity_group

@@ -1,0 +1,81 @@
+"""Figures as files: a run by round as CSV and for TensorBoard, a comparison as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sepal.cli.comparison import Comparison
+from sepal.cli.results import DIRECTIONS, Variant
+from sepal.errors import ConfigError
+from sepal.protocol.views import CLOSING_VIEWS
+from sepal.server_app.run_directory import StoredRun
+from sepal.storage.files import write_atomically
+
+KINDS = ("accuracy", "validation")
+FIGURES = ("mean", "weighted", "std", "bottom_decile")
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """Write rows of figures (:func:`by_round`, :func:`by_variant`); a missing figure is an empty cell."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue().encode())
+    return path
+
+
+def by_round(run: StoredRun) -> Iterator[dict[str, float]]:
+    """Yield a row per round: accuracies as fractions, ``accuracy/trained/mean``; bytes so far; seconds; own figures."""
+    for line in run.lines:
+        row: dict[str, float] = {"round": line["round"]}
+        for kind in KINDS:
+            for view, found in line[kind].items():
+                row |= {f"{kind}/{view}/{name}": found[name] for name in FIGURES} if found else {}
+        row |= {f"bytes/{key}": size for key, size in line["bytes"].items() if not isinstance(size, dict)}
+        row |= {f"seconds/{key}": value for key, value in line["seconds"].items()}
+        row |= {f"method/{key}": value for key, value in line["method"].items() if value is not None}
+        yield row
+
+
+def by_variant(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """Yield a row of figures for each variant of a comparison; accuracies are fractions."""
+    yield from (_row(variant) for variant in comparison.all_variants())
+
+
+def _row(variant: Variant) -> dict[str, Any]:
+    row: dict[str, Any] = {"setting": variant.cell, "name": variant.label, "method": variant.method}
+    row |= {"deployed_view": variant.deployed, "seeds": len(variant.results), "rounds": variant.rounds}
+    row["rise_at_the_end"] = variant.rising.mean if variant.rising else None  # None: converged, or no verdict
+    figures = {view: variant.accuracy(view) for view in ("deployed", *CLOSING_VIEWS)}
+    figures["bottom_decile"] = variant.accuracy(variant.view, "bottom_decile")
+    figures |= {"rounds_to_target": variant.rounds_to, "megabytes_to_target": variant.megabytes_to}
+    for name, found in figures.items():
+        row[name] = found.mean if found else None
+        row[f"{name}_std"] = found.spread if found else None
+    row |= {f"megabytes_{way}": variant.megabytes(way) for way in DIRECTIONS}
+    row |= {"giga_multiply_adds_a_client": variant.multiply_adds, "target": variant.target}
+    return {**row, "seeds_at_target": variant.rounds_to.count if variant.rounds_to else 0}
+
+
+def write_tensorboard(run: StoredRun, directory: Path) -> Path:
+    """Write a run's figures as TensorBoard event files, with rounds as steps.
+
+    Raises:
+        ConfigError: TensorBoard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as missing:
+        expected = "TensorBoard: pip install tensorboard"
+        raise ConfigError("--tensorboard", expected, str(missing)) from None
+    with SummaryWriter(str(directory)) as writer:
+        for row in by_round(run):
+            for name, value in row.items():
+                writer.add_scalar(name, value, int(row["round"]))
+    return directory

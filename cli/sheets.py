@@ -1,0 +1,171 @@
+"""The tables of a comparison and what is said about it, for any medium: terminal, Markdown and HTML render them.
+
+Nothing is called better or worse unless the interval over seeds excludes zero, which takes at least three seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sepal.cli.comparison import Comparison
+from sepal.cli.results import DIRECTIONS, Variant
+from sepal.cli.statistics import Estimate
+from sepal.protocol.views import CLOSING_VIEWS
+from sepal.server_app.places import IN_PROCESS
+from sepal.strategies import registry
+
+LEGEND = (
+    "Accuracy in % on test data, mean ± standard deviation over seeds. deployed: the model that a user of a deployed "
+    "client predicts with (kept, received or trained, depending on the method); kept: the model that a client keeps "
+    "if it does not take the last download; received: as the server sends it; trained: after the client's own steps; "
+    "pooled: trained, on everybody's test data. MB: payloads of training, all clients and rounds. Multiply-adds: 10⁹ "
+    "of training a client."
+)
+ACCURACIES = ("deployed", *reversed(CLOSING_VIEWS))
+MARK = "*"  # of a label: not converged
+EDGE = "(edge)"
+EDGE_WORDS = "the least or the largest value that was tried; a wider [grid] may find a better one"
+NONE = "–"
+FEW = {1: "One seed is too few", 2: "Two seeds are too few"}
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table whose first column names the rows. Line breaks in heads are where a narrow medium breaks them."""
+
+    head: tuple[str, ...]
+    rows: list[list[str]]
+
+
+def accuracy_sheet(variants: Sequence[Variant]) -> Sheet:
+    """Return the accuracy of a cell's variants: deployed, in each view, and of the bottom decile."""
+    view = variants[0].view
+    rows = []
+    for variant in variants:
+        found = [*(variant.accuracy(each) for each in ACCURACIES), variant.accuracy(view, "bottom_decile")]
+        rows.append([named(variant), *map(_text, found)])
+    return Sheet(("accuracy, %", *ACCURACIES, f"bottom 10 %\n{view}"), rows)
+
+
+def cost_sheet(variants: Sequence[Variant]) -> Sheet:
+    """Return the cost of a cell's variants: MB, multiply-adds, and rounds and MB to the target."""
+    target = f"{100 * variants[0].target:.0f} %\n{variants[0].view}"
+    heads = ("cost", "MB up", "MB down", "multiply-\nadds, 10⁹", f"rounds to\n{target}", f"MB to\n{target}")
+    rows = []
+    for variant in variants:
+        sizes = [*(variant.megabytes(way) for way in DIRECTIONS), variant.multiply_adds]
+        reached = [variant.reached(variant.rounds_to, 1), variant.reached(variant.megabytes_to, 2)]
+        rows.append([variant.label, *(f"{size:.2f}" for size in sizes), *reached])
+    return Sheet(heads, rows)
+
+
+def difference_sheet(comparison: Comparison, cell: str) -> Sheet:
+    """Return the paired differences of a cell's first variant to the others; no rows if there are none."""
+    views = ("deployed", "kept", "received", "trained")
+    found = {view: dict(comparison.differences(cell, view)) for view in views}
+    labels = dict.fromkeys(label for pairs in found.values() for label in pairs)
+    rows = [
+        [label, *(found[view][label].text(sign="+") if label in found[view] else NONE for view in views)]
+        for label in labels
+    ]
+    return Sheet(("paired difference over clients,\npoints, 95 % interval", *views), rows)
+
+
+def tuning_sheet(comparison: Comparison) -> Sheet:
+    """Return what was searched before the runs: a row for each search; no rows if there was none."""
+    rows = []
+    for one in comparison.tuning:
+        values = ", ".join(f"{name}: {'failed' if mean is None else f'{100 * mean:.1f}'}" for name, mean in one.values)
+        chosen = f"{one.chosen or 'nothing'}{f' {EDGE}' * one.edge}"
+        rows.append([one.cell, one.label, one.view, values, chosen])
+    return Sheet(("setting", "method", "view", "tried", "chosen"), rows)
+
+
+def tuning_title(comparison: Comparison) -> str:
+    """Return what the rows of :func:`tuning_sheet` are."""
+    seeds = sorted({seed for one in comparison.tuning for seed in one.seeds})
+    return f"Searched before the runs, with seeds {', '.join(map(str, seeds))}: accuracy on validation data in %"
+
+
+def tuning_note(comparison: Comparison) -> str:
+    """Return what the mark of a value at the edge means; empty if there is none."""
+    return f"{EDGE}: {EDGE_WORDS}" if any(one.edge for one in comparison.tuning) else ""
+
+
+def named(variant: Variant) -> str:
+    """Return a variant's label, with a mark if it has not converged."""
+    return f"{variant.label} {MARK}" if variant.rising else variant.label
+
+
+def _text(found: Estimate | None) -> str:
+    return found.text() if found else NONE
+
+
+def not_converged(variants: Sequence[Variant]) -> str:
+    """Return a line that names the variants whose curves are still rising (:attr:`Variant.rising`), or nothing."""
+    found = [(variant.label, variant.rising) for variant in variants]
+    words = [f"{label} (+{100 * each.mean:.1f} points in {each.points} rounds)" for label, each in found if each]
+    return f"{MARK} not converged, still rising at the last round: {', '.join(words)}" if words else ""
+
+
+def without_yardsticks(comparison: Comparison) -> str:
+    """Return a line that names the yardsticks that are not among the runs; empty if all are."""
+    methods = {result.stored.config["method"] for result in comparison.results}
+    absent = [name for name in registry.YARDSTICKS if name not in methods]
+    if not absent:
+        return ""
+    return f"Without {' and '.join(absent)}: add {'them' if len(absent) > 1 else 'it'} to `methods`."
+
+
+def conclusions(comparison: Comparison, cell: str) -> Iterator[str]:
+    """Yield sentences about the first variant of a cell and each other, in the views that they deploy."""
+    variants = comparison.variants(cell)
+    if not variants:
+        return
+    first, *others = variants
+    words: dict[str, list[str]] = {"better than": [], "worse than": [], "no clear difference from": []}
+    few: dict[int, list[Variant]] = {}
+    seeds = set()
+    for other in others:
+        found = first.difference_by_seed(other, "deployed")
+        if found is None:
+            continue
+        if found.spread is None:
+            few.setdefault(found.count, []).append(other)
+            continue
+        seeds.add(found.count)
+        clear = abs(found.mean) > found.spread
+        kind = "no clear difference from" if not clear else "better than" if found.mean > 0 else "worse than"
+        words[kind].append(f"{other.label} ({found.text(sign='+')})")
+    said = [f"{kind} {', '.join(names)}" for kind, names in words.items() if names]
+    if said:
+        number = " or ".join(map(str, sorted(seeds)))
+        yield f"{first.label}: {'; '.join(said)}. Points of deployed models, 95 % interval over {number} seeds."
+    for count, rest in sorted(few.items()):
+        pairs = ((variant.label, variant.accuracy("deployed")) for variant in (first, *rest))
+        figures = (f"{label} {found.text()} %" for label, found in pairs if found)
+        yield f"{FEW[count]} to say which is better: {', '.join(figures)} (deployed models)."
+
+
+def novel_line(summary: Mapping[str, Any]) -> str:
+    """Return one line about the novel clients: their mean accuracy by view, and the gap to the others'."""
+    count, found = summary["populations"]["novel"], summary["novel"]
+    figures = [
+        f"{view} {100 * found['accuracy'][view]['mean']:.1f} ({-100 * gap:+.1f})" for view, gap in found["gap"].items()
+    ]
+    return f"{count} novel clients, which never trained, in % (points above the others): {', '.join(figures)}"
+
+
+def privacy_line(summary: Mapping[str, Any]) -> str:
+    """Return one line about differential privacy: clip, noise, and ε of the client with the most uploads."""
+    found = summary["privacy"]
+    head = f"Privacy: clip {found['clip']:g}, noise {found['noise']:g}"
+    if found["reason"]:
+        return f"{head}; no ε: {found['reason']}"
+    seed = "; simulated: the noise came from the seed" if summary["engine"] == IN_PROCESS else ""
+    return (
+        f"{head}: ε = {found['epsilon']:.3g} for a client's data against any other, {found['epsilon_zero_out']:.3g} "
+        f"against no update, at δ = {found['delta']:g} and {found['uploads']} uploads; metrics are not covered{seed}"
+    )

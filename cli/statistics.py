@@ -1,0 +1,142 @@
+"""The statistics of every table and figure: over seeds, paired over clients, and whether a curve is still rising.
+
+A curve's points are the mean validation accuracies of the rounds' clients, or test accuracies if there is no validation
+data; in the received view for a method that deploys it, and otherwise in the trained view. Rounds that evaluate all
+clients are left out where there are enough others: in these, some methods tune the trained model further. The mean of
+the last tenth of the points is compared with that of the tenth before, of at least three points each. A curve is still
+rising if the difference is above half a point and above twice its standard error, which comes from the scatter within
+the two tenths. Over several seeds, differences are averaged. With fewer than six points there is no verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from sepal.server_app.run_directory import Line
+
+LEAST_POINTS, PARTS = 3, 10
+LEAST_RISE, ERRORS = 0.005, 2.0  # accuracy; standard errors
+BySeed = Mapping[int, Mapping[str, float]]  # seed → client → accuracy
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure over seeds, or a difference over clients.
+
+    Attributes:
+        spread: Standard deviation over seeds (ddof 1), or half the width of the 95 % interval; None if there are too
+            few values.
+        count: Number of values that it is the mean of.
+    """
+
+    mean: float
+    spread: float | None
+    count: int
+
+    def text(self, digits: int = 1, factor: float = 100.0, sign: str = "") -> str:
+        """Return ``93.1 ± 0.4``: in per cent by default."""
+        mean = f"{factor * self.mean:{sign}.{digits}f}"
+        return mean if self.spread is None else f"{mean} ± {factor * self.spread:.{digits}f}"
+
+
+def over_seeds(values: Sequence[float]) -> Estimate | None:
+    """Return mean and standard deviation over seeds; None without values."""
+    if not values:
+        return None
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return Estimate(float(np.mean(values)), spread, len(values))
+
+
+def paired(ours: BySeed, theirs: BySeed) -> Estimate | None:
+    """Return the paired difference of accuracies, ours minus theirs, with the 95 % interval of Student's t.
+
+    Each client's difference is averaged over the seeds that both have. Clients of one federation are not independent,
+    so the interval is a guide, not a test. With fewer than three clients there is no interval.
+    """
+    pairs: dict[str, list[float]] = {}
+    for differences in _differences(ours, theirs).values():
+        for name, value in differences.items():
+            pairs.setdefault(name, []).append(value)
+    return _with_interval([float(np.mean(found)) for found in pairs.values()])
+
+
+def paired_by_seed(ours: BySeed, theirs: BySeed) -> Estimate | None:
+    """Return the same difference with the interval over seeds: each seed counts once, with its mean over clients.
+
+    It is for claims about other draws of the data and of W_0. With fewer than three seeds there is no interval.
+    """
+    return _with_interval([float(np.mean([*found.values()])) for found in _differences(ours, theirs).values() if found])
+
+
+def _differences(ours: BySeed, theirs: BySeed) -> BySeed:
+    """Return seed → client → difference, for what both have."""
+    return {
+        seed: {name: clients[name] - theirs[seed][name] for name in clients if name in theirs[seed]}
+        for seed, clients in ours.items()
+        if seed in theirs
+    }
+
+
+def _with_interval(values: Sequence[float]) -> Estimate | None:
+    if len(values) < 3:
+        return Estimate(float(np.mean(values)), None, len(values)) if len(values) else None
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return Estimate(float(np.mean(values)), float(half), len(values))
+
+
+@dataclass(frozen=True)
+class Rise:
+    """A rise of accuracy at the end of a curve.
+
+    Attributes:
+        mean: Mean of the last points minus that of as many before them, as a fraction.
+        error: Its standard error.
+        points: Number of points in each mean.
+    """
+
+    mean: float
+    error: float
+    points: int
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the curve counts as still rising."""
+        return self.mean > LEAST_RISE and self.mean > ERRORS * self.error
+
+
+def rise(lines: Sequence[Line], deployed: str) -> Rise | None:
+    """Return the rise at the end of a run; None if it has too few points.
+
+    Args:
+        lines: Lines of metrics.jsonl.
+        deployed: View of the model that the method deploys.
+    """
+    view = "received" if deployed == "received" else "trained"
+    full = [line for line in lines if line["full"] or line["phase"] == "closing"]
+    sampled = [line for line in lines if not (line["full"] or line["phase"] == "closing")]
+    kinds = ("validation", "accuracy")
+    series = (_means(some, kind, view) for some in (sampled, full) for kind in kinds)
+    values = next((means for means in series if len(means) >= 2 * LEAST_POINTS), None)
+    if values is None:
+        return None
+    points = max(LEAST_POINTS, len(values) // PARTS)
+    last, before = values[-points:], values[-2 * points : -points]
+    error = np.sqrt((np.var(last, ddof=1) + np.var(before, ddof=1)) / points)
+    return Rise(float(np.mean(last) - np.mean(before)), float(error), points)
+
+
+def mean_rise(found: Sequence[Rise | None]) -> Rise | None:
+    """Return the mean rise over the runs that have one; None if there is none."""
+    there = [each for each in found if each]
+    if not there:
+        return None
+    error = np.sqrt(sum(each.error**2 for each in there)) / len(there)
+    return Rise(float(np.mean([each.mean for each in there])), float(error), max(each.points for each in there))
+
+
+def _means(lines: Sequence[Line], kind: str, view: str) -> list[float]:
+    return [found["mean"] for line in lines if (found := line.get(kind, {}).get(view))]
