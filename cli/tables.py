@@ -15,6 +15,7 @@ from sepal.cli.comparison import Comparison
 from sepal.cli.results import MEGA
 from sepal.cli.sheets import (
     LEGEND,
+    NONE,
     Sheet,
     accuracy_sheet,
     conclusions,
@@ -236,7 +237,9 @@ def print_sheet(console: Console, sheet: Sheet, title: str | None = None, left: 
         for name in sheet.head[first:last]:
             table.add_column(name, justify="left" if left else "right", no_wrap=not left)
         for name, *cells in sheet.rows:
-            table.add_row(escape(name), *map(escape, cells[first - 1 : last - 1]))
+            table.add_row(
+                escape(name), *("-" if cell == NONE else escape(cell) for cell in cells[first - 1 : last - 1])
+            )
         return table
 
     if not sheet.rows:
