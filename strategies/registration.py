@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from sepal.config import Settings
+from sepal.protocol.learned import Reader
 from sepal.protocol.method import ClientFactory, Method, Scalar, ServerFactory
 from sepal.strategies.assembly import MethodStrategy
 
@@ -28,13 +29,15 @@ def register(
     private: tuple[str, ...] = (),
     deployed: Literal["kept", "received", "trained"] = "kept",
     draws: str = "",
+    learned: Mapping[str, Reader] | None = None,
+    rules: Mapping[str, str] | None = None,
 ) -> type[MethodStrategy]:
     """Return the method as a Flower Strategy, with its record as ``method``. Arguments are those of :class:`Method`.
 
     State types are taken from the return annotations of ``init``. The Strategy is named like the client algorithm,
     without ``Client``.
     """
-    rest = (received, uses_capacity, private, deployed, draws)
+    rest = (received, uses_capacity, private, deployed, draws, learned or {}, rules or {})
     record = Method(name, title, source, hyper, server, client, defaults or {}, *rest)
     doc = f"{title} ({source}) as a Flower Strategy, for a custom ServerApp."
     side = client if isinstance(client, str) else client.__name__

@@ -8,7 +8,7 @@ import altair as alt
 
 from sepal.cli.comparison import Comparison
 from sepal.cli.report import further, personal
-from sepal.cli.report.data import COLOURS, label_counts, with_cell
+from sepal.cli.report.data import COLOURS, with_cell
 from sepal.cli.report.figure import (
     CELL,
     LABEL,
@@ -24,23 +24,19 @@ from sepal.cli.report.figure import (
     said,
     shown,
 )
-from sepal.cli.report.learned import Rows
+from sepal.cli.report.learned import Rows, label_counts
 
 
 def figures(comparison: Comparison, data: Mapping[str, Rows]) -> list[Figure]:
     """Return the figures for which there is data."""
-    made = [_MAKE[name](comparison, data) for name in _MAKE]
+    made = [make(comparison, data) for name, make in _MAKE.values() if not name or name in data]
     return [figure for figure in made if figure is not None]
 
 
-def _curve(
-    x: str, title: str, axis: str, unit: str, digits: int
-) -> Callable[[Comparison, Mapping[str, Rows]], Figure | None]:
+def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> Callable[[Comparison, Mapping[str, Rows]], Figure]:
     """Return a function that makes a figure of accuracy by ``x``."""
 
-    def make(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
-        if "curve" not in data:
-            return None
+    def make(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
         used = ("cell", "view", "hidden")
         drawn = chart_of("curve", parameters(comparison, *used)).transform_filter(f"{CELL} && {VIEW} && {VISIBLE}")
         logarithmic = x == "mb"
@@ -92,9 +88,7 @@ def _curve(
     return make
 
 
-def _clients(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
-    if "clients" not in data:
-        return None
+def _clients(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
     used = ("cell", "view", "label")
     drawn = chart_of("clients", parameters(comparison, *used)).transform_filter(f"{CELL} && {VIEW} && {LABEL}")
     place = alt.X("rank:O", title="clients, sorted", axis=alt.Axis(labels=False, ticks=False))
@@ -140,9 +134,7 @@ def _clients(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     return Figure("clients", "clients", "Accuracy of every client", reading, spoken, spec, used, True)
 
 
-def _bytes(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
-    if "bytes" not in data:
-        return None
+def _bytes(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
     used = ("cell", "label")
     drawn = chart_of("bytes", parameters(comparison, *used)).transform_filter(f"{CELL} && {LABEL}")
     colours = alt.Scale(domain=["up", "down"], range=["var(--up)", "var(--down)"])
@@ -192,21 +184,22 @@ def _labels(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     return Figure("labels", "labels", title, reading, spoken, spec, used, True)
 
 
-_MAKE: Mapping[str, Callable[[Comparison, Mapping[str, Rows]], Figure | None]] = {
-    "round": _curve("round", "Accuracy by round", "rounds completed", "rounds", 0),
-    "mb": _curve("mb", "Accuracy by MB sent", "MB, up and down", "MB", 2),
-    "clients": _clients,
-    "bytes": _bytes,
-    "labels": _labels,
-    "pairs": further.pairs,
-    "seconds": _curve("seconds", "Accuracy by time", "seconds", "seconds", 1),
-    "shift": further.shift,
-    "capacity": further.capacity,
-    "own": further.own,
-    "masks": personal.masks,
-    "similar": personal.similar,
-    "overlap": personal.overlap,
-    "layers": personal.layers,
-    "pruning": personal.pruning,
-    "tree": personal.tree,
+# Name → its data set, and what draws it; figures without data are left out.
+_MAKE: Mapping[str, tuple[str, Callable[[Comparison, Mapping[str, Rows]], Figure | None]]] = {
+    "round": ("curve", _curve("round", "Accuracy by round", "rounds completed", "rounds", 0)),
+    "mb": ("curve", _curve("mb", "Accuracy by MB sent", "MB, up and down", "MB", 2)),
+    "clients": ("clients", _clients),
+    "bytes": ("bytes", _bytes),
+    "labels": ("", _labels),  # without data, it says why
+    "pairs": ("pairs", further.pairs),
+    "seconds": ("curve", _curve("seconds", "Accuracy by time", "seconds", "seconds", 1)),
+    "shift": ("shift", further.shift),
+    "capacity": ("capacity", further.capacity),
+    "own": ("own", further.own),
+    "masks": ("masks", personal.masks),
+    "similar": ("masks", personal.similar),
+    "overlap": ("overlap", personal.overlap),
+    "layers": ("layers", personal.layers),
+    "pruning": ("pruning", personal.pruning),
+    "tree": ("tree", personal.tree),
 }

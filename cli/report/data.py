@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from sepal.cli.comparison import Comparison
-from sepal.cli.report.learned import Row, Rows, learned
+from sepal.cli.report.learned import Row, Rows, label_counts, learned
 from sepal.cli.results import DIRECTIONS, Variant
-from sepal.errors import SepalError
 from sepal.protocol.views import CLOSING_VIEWS, MODELS, SHIFTS
 from sepal.strategies import registry
 
@@ -146,37 +144,6 @@ def _labels(comparison: Comparison) -> Iterator[Row]:
                     label = names[number] if names else str(number)
                     row = {"cell": cell, "client": client, "class": label, "number": number}
                     yield {**row, "examples": int(count)}
-
-
-def label_counts(config: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, list[int]], str]:
-    """Return the labels' names, if they have any, each client's number of training examples by label, and a reason.
-
-    If the data is private or not on this machine, the first two are empty and the reason is a sentence that says so.
-    """
-    return _label_counts(tuple(config.items()))
-
-
-@lru_cache(maxsize=64)
-def _label_counts(items: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, ...], dict[str, list[int]], str]:
-    from sepal.client_app.build import client_name
-    from sepal.config import parse
-    from sepal.data import federated_data
-    from sepal.strategies.registry import Hypers
-
-    try:  # without the run's model: for a run from elsewhere, building it could import code
-        config, _ = parse(dict(items), Hypers())
-        data = federated_data(config)
-        if data.private:
-            return (), {}, "The clients bring data of their own, and only they know its labels."
-        classes, found = data.info.classes, {}
-        for number in range(config.clients):
-            name = client_name(number)
-            labels = data.client(number, config.clients, name).train.y
-            found[name] = np.bincount(labels, minlength=classes).tolist()
-    except SepalError:  # its text is not shown: it may name a directory of this machine
-        name = dict(items).get("dataset", "")
-        return (), {}, f"The data ({name}) is not on the machine that wrote this report, or cannot be read there."
-    return data.info.class_names, found, ""
 
 
 def _shift(comparison: Comparison) -> Iterator[Row]:

@@ -24,10 +24,8 @@ from sepal.cli.report.learned import Row, Rows
 from sepal.protocol.views import MODELS
 
 
-def shift(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
+def shift(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
     """Return the mean accuracy by the share of replaced test data."""
-    if "shift" not in data:
-        return None
     used = ("cell", "view", "hidden")
     drawn = chart_of("shift", parameters(comparison, *used)).transform_filter(f"{CELL} && {VISIBLE}")
     there = [view for view in MODELS if any(row["view"] == view for row in data["shift"])]
@@ -48,10 +46,8 @@ def shift(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     return Figure("shift", "shift", "Accuracy under test-time shift", reading, spoken, finish(chart, spoken), used)
 
 
-def pairs(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
+def pairs(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
     """Return the paired differences with their intervals."""
-    if "pairs" not in data:
-        return None
     used = ("cell", "view")
     drawn = chart_of("pairs", parameters(comparison, *used)).transform_filter(f"{CELL} && {VIEW}")
     order = list(dict.fromkeys(row["pair"] for row in data["pairs"]))
@@ -78,10 +74,8 @@ def pairs(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     return Figure("pairs", "pairs", "Paired differences", reading, spoken, spec, used)
 
 
-def capacity(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
+def capacity(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
     """Return the clients' accuracy by their capacity."""
-    if "capacity" not in data:
-        return None
     used = ("cell", "view", "hidden")
     drawn = chart_of("capacity", parameters(comparison, *used)).transform_filter(f"{CELL} && {VIEW} && {VISIBLE}")
     chart = drawn.mark_circle(size=60, opacity=0.8).encode(
@@ -110,10 +104,8 @@ def first_own(rows: Sequence[Row]) -> str:
     return next(varying, rows[0]["figure"])
 
 
-def own(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
+def own(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
     """Return the methods' own figures by round."""
-    if "own" not in data:
-        return None
     used = ("cell", "hidden", "figure")
     names, rows = own_names(data["own"]), data["own"]
     drawn = chart_of("own", {**parameters(comparison, "cell", "hidden"), "figure": first_own(rows)})

@@ -22,7 +22,7 @@ from sepal.cli.report.figure import (
     parameters,
     shown,
 )
-from sepal.cli.report.learned import Rows
+from sepal.cli.report.learned import Rows, readers
 
 TICKS = 4  # at most, on a tree's axis, besides 0
 PIXELS = 22  # per client, in figures with a line for each
@@ -43,13 +43,18 @@ def _named(rows: Rows) -> str:
     return with_cell(rows[0]["label"], rows[0]["cell"])
 
 
+def cited(comparison: Comparison, kind: str) -> str:
+    """Return which paper's figure it is, in brackets, as the methods' records say."""
+    found = (readers(variant.method).get(kind) for variant in comparison.all_variants())
+    words = dict.fromkeys(reader.figure for reader in found if reader)
+    return f" ({'; '.join(words)})" if words else ""
+
+
 CHOSEN = "Of the run chosen under “Clients of”, or of the first that has them."
 
 
-def masks(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
-    """Return the similarity of clients' masks by the similarity of their labels (DM-PFL, Figure 6)."""
-    if "masks" not in data:
-        return None
+def masks(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
+    """Return the similarity of clients' masks by the similarity of their labels ."""
     used = ("cell",)
     pairs = [row for row in data["masks"] if row["one"] != row["other"]]
     drawn = chart_of("masks", parameters(comparison, *used)).transform_filter(f"{CELL} && datum.one < datum.other")
@@ -63,16 +68,14 @@ def masks(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     spoken = f"Similarity of clients' masks: {len(pairs) // 2} pairs of clients, {mean:.1f} % shared on average."
     reading = (
         "A dot for every two clients: the share of one's personal mask that the other's has too, in %, against the "
-        "cosine of their label counts, in % (DM-PFL, Figure 6)."
+        f"cosine of their label counts, in %{cited(comparison, 'masks')}."
     )
     spec = finish(chart, spoken, title=shown(comparison))
     return Figure("masks", "masks", "Masks and labels", reading, spoken, spec, used)
 
 
-def layers(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
+def layers(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
     """Return the share of each tensor that masks keep."""
-    if "layers" not in data:
-        return None
     used = ("cell", "hidden")
     order = list(dict.fromkeys(row["layer"] for row in data["layers"]))
     drawn = chart_of("layers", parameters(comparison, *used)).transform_filter(f"{CELL} && {VISIBLE}")
@@ -94,10 +97,8 @@ def layers(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     return Figure("layers", "layers", "Sparsity by layer", reading, spoken, spec, used)
 
 
-def similar(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
-    """Return the similarity of each pair of clients' masks (DM-PFL, Figure 6 a)."""
-    if "masks" not in data:
-        return None
+def similar(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
+    """Return the similarity of each pair of clients' masks ."""
     used = ("cell", "label")
     rows = data["masks"]
     drawn = chart_of("masks", parameters(comparison, *used)).transform_filter(
@@ -113,7 +114,8 @@ def similar(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     )
     values = [row["similarity"] for row in _first(rows) if row["one"] != row["other"]]
     reading = (
-        f"The share of one client's mask (column) that the other's (row) has too, in % (DM-PFL, Figure 6 a). {CHOSEN}"
+        "The share of one client's mask (column) that the other's (row) has too, in %"
+        f"{cited(comparison, 'masks')}. {CHOSEN}"
     )
     spoken = f"Similarity of every two clients' masks, {_named(rows)}: from {min(values, default=100.0):.1f} to "
     spoken += f"{max(values, default=100.0):.1f} %."
@@ -121,10 +123,8 @@ def similar(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     return Figure("similar", "masks", "Similarity of the clients' masks", reading, spoken, spec, used)
 
 
-def overlap(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
-    """Return how much of each client's mask is in the global one (DM-PFL, Figure 6 b)."""
-    if "overlap" not in data:
-        return None
+def overlap(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
+    """Return how much of each client's mask is in the global one ."""
     used = ("cell", "hidden")
     drawn = chart_of("overlap", parameters(comparison, *used)).transform_filter(f"{CELL} && {VISIBLE}")
     chart = drawn.mark_circle(size=60, opacity=0.8).encode(
@@ -136,7 +136,7 @@ def overlap(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     values = [row["overlap"] for row in data["overlap"]]
     reading = (
         "A dot for each client: the share of its personal mask that the global mask has too, in %, against the cosine "
-        "of its label counts with those of all clients, in % (DM-PFL, Figure 6 b)."
+        f"of its label counts with those of all clients, in %{cited(comparison, 'masks')}."
     )
     spoken = (
         f"Overlap of {len(values)} clients' masks with the global one: {sum(values) / len(values):.1f} % on average."
@@ -145,10 +145,8 @@ def overlap(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     return Figure("overlap", "overlap", "Weights shared with the global model", reading, spoken, spec, used)
 
 
-def pruning(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
-    """Return accuracy by the pruned share, with a line for each client (Sub-FedAvg, Figure 1)."""
-    if "pruning" not in data:
-        return None
+def pruning(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
+    """Return accuracy by the pruned share, with a line for each client ."""
     used = ("cell", "label")
     rows = data["pruning"]
     drawn = chart_of("pruning", parameters(comparison, *used)).transform_filter(
@@ -166,17 +164,15 @@ def pruning(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     words = "; ".join(f"{name} {row['pruned']:.0f} % pruned, {row['accuracy']:.1f} %" for name, row in ends.items())
     reading = (
         "A line for each of a few clients, through the rounds in which it was evaluated: accuracy in % by how much of "
-        f"its model it has pruned, in % (Sub-FedAvg, Figure 1). {CHOSEN}"
+        f"its model it has pruned, in %{cited(comparison, 'pruning')}. {CHOSEN}"
     )
     spoken = f"Accuracy by pruning, {_named(rows)}, at the end: {words}."
     spec = finish(chart, spoken, title=shown(comparison, _chosen(rows)))
     return Figure("pruning", "pruning", "Pruning of single clients", reading, spoken, spec, used)
 
 
-def tree(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
-    """Return a dendrogram of the clients that a method has found to be alike (pFedGate, Figure 4)."""
-    if "tree" not in data:
-        return None
+def tree(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
+    """Return a dendrogram of the clients that a method has found to be alike ."""
     used = ("cell", "label")
     rows = data["tree"]
     drawn = chart_of("tree", parameters(comparison, *used)).transform_filter(
@@ -196,8 +192,8 @@ def tree(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
     first = [row for row in _first(rows) if row["kind"] == "leaf"]
     order = "; ".join(row["words"] for row in first)
     reading = (
-        "Clients joined by Ward's method on the Euclidean distance, no unit, of what the method learns of each: "
-        f"pFedGate's gates (its Figure 4), Pa3dFL's embeddings. Named labels: a tenth of its examples. {CHOSEN}"
+        "Clients joined by Ward's method on the Euclidean distance, no unit, of what the method learns of each"
+        f"{cited(comparison, 'vectors')}. Named labels: a tenth of its examples. {CHOSEN}"
     )
     spoken = f"Clustering of {len(first)} clients, {_named(rows)}, in the order of the tree: {order}."
     chart = alt.layer(brackets, names.encode(x, y, alt.Text("words:N")))

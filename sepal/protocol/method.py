@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from sepal.errors import ModelError
 from sepal.protocol.layout import Layout
+from sepal.protocol.learned import Reader
 from sepal.wire.tensors import SparseTensor, Tensors, TensorSpec
 
 if TYPE_CHECKING:
@@ -293,6 +294,9 @@ class Method:
         draws: What the method starts from if it is not W_0, such as new factors; empty if it is W_0.
         private: Phases (:attr:`Plan.phase`) whose uploads ``privacy.*`` clips and noises. Empty: the method refuses
             these keys.
+        learned: Readers of what it has learned of each client, by kind (:mod:`sepal.protocol.learned`).
+        rules: Name → ``"module:function"``: how an exported model combines several networks. The function takes the
+            logits of each and the numbers that the client's ``combination`` returns, and returns logits.
     """
 
     name: str
@@ -307,6 +311,8 @@ class Method:
     private: tuple[str, ...] = ()
     deployed: Literal["kept", "received", "trained"] = "kept"
     draws: str = ""
+    learned: Mapping[str, Reader] = field(default_factory=dict)
+    rules: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def server_state(self) -> type:

@@ -1,5 +1,6 @@
 """DM-PFL and DM-PFL+: dual-masked personalized federated learning. Zhang et al., KDD 2023."""
 
+from sepal.protocol.learned import Reader
 from sepal.strategies.dmpfl.contract import Hyper
 from sepal.strategies.registration import register
 
@@ -11,4 +12,6 @@ DmPfl = register(
     "sepal.strategies.dmpfl.client:DmPflClient",
     Hyper,
     private=("2a",),
+    learned={"masks": Reader("sepal.strategies.dmpfl.learned:masks", "DM-PFL, Figure 6")},
+    rules={"dmpfl-adaptive": "sepal.strategies.dmpfl.client:adaptive"},
 )

@@ -1,5 +1,6 @@
 """Pa3dFL: selective knowledge sharing under capacity heterogeneity. Wang, Wang, Peng, Wang, Wang, 2024."""
 
+from sepal.protocol.learned import Reader
 from sepal.strategies.pa3dfl.contract import Hyper
 from sepal.strategies.registration import register
 
@@ -12,4 +13,5 @@ Pa3dFL = register(
     Hyper,
     uses_capacity=True,
     draws="factors of its own",
+    learned={"vectors": Reader("sepal.strategies.pa3dfl.learned:embeddings", "Pa3dFL's embeddings")},
 )

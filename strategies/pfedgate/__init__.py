@@ -1,5 +1,6 @@
 """pFedGate: sparse models made per example, batch or client by a private gating layer. Chen et al., ICML 2023."""
 
+from sepal.protocol.learned import Reader
 from sepal.strategies.pfedgate.contract import Hyper
 from sepal.strategies.registration import register
 
@@ -11,4 +12,8 @@ PFedGate = register(
     "sepal.strategies.pfedgate.client:PFedGateClient",
     Hyper,
     uses_capacity=True,
+    learned={
+        "masks": Reader("sepal.strategies.pfedgate.learned:masks", "pFedGate's blocks"),
+        "vectors": Reader("sepal.strategies.pfedgate.learned:gates", "pFedGate's gates, its Figure 4"),
+    },
 )

@@ -1,5 +1,6 @@
 """Sub-FedAvg, unstructured and hybrid: clients prune their models step by step. Vahidian et al., 2021."""
 
+from sepal.protocol.learned import Reader
 from sepal.strategies.registration import register
 from sepal.strategies.subfedavg.contract import Hyper
 
@@ -11,4 +12,8 @@ SubFedAvg = register(
     "sepal.strategies.subfedavg.client:SubFedAvgClient",
     Hyper,
     uses_capacity=True,
+    learned={
+        "masks": Reader("sepal.strategies.subfedavg.learned:masks", "Sub-FedAvg's masks"),
+        "pruning": Reader("sepal.strategies.subfedavg.learned:courses", "Sub-FedAvg, Figure 1"),
+    },
 )

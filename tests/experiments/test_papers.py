@@ -25,7 +25,7 @@ from sepal.cli.markdown import table
 from sepal.cli.plans.model import SCALES, Scale
 from sepal.cli.plans.plan import read_plan
 from sepal.cli.report.data import datasets
-from sepal.cli.report.masks import analyse
+from sepal.cli.report.learned import masks as analyse
 from sepal.errors import ConfigError
 from sepal.strategies.assembly import assemble
 

@@ -1,29 +1,37 @@
-"""The course of pruning by client, as data for plots: Vahidian et al., ICDCS Workshops 2021, Figure 1.
+"""What clients have pruned in an ended run: their masks, and the course of pruning.
 
-``python -m sepal.cli.report.pruning RUN`` prints JSON: the run's name, and for each client of Sub-FedAvg
-
-- ``clients``: the rounds in which it was evaluated, the share of all parameters that was pruned, and its accuracy
-  after training;
-- ``distances``: the rounds in which it took part, and the distance between its two candidate masks, which the gates
-  compare with ε.
+Vahidian et al., ICDCS Workshops 2021, Figure 1, draws accuracy by the pruned share.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from sepal.cli.report.printing import print_analysis
-from sepal.server_app.run_directory import read_run
+from sepal.errors import ConfigError
+from sepal.masks.packed import unpack
+from sepal.protocol.learned import ClientMasks, EndedRun, joined
+from sepal.strategies.subfedavg.server import SubFedAvgServer
 
 DISTANCES = ("distance", "channel-distance")
 Course = dict[str, list[Any]]  # figure → values, lists of equal length
 
 
+def masks(run: EndedRun) -> ClientMasks:
+    """Return the clients' masks in the server's state.
+
+    Raises:
+        ConfigError: No client has taken part.
+    """
+    parts, names = SubFedAvgServer(run.task).prunable.parts, sorted(run.server.kept)
+    if not names:
+        raise ConfigError("run", "one in which a client has taken part", "none")
+    return ClientMasks(names, parts, joined([unpack(run.server.kept[name], parts) for name in names], parts))
+
+
 def courses(lines: Iterable[Mapping[str, Any]]) -> dict[str, Course]:
-    """Return the course of each client in a run's metrics; empty if the method prunes nothing.
+    """Return client → rounds in which it was evaluated, share of all parameters pruned, and accuracy when trained.
 
     Args:
         lines: Lines of metrics.jsonl, in order.
@@ -38,7 +46,11 @@ def courses(lines: Iterable[Mapping[str, Any]]) -> dict[str, Course]:
 
 
 def distances(lines: Iterable[Mapping[str, Any]]) -> dict[str, Course]:
-    """Return the distances between each client's candidate masks; arguments as in :func:`courses`."""
+    """Return client → rounds in which it took part, and the distances of its candidate masks, which ε is compared with.
+
+    Args:
+        lines: Lines of metrics.jsonl, in order.
+    """
     found: dict[str, Course] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         for client in line["clients"]:
@@ -51,13 +63,3 @@ def distances(lines: Iterable[Mapping[str, Any]]) -> dict[str, Course]:
 def _add(course: Course, figures: Mapping[str, float]) -> None:
     for key, value in figures.items():
         course[key].append(round(value, 6))
-
-
-def analyse(path: Path) -> dict[str, Any]:
-    """Return the courses and distances of the run in ``path``."""
-    lines = list(read_run(path).lines)
-    return {"run": path.name, "clients": courses(lines), "distances": distances(lines)}
-
-
-if __name__ == "__main__":
-    print_analysis(analyse, "The course of pruning by client, as JSON.")

@@ -10,11 +10,10 @@ import pytest
 
 from sepal.cli.comparison import read_comparison
 from sepal.cli.main import run_flat
-from sepal.cli.report import clusters
-from sepal.cli.report.learned import learned
-from sepal.cli.report.masks import READERS, analyse, stored_state
+from sepal.cli.report import learned
 from sepal.errors import ConfigError
-from sepal.server_app.run_directory import read_run
+from sepal.server_app.run_directory import read_run, stored_config
+from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.contract import Gated
 
 KEYS = {"dataset": "digits", "clients": 3, "rounds": 1, "partition.subsample": 300, "method": "pfedgate"}
@@ -28,11 +27,14 @@ def run(tmp_path_factory):
     return directory / "gates"
 
 
+def gated(run):
+    return Gated(assemble(stored_config(run)).task)
+
+
 def test_a_client_s_mask_has_the_share_that_the_client_reported(run):
     """Gated by client, there is one mask for all examples of a client."""
-    assembly, state = stored_state(run, READERS)
-    found = READERS["pfedgate"](run, assembly, state)
-    blocks = Gated(assembly.task).blocks(0.5)
+    found = learned.read(run, "masks")
+    blocks = gated(run).blocks(0.5)
     closing = {client["name"]: client["metrics"] for client in read_run(run).lines[-1]["clients"]}
     assert found.names == sorted(closing)
     assert {client["masks"] for client in closing.values()} == {1}
@@ -43,14 +45,13 @@ def test_a_client_s_mask_has_the_share_that_the_client_reported(run):
 
 
 def test_how_alike_two_clients_are_is_counted_in_blocks(run):
-    assembly, state = stored_state(run, READERS)
-    masks = READERS["pfedgate"](run, assembly, state).personal
-    figures = analyse(run)
+    masks = learned.read(run, "masks").personal
+    figures = learned.masks(run)
     assert figures["distinct"] == len({tuple(mask) for mask in masks.tolist()})
     both = sum(a == b == 1 for a, b in zip(masks[0], masks[1], strict=True))
     assert figures["similarity"][0][1] == pytest.approx(both / masks[1].sum(), abs=1e-4)
     assert figures["overlap"] is None
-    tensors = {name: len(sizes) for name, sizes in Gated(assembly.task).blocks(0.5).by_tensor().items()}
+    tensors = {name: len(sizes) for name, sizes in gated(run).blocks(0.5).by_tensor().items()}
     assert [layer["name"] for layer in figures["layers"]] == list(tensors)
     np.testing.assert_allclose(
         sum(layer["personal"] * tensors[layer["name"]] for layer in figures["layers"]), masks.mean(0).sum(), atol=0.01
@@ -65,9 +66,9 @@ def test_three_clients_on_a_line_are_clustered_by_wards_method(run, monkeypatch)
     places = {"x": 0.0, "y": 1.0, "z": 5.0}
     counts = {"x": [3.0, 0.0], "y": [2.0, 0.0], "z": [0.0, 9.0]}
     vectors = {name: np.array([place]) for name, place in places.items()}
-    monkeypatch.setattr(clusters, "READERS", {"pfedgate": lambda path, assembly, state: vectors})
-    monkeypatch.setattr(clusters, "label_counts", lambda assembly, names: np.array([counts[name] for name in names]))
-    found = clusters.analyse(run)
+    monkeypatch.setattr(learned, "read", lambda path, kind: vectors)
+    monkeypatch.setattr(learned, "label_counts", lambda config: ((), counts, ""))
+    found = learned.clusters(run)
     order = found["clients"]
     assert sorted(max(height for height, _ in link) for link in found["links"]) == [1.0, 5.1962]
     assert [found["labels"][order.index(name)] for name in "xyz"] == [[0], [0], [1]]
@@ -80,15 +81,15 @@ def test_gates_of_other_budgets_are_not_clustered(tmp_path):
     """Below s = 1/B a tensor can lose its first block: the gates of two budgets have other sizes. A report goes on."""
     own = {"pfedgate.keep": 0.0, "capacity.profile": "0.05,0.5", "name": "mixed", "out": str(tmp_path)}
     run_flat({**KEYS, "clients": 6, **own}, tmp_path, workers=1)
-    for found in (analyse, clusters.analyse):
+    for found in (learned.masks, learned.clusters):
         with pytest.raises(ConfigError, match="run: expected one whose clients"):
             found(tmp_path / "mixed")
-    assert learned(read_comparison([tmp_path / "mixed"]))["tree"] == []
+    assert learned.learned(read_comparison([tmp_path / "mixed"]))["tree"] == []
 
 
-@pytest.mark.parametrize("module", ["clusters", "masks", "pruning"])
-def test_a_directory_without_a_run_is_named_in_one_line(tmp_path, module):
-    command = [sys.executable, "-m", f"sepal.cli.report.{module}", str(tmp_path)]
+@pytest.mark.parametrize("kind", ["clusters", "masks", "pruning"])
+def test_a_directory_without_a_run_is_named_in_one_line(tmp_path, kind):
+    command = [sys.executable, "-m", "experiments.paper.learned", kind, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()

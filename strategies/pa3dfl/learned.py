@@ -1,0 +1,13 @@
+"""The clients' embeddings in an ended run."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sepal.protocol.learned import EndedRun, Matrix
+
+
+def embeddings(run: EndedRun) -> dict[str, Matrix]:
+    """Return client → embedding, from the server's hypernetwork."""
+    found = run.server.hypernetwork.embeddings
+    return {name: vector.reshape(-1).astype(np.float64) for name, vector in found.items()}
