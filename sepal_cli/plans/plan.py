@@ -14,6 +14,13 @@ One comparison::
     method = "fedavg"
     width = 0.5
 
+``rounds = "converged"``, for all methods or for one, ends each run when its validation accuracy has stopped rising
+(:mod:`sepal.server.stopping`), at most after ``limit = N`` rounds beside it (:mod:`sepal_cli.plans.converged`)::
+
+    [settings]
+    rounds = "converged"
+    limit = 100                  # optional; by default three times the data set's rounds
+
 ``tune = true``, or `sepal compare --tune`, searches each method's rate first (:mod:`sepal_cli.plans.tuning`)::
 
     tune = true

@@ -18,6 +18,7 @@ from typing import Any
 
 from sepal.errors import ConfigError
 from sepal_cli.arguments import Value, flatten_tables
+from sepal_cli.plans.converged import resolved
 from sepal_cli.plans.model import Block, Plan, cell_name
 from sepal_cli.plans.rates import completed
 from sepal_cli.plans.settings import own_keys, split
@@ -102,4 +103,4 @@ def _grids(
 
 def _rate(keys: Mapping[str, Any]) -> float:
     """Return the calibrated learning rate of a run with the flat ``keys``."""
-    return completed({key: value for key, value in keys.items() if key != LR})[0].lr
+    return completed({key: value for key, value in resolved(keys).items() if key != LR})[0].lr
