@@ -34,8 +34,8 @@ COPY models models
 COPY strategies strategies
 COPY client_app client_app
 COPY server_app server_app
-COPY sepal_engines sepal_engines
-COPY sepal_cli sepal_cli
+COPY engines engines
+COPY cli cli
 RUN pip install --no-deps --force-reinstall .
 
 USER 49999

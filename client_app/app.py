@@ -14,10 +14,10 @@ from typing import TypeAlias
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client_app.build import Node, Shared, build_host, open_allowance, open_store
-from client_app.guard import check_noise, check_sizes, local_config, on_one_machine
-from client_app.simulation import protect_ray, starts_ray
 from sepal import user_modules
+from sepal.client_app.build import Node, Shared, build_host, open_allowance, open_store
+from sepal.client_app.guard import check_noise, check_sizes, local_config, on_one_machine
+from sepal.client_app.simulation import protect_ray, starts_ray
 from sepal.errors import ConfigError, one_line
 from sepal.protocol.messages import read_order, without_details, write_error
 from sepal.protocol.method import Kind
@@ -56,7 +56,7 @@ class SepalClientApp(ClientApp):
 
             if here != ours:
                 sys.path[:] = [path for path in sys.path if os.path.realpath(path) != here]
-            from client_app.app import make_app
+            from sepal.client_app.app import make_app
 
             return make_app(mods)
 

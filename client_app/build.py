@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from client_app.allowance import Allowance
-from client_app.guard import parse_allowed
-from client_app.host import ClientHost
 from sepal.client.evaluation import Evaluator, Shift, no_examples
 from sepal.client.network import Network
 from sepal.client.state_store import DiskStateStore, StateStore
 from sepal.client.training import Trainer, choose_device
+from sepal.client_app.allowance import Allowance
+from sepal.client_app.guard import parse_allowed
+from sepal.client_app.host import ClientHost
 from sepal.data import ClientData, Examples, FederatedData, OwnData
 from sepal.data.corruption import corrupt
 from sepal.errors import ConfigError, DataError
@@ -33,7 +33,7 @@ from sepal.protocol.threads import set_threads
 from sepal.rng import derive
 from sepal.storage.home import private_home
 from sepal.storage.serialize import digest_arrays
-from strategies.assembly import Assembly, assemble
+from sepal.strategies.assembly import Assembly, assemble
 
 TEXTS = ("name", "data", "state-dir", "data-dir", "initial-weights", "allow")
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -94,9 +94,9 @@ class Node:
         state_dir: Directory of its states; empty for ~/.sepal/state.
         data_dir: Directory of shared data sets; empty for ``SEPAL_DATA``, then ~/.cache/sepal/data.
         initial_weights: Its copy of the file to start from; empty if there is none.
-        allow: Code and paths that the run config may name; see :mod:`client_app.guard`.
+        allow: Code and paths that the run config may name; see :mod:`sepal.client_app.guard`.
         least_noise: The least ``privacy.noise`` with which it sends uploads; 0 for any.
-        accuracies: Whether it evaluates models and sends the counts; see :class:`client_app.host.ClientHost`.
+        accuracies: Whether it evaluates models and sends the counts; see :class:`sepal.client_app.host.ClientHost`.
         most_uploads: Largest number of uploads that it sends over all runs; 0 for no limit.
     """
 

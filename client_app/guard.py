@@ -17,7 +17,7 @@ from sepal.errors import ProtocolError
 from sepal.protocol.method import Kind
 
 if TYPE_CHECKING:
-    from client_app.build import Node
+    from sepal.client_app.build import Node
     from sepal.config import RunConfig
     from sepal.protocol.messages import Order
 
@@ -111,7 +111,7 @@ def check_sizes(flat: Mapping[str, Any], room: int = 0) -> None:
 def _model_bytes(model: str, shape: list[int], classes: int, vocabulary: int) -> int:
     import torch
 
-    import models
+    from sepal import models
 
     with torch.device("meta"):  # shapes only
         module = models.build(model, shape, classes, vocabulary)

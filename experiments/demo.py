@@ -18,15 +18,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from sepal.cli.display import RoundDisplay
+from sepal.cli.main import run_flat
+from sepal.cli.runs import StoredRun, read_run
+from sepal.cli.tables import megabytes, new_table, print_run
+from sepal.engines.flower.engine import COMPLETED, Flower
+from sepal.engines.flower.processes import FlowerError
 from sepal.errors import ConfigError, SepalError
 from sepal.protocol.method import Scalar
-from sepal_cli.display import RoundDisplay
-from sepal_cli.main import run_flat
-from sepal_cli.runs import StoredRun, read_run
-from sepal_cli.tables import megabytes, new_table, print_run
-from sepal_engines.flower.engine import COMPLETED, Flower
-from sepal_engines.flower.processes import FlowerError
-from strategies import registry
+from sepal.strategies import registry
 
 CLIENTS, ROUNDS = 20, 30
 KEYS: Mapping[str, Scalar] = {
@@ -114,7 +114,7 @@ def compared(gap: float) -> str:
 
 def report(paths: Sequence[Path], out: Path) -> Path | None:
     """Write the report of the runs; None where its extra is not installed."""
-    from sepal_cli.report import write_html
+    from sepal.cli.report import write_html
 
     (out / "demo").mkdir(exist_ok=True)
     try:

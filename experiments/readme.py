@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sepal.cli.paper.markdown import table
+from sepal.cli.paper.ranks import SETTINGS, mean_ranks
+from sepal.cli.paper.report import accuracy, read_results
+from sepal.cli.plans.model import Block, Plan
+from sepal.cli.plans.plan import read_plan
 from sepal.errors import ConfigError
 from sepal.storage.files import write_atomically
-from sepal_cli.paper.markdown import table
-from sepal_cli.paper.ranks import SETTINGS, mean_ranks
-from sepal_cli.paper.report import accuracy, read_results
-from sepal_cli.plans.model import Block, Plan
-from sepal_cli.plans.plan import read_plan
 
 ROOT = Path(__file__).resolve().parents[1]
 README, PLANS, RESULTS = ROOT / "README.md", ROOT / "experiments" / "papers", ROOT / "docs" / "results"

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from models.channels import coupling
-    from models.cuts import cut_model, forward_multiply_adds
-    from models.weights import initial_weights, layout, load_weights, read_weights
+    from sepal.models.channels import coupling
+    from sepal.models.cuts import cut_model, forward_multiply_adds
+    from sepal.models.weights import initial_weights, layout, load_weights, read_weights
 
 __all__ = [
     "build",
@@ -36,9 +36,9 @@ __all__ = [
 ]
 
 _HOMES = {  # name → module that imports torch and is only imported when the name is first used
-    **dict.fromkeys(("initial_weights", "layout", "load_weights", "read_weights"), "models.weights"),
-    **dict.fromkeys(("cut_model", "forward_multiply_adds"), "models.cuts"),
-    "coupling": "models.channels",
+    **dict.fromkeys(("initial_weights", "layout", "load_weights", "read_weights"), "sepal.models.weights"),
+    **dict.fromkeys(("cut_model", "forward_multiply_adds"), "sepal.models.cuts"),
+    "coupling": "sepal.models.channels",
 }
 
 
@@ -48,23 +48,23 @@ class _Registered(NamedTuple):
 
 
 _MODELS = {
-    "cnn-cifar100": _Registered("models.cnn:CnnCifar100"),
-    "cnn-cifar100-pa3dfl": _Registered("models.cnn:CnnCifar100Pa3dfl"),
-    "cnn-emnist": _Registered("models.cnn:CnnEmnist"),
-    "cnn-fmnist-pa3dfl": _Registered("models.cnn:CnnFmnistPa3dfl"),
-    "cnn2": _Registered("models.cnn:Cnn2"),
-    "cnn2-small": _Registered("models.cnn:Cnn2Small"),
-    "digits-cnn": _Registered("models.cnn:DigitsCnn"),
-    "digits-cnn-bn": _Registered("models.cnn:DigitsCnnBn"),
-    "embedding-linear": _Registered("models.text:EmbeddingLinear", text=True),
-    "har-cnn": _Registered("models.har:HarCnn"),
-    "har-mlp": _Registered("models.har:HarMlp"),
-    "lenet-cifar10": _Registered("models.lenet:LenetCifar10"),
-    "lenet5": _Registered("models.lenet:Lenet5"),
-    "lenet5-bn": _Registered("models.lenet:Lenet5Bn"),
-    "mnist-cnn": _Registered("models.cnn:MnistCnn"),
-    "mnist-cnn-bn": _Registered("models.cnn:MnistCnnBn"),
-    "resnet18-gn": _Registered("models.resnet:Resnet18Gn"),
+    "cnn-cifar100": _Registered("sepal.models.cnn:CnnCifar100"),
+    "cnn-cifar100-pa3dfl": _Registered("sepal.models.cnn:CnnCifar100Pa3dfl"),
+    "cnn-emnist": _Registered("sepal.models.cnn:CnnEmnist"),
+    "cnn-fmnist-pa3dfl": _Registered("sepal.models.cnn:CnnFmnistPa3dfl"),
+    "cnn2": _Registered("sepal.models.cnn:Cnn2"),
+    "cnn2-small": _Registered("sepal.models.cnn:Cnn2Small"),
+    "digits-cnn": _Registered("sepal.models.cnn:DigitsCnn"),
+    "digits-cnn-bn": _Registered("sepal.models.cnn:DigitsCnnBn"),
+    "embedding-linear": _Registered("sepal.models.text:EmbeddingLinear", text=True),
+    "har-cnn": _Registered("sepal.models.har:HarCnn"),
+    "har-mlp": _Registered("sepal.models.har:HarMlp"),
+    "lenet-cifar10": _Registered("sepal.models.lenet:LenetCifar10"),
+    "lenet5": _Registered("sepal.models.lenet:Lenet5"),
+    "lenet5-bn": _Registered("sepal.models.lenet:Lenet5Bn"),
+    "mnist-cnn": _Registered("sepal.models.cnn:MnistCnn"),
+    "mnist-cnn-bn": _Registered("sepal.models.cnn:MnistCnnBn"),
+    "resnet18-gn": _Registered("sepal.models.resnet:Resnet18Gn"),
 }
 
 
@@ -78,7 +78,8 @@ def build(
 ) -> nn.Module:
     """Return a new model for the data, without changing torch's global generator.
 
-    The model's weights are the same in each call; a run starts from ``strategies.assembly.first_weights`` instead.
+    The model's weights are the same in each call; a run starts from those of
+    ``sepal.strategies.assembly.first_weights`` instead.
     Parameters that a user's model freezes keep their value (:mod:`sepal.modules`).
 
     Args:
@@ -87,7 +88,7 @@ def build(
         classes: Number of logits, at least 2.
         vocabulary: Number of token ids, padding included; 0 where the data is not text.
         width: Fraction of the channels of every layer, in (0, 1], rounded down to whole units, at least one. Below 1,
-            the model must be a sequence of layers; see :mod:`models.channels`.
+            the model must be a sequence of layers; see :mod:`sepal.models.channels`.
         seed: Seed of torch's generator while a user's function builds the model.
 
     Raises:
@@ -108,10 +109,10 @@ def build(
 
 def _narrow(make: Callable[[], nn.Module], width: float) -> nn.Module:
     """Return the model with the first fraction ``width`` of every layer's channels, rounded down."""
-    from models.channels import coupling
-    from models.cuts import cut_model
-    from models.weights import layout
     from sepal.masks.cuts import Cut, windows
+    from sepal.models.channels import coupling
+    from sepal.models.cuts import cut_model
+    from sepal.models.weights import layout
 
     full = make()
     groups = coupling(full)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.channels import CONVOLUTIONS
-from models.weights import layout
 from sepal.errors import ModelError
 from sepal.masks.cuts import Cut
+from sepal.models.channels import CONVOLUTIONS
+from sepal.models.weights import layout
 
 COUNTED = (nn.Linear, *CONVOLUTIONS, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -25,7 +25,7 @@ def cut_model(make: Callable[[], nn.Module], cut: Cut) -> nn.Module:
 
     Args:
         make: Builds a new full model, whose layers are replaced. Kept entries keep their values.
-        cut: With the groups of :func:`models.channels.coupling`.
+        cut: With the groups of :func:`sepal.models.channels.coupling`.
 
     Raises:
         ModelError: ``cut`` belongs to another model.

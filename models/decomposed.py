@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from models.factors import LEAST, DecomposedLayer, Decomposition, first, steps
-from models.weights import layout, read_weights
 from sepal.errors import ModelError
+from sepal.models.factors import LEAST, DecomposedLayer, Decomposition, first, steps
+from sepal.models.weights import layout, read_weights
 from sepal.modules import refuse_frozen_and_tied
 from sepal.protocol.layout import Layout
 from sepal.rng import derive

@@ -1,6 +1,7 @@
 """A convolution or linear layer whose weight is a product of a general and a personal factor, at any width.
 
-Pa3dFL's and FLANC's factorisations; :mod:`models.decomposed` has the symbols and the choices where the paper is silent.
+Pa3dFL's and FLANC's factorisations; :mod:`sepal.models.decomposed` has the symbols and the choices where the paper is
+silent.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from models.gate import Gate, straight_through
 from sepal.errors import ModelError
+from sepal.models.gate import Gate, straight_through
 from sepal.modules import frozen_names, refuse_tied
 
 Mask = npt.NDArray[np.bool_]
@@ -180,9 +180,9 @@ class GatedModule(nn.Module):
         choose: The knapsack: from G, float32 (N, L), to the blocks that are on, bool (N, L).
         gating: Whether M' is made by ``sample``, ``batch`` (mean of the gate's outputs) or ``client``.
         paths: 2; or 1, where G is M, M' = M·I*, and there is no straight-through gradient.
-        start: See :class:`models.gate.Gate`.
-        shift: See :class:`models.gate.Gate`.
-        without: See :class:`models.gate.Gate`.
+        start: See :class:`sepal.models.gate.Gate`.
+        shift: See :class:`sepal.models.gate.Gate`.
+        without: See :class:`sepal.models.gate.Gate`.
 
     Attributes:
         model: θ. Its ``state_dict`` has the names of the plain model.
@@ -218,7 +218,7 @@ class GatedModule(nn.Module):
             raise ModelError("blocks", "sizes that add up to those of the model's parameters", sorted(sizes))
         starts = np.cumsum([0, *map(len, blocks.values())]).tolist()
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)  # a run starts from ``models.initial_weights``
+            torch.default_generator.manual_seed(0)  # a run starts from ``sepal.models.initial_weights``
             self.gate = Gate(input_shape, starts[-1], paths, start, shift, without)
         self.model, self.choose, self.gating, self.paths = model, choose, gating, paths
         self.on, self.ever = np.zeros(starts[-1], bool), np.zeros(starts[-1], bool)

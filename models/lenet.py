@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.cnn import TwoConv
+from sepal.models.cnn import TwoConv
 
 
 class Lenet5(TwoConv):

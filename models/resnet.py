@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from models.cnn import check_image
+from sepal.models.cnn import check_image
 
 _GROUPS = 32  # Wu & He's default
 

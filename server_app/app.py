@@ -15,8 +15,8 @@ from sepal.server.observer import Observer
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.strategy import SepalStrategy
-from server_app.run_directory import RunDirectory, default_base, run_path
-from strategies.assembly import assemble
+from sepal.server_app.run_directory import RunDirectory, default_base, run_path
+from sepal.strategies.assembly import assemble
 
 user_modules.enable()
 

@@ -27,11 +27,11 @@ from sepal.errors import ConfigError, StateError
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import DiskRunStore
+from sepal.server_app.privacy import check_accountant
+from sepal.server_app.summary import summarise
 from sepal.storage.files import check_owner, private_directory, write_atomically
 from sepal.storage.home import home
-from server_app.privacy import check_accountant
-from server_app.summary import summarise
-from strategies.assembly import Assembly
+from sepal.strategies.assembly import Assembly
 
 IN_PROCESS = "in-process"
 # Keys that a resumed run may change: locations, timeouts and limits, which do not change results.

@@ -18,9 +18,9 @@ from sepal.protocol.method import ServerAlgorithm
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server.report import Report, populations
 from sepal.server.run_state import RunState, learned
+from sepal.server_app.privacy import privacy
 from sepal.storage.serialize import digest_arrays
-from server_app.privacy import privacy
-from strategies.assembly import Assembly
+from sepal.strategies.assembly import Assembly
 
 GIT_SECONDS = 10
 

@@ -1,1 +1,1 @@
-"""The methods. ``from strategies.fedpse import FedPSE`` imports one as a Flower Strategy; ``registry`` lists all."""
+"""The methods. ``from sepal.strategies.fedpse import FedPSE`` imports one as a Flower Strategy; see ``registry``."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-import models
+from sepal import models
 from sepal.config import RunConfig, Settings, flatten, parse
 from sepal.config.agreement import agreed_text
 from sepal.data import DatasetInfo, FederatedData, federated_data
@@ -71,7 +71,7 @@ def assemble(
     Raises:
         SepalError: A key, the data set or the model is invalid.
     """
-    from strategies import registry
+    from sepal.strategies import registry
 
     hypers: Mapping[str, Any] = registry.Hypers()
     if method is not None:
@@ -105,11 +105,11 @@ def complete(
 ) -> tuple[RunConfig, Settings, tuple[str, ...]]:
     """Return the keys with every 0 and ``auto`` replaced by its default, and a line that says where rates come from.
 
-    Rates are those calibrated for the method and the data (:mod:`strategies.calibrated`), without momentum. With it, a
-    gradient counts 1/(1 - momentum) times, so ``lr`` is that much smaller. Other keys have the method's default, or
-    else the data set's.
+    Rates are those calibrated for the method and the data (:mod:`sepal.strategies.calibrated`), without momentum. With
+    it, a gradient counts 1/(1 - momentum) times, so ``lr`` is that much smaller. Other keys have the method's default,
+    or else the data set's.
     """
-    from strategies.calibrated import Rates, rates
+    from sepal.strategies.calibrated import Rates, rates
 
     full = config.completed(method.defaults, {"partition.name": info.partition, **info.defaults})
     found = rates(method.name, info, full.model, full.optimizer)
@@ -132,7 +132,7 @@ def check_private(method: Method, config: RunConfig) -> None:
     Raises:
         ConfigError: See above; the error names the methods that have one.
     """
-    from strategies import registry
+    from sepal.strategies import registry
 
     if config.privacy.clip and not method.private:
         others = ", ".join(name for name in registry.METHODS if registry.get(name).private)
@@ -173,7 +173,7 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
     Raises:
         ConfigError: No parameter of the model is trained, or the file does not fit.
     """
-    from models.weights import initial_weights, layout, read_weights
+    from sepal.models.weights import initial_weights, layout, read_weights
     from sepal.modules import frozen_tensors
 
     module = make()

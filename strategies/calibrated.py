@@ -88,7 +88,7 @@ def rates(method: str, info: DatasetInfo, model: str, optimizer: str) -> Rates:
 @cache
 def table() -> tuple[Entry, ...]:
     """Return the entries of ``calibrated.toml``, in its order."""
-    found = tomllib.loads((files("strategies") / "calibrated.toml").read_text())
+    found = tomllib.loads((files("sepal.strategies") / "calibrated.toml").read_text())
     return tuple(_entry(name, values) for name, values in found.items())
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from sepal.config import Settings
 from sepal.protocol.method import ClientFactory, Method, Scalar, ServerFactory
-from strategies.assembly import MethodStrategy
+from sepal.strategies.assembly import MethodStrategy
 
 
 class NoKeys(Settings):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from client_app.build import Node, Shared, build_host
+from sepal.client_app.build import Node, Shared, build_host
+from sepal.engines.in_process import run_in_process
 from sepal.storage.serialize import digest
-from sepal_engines.in_process import run_in_process
-from strategies import registry
-from strategies.assembly import assemble
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
 from tests.stores import ScratchStore
 
 CASES = {  # name of the case: its keys; a variant of a method joins by a line

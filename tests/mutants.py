@@ -24,7 +24,7 @@ import sklearn.datasets  # noqa: F401
 import torch  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("sepal", "models", "strategies", "client_app", "server_app", "sepal_engines", "sepal_cli", "tests")
+COPIED = ("sepal", "models", "strategies", "client_app", "server_app", "engines", "cli", "tests")
 
 
 class Mutant(NamedTuple):
@@ -355,7 +355,7 @@ def main(names: list[str]) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary)
         for part in COPIED:
-            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / part, copy / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
         code, output = run(sorted({mutant.tests for mutant in chosen}), copy)
         if code:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-import models
-from models.decomposed import Decomposed
+from sepal import models
 from sepal.errors import ModelError
-from strategies.pa3dfl.contract import Hyper
-from strategies.pa3dfl.hypernetwork import Hypernetwork
+from sepal.models.decomposed import Decomposed
+from sepal.strategies.pa3dfl.contract import Hyper
+from sepal.strategies.pa3dfl.hypernetwork import Hypernetwork
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PAGE = (RESULTS / "bench.md").read_text()

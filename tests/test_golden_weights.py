@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sepal_engines.in_process import run_in_process
-from server_app.summary import digest_clients, processor, weights_digest
-from strategies import registry
-from strategies.assembly import assemble
+from sepal.engines.in_process import run_in_process
+from sepal.server_app.summary import digest_clients, processor, weights_digest
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
 
 GOLDEN = Path(__file__).parent / "golden" / "weights.txt"
 FLAT = {

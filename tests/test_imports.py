@@ -17,15 +17,15 @@ PUBLIC = {
 }
 ALLOWED = {
     "sepal/server/flower_private.py",  # the ServerApp
-    "sepal_engines/flower/fleet.py",  # sepal deploy check, which calls the Fleet API
-    "sepal_engines/flower/nodes.py",  # the SuperLink's nodes with their keys, which `flwr supernode list` leaves out
-    "sepal_engines/flower/node.py",  # a SuperNode that keeps its client process
-    "sepal_engines/flower/protection.py",  # and refuses code
-    "sepal_engines/flower/warm.py",  # that client process
+    "engines/flower/fleet.py",  # sepal deploy check, which calls the Fleet API
+    "engines/flower/nodes.py",  # the SuperLink's nodes with their keys, which `flwr supernode list` leaves out
+    "engines/flower/node.py",  # a SuperNode that keeps its client process
+    "engines/flower/protection.py",  # and refuses code
+    "engines/flower/warm.py",  # that client process
     "experiments/load/light.py",  # clients of the load test, which answer without training
     "experiments/load/worker.py",
 }
-PACKAGES = ("sepal", "models", "strategies", "client_app", "server_app", "sepal_engines", "sepal_cli", "experiments")
+PACKAGES = ("sepal", "models", "strategies", "client_app", "server_app", "engines", "cli", "experiments")
 
 
 def private_uses(source):

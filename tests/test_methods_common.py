@@ -13,21 +13,21 @@ from dataclasses import replace
 
 import pytest
 
-from client_app.build import Node, Shared, build_host
+from sepal.client_app.build import Node, Shared, build_host
 from sepal.config import flatten
+from sepal.engines.in_process import run_in_process
 from sepal.errors import SepalError
 from sepal.protocol.method import Kind, resolve
 from sepal.protocol.payloads import seal, unseal
 from sepal.server.run_state import RoundStart
 from sepal.server.run_store import DiskRunStore
 from sepal.server.uploads import RoundUploads
+from sepal.server_app.summary import summarise
 from sepal.storage.serialize import digest, restore
 from sepal.storage.serialize import flatten as flatten_state
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import ValueCoding
-from sepal_engines.in_process import run_in_process
-from server_app.summary import summarise
-from strategies import registry
-from strategies.assembly import assemble
 from tests.contract.harness import Recording
 from tests.methods import CASES, TO_LEARN, Lines, Stop, StopAfter, codings, finished, flat, outcome
 from tests.stores import ScratchStore

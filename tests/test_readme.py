@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from sepal_cli.main import app
-from sepal_engines.in_process.grid import InProcessGrid
-from sepal_engines.in_process.worker import Clients
-from strategies.assembly import assemble
+from sepal.cli.main import app
+from sepal.engines.in_process.grid import InProcessGrid
+from sepal.engines.in_process.worker import Clients
+from sepal.strategies.assembly import assemble
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()

@@ -8,9 +8,9 @@ import shutil
 import pytest
 
 from experiments.readme import OURS, PLANS, README, RESULTS, YARDSTICKS, rewritten
+from sepal.cli.plans.plan import read_plan
 from sepal.errors import ConfigError
-from sepal_cli.plans.plan import read_plan
-from strategies import registry
+from sepal.strategies import registry
 
 
 def test_readmes_results_are_those_of_the_files():

@@ -1,6 +1,6 @@
 """Figures in the prose of results pages: each is in a table of the page, is computed, or is not a result of ours.
 
-Tables are generated from the data files (``sepal_cli/test_papers.py``) or computed (``test_results_tables.py``).
+Tables are generated from the data files (``cli/test_papers.py``) or computed (``test_results_tables.py``).
 Checked are figures with a decimal point and those with an interval. A wrong figure passes if it is in some
 table: with an error of one in the last digit, a tenth of the figures with an interval do, and most of the
 others. So ``test_results_claims.py`` binds the main ones to their runs.
@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from sepal_cli.paper.differences import by_seed
-from sepal_cli.results import paired
+from sepal.cli.paper.differences import by_seed
+from sepal.cli.results import paired
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"

@@ -17,10 +17,17 @@ from pathlib import Path
 import pytest
 
 from sepal import __version__
-from sepal_engines.flower.processes import free_port
+from sepal.engines.flower.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("client_app", "models", "sepal", "sepal_cli", "sepal_engines", "server_app", "strategies")
+FOLDERS = (
+    "cli",
+    "client_app",
+    "engines",
+    "models",
+    "server_app",
+    "strategies",
+)  # of the checkout; in the wheel: below sepal/
 SCRIPT = "#!{python}\nimport sys\nfrom {module} import {name}\nsys.exit({name}())\n"
 PLAN = """
 title = "Small"
@@ -38,8 +45,8 @@ seeds = [0]
 def wheel(tmp_path_factory):
     """The wheel, built from a copy: a build leaves files in its source directory."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in (*PACKAGES, "experiments"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("sepal", *FOLDERS, "experiments"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
@@ -85,9 +92,11 @@ def sepal(environment: Path, folder: Path, *arguments: str) -> subprocess.Comple
 
 def test_the_wheel_holds_our_packages_and_nothing_called_experiments(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == set(PACKAGES)
-    assert {f"sepal_cli/report/page.{kind}" for kind in ("html", "css", "js")} <= set(names)
-    modules = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"sepal"}
+    assert {f"sepal/cli/report/page.{kind}" for kind in ("html", "css", "js")} <= set(names)
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sepal").rglob("*.py")}
+    for folder in FOLDERS:
+        modules |= {f"sepal/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / folder).rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == modules
     assert wheel.name == f"sepal_fl-{__version__}-py3-none-any.whl", "pyproject.toml and sepal.__version__ agree"
 

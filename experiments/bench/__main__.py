@@ -27,7 +27,7 @@ from experiments.bench import (
     server_memory,
     widths,
 )
-from server_app.summary import processor
+from sepal.server_app.summary import processor
 
 PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "codec": codec.measure,

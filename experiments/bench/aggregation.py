@@ -52,8 +52,8 @@ def spool(store: DiskRunStore) -> None:
 def whole_step(uploads: Any) -> float:
     """Return the seconds of FedPSE's whole server step after a round: EWA, top-k, and an update for each client."""
     from sepal.protocol.method import Plan
-    from strategies.assembly import assemble
-    from strategies.fedpse.server import FedPSEServer
+    from sepal.strategies.assembly import assemble
+    from sepal.strategies.fedpse.server import FedPSEServer
 
     zeros = {p.name: np.zeros(p.shape, np.float32) for p in FLAT.layout}
     task = assemble({"method": "fedpse", "dataset": "digits", "fedpse.keep": KEEP}).task
@@ -65,7 +65,7 @@ def whole_step(uploads: Any) -> float:
 
 def measure(counts: tuple[int, ...] = (10, 100, 1000)) -> list[dict[str, Any]]:
     """Return a row for each number of clients: seconds of element-wise aggregation over seconds of decoding alone."""
-    from strategies.fedpse.server import aggregate
+    from sepal.strategies.fedpse.server import aggregate
 
     rows = []
     with tempfile.TemporaryDirectory() as directory:

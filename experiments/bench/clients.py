@@ -12,8 +12,8 @@ LIMIT_MB = 64
 
 
 def _run(clients: int, queue: Any) -> None:
-    from sepal_engines.in_process import run_in_process
-    from strategies.assembly import assemble
+    from sepal.engines.in_process import run_in_process
+    from sepal.strategies.assembly import assemble
 
     keys = {"method": "fedpse", "clients": clients, "clients-per-round": 20, "rounds": clients // 20 * 2}
     assembly = assemble({**FLAT, **keys, "batch-size": 100, "model": "cnn2-small"})

@@ -23,7 +23,7 @@ GOAL = 0.7
 
 def wide() -> Any:
     """Return two 3 × 3 convolutions of 128 and 256 channels with norms, 256 hidden units: 17,079,562 parameters."""
-    from models.cnn import TwoConv
+    from sepal.models.cnn import TwoConv
 
     return TwoConv(SHAPE, CLASSES, channels=(128, 256), hidden=(256,), kernel=3, padding=1, batch_norm=True)
 
@@ -53,7 +53,7 @@ def _run(choose: Callable[[Any], Any]) -> dict[str, float]:
     import torch
     from torch.nn import functional
 
-    import models
+    from sepal import models
     from sepal.masks.cuts import Cut
 
     torch.set_num_threads(1)

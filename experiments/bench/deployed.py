@@ -17,8 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sepal_engines.flower.bundle import write_app
-from sepal_engines.flower.engine import Flower
+from sepal.engines.flower.bundle import write_app
+from sepal.engines.flower.engine import Flower
 
 CLIENTS, ROUNDS = 2, 10
 MOMENTS = Path(__file__).parent / "moments"

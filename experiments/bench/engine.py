@@ -54,8 +54,8 @@ class Clock:
 
 def engine_seconds(batch: int, workers: int, rounds: int = ROUNDS) -> tuple[list[float], float]:
     """Return the seconds of each training round but the first, and of the start-up."""
-    from sepal_engines.in_process import run_in_process
-    from strategies.assembly import assemble
+    from sepal.engines.in_process import run_in_process
+    from sepal.strategies.assembly import assemble
 
     clock = Clock()
     assembly = assemble({**FLAT, "batch-size": batch, "rounds": rounds})
@@ -87,7 +87,7 @@ def _floor(clients: list[int], batch: int, rounds: int, barrier: Any, queue: Any
     import torch
     from torch.nn import functional
 
-    import models
+    from sepal import models
 
     torch.set_num_threads(1)
     module = models.build("cnn2", (1, 28, 28), 10).train()

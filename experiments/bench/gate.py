@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import models
-from models.gated import GatedModule
+from sepal import models
 from sepal.client.multiply_adds import multiply_adds
-from strategies.pfedgate.blocks import Blocks, split
-from strategies.pfedgate.knapsack import Knapsack
+from sepal.models.gated import GatedModule
+from sepal.strategies.pfedgate.blocks import Blocks, split
+from sepal.strategies.pfedgate.knapsack import Knapsack
 
 DATA = {"lenet-cifar10": ((3, 32, 32), 10), "cnn-emnist": ((1, 28, 28), 62), "cnn-cifar100": ((3, 32, 32), 100)}
 BATCH, PARTS, REPEATS = 128, 5, 15

@@ -22,10 +22,10 @@ def server(widths: tuple[float, ...], clients: int, rank: int, depth: int = 3, k
 
     ``depth`` is the number of the encoder's linear layers; Table 9 has 1, 2 and 3.
     """
-    import models
-    from models.decomposed import Decomposed, initial_weights
-    from strategies.pa3dfl.contract import Hyper
-    from strategies.pa3dfl.hypernetwork import Hypernetwork
+    from sepal import models
+    from sepal.models.decomposed import Decomposed, initial_weights
+    from sepal.strategies.pa3dfl.contract import Hyper
+    from sepal.strategies.pa3dfl.hypernetwork import Hypernetwork
 
     name, shape, classes = kind
     plain = models.build(name, shape, classes)

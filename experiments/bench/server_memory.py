@@ -15,15 +15,15 @@ ENTRIES = 3 * 2**20 // 4
 def _run(clients: int, queue: Any) -> None:
     from flwr.app import Message
 
+    from sepal.engines.in_process.grid import InProcessGrid
     from sepal.protocol.layout import Parameter, Role
     from sepal.protocol.messages import Content, Reply, read_order, version, write_reply
     from sepal.protocol.method import ClientInfo, Kind, Payload
     from sepal.protocol.payloads import seal
     from sepal.server.strategy import SepalStrategy
+    from sepal.strategies.assembly import assemble
+    from sepal.strategies.baselines.fedavg import FedAvg
     from sepal.wire.tensors import whole
-    from sepal_engines.in_process.grid import InProcessGrid
-    from strategies.assembly import assemble
-    from strategies.baselines.fedavg import FedAvg
 
     assembly = assemble({"method": "fedavg", "dataset": "digits", "rounds": 2, "evaluate-every": 0})
     config = assembly.task.config.model_copy(update={"clients": clients})

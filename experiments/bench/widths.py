@@ -81,9 +81,9 @@ def step_of(kind: str, width: float, batch: int, times: int, classes: int = CLAS
     from torch.nn.functional import cross_entropy
     from torch.utils.flop_counter import FlopCounterMode
 
-    import models
-    from models.decomposed import Decomposed, cut, initial_weights
-    from models.factors import Decomposition
+    from sepal import models
+    from sepal.models.decomposed import Decomposed, cut, initial_weights
+    from sepal.models.factors import Decomposition
 
     plain = models.build(MODEL, SHAPE, classes, width=width if kind == "plain" else 1.0)
     module = plain

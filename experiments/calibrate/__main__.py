@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def methods_of(dataset: str) -> tuple[str, ...]:
     """Return the methods that are calibrated on a data set."""
-    from strategies import registry
+    from sepal.strategies import registry
 
     return SETTINGS[dataset].methods or tuple(registry.METHODS)
 

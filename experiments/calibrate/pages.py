@@ -109,7 +109,7 @@ def _figure(trials: Trials, keys: Keys) -> str:
 
 def _ended(evidence: Evidence, dataset: str, setting: Setting) -> Iterator[Trials]:
     """Yield the methods of a data set whose trials have all ended, in the registry's order."""
-    from strategies import registry
+    from sepal.strategies import registry
 
     for method in setting.methods or registry.METHODS:
         trials = evidence.trials(dataset, method, setting.grid, OWN.get(method, {}))

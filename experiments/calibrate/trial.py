@@ -11,12 +11,12 @@ from threading import Thread
 
 from experiments.calibrate.search import Trial
 from experiments.calibrate.settings import EVERYWHERE, SETTINGS
+from sepal.engines.in_process.run import run_in_process
 from sepal.errors import SepalError
 from sepal.server.accuracy import view_figures
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
-from sepal_engines.in_process.run import run_in_process
-from strategies.assembly import assemble
+from sepal.strategies.assembly import assemble
 
 
 def quiet() -> None:

@@ -21,12 +21,12 @@ import numpy as np
 
 from experiments.chaos.events import KILLS, TROUBLES
 from experiments.chaos.federation import Federation, small_disk
+from sepal.engines.flower.bundle import write_app
+from sepal.engines.in_process import run_in_process
 from sepal.rng import derive
-from sepal_engines.flower.bundle import write_app
-from sepal_engines.in_process import run_in_process
-from server_app.run_directory import IN_PROCESS, RunDirectory
-from strategies.assembly import assemble
-from strategies.registry import names
+from sepal.server_app.run_directory import IN_PROCESS, RunDirectory
+from sepal.strategies.assembly import assemble
+from sepal.strategies.registry import names
 
 # Each kind of state once, with the keys that produce it; then all other methods, with their defaults
 FIRST: list[dict[str, Any]] = [

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import tomli_w
 
-from sepal_engines.flower.credentials import ServerCredentials
-from sepal_engines.flower.engine import CONNECTION, Flower, superlink_command
+from sepal.engines.flower.credentials import ServerCredentials
+from sepal.engines.flower.engine import CONNECTION, Flower, superlink_command
 
 CLOCK = """
 import os, sys, time
@@ -161,7 +161,7 @@ class Federation(Flower):
 
     def parents(self, number: int) -> list[psutil.Process]:
         """Return the resident client process of node ``number``."""
-        return below(self.nodes[f"node{number}"].pid, "sepal_engines.flower.warm")
+        return below(self.nodes[f"node{number}"].pid, "sepal.engines.flower.warm")
 
     def children(self, number: int) -> list[psutil.Process]:
         """Return the forks that answer a message for node ``number``, and cold processes."""

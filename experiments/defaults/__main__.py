@@ -15,12 +15,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sepal_cli.comparison import Group, read_comparison, write_index
-from sepal_cli.plans.display import PlanDisplay
-from sepal_cli.plans.execute import execute
-from sepal_cli.plans.plan import make_plan, read_table
-from sepal_cli.results import Estimate
-from strategies import registry
+from sepal.cli.comparison import Group, read_comparison, write_index
+from sepal.cli.plans.display import PlanDisplay
+from sepal.cli.plans.execute import execute
+from sepal.cli.plans.plan import make_plan, read_table
+from sepal.cli.results import Estimate
+from sepal.strategies import registry
 
 HERE = Path(__file__).parent
 YARDSTICK = "fedavg-ft"

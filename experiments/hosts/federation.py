@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from experiments.hosts.network import Network
-from sepal_engines.flower.engine import CONNECTION, AppRun, Flower
+from sepal.engines.flower.engine import CONNECTION, AppRun, Flower
 
 
 class Hosts(Flower):

@@ -22,9 +22,9 @@ from typing import Any
 import psutil
 
 from experiments.load.verdict import verdict
-from sepal_engines.flower.bundle import write_app
-from sepal_engines.flower.engine import Flower
-from sepal_engines.flower.processes import FlowerError
+from sepal.engines.flower.bundle import write_app
+from sepal.engines.flower.engine import Flower
+from sepal.engines.flower.processes import FlowerError
 
 ROOT = Path(__file__).parents[2]
 MODELS = Path(__file__).parent / "models"

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from sepal_engines.flower.engine import COMPLETED
+from sepal.engines.flower.engine import COMPLETED
 
 TOLERANCE = 1.2  # over linear growth, and for memory that should not grow
 LINEAR = ("round_s", "superlink_cpu_s", "superlink_mb")  # may grow in proportion to the number of registered clients

@@ -22,8 +22,8 @@ from sepal import user_modules
 from sepal.protocol.method import ClientInfo, Payload
 from sepal.protocol.payloads import seal
 from sepal.storage.serialize import digest_arrays
+from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole
-from strategies.assembly import assemble
 
 CALLING = 8  # clients of a process that call at the same time
 UPLOADS = 50  # of 1 MB, more than a process's clients send in a round of 100 clients in four processes

@@ -1,8 +1,9 @@
 """Channel and width cuts: which entries of each tensor remain when channels are removed. Uses NumPy only.
 
 Tensors are coupled by channels: channel c of a convolution has a row in its weight, an entry in its bias and in the
-following norm, and inputs in the next layer. ``models.coupling`` returns these groups. A method chooses the channels to
-keep in each group: the first ones (HeteroFL, Fjord, Pa3dFL), a rolling window (FedRolex) or any set (Sub-FedAvg Hy).
+following norm, and inputs in the next layer. ``sepal.models.coupling`` returns these groups. A method chooses the
+channels to keep in each group: the first ones (HeteroFL, Fjord, Pa3dFL), a rolling window (FedRolex) or any set
+(Sub-FedAvg Hy).
 :class:`Cut` converts the choice to indices and copies weights between the full and the small shapes.
 """
 

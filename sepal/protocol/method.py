@@ -131,7 +131,7 @@ class Uploads(Protocol):
 
 
 def _no_module() -> nn.Module:
-    raise ModelError("model", "a task with the model's module (strategies.assembly.assemble)", "weights alone")
+    raise ModelError("model", "a task with the model's module (sepal.strategies.assembly.assemble)", "weights alone")
 
 
 @dataclass(frozen=True)

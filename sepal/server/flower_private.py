@@ -1,6 +1,6 @@
 """Everything that servers and the in-process engine use from Flower 1.39's private API.
 
-The only other files that import private names are those of Flower's own processes under ``sepal_engines/flower``
+The only other files that import private names are those of Flower's own processes under ``engines/flower``
 (``fleet.py``, ``node.py``, ``warm.py``) and the load test's: ``tests/test_imports.py`` checks this. All modules below
 are loaded by ``flwr.app`` anyway, so importing this one costs nothing more.
 

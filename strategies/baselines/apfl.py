@@ -32,8 +32,8 @@ from sepal.config import Settings
 from sepal.protocol.layout import Layout, trained
 from sepal.protocol.method import Payload, Plan, Weights
 from sepal.protocol.tensors import dense
-from strategies.baselines.fedavg import FedAvgServer
-from strategies.registration import register
+from sepal.strategies.baselines.fedavg import FedAvgServer
+from sepal.strategies.registration import register
 
 
 class Hyper(Settings):

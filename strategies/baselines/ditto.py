@@ -23,8 +23,8 @@ from sepal.client.hooks import proximal
 from sepal.config import NotNegativeOrAuto, Settings, auto
 from sepal.protocol.method import Payload, Plan, Weights
 from sepal.protocol.tensors import dense
-from strategies.baselines.fedavg import FedAvgServer
-from strategies.registration import register
+from sepal.strategies.baselines.fedavg import FedAvgServer
+from sepal.strategies.registration import register
 
 
 class Hyper(Settings):

@@ -23,7 +23,7 @@ from sepal.protocol.method import Metrics, Payload, Plan, Upload, Uploads, Weigh
 from sepal.protocol.tensors import dense
 from sepal.server.algorithm import ServerBase
 from sepal.server.means import weighted_mean
-from strategies.registration import register
+from sepal.strategies.registration import register
 
 
 class Hyper(Settings):

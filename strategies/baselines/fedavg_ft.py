@@ -15,8 +15,8 @@ from pydantic import Field
 from sepal.config import Settings
 from sepal.protocol.method import Payload, Plan
 from sepal.protocol.tensors import dense
-from strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer
-from strategies.registration import register
+from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer
+from sepal.strategies.registration import register
 
 
 class Hyper(Settings):

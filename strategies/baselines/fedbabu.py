@@ -16,9 +16,9 @@ from pydantic import Field
 from sepal.config import Settings
 from sepal.protocol.layout import Layout, layers
 from sepal.protocol.method import Payload, Plan, Task, Weights
-from strategies.baselines.fedavg import ClientState, FedAvgServer
-from strategies.baselines.fedavg_ft import FedAvgFtClient
-from strategies.registration import register
+from sepal.strategies.baselines.fedavg import ClientState, FedAvgServer
+from sepal.strategies.baselines.fedavg_ft import FedAvgFtClient
+from sepal.strategies.registration import register
 
 
 class Hyper(Settings):

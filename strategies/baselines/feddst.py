@@ -43,8 +43,8 @@ from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Ta
 from sepal.protocol.tensors import at_masks, at_masks_specs
 from sepal.server.algorithm import ServerBase
 from sepal.server.means import mean_of_holders
-from strategies.baselines.fedavg import ClientState, FedAvgClient
-from strategies.registration import register
+from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient
+from sepal.strategies.registration import register
 
 
 class Hyper(Settings):

@@ -30,15 +30,15 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
-from models import initial_weights
 from sepal.client.algorithm import ClientBase
 from sepal.client.hooks import Hooks
 from sepal.config import Settings
+from sepal.models import initial_weights
 from sepal.protocol.layout import Layout, Parameter
 from sepal.protocol.method import Payload, Plan, Predictor, Task, Weights
 from sepal.rng import derive
-from strategies.baselines.fedavg import FedAvgServer, ServerState
-from strategies.registration import register
+from sepal.strategies.baselines.fedavg import FedAvgServer, ServerState
+from sepal.strategies.registration import register
 
 EXAMPLES = 512  # at once in the E-step
 

@@ -60,8 +60,8 @@ from sepal.protocol.method import (
 )
 from sepal.rng import derive
 from sepal.server.algorithm import ServerBase
+from sepal.strategies.registration import register
 from sepal.wire.tensors import SparseTensor, Tensors, TensorSpec, members
-from strategies.registration import register
 
 SPREAD = 0.01  # standard deviation of the first scores
 

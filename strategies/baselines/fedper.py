@@ -20,8 +20,8 @@ from sepal.client.algorithm import ClientBase
 from sepal.config import Settings
 from sepal.protocol.layout import Layout, layers
 from sepal.protocol.method import Payload, Plan, Task, Weights
-from strategies.baselines.fedavg import FedAvgServer
-from strategies.registration import register
+from sepal.strategies.baselines.fedavg import FedAvgServer
+from sepal.strategies.registration import register
 
 
 class Hyper(Settings):

@@ -13,8 +13,8 @@ from __future__ import annotations
 from sepal.client.hooks import Hooks, proximal
 from sepal.config import NotNegativeOrAuto, Settings, auto
 from sepal.protocol.method import Plan, Weights
-from strategies.baselines.fedavg import FedAvgClient, FedAvgServer
-from strategies.registration import register
+from sepal.strategies.baselines.fedavg import FedAvgClient, FedAvgServer
+from sepal.strategies.registration import register
 
 
 class Hyper(Settings):

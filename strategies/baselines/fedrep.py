@@ -19,8 +19,8 @@ from pydantic import Field
 from sepal.config import Settings
 from sepal.protocol.layout import layers
 from sepal.protocol.method import Payload, Plan
-from strategies.baselines.fedper import Body, ClientState, FedPerServer, PartClient
-from strategies.registration import register
+from sepal.strategies.baselines.fedper import Body, ClientState, FedPerServer, PartClient
+from sepal.strategies.registration import register
 
 
 class Hyper(Settings):

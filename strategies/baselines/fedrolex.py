@@ -6,15 +6,15 @@ channels, from t mod K on, modulo K, so that narrow clients train every channel,
 as in the authors' code: widths, unweighted mean, scaler, masked loss, static batch normalisation. A deployed client
 predicts with its part of the server's model in the newest window, which is *received*.
 
-Deviations: those of :mod:`strategies.baselines.heterofl`. The window moves up, as in the paper; the authors' code moves
-it down. Channels that are normalised together (GroupNorm) move together. A client's *trained* model is that of the
-window at which it was trained.
+Deviations: those of :mod:`sepal.strategies.baselines.heterofl`. The window moves up, as in the paper; the authors' code
+moves it down. Channels that are normalised together (GroupNorm) move together. A client's *trained* model is that of
+the window at which it was trained.
 """
 
 from __future__ import annotations
 
-from strategies.baselines.heterofl import HeteroFLClient, HeteroFLServer, Hyper
-from strategies.registration import register
+from sepal.strategies.baselines.heterofl import HeteroFLClient, HeteroFLServer, Hyper
+from sepal.strategies.registration import register
 
 
 class Rolling:

@@ -36,10 +36,10 @@ from sepal.protocol.layout import Layout, statistics, trained
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, SpecLike, Task, Uploads, Weights
 from sepal.protocol.tensors import dense, dense_specs
 from sepal.server.means import sparse_mean, weighted_mean
+from sepal.strategies.baselines.fedavg import FedAvgServer, ServerState
+from sepal.strategies.registration import register
 from sepal.wire import rounded
 from sepal.wire.tensors import Index, SparseTensor, TensorSpec
-from strategies.baselines.fedavg import FedAvgServer, ServerState
-from strategies.registration import register
 
 
 class Hyper(Settings):

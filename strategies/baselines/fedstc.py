@@ -38,9 +38,9 @@ from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Sp
 from sepal.protocol.tensors import dense, dense_specs
 from sepal.server.algorithm import ServerBase
 from sepal.server.means import sparse_mean
+from sepal.strategies.registration import register
 from sepal.wire import rounded
 from sepal.wire.tensors import Index, SparseTensor, TensorSpec, ValueCoding, Values, at
-from strategies.registration import register
 
 
 class Hyper(Settings):

@@ -10,7 +10,7 @@ which is *received*; *kept* is its part after its last local epochs.
 
 Deviations: batch norms share their statistics between widths (the paper has a set for each);
 distillation uses temperature 1 and weight 1, as the authors' code does; layers must follow one
-another (:mod:`models.channels`).
+another (:mod:`sepal.models.channels`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sepal.client.hooks import Hooks
 from sepal.client.multiply_adds import multiply_adds
 from sepal.protocol.method import Plan, Weights
 from sepal.rng import derive
-from strategies.baselines.widths import Dense, WidthClient, WidthServer, WidthSettings, numbers
-from strategies.registration import register
+from sepal.strategies.baselines.widths import Dense, WidthClient, WidthServer, WidthSettings, numbers
+from sepal.strategies.registration import register
 
 
 class Hyper(WidthSettings):

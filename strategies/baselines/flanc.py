@@ -2,8 +2,8 @@
 
 Mei, Guo, Zhou, Patel, "Resource-Adaptive Federated Learning with All-In-One Neural Composition", NeurIPS 2022, and the
 authors' code. Each layer's weight is a product of a basis θ_u and coefficients θ_v
-(:class:`models.factors.DecomposedLayer`, equation 3 of Pa3dFL). The basis has the same shape at every width and is
-averaged over all clients with equal weights. Coefficients, biases, norms and the head belong to a width: they are
+(:class:`sepal.models.factors.DecomposedLayer`, equation 3 of Pa3dFL). The basis has the same shape at every width and
+is averaged over all clients with equal weights. Coefficients, biases, norms and the head belong to a width: they are
 averaged over the clients of that width, and do not change in a round without such clients. The loss includes
 λ·Σ_layers mean((θ_uᵀθ_u - I)²), which keeps the basis near orthogonal. A deployed client predicts with the server's
 tensors of its width, which is *received*; *kept* are those after its last local epochs.
@@ -12,8 +12,8 @@ Deviations:
 
 * All layers but the head are composed; the authors keep the first convolution plain, too. Models consist of
   convolutions, linear layers and ``GroupNorm``.
-* The bases have the sizes given in Pa3dFL's paper (R1, R2 of :mod:`models.decomposed`); initial bases are normal and
-  not orthogonal, and the coefficients of all widths start as prefixes of one draw.
+* The bases have the sizes given in Pa3dFL's paper (R1, R2 of :mod:`sepal.models.decomposed`); initial bases are normal
+  and not orthogonal, and the coefficients of all widths start as prefixes of one draw.
 * The last hidden layer's outputs are whole at every width, as in our Pa3dFL.
 * A client's width follows from its capacity and is fixed; the authors draw one for each client and round.
 """
@@ -30,14 +30,14 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
-from models.decomposed import Decomposed, cut, initial_weights
-from models.factors import LEAST, DecomposedLayer, Decomposition
-from models.weights import load_weights
 from sepal.client.hooks import Hooks
+from sepal.models.decomposed import Decomposed, cut, initial_weights
+from sepal.models.factors import LEAST, DecomposedLayer, Decomposition
+from sepal.models.weights import load_weights
 from sepal.protocol.layout import Layout
 from sepal.protocol.method import Plan, Task, Upload, Weights
-from strategies.baselines.widths import Place, WidthClient, WidthServer, WidthSettings, numbers
-from strategies.registration import register
+from sepal.strategies.baselines.widths import Place, WidthClient, WidthServer, WidthSettings, numbers
+from sepal.strategies.registration import register
 
 
 class Hyper(WidthSettings):

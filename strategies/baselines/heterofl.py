@@ -15,7 +15,7 @@ Deviations:
   model alone, whose scaler is 1. The mask of classes is only used in training.
 * The widths of clients do not change from round to round (the authors' "fix"), and follow from capacity.
 * The server learns which classes a client has: they are sent as a mask, one bit per class.
-* Layers must follow one another (:mod:`models.channels`): no residual networks.
+* Layers must follow one another (:mod:`sepal.models.channels`): no residual networks.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from sepal.client.training import Trainer
 from sepal.protocol.layout import Layout, layers
 from sepal.protocol.method import ClientInfo, Payload, Plan, Schema, Task, Upload, Weights
 from sepal.server.means import Part
+from sepal.strategies.baselines.fedavg import ServerState
+from sepal.strategies.baselines.widths import ClientState, Cuts, Dense, WidthClient, WidthServer, WidthSettings
+from sepal.strategies.registration import register
 from sepal.wire.tensors import TensorSpec, members
-from strategies.baselines.fedavg import ServerState
-from strategies.baselines.widths import ClientState, Cuts, Dense, WidthClient, WidthServer, WidthSettings
-from strategies.registration import register
 
 CLASSES = "classes"  # in an upload, beside the model's tensors: which classes the client has
 BATCH = 512

@@ -23,9 +23,9 @@ from pydantic import Field
 from sepal.config import Settings
 from sepal.protocol.layout import Layout, Role, layers
 from sepal.protocol.method import Task
-from strategies.baselines.fedavg import FedAvgServer
-from strategies.baselines.fedper import PartClient
-from strategies.registration import register
+from sepal.strategies.baselines.fedavg import FedAvgServer
+from sepal.strategies.baselines.fedper import PartClient
+from sepal.strategies.registration import register
 
 
 class Hyper(Settings):

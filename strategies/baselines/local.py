@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from sepal.protocol.layout import Layout
 from sepal.protocol.method import Metrics, Payload, Plan, Predictor, Uploads, Weights
 from sepal.server.algorithm import ServerBase
-from strategies.baselines.fedper import ClientState, PartClient
-from strategies.registration import register
+from sepal.strategies.baselines.fedper import ClientState, PartClient
+from sepal.strategies.registration import register
 
 
 @dataclass(frozen=True)

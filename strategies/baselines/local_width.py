@@ -1,17 +1,17 @@
 """Local training at each client's own width: Local for clients of different capacity.
 
-As :mod:`strategies.baselines.local`, no weights are sent. A client trains its part of W_0, the first channels of every
-hidden layer, at the largest width whose square is at most its capacity (:mod:`strategies.baselines.widths`). So it is
-the yardstick for methods that use each client's capacity: the same models without federation. A deployed client
-predicts with its own model, which is *kept*.
+As :mod:`sepal.strategies.baselines.local`, no weights are sent. A client trains its part of W_0, the first channels of
+every hidden layer, at the largest width whose square is at most its capacity
+(:mod:`sepal.strategies.baselines.widths`). So it is the yardstick for methods that use each client's capacity: the same
+models without federation. A deployed client predicts with its own model, which is *kept*.
 """
 
 from __future__ import annotations
 
 from sepal.protocol.method import ClientInfo, Payload, Plan, Predictor, Schema, Weights
-from strategies.baselines.local import LocalServer, ServerState
-from strategies.baselines.widths import ClientState, Cuts, WidthClient, WidthSettings
-from strategies.registration import register
+from sepal.strategies.baselines.local import LocalServer, ServerState
+from sepal.strategies.baselines.widths import ClientState, Cuts, WidthClient, WidthSettings
+from sepal.strategies.registration import register
 
 
 class LocalWidthServer(Cuts, LocalServer):

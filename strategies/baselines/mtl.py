@@ -37,8 +37,8 @@ from sepal.protocol.layout import Layout, layers, trained
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Task, Uploads, Weights
 from sepal.protocol.tensors import dense, dense_specs
 from sepal.server.algorithm import ServerBase
-from strategies.baselines.fedper import ClientState
-from strategies.registration import register
+from sepal.strategies.baselines.fedper import ClientState
+from sepal.strategies.registration import register
 
 
 class Hyper(Settings):

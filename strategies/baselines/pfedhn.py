@@ -42,8 +42,8 @@ from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Ta
 from sepal.protocol.tensors import dense, dense_schema
 from sepal.rng import derive
 from sepal.server.algorithm import ServerBase
-from strategies.baselines.fedper import ClientState
-from strategies.registration import register
+from sepal.strategies.baselines.fedper import ClientState
+from sepal.strategies.registration import register
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 EMBEDDING = "embedding/"

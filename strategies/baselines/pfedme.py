@@ -24,8 +24,8 @@ from sepal.config import PositiveOrAuto, Settings, auto
 from sepal.protocol.layout import trained
 from sepal.protocol.method import Metrics, Payload, Plan, Uploads
 from sepal.protocol.tensors import dense
-from strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer, ServerState
-from strategies.registration import register
+from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer, ServerState
+from sepal.strategies.registration import register
 
 
 class Hyper(Settings):

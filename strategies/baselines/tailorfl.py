@@ -19,7 +19,7 @@ Deviations:
 * In round 1 a client holds the whole model, whatever its capacity, as in that code.
 * Importances are trained for whole passes over the data, as many as are closest to ``tailorfl.steps`` batches.
 * A client that joins after round 1 gets the channels of greatest norm in all layers.
-* Norms are not scaled. Layers must follow one another (:mod:`models.channels`).
+* Norms are not scaled. Layers must follow one another (:mod:`sepal.models.channels`).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Predictor,
 from sepal.protocol.tensors import dense, dense_schema
 from sepal.server.algorithm import ServerBase
 from sepal.server.means import Part, mean_of_parts
+from sepal.strategies.baselines.widths import ClientState, Cuts, Dense, WidthClient, WidthSettings
+from sepal.strategies.registration import register
 from sepal.wire.tensors import TensorSpec, whole
-from strategies.baselines.widths import ClientState, Cuts, Dense, WidthClient, WidthSettings
-from strategies.registration import register
 
 Filters = Mapping[str, Index]  # by group: the units of channels that a client keeps, increasing
 Known = Mapping[str, Filters]  # by client

@@ -21,18 +21,18 @@ import numpy.typing as npt
 from pydantic import Field, field_validator
 from torch import nn
 
-from models import coupling, cut_model
 from sepal.client.algorithm import ClientBase
 from sepal.client.network import Network
 from sepal.client.training import Trainer
 from sepal.config import Settings
 from sepal.errors import ModelError
 from sepal.masks.cuts import Coupling, Cut, parameters, windows
+from sepal.models import coupling, cut_model
 from sepal.protocol.layout import Layout
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Task, Upload, Uploads, Weights
 from sepal.protocol.tensors import dense, dense_schema
 from sepal.server.means import Part, mean_of_parts
-from strategies.baselines.fedavg import FedAvgServer, ServerState
+from sepal.strategies.baselines.fedavg import FedAvgServer, ServerState
 
 Dense = dict[str, npt.NDArray[np.float32]]
 Place = tuple[Any, ...]

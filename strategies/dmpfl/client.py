@@ -22,8 +22,15 @@ from sepal.masks.packed import Masks, density, pack, spread, take, unpack
 from sepal.masks.schedules import prune_and_regrow
 from sepal.protocol.method import Payload, Plan, Predictor, Schema, Task, Weights
 from sepal.protocol.tensors import at_masks
+from sepal.strategies.dmpfl.contract import (
+    ClientState,
+    budgets,
+    download_schema,
+    first_masks,
+    masked_parts,
+    parse_schedule,
+)
 from sepal.wire.tensors import Support
-from strategies.dmpfl.contract import ClientState, budgets, download_schema, first_masks, masked_parts, parse_schedule
 
 Dense = dict[str, npt.NDArray[np.float32]]
 BATCH = 512  # batch size where it only affects memory

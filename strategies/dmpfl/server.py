@@ -22,7 +22,15 @@ from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Ta
 from sepal.protocol.tensors import at_masks, at_masks_specs
 from sepal.server.algorithm import ServerBase
 from sepal.server.means import mean_of_holders
-from strategies.dmpfl.contract import Held, ServerState, budgets, first_masks, masked_parts, parse_schedule, phases
+from sepal.strategies.dmpfl.contract import (
+    Held,
+    ServerState,
+    budgets,
+    first_masks,
+    masked_parts,
+    parse_schedule,
+    phases,
+)
 
 Counts: TypeAlias = Mapping[str, npt.NDArray[np.int64]]
 Budget: TypeAlias = Mapping[str, int]

@@ -1,14 +1,14 @@
 """FedPSE: personalized sparsification with element-wise aggregation. Zheng et al., CIKM 2023."""
 
-from strategies.fedpse.contract import Hyper
-from strategies.registration import register
+from sepal.strategies.fedpse.contract import Hyper
+from sepal.strategies.registration import register
 
 FedPSE = register(
     "fedpse",
     "Personalized sparsification with element-wise aggregation",
     "Zheng et al., CIKM 2023",
-    "strategies.fedpse.server:FedPSEServer",
-    "strategies.fedpse.client:FedPSEClient",
+    "sepal.strategies.fedpse.server:FedPSEServer",
+    "sepal.strategies.fedpse.client:FedPSEClient",
     Hyper,
     private=("",),
 )

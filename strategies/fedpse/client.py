@@ -17,9 +17,9 @@ from sepal.masks.selection import per_layer_top_k, top_k
 from sepal.protocol.layout import statistics, trained
 from sepal.protocol.method import Payload, Plan, Schema, Task, Weights
 from sepal.protocol.tensors import dense
+from sepal.strategies.fedpse.contract import ClientState, budget, by_layer, download_schema, moved
 from sepal.wire import rounded
 from sepal.wire.tensors import Index, SparseTensor, Values
-from strategies.fedpse.contract import ClientState, budget, by_layer, download_schema, moved
 
 
 class FedPSEClient(ClientBase[ClientState]):

@@ -20,8 +20,8 @@ from sepal.protocol.tensors import dense
 from sepal.rng import derive
 from sepal.server.algorithm import ServerBase
 from sepal.server.means import weighted_mean
+from sepal.strategies.fedpse.contract import ServerState, budget, by_layer, upload_schema
 from sepal.wire.tensors import Array, Index, SparseTensor, Values
-from strategies.fedpse.contract import ServerState, budget, by_layer, upload_schema
 
 Members = npt.NDArray[np.bool_]
 

@@ -1,14 +1,14 @@
 """Pa3dFL: selective knowledge sharing under capacity heterogeneity. Wang, Wang, Peng, Wang, Wang, 2024."""
 
-from strategies.pa3dfl.contract import Hyper
-from strategies.registration import register
+from sepal.strategies.pa3dfl.contract import Hyper
+from sepal.strategies.registration import register
 
 Pa3dFL = register(
     "pa3dfl",
     "Decomposed models of each client's width, with personal factors from a hypernetwork",
     "Wang et al., 2024",
-    "strategies.pa3dfl.server:Pa3dFLServer",
-    "strategies.pa3dfl.client:Pa3dFLClient",
+    "sepal.strategies.pa3dfl.server:Pa3dFLServer",
+    "sepal.strategies.pa3dfl.client:Pa3dFLClient",
     Hyper,
     uses_capacity=True,
     draws="factors of its own",

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from models.decomposed import Decomposed
-from models.factors import Decomposition, width_for
-from models.weights import load_weights
 from sepal.config import NotNegativeOrAuto, Settings, auto
+from sepal.models.decomposed import Decomposed
+from sepal.models.factors import Decomposition, width_for
+from sepal.models.weights import load_weights
 from sepal.protocol.layout import Layout
 from sepal.protocol.method import Task, Weights
 

@@ -39,7 +39,7 @@ from sepal.errors import ModelError
 from sepal.protocol.layout import Layout
 from sepal.protocol.method import Weights
 from sepal.rng import derive
-from strategies.pa3dfl.contract import Array, Hyper, State
+from sepal.strategies.pa3dfl.contract import Array, Hyper, State
 
 Place: TypeAlias = tuple[slice, ...]
 Rounding: TypeAlias = Callable[[Array], Array]

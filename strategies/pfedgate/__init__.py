@@ -1,14 +1,14 @@
 """pFedGate: sparse models made per example, batch or client by a private gating layer. Chen et al., ICML 2023."""
 
-from strategies.pfedgate.contract import Hyper
-from strategies.registration import register
+from sepal.strategies.pfedgate.contract import Hyper
+from sepal.strategies.registration import register
 
 PFedGate = register(
     "pfedgate",
     "Sparse models made by each client's private gate within its budget",
     "Chen et al., ICML 2023",
-    "strategies.pfedgate.server:PFedGateServer",
-    "strategies.pfedgate.client:PFedGateClient",
+    "sepal.strategies.pfedgate.server:PFedGateServer",
+    "sepal.strategies.pfedgate.client:PFedGateClient",
     Hyper,
     uses_capacity=True,
 )

@@ -14,14 +14,14 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from models.gated import GatedModule
 from sepal.client.algorithm import ClientBase
 from sepal.client.hooks import Hooks
 from sepal.client.network import Network
 from sepal.client.training import Group, Trainer, read_state
+from sepal.models.gated import GatedModule
 from sepal.protocol.method import Payload, Plan, Predictor, Task, Weights
-from strategies.pfedgate.blocks import Mask
-from strategies.pfedgate.contract import ClientState, Gated, Hyper
+from sepal.strategies.pfedgate.blocks import Mask
+from sepal.strategies.pfedgate.contract import ClientState, Gated, Hyper
 
 EXAMPLES = 512  # evaluated at once where predictions do not depend on it
 

@@ -20,17 +20,17 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from models.cuts import forward_multiply_adds
-from models.gated import GatedModule
-from models.weights import initial_weights
 from sepal.config import PositiveOrAuto, Settings, auto
 from sepal.errors import ConfigError
 from sepal.masks.flat import Flat
+from sepal.models.cuts import forward_multiply_adds
+from sepal.models.gated import GatedModule
+from sepal.models.weights import initial_weights
 from sepal.protocol.layout import trained
 from sepal.protocol.method import ClientInfo, Schema, Task, Weights
+from sepal.strategies.pfedgate.blocks import Blocks, Mask, split
+from sepal.strategies.pfedgate.knapsack import Knapsack
 from sepal.wire.tensors import Index, SparseTensor, Support, Tensors, TensorSpec, ValueCoding, Values, members
-from strategies.pfedgate.blocks import Blocks, Mask, split
-from strategies.pfedgate.knapsack import Knapsack
 
 
 class Hyper(Settings):

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.errors import ConfigError
-from strategies.pfedgate.blocks import Blocks, Index, Mask, exact
+from sepal.strategies.pfedgate.blocks import Blocks, Index, Mask, exact
 
 ENTRIES = 1 << 16
 

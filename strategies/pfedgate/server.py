@@ -11,7 +11,7 @@ import numpy as np
 from sepal.protocol.method import ClientInfo, Metrics, Plan, Schema, Task, Upload, Uploads, Weights
 from sepal.server.algorithm import ServerBase
 from sepal.server.means import mean_of_holders
-from strategies.pfedgate.contract import Gated, ServerState
+from sepal.strategies.pfedgate.contract import Gated, ServerState
 
 
 class PFedGateServer(ServerBase[ServerState]):

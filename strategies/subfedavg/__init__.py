@@ -1,14 +1,14 @@
 """Sub-FedAvg, unstructured and hybrid: clients prune their models step by step. Vahidian et al., 2021."""
 
-from strategies.registration import register
-from strategies.subfedavg.contract import Hyper
+from sepal.strategies.registration import register
+from sepal.strategies.subfedavg.contract import Hyper
 
 SubFedAvg = register(
     "subfedavg",
     "Each client prunes its model step by step; each entry is averaged over the clients that kept it",
     "Vahidian et al., ICDCS Workshops 2021",
-    "strategies.subfedavg.server:SubFedAvgServer",
-    "strategies.subfedavg.client:SubFedAvgClient",
+    "sepal.strategies.subfedavg.server:SubFedAvgServer",
+    "sepal.strategies.subfedavg.client:SubFedAvgClient",
     Hyper,
     uses_capacity=True,
 )

@@ -13,17 +13,17 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from models import cut_model, forward_multiply_adds
 from sepal.client.algorithm import ClientBase
 from sepal.client.evaluation import score
 from sepal.client.hooks import frozen
 from sepal.client.training import Trainer
 from sepal.masks.cuts import Cut, parameters
 from sepal.masks.packed import Mask, Masks, density, spread, take, unpack
+from sepal.models import cut_model, forward_multiply_adds
 from sepal.protocol.method import Payload, Plan, Predictor, Schema, Task, Weights
 from sepal.protocol.tensors import at_masks
-from strategies.subfedavg.contract import ClientState
-from strategies.subfedavg.parts import Prunable, distance
+from sepal.strategies.subfedavg.contract import ClientState
+from sepal.strategies.subfedavg.parts import Prunable, distance
 
 Dense = dict[str, npt.NDArray[np.float32]]
 

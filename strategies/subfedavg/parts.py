@@ -21,16 +21,16 @@ from typing import TypeVar
 
 import numpy as np
 
-from models import coupling
 from sepal.errors import ConfigError, ModelError, ProtocolError
 from sepal.masks.cuts import Cut, parameters
 from sepal.masks.packed import Dense, Mask, Masks, Packed, pack, unpack
 from sepal.masks.selection import count, largest
+from sepal.models import coupling
 from sepal.protocol.layout import Layout, Parameter, Role, trained
 from sepal.protocol.method import Schema, SpecLike, Task, Weights
 from sepal.protocol.tensors import at_masks_specs, positions
+from sepal.strategies.subfedavg.contract import Hyper
 from sepal.wire.tensors import SparseTensor, Support, Tensors, TensorSpec, members
-from strategies.subfedavg.contract import Hyper
 
 
 def distance(one: Masks, other: Masks, parts: Layout) -> float:

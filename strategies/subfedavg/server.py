@@ -13,8 +13,8 @@ from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Ta
 from sepal.protocol.tensors import at_masks
 from sepal.server.algorithm import ServerBase
 from sepal.server.means import mean_of_holders
-from strategies.subfedavg.contract import ServerState
-from strategies.subfedavg.parts import Prunable, paper_cost
+from sepal.strategies.subfedavg.contract import ServerState
+from sepal.strategies.subfedavg.parts import Prunable, paper_cost
 
 
 class SubFedAvgServer(ServerBase[ServerState]):

@@ -9,9 +9,9 @@ import pytest
 from sepal.client.state_store import DiskStateStore
 from sepal.errors import StateError
 from sepal.server.run_store import evict
+from sepal.server_app.run_directory import IN_PROCESS, RunDirectory
 from sepal.storage.home import private_home
-from server_app.run_directory import IN_PROCESS, RunDirectory
-from strategies.assembly import assemble
+from sepal.strategies.assembly import assemble
 
 OPENED = {
     "run": lambda path: RunDirectory(path, assemble({"dataset": "digits"}), IN_PROCESS),

@@ -14,8 +14,8 @@ from sepal.errors import RosterError
 from sepal.server.downloads import largest_reply
 from sepal.server.flower_private import MOST_OBJECTS, arrays_bytes, bound_replies, enter_run
 from sepal.server.strategy import SepalStrategy
-from strategies import registry
-from strategies.assembly import assemble
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
 
 MEBIBYTE = 1 << 20
 

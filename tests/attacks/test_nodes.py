@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from client_app.app import handle
+from sepal.client_app.app import handle
 from sepal.errors import SepalError
 from sepal.protocol.messages import Content, Order, read_reply, write_order
 from sepal.protocol.method import Kind, Plan

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from client_app.build import data_digest
+from sepal.client_app.build import data_digest
 from sepal.data import ClientData, Examples
+from sepal.engines.in_process import run_in_process
 from sepal.errors import DataError
 from sepal.server.run_store import DiskRunStore
-from sepal_engines.in_process import run_in_process
-from strategies.assembly import assemble
+from sepal.strategies.assembly import assemble
 from tests.attacks.hostile import EVIL, Hostile
 from tests.contract.fakes import FAKES
 from tests.contract.harness import Killed

@@ -22,22 +22,21 @@ import tomli_w
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-import models
-from models.weights import read_weights
-from sepal import user_modules
+from sepal import models, user_modules
+from sepal.cli.comparison import read_comparison
+from sepal.cli.main import app
+from sepal.cli.plans.execute import execute
+from sepal.cli.plans.plan import read_plan
+from sepal.cli.portable import Origin, load, save
+from sepal.cli.report.data import datasets
+from sepal.cli.report.live import ReportServer
+from sepal.cli.report.page import _json, _overview
 from sepal.data.sources.folder import read
 from sepal.errors import ConfigError, DataError, ModelError, StateError
+from sepal.models.weights import read_weights
 from sepal.server.run_store import evict
-from sepal_cli.comparison import read_comparison
-from sepal_cli.main import app
-from sepal_cli.plans.execute import execute
-from sepal_cli.plans.plan import read_plan
-from sepal_cli.portable import Origin, load, save
-from sepal_cli.report.data import datasets
-from sepal_cli.report.live import ReportServer
-from sepal_cli.report.page import _json, _overview
-from strategies.assembly import assemble
-from tests.sepal_cli.runs_for_tests import write_run
+from sepal.strategies.assembly import assemble
+from tests.cli.runs_for_tests import write_run
 
 ESCAPE = "[/x]\x1b]0;taken\x07"
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from sepal.cli.main import app
+from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError
 from sepal.protocol.method import ClientInfo, Payload, Upload, resolve
 from sepal.server.means import sparse_mean, weighted_mean
 from sepal.storage.serialize import digest
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import at, whole
-from sepal_cli.main import app
-from sepal_engines.in_process import run_in_process
-from strategies import registry
-from strategies.assembly import assemble
 from tests.attacks.hostile import Hostile, silence
 from tests.attacks.test_hostile_replies import uploads
 

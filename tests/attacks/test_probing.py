@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from client_app.build import Node, Shared, build_host, open_store
+from sepal.client_app.build import Node, Shared, build_host, open_store
 from sepal.errors import ConfigError, DataError, SepalError
 from sepal.protocol.messages import Content, Order, read_reply, write_order, write_reply
 from sepal.protocol.method import Kind, Payload, Plan

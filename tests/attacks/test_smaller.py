@@ -10,20 +10,20 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from typer.testing import CliRunner
 
+from sepal.cli.main import app
 from sepal.client.state_store import DiskStateStore
 from sepal.errors import ProtocolError, StateError
 from sepal.protocol.messages import read_reply
 from sepal.protocol.method import Kind
 from sepal.protocol.views import check_counts
 from sepal.server.run_store import DiskRunStore
+from sepal.server_app.run_directory import IN_PROCESS, RunDirectory
 from sepal.storage.files import make_directory
-from sepal_cli.main import app
-from server_app.run_directory import IN_PROCESS, RunDirectory
-from strategies.assembly import assemble
+from sepal.strategies.assembly import assemble
 from tests.attacks.hostile import EVIL, Hostile, changed
 from tests.attacks.test_swapped_files import State, save
+from tests.cli.runs_for_tests import write_run
 from tests.sepal.server.test_resume import federation, killed, outcome, serve
-from tests.sepal_cli.runs_for_tests import write_run
 
 
 def test_a_file_system_without_hard_links_is_enough(tmp_path, monkeypatch):

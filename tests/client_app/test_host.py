@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 from flwr.app import RecordDict
 
-from client_app.host import ClientHost
 from sepal.client.state_store import DiskStateStore
+from sepal.client_app.host import ClientHost
 from sepal.errors import DataError, ProtocolError, StateError
 from sepal.protocol.messages import Content, Order, read_reply, version, write_order
 from sepal.protocol.method import ClientInfo, Kind, Payload, Plan, Schema

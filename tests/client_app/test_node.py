@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from client_app.build import Node, Shared, build_host, client_name, open_store
+from sepal.client_app.build import Node, Shared, build_host, client_name, open_store
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
+from sepal.server_app.run_directory import default_base
 from sepal.storage.home import home
-from server_app.run_directory import default_base
-from strategies import registry
-from strategies.assembly import assemble
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
 
 
 def test_a_client_is_called_by_its_partition_unless_it_has_a_name():

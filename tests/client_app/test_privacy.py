@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from client_app.app import handle
+from sepal.client_app.app import handle
+from sepal.engines.in_process import run_in_process
 from sepal.errors import ProtocolError, SepalError
 from sepal.protocol.messages import Content, Order, read_reply, write_order
 from sepal.protocol.method import Kind, Payload, Plan
 from sepal.protocol.payloads import seal, unseal
 from sepal.protocol.tensors import dense, dense_schema
 from sepal.server.flower_private import enter_run
+from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import ValueCoding
-from sepal_engines.in_process import run_in_process
-from strategies.assembly import assemble
 
 RUN = {
     "method": "fedavg",

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError
 from sepal.protocol.method import resolve
-from sepal_engines.in_process import run_in_process
-from strategies import registry
-from strategies.assembly import assemble
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
 
 FLAT = {"dataset": "digits", "clients": 2, "rounds": 1, "partition.name": "iid", "partition.subsample": 80}
 

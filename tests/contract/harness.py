@@ -10,16 +10,16 @@ from types import SimpleNamespace
 import numpy as np
 from flwr.app import Error, Message
 
-from client_app.host import ClientHost
 from sepal.client.state_store import DiskStateStore, StateStore
+from sepal.client_app.host import ClientHost
 from sepal.config import RunConfig, Settings
+from sepal.engines.in_process.grid import InProcessGrid
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.messages import read_order
 from sepal.protocol.method import ClientInfo, Kind, Method, Task
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import MemoryRunStore, RunStore
 from sepal.server.strategy import SepalStrategy
-from sepal_engines.in_process.grid import InProcessGrid
 from tests.contract.fakes import SIZE
 from tests.stores import ScratchStore
 

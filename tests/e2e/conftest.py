@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sepal_engines.flower.certificates import make_certificates
-from sepal_engines.flower.credentials import ServerCredentials
-from sepal_engines.flower.engine import Flower
-from sepal_engines.flower.registration import Registry
+from sepal.engines.flower.certificates import make_certificates
+from sepal.engines.flower.credentials import ServerCredentials
+from sepal.engines.flower.engine import Flower
+from sepal.engines.flower.registration import Registry
 from tests.e2e.light import EVIL, GUEST, HONEST
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
-from sepal_engines.flower.engine import CONNECTION, Flower
+from sepal.engines.flower.engine import CONNECTION, Flower
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

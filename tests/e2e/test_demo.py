@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from experiments.demo import BESIDE, compared
-from sepal_cli.runs import read_run
-from strategies import registry
+from sepal.cli.runs import read_run
+from sepal.strategies import registry
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(700)]
 ROOT = Path(__file__).resolve().parents[2]

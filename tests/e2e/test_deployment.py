@@ -19,12 +19,12 @@ import psutil
 import pytest
 import tomli_w
 
-from sepal_engines.flower.bundle import write_app
-from sepal_engines.flower.engine import Flower
-from sepal_engines.flower.processes import FlowerError
-from sepal_engines.in_process import run_in_process
-from server_app.run_directory import IN_PROCESS, RunDirectory
-from strategies.assembly import assemble
+from sepal.engines.flower.bundle import write_app
+from sepal.engines.flower.engine import Flower
+from sepal.engines.flower.processes import FlowerError
+from sepal.engines.in_process import run_in_process
+from sepal.server_app.run_directory import IN_PROCESS, RunDirectory
+from sepal.strategies.assembly import assemble
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -229,7 +229,7 @@ def test_submit_continues_a_run_whose_server_app_was_killed(deployment, expected
     killer = At(tmp_path / "submitted", 2, lambda: server_app_process(deployment).kill())
     keys = {**FLAT, **CASES["fedpse-two"]}
     (tmp_path / "keys.toml").write_text(tomli_w.dumps(keys))
-    command = [sys.executable, "-m", "sepal_cli", "submit", "--control", str(deployment.ports.control)]
+    command = [sys.executable, "-m", "sepal.cli", "submit", "--control", str(deployment.ports.control)]
     command += ["--config", "keys.toml", "--name", "submitted", "--out", str(tmp_path), "--attempts", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SEPAL_HOME": str(tmp_path / "home")}
     done = subprocess.run(

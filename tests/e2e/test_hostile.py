@@ -17,14 +17,14 @@ from flwr.app import Error, Message
 from flwr.supercore.task_identity import TaskIdentity
 
 from experiments.load.light import Light, Premade
+from sepal.engines.flower.bundle import write_app
+from sepal.engines.flower.engine import Flower
 from sepal.protocol.messages import Content, read_order, read_reply, version, write_reply
 from sepal.protocol.method import ClientInfo, Kind, Payload
 from sepal.protocol.payloads import seal
 from sepal.storage.serialize import digest_arrays
+from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole
-from sepal_engines.flower.bundle import write_app
-from sepal_engines.flower.engine import Flower
-from strategies.assembly import assemble
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 

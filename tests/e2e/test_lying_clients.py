@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from flwr.app import Array, ArrayRecord, Message
 
+from sepal.engines.flower.bundle import write_app
+from sepal.engines.flower.credentials import NodeCredentials
 from sepal.protocol.messages import Content, read_order, read_reply, write_reply
 from sepal.protocol.method import Kind
-from sepal_engines.flower.bundle import write_app
-from sepal_engines.flower.credentials import NodeCredentials
 from tests.e2e.light import EVIL, GUEST, HONEST, light_client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]

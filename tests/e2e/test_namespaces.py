@@ -13,10 +13,10 @@ import pytest
 
 from experiments.hosts.federation import Hosts, counted, cut_after
 from experiments.hosts.network import Network, unavailable
-from sepal_engines.flower.bundle import write_app
-from sepal_engines.in_process import run_in_process
-from server_app.run_directory import IN_PROCESS, RunDirectory
-from strategies.assembly import assemble
+from sepal.engines.flower.bundle import write_app
+from sepal.engines.in_process import run_in_process
+from sepal.server_app.run_directory import IN_PROCESS, RunDirectory
+from sepal.strategies.assembly import assemble
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sepal_engines.flower.engine import Flower
-from sepal_engines.flower.processes import FlowerError
+from sepal.engines.flower.engine import Flower
+from sepal.engines.flower.processes import FlowerError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.simulation, pytest.mark.timeout(300)]
 

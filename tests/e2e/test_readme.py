@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sepal_engines.flower.processes import MARK, Processes
+from sepal.engines.flower.processes import MARK, Processes
 from tests.test_readme import BLOCKS, ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.simulation, pytest.mark.timeout(600)]
@@ -71,8 +71,8 @@ def test_readmes_server_app_runs_in_flowers_simulation(tmp_path):
     end = "    print('rounds:', sorted(result.evaluate_metrics_clientapp), flush=True)\n"
     (own / "own_server.py").write_text(begin + code.replace("num_rounds=20", "num_rounds=2") + end)
     settings = (ROOT / "pyproject.toml").read_text()
-    assert settings.count('"server_app.app:app"') == 1
-    (own / "pyproject.toml").write_text(settings.replace('"server_app.app:app"', '"own_server:app"'))
+    assert settings.count('"sepal.server_app.app:app"') == 1
+    (own / "pyproject.toml").write_text(settings.replace('"sepal.server_app.app:app"', '"own_server:app"'))
     flwr = (
         ".venv/bin/flwr run . --stream --federation-config 'num-supernodes=3 client-resources-num-cpus=1' "
         "--run-config \"method='fedpse' fedpse.keep=0.1 dataset='digits' clients=3 rounds=2\""

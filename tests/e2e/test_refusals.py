@@ -16,16 +16,16 @@ import httpx
 import pytest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
+from sepal.cli.joining import wait_until_welcome
+from sepal.engines.flower import fleet, warm
+from sepal.engines.flower.bundle import write_app
+from sepal.engines.flower.certificates import make_certificates
+from sepal.engines.flower.credentials import NodeCredentials, ServerCredentials
+from sepal.engines.flower.engine import COMPLETED, supernode_command
+from sepal.engines.flower.probe import NOT_REGISTERED, examine
+from sepal.engines.flower.processes import free_port, healthy
+from sepal.engines.flower.registration import Registry
 from sepal.errors import ConfigError
-from sepal_cli.joining import wait_until_welcome
-from sepal_engines.flower import fleet, warm
-from sepal_engines.flower.bundle import write_app
-from sepal_engines.flower.certificates import make_certificates
-from sepal_engines.flower.credentials import NodeCredentials, ServerCredentials
-from sepal_engines.flower.engine import COMPLETED, supernode_command
-from sepal_engines.flower.probe import NOT_REGISTERED, examine
-from sepal_engines.flower.processes import free_port, healthy
-from sepal_engines.flower.registration import Registry
 from tests.e2e.light import HONEST
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
@@ -189,7 +189,7 @@ def test_a_clock_that_is_off_is_measured_and_named(address, certs, monkeypatch, 
 
 
 def test_join_without_certificates_ends_in_one_line(address, tmp_path):
-    command = [sys.executable, "-m", "sepal_cli", "join", address]
+    command = [sys.executable, "-m", "sepal.cli", "join", address]
     environment = {**os.environ, "SEPAL_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
@@ -239,7 +239,7 @@ def test_a_resident_process_and_its_supernode_speak_tls_and_it_shows_its_secret(
     tls = [f"--{option}={own / file}" for option, file in files.items()]
     node = {"partition-id": 0, "num-partitions": 1, "name": "resident"}
     options = supernode_command(address, port, node, NodeCredentials.of(certs, "resident"))[1:]
-    process = server.spawn(sys.executable, "-P", "-m", "sepal_engines.flower.node", *options, *tls, log="resident.log")
+    process = server.spawn(sys.executable, "-P", "-m", "sepal.engines.flower.node", *options, *tls, log="resident.log")
     try:
         keys = {"method": "fedavg", "dataset": "digits", "clients": 1, "rounds": 1, "evaluate-every": 0}
         keys |= {"partition.subsample": 120, "out": str(tmp_path), "name": "resident"}

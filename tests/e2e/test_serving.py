@@ -18,13 +18,13 @@ import grpc
 import psutil
 import pytest
 
+from sepal.engines.flower.certificates import make_certificates
+from sepal.engines.flower.credentials import NodeCredentials
+from sepal.engines.flower.probe import examine
+from sepal.engines.flower.processes import free_port, listening
+from sepal.engines.in_process import run_in_process
 from sepal.storage.serialize import digest_arrays
-from sepal_engines.flower.certificates import make_certificates
-from sepal_engines.flower.credentials import NodeCredentials
-from sepal_engines.flower.probe import examine
-from sepal_engines.flower.processes import free_port, listening
-from sepal_engines.in_process import run_in_process
-from strategies.assembly import assemble
+from sepal.strategies.assembly import assemble
 from tests.test_readme import BLOCKS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
@@ -50,7 +50,7 @@ def sepal(arguments: list[str], directory: Path, log: str) -> subprocess.Popen[b
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SEPAL_HOME": str(directory / "home")}
     with open(directory / log, "wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "sepal_cli", *arguments],
+            [sys.executable, "-m", "sepal.cli", *arguments],
             cwd=directory,
             env=environment,
             stdout=output,
@@ -125,7 +125,7 @@ def test_a_server_that_was_killed_continues_under_its_name_and_its_clients_come_
             process.kill()
         psutil.wait_procs(family, 30)
         children = psutil.Process(clients[0].pid).children(recursive=True)
-        next(one for one in children if "sepal_engines.flower.node" in one.cmdline()).send_signal(signal.SIGINT)
+        next(one for one in children if "sepal.engines.flower.node" in one.cmdline()).send_signal(signal.SIGINT)
         before = lines.read_text().splitlines()
         assert 1 <= len(before) < 5
         servers.append(sepal(arguments, tmp_path, "second.log"))

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from sepal_engines.flower.engine import Flower
-from sepal_engines.flower.processes import free_port
+from sepal.engines.flower.engine import Flower
+from sepal.engines.flower.processes import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("models", "sepal", "client_app", "server_app", "strategies", "sepal_engines", "experiments")
+NAMES = ("models", "client_app", "server_app", "strategies", "engines", "cli", "experiments")
 CLINIC = """
 import numpy as np
 
@@ -46,7 +46,7 @@ def sepal(directory: Path, home: Path, *arguments: str) -> subprocess.Popen[byte
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SEPAL_HOME": str(home)}
     with open(directory / "log", "wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "sepal_cli", *arguments],
+            [sys.executable, "-P", "-m", "sepal.cli", *arguments],
             cwd=directory,
             env=environment,
             stdout=log,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from experiments.defaults import __main__ as command
-from sepal_cli.results import Estimate
+from sepal.cli.results import Estimate
 
 
 def group(method, mean, deployed="kept"):

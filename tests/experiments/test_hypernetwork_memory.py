@@ -35,8 +35,8 @@ def whole_run():
 
 
 def run(rank):
-    from sepal_engines.in_process import run_in_process
-    from strategies.assembly import assemble
+    from sepal.engines.in_process import run_in_process
+    from sepal.strategies.assembly import assemble
 
     keys = {"method": "pa3dfl", "dataset": "digits", "clients": 4, "rounds": 3, "local-epochs": 1}
     return run_in_process(assemble({**keys, "pa3dfl.decoder-rank": rank, "checkpoint-every": 1}))

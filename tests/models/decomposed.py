@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import nn
 
-import models
-from models.decomposed import Decomposed, cut, initial_weights
-from models.factors import DecomposedLayer
+from sepal import models
+from sepal.models.decomposed import Decomposed, cut, initial_weights
+from sepal.models.factors import DecomposedLayer
 
 CIFAR = (3, 32, 32)
 SHIPPED = {

@@ -4,10 +4,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import models
-from models.gated import GatedModule
-from strategies.pfedgate.blocks import split
-from strategies.pfedgate.knapsack import Knapsack
+from sepal import models
+from sepal.models.gated import GatedModule
+from sepal.strategies.pfedgate.blocks import split
+from sepal.strategies.pfedgate.knapsack import Knapsack
 
 
 class SmallResidual(nn.Module):

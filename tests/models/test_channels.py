@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import models
+from sepal import models
 from sepal.errors import ModelError
 from sepal.masks.cuts import Axis, scales
 

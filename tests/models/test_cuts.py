@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import models
+from sepal import models
 from sepal.errors import ModelError
 from sepal.masks.cuts import Cut, parameters, windows
 from sepal.rng import derive

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-import models
-from models.decomposed import Decomposed, initial_weights
-from models.factors import DecomposedLayer, Decomposition
+from sepal import models
 from sepal.errors import ModelError
+from sepal.models.decomposed import Decomposed, initial_weights
+from sepal.models.factors import DecomposedLayer, Decomposition
 from tests.models.decomposed import NORMED, SHIPPED, built, filled, layers, plain_model
 
 # ------------------------------------------------------------------------------------------------------------ recovery

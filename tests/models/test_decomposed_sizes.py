@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import models
-from models.decomposed import Decomposed
-from models.factors import DecomposedLayer, components, width_for
+from sepal import models
+from sepal.models.decomposed import Decomposed
+from sepal.models.factors import DecomposedLayer, components, width_for
 from tests.models.decomposed import CIFAR, RESIDUAL, built, layers
 
 

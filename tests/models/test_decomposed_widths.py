@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-import models
-from models.decomposed import Decomposed, cut
-from models.factors import Decomposition, components, width_for
+from sepal import models
 from sepal.errors import ModelError
+from sepal.models.decomposed import Decomposed, cut
+from sepal.models.factors import Decomposition, components, width_for
 from tests.models.decomposed import CIFAR, NORMED, RESIDUAL, SHIPPED, built, filled, layers, plain_model
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from models.gate import Gate, SwitchNorm
+from sepal.models.gate import Gate, SwitchNorm
 
 
 def test_switchable_norm_by_definition():

@@ -10,12 +10,12 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-import models
-from models.gated import GatedModule
+from sepal import models
 from sepal.client.multiply_adds import multiply_adds
 from sepal.errors import ModelError
-from strategies.pfedgate.blocks import split
-from strategies.pfedgate.knapsack import Knapsack
+from sepal.models.gated import GatedModule
+from sepal.strategies.pfedgate.blocks import split
+from sepal.strategies.pfedgate.knapsack import Knapsack
 from tests.models.gated import PLAIN, batch, gated
 
 

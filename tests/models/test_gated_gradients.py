@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import models
-from models.gate import straight_through
-from models.gated import GatedModule
-from strategies.pfedgate.blocks import split
+from sepal import models
+from sepal.models.gate import straight_through
+from sepal.models.gated import GatedModule
+from sepal.strategies.pfedgate.blocks import split
 from tests.models.gated import PLAIN, batch, gated
 
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-import models
-from models.gated import GatedModule
+from sepal import models
 from sepal.errors import ModelError
-from strategies.pfedgate.blocks import split
-from strategies.pfedgate.knapsack import Knapsack
+from sepal.models.gated import GatedModule
+from sepal.strategies.pfedgate.blocks import split
+from sepal.strategies.pfedgate.knapsack import Knapsack
 from tests.models.gated import PLAIN
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-import models
+from sepal import models
 from sepal.errors import ModelError
 from sepal.protocol.layout import Role
 

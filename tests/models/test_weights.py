@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-import models
-from sepal import rng
+from sepal import models, rng
 from sepal.errors import ModelError
 from sepal.protocol.layout import Parameter, Role
 

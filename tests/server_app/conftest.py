@@ -1,6 +1,6 @@
 import pytest
 
-from strategies.assembly import assemble
+from sepal.strategies.assembly import assemble
 
 KEYS = {
     "dataset": "digits",

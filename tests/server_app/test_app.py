@@ -3,7 +3,7 @@
 import logging
 
 from sepal.errors import ConfigError
-from server_app.app import OneLine
+from sepal.server_app.app import OneLine
 
 
 def record(error):

@@ -14,18 +14,18 @@ from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant
 from rich.console import Console
 
+from sepal.cli.comparison import read_comparison
+from sepal.cli.paper.further import privacy_table
+from sepal.cli.report.page import render
+from sepal.cli.runs import read_run
+from sepal.cli.tables import print_run, privacy_line
 from sepal.config import RunConfig
+from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError
-from sepal_cli.comparison import read_comparison
-from sepal_cli.paper.further import privacy_table
-from sepal_cli.report.page import render
-from sepal_cli.runs import read_run
-from sepal_cli.tables import print_run, privacy_line
-from sepal_engines.in_process import run_in_process
-from server_app import privacy as privacy_module
-from server_app.privacy import epsilon, privacy
-from server_app.run_directory import RunDirectory
-from strategies.assembly import assemble
+from sepal.server_app import privacy as privacy_module
+from sepal.server_app.privacy import epsilon, privacy
+from sepal.server_app.run_directory import RunDirectory
+from sepal.strategies.assembly import assemble
 
 FLAT = {"dataset": "digits", "clients": 4, "clients-per-round": 2, "rounds": 3, "partition.subsample": 240}
 PRIVATE = {"privacy.clip": 1.0, "privacy.noise": 2.0}

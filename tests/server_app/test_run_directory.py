@@ -13,7 +13,7 @@ from sepal.config import RunConfig
 from sepal.errors import ConfigError, StateError
 from sepal.server.ledger import LedgerEntry
 from sepal.server.run_state import RoundRecord, RunState
-from server_app.run_directory import (
+from sepal.server_app.run_directory import (
     FREE,
     RunDirectory,
     default_base,
@@ -21,7 +21,7 @@ from server_app.run_directory import (
     run_path,
     stored_config,
 )
-from strategies.assembly import assemble
+from sepal.strategies.assembly import assemble
 from tests.server_app.written import lines
 
 
@@ -178,7 +178,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, assembly):
 HOLD = """
 import sys
 from pathlib import Path
-from server_app.run_directory import _lock
+from sepal.server_app.run_directory import _lock
 lock = _lock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

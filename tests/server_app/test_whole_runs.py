@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from sepal.cli.runs import read_run
+from sepal.cli.tables import capacity_table, headline, novel_line
+from sepal.engines.in_process import run_in_process
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server.accuracy import capacity_group
-from sepal_cli.runs import read_run
-from sepal_cli.tables import capacity_table, headline, novel_line
-from sepal_engines.in_process import run_in_process
-from server_app.run_directory import (
+from sepal.server_app.run_directory import (
     FREE,
     RunDirectory,
     stored_summary,
 )
-from server_app.summary import digest_clients
-from strategies.assembly import assemble
+from sepal.server_app.summary import digest_clients
+from sepal.strategies.assembly import assemble
 from tests.server_app.written import lines
 
 

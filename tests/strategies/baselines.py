@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from sepal_engines.in_process import run_in_process
-from strategies.assembly import assemble
+from sepal.engines.in_process import run_in_process
+from sepal.strategies.assembly import assemble
 
 BASE = {"dataset": "digits", "lr": 0.05, "clients": 4, "partition.name": "dirichlet", "partition.subsample": 240}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from client_app.build import Node, Shared, build_host
-from strategies.assembly import assemble
+from sepal.client_app.build import Node, Shared, build_host
+from sepal.strategies.assembly import assemble
 from tests.stores import ScratchStore
 
 FLAT = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from flwr.app import Array, RecordDict
 
-from client_app.host import ClientHost
+from sepal.client_app.host import ClientHost
 
 
 def everything_in(records: RecordDict) -> bytes:

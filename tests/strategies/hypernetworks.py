@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-import models
-from models.decomposed import Decomposed, initial_weights
-from strategies.pa3dfl.contract import Hyper
-from strategies.pa3dfl.hypernetwork import Hypernetwork
+from sepal import models
+from sepal.models.decomposed import Decomposed, initial_weights
+from sepal.strategies.pa3dfl.contract import Hyper
+from sepal.strategies.pa3dfl.hypernetwork import Hypernetwork
 
 WIDTHS = {"a": 1.0, "b": 1 / 2, "c": 1 / 16}
 SMALL = Hyper(embedding=8, hidden=6, depth=3, decoder_rank=5)

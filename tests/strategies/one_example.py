@@ -13,9 +13,9 @@ from torch import nn
 from sepal.client.training import Trainer
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Task
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import SparseTensor, whole
-from strategies import registry
-from strategies.assembly import assemble
 from tests.strategies.baselines import BASE
 
 X = np.array([1, 2, 4, 0.5])

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from client_app.build import Node, Shared, build_host
+from sepal.client_app.build import Node, Shared, build_host
 from sepal.protocol.method import Upload
 from sepal.protocol.payloads import seal, unseal
-from strategies.assembly import assemble
+from sepal.strategies.assembly import assemble
 from tests.stores import ScratchStore
 from tests.strategies.baselines import Sent
 

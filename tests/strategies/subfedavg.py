@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import torch
 
-import models
-from client_app.build import Node, Shared, build_host
+from sepal import models
+from sepal.client_app.build import Node, Shared, build_host
 from sepal.protocol.method import Payload, Upload
 from sepal.protocol.payloads import seal, unseal
 from sepal.protocol.tensors import at_masks
-from strategies.assembly import assemble
-from strategies.subfedavg.client import SubFedAvgClient
+from sepal.strategies.assembly import assemble
+from sepal.strategies.subfedavg.client import SubFedAvgClient
 from tests.stores import ScratchStore
 
 FLAT = {

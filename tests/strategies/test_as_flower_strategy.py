@@ -8,18 +8,18 @@ import pytest
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, Strategy
 
-from client_app.app import make_app
 from sepal import __version__
+from sepal.client_app.app import make_app
 from sepal.config import RunConfig, agreement, kebab
 from sepal.config.agreement import disagreement
+from sepal.engines.in_process.grid import InProcessGrid
+from sepal.engines.in_process.worker import Clients
 from sepal.errors import ConfigError, RosterError
 from sepal.server.strategy import SepalStrategy
-from sepal_engines.in_process.grid import InProcessGrid
-from sepal_engines.in_process.worker import Clients
-from strategies import registry
-from strategies.assembly import assemble
-from strategies.baselines.fedavg import FedAvg
-from strategies.fedpse import FedPSE
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
+from sepal.strategies.baselines.fedavg import FedAvg
+from sepal.strategies.fedpse import FedPSE
 
 FLAT = {"dataset": "digits", "clients": 3, "rounds": 3, "partition.subsample": 150}
 

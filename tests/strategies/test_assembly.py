@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-import models
-from models.weights import read_weights
+from sepal import models
 from sepal.errors import ConfigError
-from strategies.assembly import assemble
+from sepal.models.weights import read_weights
+from sepal.strategies.assembly import assemble
 
 OWN = {"dataset": "own", "own.shape": "1x8x8", "own.classes": 3, "model": "digits-cnn"}
 

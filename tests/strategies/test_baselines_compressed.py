@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from client_app.build import Node, Shared, build_host
+from sepal.client_app.build import Node, Shared, build_host
 from sepal.masks.selection import count
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Plan, Task, Upload
+from sepal.strategies.assembly import assemble
+from sepal.strategies.baselines import fedscr, fedstc
 from sepal.wire import IndexCoding, encode, inspect
 from sepal.wire.tensors import SparseTensor, ValueCoding, whole
-from strategies.assembly import assemble
-from strategies.baselines import fedscr, fedstc
 from tests.stores import ScratchStore
 from tests.strategies.baselines import BASE, Sent, assert_same_model, run
 

@@ -10,9 +10,9 @@ from torch import nn
 from sepal.client.training import Trainer
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Plan, Task, Upload
+from sepal.strategies.assembly import assemble
+from sepal.strategies.baselines import feddst
 from sepal.wire.tensors import SparseTensor, Support, whole
-from strategies.assembly import assemble
-from strategies.baselines import feddst
 from tests.strategies.baselines import BASE, assert_same_model, run
 
 

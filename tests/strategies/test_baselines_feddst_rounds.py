@@ -16,8 +16,8 @@ from sepal.client.training import Trainer
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Task, Upload
 from sepal.protocol.payloads import seal, unseal
-from strategies.assembly import assemble
-from strategies.baselines import feddst
+from sepal.strategies.assembly import assemble
+from sepal.strategies.baselines import feddst
 from tests.strategies.baselines import BASE, Sent
 
 FIRST = np.array([0.3, 1.0, -0.1, 0.7, 1.3, 0.0, 0.2, 0.8])  # the first mask is {1, 3, 4, 7}

@@ -9,9 +9,9 @@ from sepal.errors import SepalError
 from sepal.masks.packed import unpack
 from sepal.protocol.method import ClientInfo, Payload, Upload
 from sepal.protocol.payloads import seal, unseal
+from sepal.strategies.baselines.fedmask import signed
 from sepal.wire import inspect
 from sepal.wire.tensors import members
-from strategies.baselines.fedmask import signed
 from tests.strategies.baselines import Sent, run
 from tests.strategies.by_hand import data, gradients
 from tests.strategies.federation import Federation

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, ModelError, RoundError
 from sepal.protocol.payloads import seal
 from sepal.storage.serialize import digest
-from sepal_engines.in_process import run_in_process
-from strategies.assembly import assemble
-from strategies.baselines.pfedhn import Hyper, shapes
+from sepal.strategies.assembly import assemble
+from sepal.strategies.baselines.pfedhn import Hyper, shapes
 from tests.strategies.baselines import BASE, Sent, run
 from tests.strategies.by_hand import data, gradients
 from tests.strategies.federation import Federation

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-import models
+from sepal import models
 from sepal.client.training import Trainer
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Plan, Task, Upload
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole
-from strategies import registry
-from strategies.assembly import assemble
 from tests.strategies.baselines import BASE, Product, Sent, assert_same_model, model, run
 from tests.strategies.federation import Federation
 

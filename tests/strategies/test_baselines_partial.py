@@ -10,9 +10,9 @@ from torch import nn
 from sepal.client.training import Trainer
 from sepal.protocol.layout import Parameter, Role, layers
 from sepal.protocol.method import ClientInfo, Payload, Plan, Task
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole
-from strategies import registry
-from strategies.assembly import assemble
 from tests.strategies.baselines import BASE, assert_same_model, model, run
 
 ALL_LAYERS = 4  # of digits-cnn: two convolutions, two linear layers

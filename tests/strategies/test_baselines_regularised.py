@@ -9,9 +9,9 @@ import torch
 from sepal.client.training import Trainer
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Plan, Task
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole
-from strategies import registry
-from strategies.assembly import assemble
 from tests.strategies.baselines import BASE, Product, assert_same_model, run
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from strategies import registry
+from sepal.strategies import registry
 from tests.strategies.baselines import model, run
 
 FROZEN = {"fedmask"}  # its statistics stay W_0's

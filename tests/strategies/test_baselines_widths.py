@@ -11,10 +11,10 @@ from sepal.protocol.method import ClientInfo, Payload
 from sepal.protocol.payloads import seal, unseal
 from sepal.rng import derive
 from sepal.server.downloads import most_message_bytes
-from strategies.assembly import assemble
-from strategies.baselines.fjord import run_part
-from strategies.baselines.heterofl import set_statistics
-from strategies.baselines.widths import widest
+from sepal.strategies.assembly import assemble
+from sepal.strategies.baselines.fjord import run_part
+from sepal.strategies.baselines.heterofl import set_statistics
+from sepal.strategies.baselines.widths import widest
 from tests.strategies.baselines import assert_same_model, run
 from tests.strategies.by_hand import data, gradients, softmax
 from tests.strategies.federation import Federation

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from sepal.data.catalogue import CATALOGUE
-from strategies import calibrated, registry
-from strategies.assembly import assemble
-from strategies.calibrated import Entry, rates
+from sepal.strategies import calibrated, registry
+from sepal.strategies.assembly import assemble
+from sepal.strategies.calibrated import Entry, rates
 
 DIGITS = CATALOGUE["digits"]
 TABLE = (

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from sepal.engines.in_process import run_in_process
 from sepal.masks.packed import spread, unpack
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Plan, Upload
 from sepal.server.means import mean_of_holders
 from sepal.storage.serialize import digest
+from sepal.strategies.assembly import assemble
+from sepal.strategies.dmpfl.client import adaptive, entropy, prefers_personal
+from sepal.strategies.dmpfl.contract import Hyper, budgets
+from sepal.strategies.dmpfl.server import global_mask
 from sepal.wire.tensors import SparseTensor
-from sepal_engines.in_process import run_in_process
-from strategies.assembly import assemble
-from strategies.dmpfl.client import adaptive, entropy, prefers_personal
-from strategies.dmpfl.contract import Hyper, budgets
-from strategies.dmpfl.server import global_mask
 from tests.strategies.dmpfl import FLAT, first_round, parts
 
 # Equations by hand

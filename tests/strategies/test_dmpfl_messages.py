@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sepal.engines.in_process import run_in_process
 from sepal.errors import ProtocolError, WireError
 from sepal.masks.packed import pack, unpack
 from sepal.protocol.method import Payload, Plan
 from sepal.protocol.payloads import seal, unseal
+from sepal.strategies.assembly import assemble
+from sepal.strategies.dmpfl.contract import PHASES, Held
+from sepal.strategies.dmpfl.server import DmPflServer
 from sepal.wire import inspect
-from sepal_engines.in_process import run_in_process
-from strategies.assembly import assemble
-from strategies.dmpfl.contract import PHASES, Held
-from strategies.dmpfl.server import DmPflServer
 from tests.strategies.dmpfl import FLAT, Watch, first_round, parts
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from client_app.build import Node, Shared, build_host, client_name
+from sepal.client_app.build import Node, Shared, build_host, client_name
 from sepal.masks.packed import spread, unpack
 from sepal.storage.serialize import digest
-from strategies.assembly import assemble
-from strategies.dmpfl import DmPfl
-from strategies.dmpfl.contract import Held
+from sepal.strategies.assembly import assemble
+from sepal.strategies.dmpfl import DmPfl
+from sepal.strategies.dmpfl.contract import Held
 from tests.contract.harness import Federation, Killed, Recording
 from tests.stores import ScratchStore
 from tests.strategies.dmpfl import FLAT, Watch

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sepal.config import validate
 from sepal.errors import ConfigError
-from strategies.dmpfl.contract import PHASES, Hyper, parse_schedule, phases
+from sepal.strategies.dmpfl.contract import PHASES, Hyper, parse_schedule, phases
 from tests.strategies.dmpfl import parts
 
 

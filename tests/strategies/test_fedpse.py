@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sepal.engines.in_process import run_in_process
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Upload
 from sepal.rng import derive
+from sepal.strategies.assembly import assemble
+from sepal.strategies.fedpse.server import aggregate, correlation_distance, members, personal_support
 from sepal.wire.tensors import SparseTensor
-from sepal_engines.in_process import run_in_process
-from strategies.assembly import assemble
-from strategies.fedpse.server import aggregate, correlation_distance, members, personal_support
 from tests.stores import ScratchStore
 
 PAIR = Flat((Parameter("w", (2,), Role.WEIGHT),))
@@ -187,7 +187,7 @@ def test_sent_plus_residual_is_what_was_gained_exactly():
     for values in ("fp32", "fp16", "bf16"):
         flat = {"method": "fedpse", "dataset": "digits", "clients": 3, "rounds": 1, "values": values}
         assembly = assemble({**flat, "partition.name": "iid"})
-        from client_app.build import Node, Shared, build_host
+        from sepal.client_app.build import Node, Shared, build_host
 
         host = build_host(Shared.around(assembly, "cpu"), Node(0, 3), "run", ScratchStore())
         algorithm, server = host.algorithm, assembly.method.make_server(assembly.task)

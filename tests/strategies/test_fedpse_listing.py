@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from sepal.client.training import Trainer
+from sepal.engines.in_process import run_in_process
 from sepal.server.strategy import SepalStrategy
-from sepal_engines.in_process import run_in_process
-from strategies.assembly import assemble
-from strategies.fedpse.server import FedPSEServer
+from sepal.strategies.assembly import assemble
+from sepal.strategies.fedpse.server import FedPSEServer
 
 KEYS = {
     "method": "fedpse",

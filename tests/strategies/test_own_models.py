@@ -7,15 +7,15 @@ from functools import partial
 import numpy as np
 import pytest
 
-import models
+from sepal import models
+from sepal.engines.in_process.grid import InProcessGrid
+from sepal.engines.in_process.worker import Clients
 from sepal.errors import ConfigError, ModelError
 from sepal.modules import tied_names
 from sepal.server.strategy import SepalStrategy
-from sepal_engines.in_process.grid import InProcessGrid
-from sepal_engines.in_process.worker import Clients
-from strategies import registry
-from strategies.assembly import assemble
-from strategies.baselines.fedem import Mixture
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
+from sepal.strategies.baselines.fedem import Mixture
 from tests.strategies import own_models
 
 FLAT = {

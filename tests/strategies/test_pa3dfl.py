@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from models.decomposed import cut, initial_weights
-from models.weights import load_weights
+from sepal.models.decomposed import cut, initial_weights
+from sepal.models.weights import load_weights
 from sepal.storage.serialize import digest, digest_arrays
-from strategies.pa3dfl.client import mix
-from strategies.pa3dfl.contract import Shape
+from sepal.strategies.pa3dfl.client import mix
+from sepal.strategies.pa3dfl.contract import Shape
 from tests.strategies.baselines import Sent
 from tests.strategies.pa3dfl import CAPACITIES, Federation, arrays
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from sepal.protocol.layout import Parameter, Role
+from sepal.strategies.pa3dfl.contract import Hyper, State
+from sepal.strategies.pa3dfl.hypernetwork import Hypernetwork
 from sepal.wire import ValueCoding, rounded
-from strategies.pa3dfl.contract import Hyper, State
-from strategies.pa3dfl.hypernetwork import Hypernetwork
 from tests.strategies.hypernetworks import WIDTHS, bits, network, shapes, step, stirred, trained
 
 

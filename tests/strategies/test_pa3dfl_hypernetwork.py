@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-import models
-from models.decomposed import Decomposed
+from sepal import models
 from sepal.errors import ModelError
-from strategies.pa3dfl.contract import Hyper, State
-from strategies.pa3dfl.hypernetwork import Hypernetwork, _Tensors
+from sepal.models.decomposed import Decomposed
+from sepal.strategies.pa3dfl.contract import Hyper, State
+from sepal.strategies.pa3dfl.hypernetwork import Hypernetwork, _Tensors
 from tests.strategies.hypernetworks import WIDTHS, bits, decomposed, network, shapes, step, stirred, trained
 
 # --------------------------------------------------------------------------------------------------------- generation

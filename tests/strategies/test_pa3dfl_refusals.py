@@ -10,7 +10,7 @@ from sepal.protocol.method import ClientInfo, Payload
 from sepal.protocol.payloads import seal, unseal
 from sepal.protocol.tensors import dense
 from sepal.storage.serialize import digest
-from strategies.assembly import assemble
+from sepal.strategies.assembly import assemble
 from tests.strategies.baselines import Sent
 from tests.strategies.pa3dfl import CAPACITIES, FLAT, Federation, arrays
 

@@ -17,13 +17,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from models.weights import layout
 from sepal.client.training import Trainer
+from sepal.models.weights import layout
 from sepal.protocol.method import ClientInfo, Upload
 from sepal.rng import derive
-from strategies.assembly import assemble
-from strategies.pa3dfl.client import Pa3dFLClient
-from strategies.pa3dfl.server import Pa3dFLServer
+from sepal.strategies.assembly import assemble
+from sepal.strategies.pa3dfl.client import Pa3dFLClient
+from sepal.strategies.pa3dfl.server import Pa3dFLServer
 from tests.strategies.baselines import Sent
 from tests.strategies.pa3dfl import FLAT
 

@@ -5,19 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import models
-from client_app.build import Node
+from sepal import models
+from sepal.client_app.build import Node
+from sepal.engines.in_process import run_in_process, worker
 from sepal.protocol.method import ClientInfo, resolve
 from sepal.protocol.payloads import seal
 from sepal.protocol.tensors import dense_specs
 from sepal.server.downloads import most_message_bytes
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.serialize import digest, digest_arrays
+from sepal.strategies.assembly import assemble
+from sepal.strategies.pa3dfl.contract import Shape
+from sepal.strategies.pa3dfl.server import Pa3dFLServer
 from sepal.wire import decode
-from sepal_engines.in_process import run_in_process, worker
-from strategies.assembly import assemble
-from strategies.pa3dfl.contract import Shape
-from strategies.pa3dfl.server import Pa3dFLServer
 from tests.strategies.baselines import Sent
 from tests.strategies.heard import everything_in, hear
 from tests.strategies.pa3dfl import CAPACITIES, FLAT, Federation, arrays

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.build import Node, Shared, build_host
-from models.gated import GatedModule
+from sepal.client_app.build import Node, Shared, build_host
+from sepal.engines.in_process import run_in_process
+from sepal.engines.in_process.cache import CachedStore
+from sepal.models.gated import GatedModule
 from sepal.protocol.messages import read_reply
 from sepal.protocol.method import ClientInfo, Payload, Plan, Upload
 from sepal.protocol.payloads import seal, unseal
+from sepal.strategies.assembly import assemble
+from sepal.strategies.pfedgate.server import PFedGateServer
 from sepal.wire.tensors import whole
-from sepal_engines.in_process import run_in_process
-from sepal_engines.in_process.cache import CachedStore
-from strategies.assembly import assemble
-from strategies.pfedgate.server import PFedGateServer
 from tests.stores import ScratchStore
 from tests.strategies.baselines import Sent
 from tests.strategies.heard import everything_in, hear

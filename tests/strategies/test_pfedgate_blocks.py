@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import models
+from sepal import models
 from sepal.errors import ConfigError, ProtocolError
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Upload
 from sepal.server.means import mean_of_holders
+from sepal.strategies.pfedgate.blocks import exact, split
 from sepal.wire.tensors import SparseTensor
-from strategies.pfedgate.blocks import exact, split
 
 SHAPES = st.lists(st.sampled_from([(3,), (7,), (4, 5), (13, 1), (6, 2, 3, 3), (40,)]), min_size=1, max_size=6)
 

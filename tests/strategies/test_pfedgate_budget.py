@@ -10,16 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client_app.build import Node, Shared, build_host
+from sepal.client_app.build import Node, Shared, build_host
+from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, ModelError, ProtocolError, SepalError, WireError
 from sepal.protocol.method import Payload, Plan
 from sepal.protocol.payloads import seal, unseal
+from sepal.strategies.assembly import assemble
+from sepal.strategies.pfedgate.contract import Gated
+from sepal.strategies.pfedgate.server import PFedGateServer
 from sepal.wire import encode
 from sepal.wire.tensors import SparseTensor, Support, members
-from sepal_engines.in_process import run_in_process
-from strategies.assembly import assemble
-from strategies.pfedgate.contract import Gated
-from strategies.pfedgate.server import PFedGateServer
 from tests.methods import Lines
 from tests.stores import ScratchStore
 from tests.strategies.pfedgate import BATCH, FLAT, alone, parts
@@ -112,8 +112,8 @@ def test_a_capacity_below_the_first_blocks_share_is_refused_before_round_1():
 
 
 def test_text_is_refused():
-    import models
-    from models.weights import initial_weights, layout
+    from sepal import models
+    from sepal.models.weights import initial_weights, layout
 
     task = assemble(FLAT).task
     make = lambda: models.build("embedding-linear", (20,), 2, 100)  # noqa: E731

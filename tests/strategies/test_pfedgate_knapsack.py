@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import models
+from sepal import models
 from sepal.errors import ConfigError
 from sepal.protocol.layout import Parameter, Role
-from strategies.pfedgate import knapsack
-from strategies.pfedgate.blocks import Blocks, split
-from strategies.pfedgate.knapsack import Knapsack
+from sepal.strategies.pfedgate import knapsack
+from sepal.strategies.pfedgate.blocks import Blocks, split
+from sepal.strategies.pfedgate.knapsack import Knapsack
 
 SHAPES = st.lists(
     st.tuples(st.integers(1, 9), st.integers(1, 9)) | st.tuples(st.integers(1, 60)), min_size=1, max_size=10

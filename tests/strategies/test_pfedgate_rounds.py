@@ -16,13 +16,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from models.weights import layout
 from sepal.client.training import Trainer
+from sepal.models.weights import layout
 from sepal.protocol.method import ClientInfo, Payload, Plan
 from sepal.rng import derive
+from sepal.strategies.assembly import assemble
+from sepal.strategies.pfedgate.client import PFedGateClient
 from sepal.wire.tensors import whole
-from strategies.assembly import assemble
-from strategies.pfedgate.client import PFedGateClient
 from tests.strategies.pfedgate import FLAT
 
 SIZES = np.array([2, 2, 2, 2, 1, 1])

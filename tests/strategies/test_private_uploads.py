@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sepal.cli.plans.plan import check_keys, make_plan
 from sepal.client.privacy import release
 from sepal.config import PrivacySettings
 from sepal.errors import ConfigError
@@ -12,9 +13,8 @@ from sepal.masks.flat import Flat
 from sepal.masks.selection import count, top_k
 from sepal.protocol.layout import trained
 from sepal.rng import derive_seed
-from sepal_cli.plans.plan import check_keys, make_plan
-from strategies import registry
-from strategies.assembly import assemble
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
 from tests.strategies.federation import Federation
 
 CLIP, NOISE = 0.05, 0.3

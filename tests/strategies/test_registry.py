@@ -7,9 +7,9 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from sepal.errors import ConfigError
-from strategies import registry
-from strategies.assembly import assemble
-from strategies.baselines import local
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
+from sepal.strategies.baselines import local
 
 
 def others(monkeypatch, **points):
@@ -23,14 +23,14 @@ def test_every_name_of_the_table_is_the_methods_own():
 
 
 def test_a_method_of_another_package_joins_by_its_entry_point(monkeypatch):
-    others(monkeypatch, mine="strategies.baselines.local:Local")
+    others(monkeypatch, mine="sepal.strategies.baselines.local:Local")
     assert registry.get("mine") is local.Local.method
     assert "mine" in registry.names()
     assert assemble({"method": "mine"}).method is local.Local.method
 
 
 def test_another_package_cannot_replace_a_method_of_ours(monkeypatch):
-    others(monkeypatch, fedavg="strategies.baselines.local:Local")
+    others(monkeypatch, fedavg="sepal.strategies.baselines.local:Local")
     assert registry.get("fedavg").name == "fedavg"
 
 
@@ -40,6 +40,6 @@ def test_an_unknown_method_is_one_line_that_names_all():
 
 
 def test_what_is_no_method_is_refused(monkeypatch):
-    others(monkeypatch, mine="strategies.baselines.local:LocalServer")
+    others(monkeypatch, mine="sepal.strategies.baselines.local:LocalServer")
     with pytest.raises(ConfigError, match=r"method: expected .*LocalServer to be a sepal\.protocol\.method\.Method"):
         registry.get("mine")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, ModelError
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Task, Upload
+from sepal.strategies.assembly import assemble
+from sepal.strategies.subfedavg.contract import Hyper
+from sepal.strategies.subfedavg.parts import distance, floor, paper_cost, pruned_step
+from sepal.strategies.subfedavg.server import SubFedAvgServer
 from sepal.wire.tensors import Support
-from sepal_engines.in_process import run_in_process
-from strategies.assembly import assemble
-from strategies.subfedavg.contract import Hyper
-from strategies.subfedavg.parts import distance, floor, paper_cost, pruned_step
-from strategies.subfedavg.server import SubFedAvgServer
 from tests.strategies import subfedavg
 from tests.strategies.subfedavg import FLAT, HYBRID, Received, of_model, parts, rounds
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from client_app.build import Node, Shared, build_host
+from sepal.client_app.build import Node, Shared, build_host
+from sepal.engines.in_process import run_in_process
 from sepal.errors import SepalError
 from sepal.protocol.method import ClientInfo
 from sepal.protocol.payloads import seal, unseal
-from sepal_engines.in_process import run_in_process
-from strategies import registry
-from strategies.assembly import assemble
-from strategies.subfedavg.parts import Prunable
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
+from sepal.strategies.subfedavg.parts import Prunable
 from tests.stores import ScratchStore
 from tests.strategies.subfedavg import FLAT, HYBRID, exchange, parts, rounds, sent
 

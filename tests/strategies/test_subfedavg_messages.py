@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sepal.engines.in_process import run_in_process
 from sepal.errors import SepalError
 from sepal.protocol.method import Payload
 from sepal.protocol.payloads import seal, unseal
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.serialize import digest
+from sepal.strategies.assembly import assemble
+from sepal.strategies.subfedavg.contract import ServerState
+from sepal.strategies.subfedavg.parts import Prunable
 from sepal.wire import inspect
 from sepal.wire.tensors import members
-from sepal_engines.in_process import run_in_process
-from strategies.assembly import assemble
-from strategies.subfedavg.contract import ServerState
-from strategies.subfedavg.parts import Prunable
 from tests.strategies.subfedavg import FLAT, HYBRID, downloaded, rounds, sent
 
 

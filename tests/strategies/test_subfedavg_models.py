@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models import cut_model, forward_multiply_adds
 from sepal.client.multiply_adds import multiply_adds
 from sepal.masks.cuts import parameters
+from sepal.models import cut_model, forward_multiply_adds
 from sepal.protocol.method import Payload
 from tests.strategies.subfedavg import HYBRID, downloaded, exchange, of_model, rounds
 

@@ -15,9 +15,9 @@ import torch
 from sepal.masks.packed import pack, spread, unpack
 from sepal.protocol.method import Payload, Plan
 from sepal.rng import derive
+from sepal.strategies import registry
+from sepal.strategies.dmpfl.contract import ClientState as DualState
 from sepal.wire.tensors import SparseTensor
-from strategies import registry
-from strategies.dmpfl.contract import ClientState as DualState
 from tests.strategies.one_example import One, Product, X, client, dense, flat, four, logits, slope, step
 
 # Sparse updates: what was not sent in round 1 is added in round 2

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-import models
+from sepal import models
 from sepal.client.multiply_adds import REST, costs, multiply_adds
 
 

@@ -9,10 +9,10 @@ import torch
 from sepal.client.evaluation import Evaluator, Shift
 from sepal.data import DatasetInfo
 from sepal.data.corruption import STRENGTH, corrupt
+from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError
 from sepal.rng import derive
-from sepal_engines.in_process import run_in_process
-from strategies.assembly import assemble
+from sepal.strategies.assembly import assemble
 
 
 def says_input(x):

@@ -13,8 +13,8 @@ from sepal.client.steps import SGD, Adam
 
 WITHOUT = """
 import sys
-from strategies.assembly import assemble
-from tests.sepal.client.test_steps import one_fit
+from sepal.strategies.assembly import assemble
+from tests.client.test_steps import one_fit
 one_fit()
 print(",".join(name for name in ("torch._dynamo", "sympy", "sklearn", "torchvision") if name in sys.modules))
 """
@@ -57,9 +57,9 @@ def test_the_bits_are_those_of_torch_optim(ours, theirs, settings):
 
 EACH = """
 import sys
-from sepal_engines.in_process import run_in_process
-from strategies import registry
-from strategies.assembly import assemble
+from sepal.engines.in_process import run_in_process
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
 flat = {"dataset": "digits", "clients": 2, "rounds": 1, "evaluate-every": 0, "partition.subsample": 40}
 for name in registry.names():
     run_in_process(assemble({**flat, "method": name, "name": name, "local-epochs": 1}))

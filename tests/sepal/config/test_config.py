@@ -11,7 +11,7 @@ from pydantic import Field
 
 from sepal.config import AUTOMATIC, PARTS, RunConfig, Settings, flatten, parse
 from sepal.errors import ConfigError
-from strategies import registry
+from sepal.strategies import registry
 
 ROOT = Path(__file__).parents[3]
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models import build
 from sepal.config import PartitionSettings
 from sepal.data import DataSpec, client_data, info, load
 from sepal.errors import DataError
+from sepal.models import build
 
 
 def png(path, value=0, size=(12, 12), mode="L"):

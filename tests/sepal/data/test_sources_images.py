@@ -12,13 +12,13 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 
-from models import names as model_names
 from sepal.config import PartitionSettings
 from sepal.data import DataSpec, client_data, info, load, source_names
 from sepal.data.catalogue import CATALOGUE
 from sepal.data.sources import torchvision_import
 from sepal.data.sources.idx import read_idx
 from sepal.errors import DataError
+from sepal.models import names as model_names
 
 RNG = np.random.default_rng(0)
 

@@ -13,9 +13,9 @@ import torch
 from sepal.protocol.method import Method, Payload
 from sepal.rng import derive
 from sepal.server.run_store import DiskRunStore
+from sepal.server_app.summary import weights_digest
 from sepal.storage.serialize import digest
 from sepal.wire.tensors import whole
-from server_app.summary import weights_digest
 from tests.contract.fakes import SIZE, LagClient, LagServer, NoKeys
 from tests.contract.harness import Federation, Killed
 

@@ -14,7 +14,7 @@ from sepal.server.run_state import RoundRecord
 from sepal.server.run_store import DiskRunStore
 from sepal.server.stopping import Stopping
 from sepal.storage.serialize import digest
-from strategies import registry
+from sepal.strategies import registry
 from tests.contract.fakes import FAKES
 from tests.contract.harness import Federation, Killed, Nodes
 

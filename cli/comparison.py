@@ -1,0 +1,317 @@
+"""Runs side by side: which belong together, whether they can be compared, and the figures of each group."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sepal.cli.convergence import Rise, mean_rise, rise
+from sepal.cli.plans.model import Plan, PlannedRun
+from sepal.cli.plans.trials import Tried
+from sepal.cli.results import MEGA, Estimate, Result, difference, over_seeds, read_result
+from sepal.cli.runs import INDEX, find_place
+from sepal.config import Flat
+from sepal.data.locations import data_directory
+from sepal.errors import ConfigError, StateError
+from sepal.protocol.views import CLOSING_VIEWS
+from sepal.server_app.run_directory import stored_config
+from sepal.storage.files import write_atomically
+from sepal.strategies import registry
+
+NEAR = 0.95  # the default target: this share of the best accuracy at the end
+MOST_TITLES = 4  # a report of this many runs gives their number instead of their names
+# Keys that must be the same in all compared runs: the clients and their data. The seed may differ.
+DATA_KEYS = ("dataset", "data-dir", "clients", "novel-clients", "partition.", "split.", "own.")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one variant in one cell, which differ in their seeds.
+
+    Attributes:
+        target: Accuracy that ``rounds_to`` and ``megabytes_to`` refer to.
+        view: View in which it is to be reached.
+    """
+
+    label: str
+    cell: str
+    results: tuple[Result, ...]
+    target: float
+    view: str
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return str(self.results[0].stored.config["method"])
+
+    @property
+    def deployed(self) -> str:
+        """View of the model that a user of a deployed client predicts with; empty for a method not installed here."""
+        return registry.deployed(self.method)
+
+    @property
+    def first(self) -> Result:
+        """The run that figures of single clients show; with another seed, a client is a different client."""
+        return min(self.results, key=lambda result: result.seed)
+
+    def accuracy(self, view: str, figure: str = "mean") -> Estimate | None:
+        """Return a figure of a view at the end, over seeds; None if the method has no such view."""
+        found = [result.accuracy(view) for result in self.results]
+        return over_seeds([each[figure] for each in found if each])
+
+    def accuracy_further(self, view: str) -> Estimate | None:
+        """Return the mean of a view under shift or corruption, over seeds; None while no run with it has ended."""
+        found = [(result.stored.summary or {}).get("further", {}).get(view) for result in self.results]
+        return over_seeds([each["mean"] for each in found if each])
+
+    def megabytes(self, direction: str) -> float:
+        """Return the MB of training in a direction, mean over seeds."""
+        return float(sum(r.stored.bytes.get(direction, 0) for r in self.results) / len(self.results) / MEGA)
+
+    @property
+    def multiply_adds(self) -> float:
+        """Multiply-adds of training in 10⁹, mean over seeds and clients."""
+        shares = [
+            result.multiply_adds / max(1, len(result.stored.lines[-1]["clients"]) if result.stored.lines else 1)
+            for result in self.results
+        ]
+        return sum(shares) / len(shares) / 1e9
+
+    @property
+    def rounds_to(self) -> Estimate | None:
+        """Rounds to the target, over the seeds that reach it."""
+        return over_seeds([float(p.round) for r in self.results if (p := r.reached(self.view, self.target))])
+
+    @property
+    def megabytes_to(self) -> Estimate | None:
+        """MB to the target, over the seeds that reach it."""
+        return over_seeds([p.megabytes for r in self.results if (p := r.reached(self.view, self.target))])
+
+    @property
+    def rounds(self) -> float:
+        """Rounds, mean over seeds: with ``stop-after``, seeds may differ."""
+        mean = sum(result.rounds for result in self.results) / len(self.results)
+        return int(mean) if mean.is_integer() else mean
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a run ended before its limit."""
+        return any((result.stored.summary or {}).get("stopped") for result in self.results)
+
+    @property
+    def rising(self) -> Rise | None:
+        """The rise at the end if the curves are still rising: the runs have not converged."""
+        ended = [result for result in self.results if result.stored.summary is not None]
+        found = mean_rise([rise(result.stored.lines, self.deployed) for result in ended])
+        return found if found and found.goes_on else None
+
+    def reached(self, found: Estimate | None, digits: int) -> str:
+        """Return ``18.0 (1 of 2)``: a figure for the target, and how many seeds reach it if not all do."""
+        if found is None:
+            return "not reached"
+        some = f" ({found.count} of {len(self.results)})" if found.count < len(self.results) else ""
+        return found.text(digits, 1.0) + some
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side.
+
+    Attributes:
+        results: The runs, in the order shown; differences are the first label's accuracy minus each other's.
+        view: View of the target and the differences.
+        target: Accuracy to be reached; None for :data:`NEAR` of the best in the cell.
+        notes: Lines about the runs' rates.
+        tuning: What trials tried and chose before the runs.
+    """
+
+    title: str
+    results: tuple[Result, ...]
+    view: str = "trained"
+    target: float | None = None
+    notes: tuple[str, ...] = ()
+    tuning: tuple[Tried, ...] = ()
+
+    @cached_property
+    def cells(self) -> list[str]:
+        """The swept settings, in order."""
+        return list(dict.fromkeys(result.cell for result in self.results))
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The groups' labels, in order."""
+        return list(dict.fromkeys(result.label for result in self.results))
+
+    def groups(self, cell: str) -> list[Group]:
+        """Return the groups of a cell, in the order of labels."""
+        found: dict[str, list[Result]] = {}
+        for result in self.results:
+            if result.cell == cell and result.lines:
+                found.setdefault(result.label, []).append(result)
+        target = self.aim(cell)
+        return [Group(label, cell, tuple(found[label]), target, self.view) for label in self.labels if label in found]
+
+    def all_groups(self) -> Iterator[Group]:
+        """Yield the groups of all cells."""
+        for cell in self.cells:
+            yield from self.groups(cell)
+
+    def aim(self, cell: str) -> float:
+        """Return the accuracy to be reached in a cell, as a fraction."""
+        if self.target is not None:
+            return self.target
+        found = [r.accuracy(self.view) for r in self.results if r.cell == cell]
+        best = max((each["mean"] for each in found if each), default=0.0)
+        return math.floor(100 * NEAR * best) / 100
+
+    def differences(self, cell: str, view: str) -> list[tuple[str, Estimate]]:
+        """Return the first group's accuracy minus each other group's, paired over clients and seeds, with a label.
+
+        With ``deployed``, each group's is that of its own deployed view.
+        """
+        found, groups = [], self.groups(cell)
+        for first, other in ((groups[0], other) for other in groups[1:]):
+            ours, theirs = (first.deployed, other.deployed) if view == "deployed" else (view, view)
+            found.append((f"{first.label} − {other.label}", difference(first.results, other.results, ours, theirs)))
+        return [(label, each) for label, each in found if each]
+
+
+def write_index(
+    plan: Plan, runs: Sequence[PlannedRun], out: Path, notes: Sequence[str] = (), tuning: Sequence[Tried] = ()
+) -> None:
+    """Write the list of runs that the directory ``out`` compares, all but trials, with what is to be said of them."""
+    rows = [{"name": r.name, "label": r.variant, "cell": _cell(r)} for r in runs if r.block not in plan.trial_blocks]
+    index: dict[str, Any] = {"title": plan.title, "view": plan.view, "target": plan.target, "runs": rows}
+    index |= {"notes": list(notes), "tuning": [asdict(each) for each in tuning]}
+    write_atomically(out / INDEX, f"{json.dumps(index, indent=1)}\n".encode())
+
+
+def _cell(run: PlannedRun) -> str:
+    return ", ".join(filter(None, (run.block, run.cell)))
+
+
+def read_comparison(places: Sequence[str]) -> Comparison:
+    """Return the comparison of runs, of directories of `sepal compare`, or of both.
+
+    Args:
+        places: Run directories, runs' names, or directories with runs in them.
+
+    Raises:
+        ConfigError: There is no such run, or two runs have different data.
+        StateError: A run's files are damaged.
+    """
+    found: list[Comparison] = [_of_place(place) for place in places]
+    given = {result.stored.path.resolve(): result for one in found for result in one.results}  # each run once
+    results = _labelled(list(given.values()))
+    check_comparable(results)
+    head = found[0]
+    titles = [one.title for one in found]
+    title = ", ".join(titles) if len(titles) < MOST_TITLES else f"{len(titles)} runs"
+    notes = tuple(dict.fromkeys(line for one in found for line in one.notes))
+    tuning = tuple(dict.fromkeys(each for one in found for each in one.tuning))
+    return replace(head, title=title, results=tuple(results), notes=notes, tuning=tuning)
+
+
+def _of_place(place: str) -> Comparison:
+    directory = Path(place).expanduser()
+    if not (directory / "config.toml").is_file() and directory.is_dir():
+        if (directory / INDEX).is_file():
+            return _indexed(directory)
+        runs = sorted(path.parent for path in directory.glob("*/config.toml"))
+        if runs:
+            return Comparison(directory.resolve().name, tuple(read_result(path) for path in runs))
+    path = find_place(place)
+    if (path / INDEX).is_file():
+        return _indexed(path)
+    return Comparison(path.name, (read_result(path),))
+
+
+def _indexed(directory: Path) -> Comparison:
+    file = directory / INDEX
+    try:
+        index = json.loads(file.read_text())
+        rows = [(directory / row["name"], str(row["label"]), str(row["cell"])) for row in index["runs"]]
+        title, view, target = str(index["title"]), index["view"], index["target"]
+        notes, tuning = tuple(map(str, index.get("notes", ()))), tuple(map(_tried, index.get("tuning", ())))
+        if view not in CLOSING_VIEWS or not (target is None or isinstance(target, int | float)):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError):
+        raise StateError(str(file), "the list of a comparison's runs", "a damaged file") from None
+    there = [row for row in rows if stored_config(row[0])]
+    if not there:
+        raise ConfigError("run", "a comparison with runs", f"{directory}, none of whose {len(rows)} runs has begun")
+    return Comparison(title, tuple(read_result(*row) for row in there), view, target, notes, tuning)
+
+
+def _tried(row: Mapping[str, Any]) -> Tried:
+    values = tuple((str(name), value if value is None else float(value)) for name, value in row["values"])
+    return Tried(**{**row, "values": values, "seeds": tuple(row["seeds"])})
+
+
+def _labelled(results: Sequence[Result]) -> list[Result]:
+    """Return ``results`` with labels that tell runs of one method apart by the keys in which they differ."""
+    labelled = []
+    for result in results:
+        twins = [r for r in results if (r.label, r.cell) == (result.label, result.cell)]
+        keys = sorted({key for r in twins for key in _differing(result.stored.config, r.stored.config)})
+        extra = " ".join(f"{key.rpartition('.')[2]}={result.stored.config.get(key)}" for key in keys)
+        if sum(r.seed == result.seed and not any(_differing(r.stored.config, result.stored.config)) for r in twins) > 1:
+            extra = f"{extra} ({result.stored.path.name})".strip()  # equal settings are not two seeds
+        labelled.append(replace(result, label=" ".join(filter(None, (result.label, extra)))))
+    return labelled
+
+
+def _differing(a: Flat, b: Flat) -> Iterator[str]:
+    ignored = ("name", "out", "seed", "data-dir", "state-dir", "timeout", "checkpoint-every")
+    yield from (key for key in {**a, **b} if key not in ignored and a.get(key) != b.get(key))
+
+
+def check_comparable(results: Iterable[Result]) -> None:
+    """Refuse runs of one cell whose clients do not hold the same data.
+
+    Raises:
+        ConfigError: The data differs; the error names the first key that differs, and both runs.
+    """
+    first: dict[str, Result] = {}
+    for result in results:
+        other = first.setdefault(result.cell, result)
+        ours, theirs = _data(result.stored.config), _data(other.stored.config)
+        for key in {**theirs, **ours}:
+            if ours.get(key) != theirs.get(key):
+                expected = f"{theirs.get(key)!r}, as in {other.stored.path}"
+                raise ConfigError(key, expected, f"{ours.get(key)!r} in {result.stored.path}")
+
+
+def _data(config: Mapping[str, Any]) -> dict[str, Any]:
+    keys = {key: config[key] for key in config if any(key == k or key.startswith(k) for k in DATA_KEYS)}
+    keys = {key: value for key, value in keys.items() if key not in ("data-dir", "clients-per-round")}
+    if config.get("dataset") == "folder":  # a public data set is the same wherever it is stored
+        keys["data-dir"] = str(data_directory(str(config.get("data-dir", ""))))
+    return keys
+
+
+def rows(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """Yield a row of figures for each group, for the CSV file. Accuracies are fractions."""
+    for cell in comparison.cells:
+        for group in comparison.groups(cell):
+            row: dict[str, Any] = {"setting": cell, "name": group.label, "method": group.method}
+            row["deployed_view"] = group.deployed
+            row["seeds"] = len(group.results)
+            row["rounds"] = group.rounds
+            row["rise_at_the_end"] = group.rising.mean if group.rising else None  # None: converged, or no verdict
+            figures = {"deployed": group.accuracy(group.deployed)}
+            figures |= {view: group.accuracy(view) for view in CLOSING_VIEWS}
+            figures["bottom_decile"] = group.accuracy(comparison.view, "bottom_decile")
+            figures |= {"rounds_to_target": group.rounds_to, "megabytes_to_target": group.megabytes_to}
+            for name, found in figures.items():
+                row[name] = found.mean if found else None
+                row[f"{name}_std"] = found.spread if found else None
+            row |= {f"megabytes_{way}": group.megabytes(way) for way in ("up", "down")}
+            row |= {"giga_multiply_adds_a_client": group.multiply_adds, "target": group.target}
+            row["seeds_at_target"] = group.rounds_to.count if group.rounds_to else 0
+            yield row

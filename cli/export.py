@@ -1,0 +1,123 @@
+"""``sepal export`` and ``sepal predict``: export a client's model from its run, and use it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+import typer
+
+from sepal.errors import ConfigError, DataError
+from sepal.storage.files import write_atomically
+
+NEAR = 1e-4  # largest difference in logits between the client's model and the exported one
+
+
+def export(
+    run: Annotated[str, typer.Argument(help="A run directory, or a run's name.")],
+    client: Annotated[str, typer.Argument(help="The client's name, such as client-00003.")],
+    out: Annotated[Path | None, typer.Option(help="The file; by default RUN/CLIENT.safetensors.")] = None,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Write CLIENT.onnx beside it (needs onnx and onnxscript).")
+    ] = False,
+) -> None:
+    """Write a client's own model, after its last training, as safetensors and, with --onnx, as ONNX."""
+    import torch
+
+    from sepal.cli.client_model import client_model, write_onnx
+    from sepal.cli.portable import load, save
+    from sepal.cli.runs import find_run
+
+    path = find_run(run)
+    file = out or path / f"{client}.safetensors"
+    found = client_model(path, client)
+    save(file, found.origin, found.networks)
+    kept = load(file, {found.origin.model})
+    if not np.allclose(kept(found.inputs), found.logits, atol=NEAR):
+        file.unlink()
+        raise ConfigError("client", "a model that its tensors and its module alone describe", found.origin.method)
+    typer.echo(f"written to {file}")
+    if onnx:
+        write_onnx(kept.module, torch.from_numpy(found.inputs), file.with_suffix(".onnx"))
+        typer.echo(f"written to {file.with_suffix('.onnx')}")
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="A file that `sepal export` wrote.")],
+    data: Annotated[Path, typer.Argument(help="An .npz with x, or a directory of .png, .jpg or .npy files.")],
+    out: Annotated[Path | None, typer.Option(help="CSV file; by default standard output.")] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="Code (package.module:function) that the file may name as its model.")
+    ] = None,
+) -> None:
+    """Run an exported model; print a line for each example, with its label, the label's name and probability."""
+    from sepal.cli.portable import load
+
+    found = load(model, allow or ())
+    names, x = read_inputs(data)
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        raise DataError("data", "finite numbers", "NaN or infinity")
+    logits = found(np.asarray(found.prepare(x), np.float32 if not found.origin.vocabulary else np.int64))
+    shifted = np.exp(logits - logits.max(1, keepdims=True))
+    chances = shifted / shifted.sum(1, keepdims=True)
+    classes = found.origin.class_names or tuple(map(str, range(logits.shape[1])))
+    rows = [
+        (name, int(label), classes[label], f"{chances[place, label]:.4f}")
+        for place, (name, label) in enumerate(zip(names, logits.argmax(1), strict=True))
+    ]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("example", "label", "name", "probability"))
+    writer.writerows(rows)
+    if out:
+        write_atomically(out, text.getvalue().encode())
+        typer.echo(f"written to {out}")
+    else:
+        typer.echo(text.getvalue(), nl=False)
+
+
+def read_inputs(path: Path) -> tuple[list[str], npt.NDArray[np.generic]]:
+    """Return the names of the examples and the examples (n, …).
+
+    Raises:
+        DataError: There are no examples, or their shapes differ.
+    """
+    if path.suffix == ".npz":
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                x = arrays["x"]
+            if not x.ndim:
+                raise ValueError("x is a single number")
+        except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as reason:
+            raise DataError("data", "an .npz with x", f"{path}: {reason}") from None
+        return [str(number) for number in range(len(x))], x
+    files = list(_files(path))
+    if not files:
+        raise DataError("data", "an .npz with x, or a directory of .png, .jpg or .npy files", str(path))
+    arrays = [_read(file) for file in files]
+    odd = next((f for f, a in zip(files, arrays, strict=True) if a.shape != arrays[0].shape), None)
+    if odd is not None:
+        raise DataError(str(odd), f"shape {arrays[0].shape}, as of the files before", "another")
+    return [str(file.relative_to(path)) for file in files], np.stack(arrays)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Yield the examples below ``path``, except hidden ones: a run keeps a copy of the data in ``.sepal-cache``."""
+    from sepal.data.sources.folder import EXAMPLES
+
+    for file in sorted(path.rglob("*")):
+        hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        if file.suffix.lower() in EXAMPLES and not hidden:
+            yield file
+
+
+def _read(file: Path) -> npt.NDArray[np.generic]:
+    from sepal.data.sources.folder import read_example
+
+    return read_example(file)

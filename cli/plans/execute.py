@@ -1,0 +1,109 @@
+"""Executes the runs of a plan, one or several at a time, each in its own process (:mod:`sepal.cli.plans.child`)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import tomli_w
+
+from sepal.cli.paper.figures import has_ended
+from sepal.cli.plans.display import PlanDisplay
+from sepal.cli.plans.model import PlannedRun
+from sepal.data.own import OWN
+from sepal.data.sources import check
+from sepal.storage.files import private_directory
+
+POLL = 0.1  # seconds between checks of the processes
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def execute(
+    runs: Sequence[PlannedRun], out: Path, display: PlanDisplay, *, jobs: int = 0, workers: int = 0, hours: float
+) -> list[str]:
+    """Execute the runs that have not ended yet, and return the names of those that failed, in order.
+
+    A run's result depends neither on the number of runs at a time nor on its number of workers.
+
+    Args:
+        runs: The runs, in order.
+        out: Directory of run directories; complete runs in it are left alone, others are continued.
+        display: Shows the progress.
+        jobs: Runs at a time; 0: one per core, or fewer if fewer are left.
+        workers: Worker processes of each run; 0: the cores are divided among the runs at a time.
+        hours: No run is started after this many hours.
+
+    Raises:
+        ConfigError: ``out`` has a run of the same name that was started with other keys.
+        DataError: A run that has not ended names a data set that is unknown, or whose files are missing.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a kill leaves no run behind
+    begun, failed = time.monotonic(), set[str]()
+    left = [run for run in runs if not has_ended(run, out)]
+    if hours > 0:
+        _check_data(left)
+    private_directory(out)  # tables and reports are written next to the runs
+    jobs = max(1, min(jobs or cores(), len(left)))
+    with tempfile.TemporaryDirectory() as scratch, display:
+        display.start(len(runs), len(left), out)
+        going: dict[str, subprocess.Popen[str]] = {}
+        try:
+            while left or going:
+                late = time.monotonic() - begun > hours * 3600
+                while left and len(going) < jobs and not late:
+                    run = left.pop(0)
+                    share = workers or max(1, cores() // min(jobs, len(left) + len(going) + 1))
+                    going[run.name] = _start(run, out, Path(scratch), share)
+                    display.begin(run)
+                for name in [name for name, process in going.items() if process.poll() is not None]:
+                    process = going.pop(name)
+                    failed |= {name} if process.returncode else set()
+                    display.end(name, _last_line(Path(scratch) / name) if process.returncode else "")
+                if late and not going:
+                    break
+                display.look()
+                time.sleep(POLL)
+        finally:
+            for process in going.values():
+                process.send_signal(signal.SIGINT)
+            for process in going.values():
+                process.wait()
+            signal.signal(signal.SIGTERM, before)
+    return [run.name for run in runs if run.name in failed]
+
+
+def _check_data(runs: Sequence[PlannedRun]) -> None:
+    """Check for missing data, and download it, once before any run instead of in each run."""
+    for name, given in dict.fromkeys((str(r.keys.get("dataset", "")), str(r.keys.get("data-dir", ""))) for r in runs):
+        if name and name != OWN:
+            check(name, given)
+
+
+def _start(run: PlannedRun, out: Path, scratch: Path, workers: int) -> subprocess.Popen[str]:
+    config = scratch / f"{run.name}.toml"
+    config.write_text(tomli_w.dumps(dict(run.keys)))
+    with (scratch / run.name).open("w") as log:
+        command = [sys.executable, "-P", "-m", "sepal.cli.plans.child", str(config), str(out), str(workers)]
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,  # closed when this process ends, which ends the run
+            stdout=log,
+            stderr=log,
+            text=True,
+            env={**os.environ, "NO_COLOR": "1"},
+            start_new_session=True,  # a Ctrl-C reaches it only once, through this process
+        )
+
+
+def _last_line(log: Path) -> str:
+    return ([line for line in log.read_text().splitlines() if line.strip()] or ["nothing was printed"])[-1]

@@ -1,0 +1,60 @@
+"""Where the learning rates of a plan's runs come from, in lines to be shown with its results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sepal.cli.arguments import Value, flatten_tables
+from sepal.cli.plans.model import Plan, PlannedRun
+from sepal.config import RunConfig, parse
+from sepal.errors import SepalError
+
+ONE_RATE = "one learning rate for all methods: differences may be the rate's; `tune = true` searches for each"
+
+
+def completed(keys: Mapping[str, Value]) -> tuple[RunConfig, tuple[str, ...]]:
+    """Return the shared keys of a run with every default filled in, and lines that say where its rates come from.
+
+    Args:
+        keys: Flat run-config keys.
+
+    Raises:
+        SepalError: A key is invalid, or the data set is unknown or not here.
+    """
+    from sepal.data import federated_data
+    from sepal.strategies import registry
+    from sepal.strategies.assembly import complete
+
+    config, hyper = parse({key: value for key, value in keys.items() if key != "name"}, registry.Hypers())
+    full, _, notes = complete(config, hyper, registry.get(config.method), federated_data(config).info)
+    return full, notes
+
+
+def rate_notes(plan: Plan, runs: Sequence[PlannedRun]) -> list[str]:
+    """Return at most two lines: which rates are calibrated, and whether all methods share one of the plan's.
+
+    Args:
+        plan: The plan.
+        runs: Its runs, with the values that trials have chosen.
+    """
+    lines = []
+    found: dict[tuple[str, str], dict[str, None]] = {}  # values and their origin → methods
+    for run in {(r.block, r.cell, r.variant): r for r in runs if r.block not in plan.trial_blocks and r.ready}.values():
+        method = str(run.keys["method"])
+        try:
+            notes = completed(run.keys)[1]
+        except SepalError:  # for example data that is not here; what needs it says so
+            continue
+        for values, _, origin in (note.partition(": ") for note in notes):
+            found.setdefault((values, origin.replace(f" for {method} ", " ")), {})[method] = None
+    if found:
+        words = (f"{values} for {', '.join(methods)}, {origin}" for (values, origin), methods in found.items())
+        lines.append(f"rates that the plan does not set: {'; '.join(words)}")
+    for block in plan.block:
+        if block.name in plan.trial_blocks or block.trials or not {**plan.keys, **block.keys}.get("lr"):
+            continue
+        own = {name: dict(flatten_tables(plan.variants.get(name, {"method": name}))) for name in block.variants}
+        if len({keys["method"] for keys in own.values() if not keys.get("lr")}) > 1:
+            lines.append(ONE_RATE)
+            break
+    return lines

@@ -1,0 +1,119 @@
+"""``methods``, ``seeds`` and ``[settings]`` of a plan file, turned into the variants and the grid of one block."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sepal.config.base import flat_keys
+from sepal.errors import ConfigError
+
+Table = Mapping[str, Any]
+SCALARS = (bool, int, float, str)
+MOST_RUNS = 100_000  # of a block; lists of values multiply
+
+
+def as_block(file: str, table: Table) -> dict[str, Any]:
+    """Convert a plan with ``methods`` and ``[settings]`` to the equivalent plan with ``[[block]]``.
+
+    Args:
+        file: The plan file's name, for messages.
+        table: Its content.
+
+    Raises:
+        ConfigError: There are no methods, a setting is neither a scalar nor a list of scalars, or settings are under a
+            name that is not among the methods.
+    """
+    for other in ("block", "keys", "variants"):
+        if other in table:
+            raise ConfigError(f"{file}: {other}", "either methods and [settings], or [[block]] with keys", "both")
+    methods, settings = table.get("methods"), table.get("settings", {})
+    if not isinstance(methods, list) or not methods or not all(isinstance(name, str) for name in methods):
+        raise ConfigError(f"{file}: methods", "a list of methods", methods)
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{file}: settings", "a table", settings)
+    repeated = next((name for name in methods if methods.count(name) > 1), None)
+    if repeated:
+        raise ConfigError(f"{file}: methods", "each name once", repeated)
+    shared, of_methods = split(file, methods, settings)
+    variants: dict[str, Any] = {}
+    for name in methods:
+        variants |= dict(_variants(file, name, of_methods.get(name, {})))
+    block = {
+        "name": "",
+        "variants": list(variants),
+        "seeds": table.get("seeds", [0]),
+        "keys": {key: value for key, value in shared.items() if not isinstance(value, list)},
+        "grid": {key: value for key, value in shared.items() if isinstance(value, list)},
+    }
+    kept = {key: value for key, value in table.items() if key not in ("methods", "seeds", "settings")}
+    return {**kept, "variants": variants, "block": [block]}
+
+
+def split(file: str, names: list[str], settings: Table) -> tuple[dict[str, Any], dict[str, Table]]:
+    """Return the settings that all methods share, flat, and those of each of ``names``."""
+    shared: dict[str, Any] = {}
+    own: dict[str, Table] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and key in names:
+            own[key] = value
+        elif isinstance(value, Mapping) and not _is_part(key):
+            raise ConfigError(f"{file}: settings.{key}", f"one of the methods {', '.join(names)}", key)
+        else:
+            shared |= dict(_flat(f"{file}: settings", {key: value}))
+    return shared, own
+
+
+def _is_part(key: str) -> bool:
+    """Return whether a table of this name, such as ``[settings.partition]``, holds keys of all runs."""
+    from sepal.config import PARTS
+
+    return key in PARTS
+
+
+def _flat(where: str, table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(where, value, f"{prefix}{key}.")
+            continue
+        items = value if isinstance(value, list) else [value]
+        if not items or not all(isinstance(item, SCALARS) for item in items):
+            raise ConfigError(f"{where}.{prefix}{key}", "a number, a text, true or false, or a list of them", value)
+        yield prefix + key, value
+
+
+def _variants(file: str, name: str, table: Table) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the variants of a method: one, or one for every combination of the values that it lists."""
+    method = str(table.get("method", name))
+    keys = own_keys(method, table, f"{file}: settings.{name}")
+    for label, chosen in combinations(keys):
+        yield ",".join(filter(None, (name, label))), {"method": method, **chosen}
+
+
+def combinations(keys: Table) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a label, ``keep=0.1,lr=0.05``, and the keys for every combination of the listed values."""
+    listed = {key: value for key, value in keys.items() if isinstance(value, list)}
+    count = math.prod(map(len, listed.values()))
+    if count > MOST_RUNS:
+        raise ConfigError(", ".join(listed), f"at most {MOST_RUNS} combinations", count)
+    for values in itertools.product(*listed.values()):
+        chosen = dict(zip(listed, values, strict=True))
+        label = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items())
+        yield re.sub(r"[^A-Za-z0-9_.+=,-]", "_", label), {**keys, **chosen}
+
+
+def own_keys(method: str, table: Table, where: str = "settings") -> dict[str, Any]:
+    """Return ``table`` flat, with the method's own keys prefixed by its name: ``keep`` → ``fedpse.keep``.
+
+    Args:
+        method: A method's name; for any other name, the keys stay as they are.
+        table: Settings of this method; dotted keys as they are.
+        where: Prefix of a key in error messages.
+    """
+    from sepal.strategies import registry
+
+    known = set(flat_keys(registry.get(method).hyper)) if method in registry.table() else set()
+    return {f"{method}.{key}" if key in known else key: value for key, value in _flat(where, table)}

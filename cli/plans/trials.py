@@ -1,0 +1,171 @@
+"""Blocks of a plan whose cells are trials: each variant takes the values with the best validation accuracy.
+
+Test data is never looked at. The criterion is the mean validation accuracy of the closing round over the trials' seeds:
+with ``tune = true`` in the view that the method deploys; else in the received view for a variant that the plan's
+``ranks`` judge by it, and otherwise in the trained view.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from sepal.cli.arguments import Value
+from sepal.cli.plans.display import PlanDisplay
+from sepal.cli.plans.execute import execute
+from sepal.cli.plans.model import Block, Chosen, Plan, PlannedRun, cell_name
+from sepal.cli.plans.tune import mean_of_trials, validation
+from sepal.storage.files import write_atomically
+
+FAILED = "failed.txt"
+Execute = Callable[[Sequence[PlannedRun]], list[str]]
+
+
+def chosen(plan: Plan, out: Path, failed: Collection[str] = ()) -> Chosen:
+    """Return the values that trials under ``out`` have chosen, for the variants whose trials have all ended.
+
+    A cell with a trial named in ``failed``, for example because training diverged at a large learning rate, is neither
+    chosen nor waited for.
+    """
+    blocks = {block.name: block for block in plan.block}
+    found: dict[str, dict[str, dict[str, Value]]] = {}
+    for block in plan.block:
+        if block.trials:
+            source = blocks[block.trials]
+            runs = list(plan.runs(source.name))
+            found[block.name] = {}
+            for variant in block.variants:
+                if variant not in source.variants:  # nothing to choose
+                    found[block.name][variant] = {}
+                    continue
+                own = [run for run in runs if run.variant == variant]
+                lost = {run.cell for run in own if run.name in failed}
+                best = _best(plan, source, [run for run in own if run.cell not in lost], out)
+                if best is not None:
+                    found[block.name][variant] = best
+    return found
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What trials tried for one variant in one cell, and what they chose.
+
+    Attributes:
+        cell: The reported runs' swept settings, as text.
+        label: The variant.
+        view: View of the validation accuracy by which it was judged.
+        seeds: The trials' seeds.
+        values: A trial's values as text, and their mean validation accuracy over seeds; None if it failed.
+        chosen: The chosen values as text; empty while trials are missing.
+        edge: Whether a chosen number is the least or the largest that was tried.
+    """
+
+    cell: str
+    label: str
+    view: str
+    seeds: tuple[int, ...]
+    values: tuple[tuple[str, float | None], ...]
+    chosen: str
+    edge: bool
+
+
+def tried(plan: Plan, out: Path, failed: Collection[str] = ()) -> list[Tried]:
+    """Return what the trials under ``out`` of a plan with ``tune = true`` have tried and chosen."""
+    found, best = [], chosen(plan, out, failed)
+    for block in plan.block if plan.tune else ():
+        source = next((each for each in plan.block if each.name == block.trials), block)
+        runs = list(plan.runs(source.name)) if block.trials else []
+        for variant in dict.fromkeys(run.variant for run in runs):
+            own = [run for run in runs if run.variant == variant]
+            view, values = judged(plan, own[0]), []
+            for cell in dict.fromkeys(run.cell for run in own):
+                means = [validation(out / r.name, view) for r in own if r.cell == cell and r.name not in failed]
+                there = [mean for mean in means if mean is not None]
+                values.append((cell, mean_of_trials(there) if len(there) == len(source.seeds) else None))
+            keys = best[block.name].get(variant, {})
+            lists = {key: _numbers(source.grid_of(variant)[key]) for key in keys}
+            edge = any(len(numbers) > 1 and keys[key] in (numbers[0], numbers[-1]) for key, numbers in lists.items())
+            found.append(Tried(block.name, variant, view, source.seeds, tuple(values), cell_name(keys), edge))
+    return found
+
+
+def _numbers(values: Sequence[Value]) -> list[float]:
+    return sorted(value for value in values if isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def judged(plan: Plan, run: PlannedRun) -> str:
+    """Return the view in which a trial is judged; see the module's text."""
+    if plan.tune:
+        return run.deployed
+    return "received" if plan.ranks and run.deployed == "received" else "trained"
+
+
+def _best(plan: Plan, block: Block, runs: Sequence[PlannedRun], out: Path) -> dict[str, Value] | None:
+    """Return the values of the best cell, the first in a tie; None while a trial is missing."""
+    if not runs:
+        return None
+    view = judged(plan, runs[0])
+    cells: dict[str, list[float]] = {}
+    for run in runs:
+        value = validation(out / run.name, view)
+        if value is None:
+            return None
+        cells.setdefault(run.cell, []).append(value)
+    best = max(cells, key=lambda cell: mean_of_trials(cells[cell]))
+    keys = next(run.keys for run in runs if run.cell == best)
+    return {key: keys[key] for key in block.grid_of(runs[0].variant)}
+
+
+def in_stages(plan: Plan, only: str, out: Path, execute: Execute) -> list[str]:
+    """Run a plan's blocks in order, each after its trials; return the names of runs that failed.
+
+    A block that waits for trials is run as soon as they have ended, before trials further down in the file.
+
+    Args:
+        plan: The plan.
+        only: Name of one block, which is run with the block of its trials; empty: all.
+        out: Directory of run directories.
+        execute: Executes the missing runs of a list, and returns the names of those that failed.
+    """
+    wanted = {block.name for block in plan.block if only in ("", block.name)}
+    wanted |= {block.trials for block in plan.block if block.name in wanted}
+    failed: list[str] = []
+    tried: set[str] = set()
+    list(plan.runs(only))  # raises if ``only`` is not a block
+    while True:
+        every = plan.runs(chosen=chosen(plan, out, failed))
+        left = [run for run in every if run.block in wanted and run.name not in tried]
+        stage = list(itertools.takewhile(lambda run: run.ready, left)) or [run for run in left if run.ready]
+        if not stage:
+            return failed
+        tried |= {run.name for run in stage}
+        failed += execute(stage)
+
+
+class Executor:
+    """Executes lists of runs one after the other, within a shared limit of hours; shows ``notes`` before the first."""
+
+    def __init__(self, out: Path, jobs: int, workers: int, hours: float, notes: Sequence[str] = ()) -> None:
+        self._notes = notes
+        self._out, self._jobs, self._workers = out, jobs, workers
+        self._hours, self._begun = hours, time.monotonic()
+
+    def __call__(self, runs: Sequence[PlannedRun]) -> list[str]:
+        """Execute the missing ones of ``runs``; return the names of those that failed."""
+        left = max(0.0, self._hours - (time.monotonic() - self._begun) / 3600)
+        display, self._notes = PlanDisplay(Console(stderr=True), self._notes), ()
+        failed = execute(runs, self._out, display, jobs=self._jobs, workers=self._workers, hours=left)
+        known = set(failures(self._out)) - {run.name for run in runs} | set(failed)
+        write_atomically(self._out / FAILED, "".join(f"{name}\n" for name in sorted(known)).encode())
+        return failed
+
+
+def failures(out: Path) -> list[str]:
+    """Return the names of the runs under ``out`` whose last attempt failed."""
+    file = out / FAILED
+    return file.read_text().split() if file.is_file() else []

@@ -1,0 +1,208 @@
+"""A client's model in its own file: safetensors, with what is needed to rebuild the module.
+
+:func:`load` is all that is needed to use it::
+
+    predict = load("client-00003.safetensors")
+    logits = predict(x)          # x: float32, (n, *shape), as the model was trained on
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+from torch import nn
+
+from sepal import models
+from sepal.errors import ModelError, StateError
+from sepal.modules import bring_back, floating, frozen_tensors, tied_names
+from sepal.protocol.method import resolve
+
+FORMAT = "sepal.model.v1"
+RULES = {"dmpfl-adaptive": "sepal.strategies.dmpfl.client:adaptive"}  # logits of each network, then numbers → logits
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the module is built from, and where it came from.
+
+    Attributes:
+        model: Name of a model of ours, or ``package.module:function``.
+        shape: Shape of one example.
+        mean: Mean of each channel, subtracted from images after their bytes were scaled to 0 … 1.
+        std: Standard deviation of each channel, by which they are then divided.
+        class_names: Name of each class; empty if classes are known by their numbers.
+        rule: How several networks are combined into one predictor: a name in :data:`RULES`; empty for one network.
+        numbers: What the rule takes besides the networks' logits.
+    """
+
+    model: str
+    shape: tuple[int, ...]
+    classes: int
+    vocabulary: int
+    width: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    method: str
+    dataset: str
+    run: str
+    client: str
+    rule: str = ""
+    numbers: tuple[float, ...] = ()
+    class_names: tuple[str, ...] = ()
+
+
+class Loaded:
+    """A loaded model: call it with float32 inputs (n, *shape); it returns logits (n, classes)."""
+
+    def __init__(self, origin: Origin, module: nn.Module) -> None:
+        self.origin, self.module = origin, module.eval()
+
+    def __call__(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return the logits of a batch."""
+        kind = np.int64 if self.origin.vocabulary else np.float32
+        with torch.no_grad():
+            logits: torch.Tensor = self.module(torch.from_numpy(np.ascontiguousarray(x, kind)))
+        return logits.numpy()
+
+    def prepare(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return inputs as the model takes them: images of bytes (n, H, W[, C]) are scaled as in training.
+
+        Raises:
+            ModelError: They do not have the model's shape.
+        """
+        if x.dtype == np.uint8:
+            images = x[:, None] if x.ndim == 3 else np.moveaxis(x, -1, 1)
+            mean, std = (np.reshape(each, (1, -1, 1, 1)) for each in (self.origin.mean, self.origin.std))
+            x = ((images / 255.0 - mean) / std).astype(np.float32)
+        if x.shape[1:] != self.origin.shape:
+            raise ModelError("data", f"examples of shape {self.origin.shape}", x.shape[1:])
+        return x
+
+
+def save(path: Path, origin: Origin, networks: Sequence[Mapping[str, npt.NDArray[np.float32]]]) -> None:
+    """Write the tensors of a model's networks, as ``0/conv1.weight``, with what is needed to build its module."""
+    from safetensors.numpy import save as to_bytes
+
+    from sepal.storage.files import write_atomically
+
+    about = {"format": FORMAT, "origin": json.dumps(asdict(origin))}
+    tensors = {f"{n}/{name}": np.ascontiguousarray(t) for n, part in enumerate(networks) for name, t in part.items()}
+    write_atomically(path, to_bytes(tensors, about))
+
+
+def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
+    """Return the model in a file that `sepal export` wrote.
+
+    Args:
+        path: The file; it may come from elsewhere.
+        allow: Code (``package.module:function``) that the file may name as its model.
+
+    Raises:
+        StateError: The file is not one that `sepal export` wrote.
+        ModelError: The model it names cannot be built here, is code that is not allowed, or does not fit in memory.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "np") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+        if about.get("format") != FORMAT:
+            raise ValueError(about.get("format", "no format"))
+        fields: dict[str, Any] = json.loads(about["origin"])
+        fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+        origin = Origin(**fields)
+        _check_types(origin)
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as reason:
+        raise StateError(str(path), "a model that `sepal export` wrote", str(reason)) from None
+    if ":" in origin.model and origin.model not in allow:
+        expected = "code that you allow (sepal predict --allow package.module:function)"
+        raise ModelError("model", expected, origin.model)
+    if ":" not in origin.model:
+        _check_size(origin)
+    return Loaded(origin, _module(origin, tensors))
+
+
+def _check_types(origin: Origin) -> None:
+    for name, kind in get_type_hints(Origin).items():
+        value, inner = getattr(origin, name), get_args(kind)
+        wanted = inner[0] if inner else kind
+        items = value if inner else (value,)
+        if not isinstance(items, tuple) or not all(
+            isinstance(i, (int, float) if wanted is float else wanted) for i in items
+        ):
+            raise ValueError(f"origin.{name} of another type")
+    if len(origin.class_names) not in (0, origin.classes) or not all(map(str.isprintable, origin.class_names)):
+        raise ValueError(f"origin.class_names without a printable name for each of {origin.classes} classes")
+
+
+def _check_size(origin: Origin) -> None:
+    """Raise ModelError if the model takes more than half of the free memory; it is built without its weights."""
+    room = psutil.virtual_memory().available // 2
+    with torch.device("meta"):
+        module = models.build(origin.model, origin.shape, origin.classes, origin.vocabulary)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
+    if size > room:
+        raise ModelError("model", f"one of at most {room / 2**30:.3g} GiB", f"{origin.model} of {size / 2**30:.3g} GiB")
+
+
+def _module(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> nn.Module:
+    parts: dict[str, dict[str, npt.NDArray[np.float32]]] = {}
+    for name, tensor in tensors.items():
+        number, _, rest = name.partition("/")
+        parts.setdefault(number, {})[rest] = tensor
+    build = partial(models.build, origin.model, origin.shape, origin.classes, origin.vocabulary, origin.width)
+    networks = [fill(build(), part) for _, part in sorted(parts.items())]
+    if not origin.rule and len(networks) == 1:
+        return networks[0]
+    if origin.rule not in RULES:
+        raise ModelError("model", f"networks combined by one of {', '.join(RULES)}", origin.rule or len(networks))
+    return Combined(networks, resolve(RULES[origin.rule]), origin.numbers)
+
+
+class Combined(nn.Module):
+    """Several networks that are combined into one predictor."""
+
+    def __init__(
+        self, networks: list[nn.Module], rule: Callable[..., torch.Tensor], numbers: tuple[float, ...]
+    ) -> None:
+        super().__init__()
+        self.networks, self.rule, self.numbers = nn.ModuleList(networks), rule, numbers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits (n, classes) that the rule makes from those of all networks."""
+        return self.rule(*(network(x) for network in self.networks), *self.numbers)
+
+
+def fill(module: nn.Module, tensors: Mapping[str, npt.NDArray[np.float32]]) -> nn.Module:
+    """Return ``module`` with ``tensors``, whose shapes may be smaller than its own: a model without some channels.
+
+    Layers that share a weight share it afterwards, too, and what the model freezes is a frozen parameter again.
+
+    Raises:
+        ModelError: A tensor is missing or unknown.
+    """
+    wanted = {*floating(module), *frozen_tensors(module)}
+    tied = tied_names(module)
+    if wanted != tensors.keys():
+        raise ModelError("model", f"the {len(wanted)} tensors of its module", sorted(wanted ^ tensors.keys())[0])
+    for name, array in tensors.items():
+        place, _, leaf = name.rpartition(".")
+        layer, tensor = module.get_submodule(place), torch.from_numpy(array.copy())
+        if leaf in layer._parameters:
+            layer._parameters[leaf] = nn.Parameter(tensor)
+        else:
+            layer._buffers[leaf] = tensor
+    for name, first in tied.items():
+        (place, _, leaf), shared = name.rpartition("."), module.get_parameter(first)
+        module.get_submodule(place)._parameters[leaf] = shared
+    return bring_back(module)

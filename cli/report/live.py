@@ -1,0 +1,96 @@
+"""``sepal watch --web``: the report of runs in progress, on this machine only.
+
+The page is under a secret path, which is printed: other users of the machine, who may not read the run's directory,
+can reach the port, too.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from sepal.cli.comparison import Comparison, read_comparison
+from sepal.cli.report.page import live_parts, render
+from sepal.errors import ConfigError, SepalError
+
+LOCAL = "127.0.0.1"
+WAITING = '<!doctype html><meta http-equiv="refresh" content="2"><title>Waiting</title><p>Waiting for the first round.'
+
+
+class ReportServer(ThreadingHTTPServer):
+    """Serves the report of ``places`` on 127.0.0.1.
+
+    Args:
+        places: As for `sepal report`.
+        port: 0 for a free one.
+
+    Raises:
+        ConfigError: There is no such run, or the port is taken.
+    """
+
+    def __init__(self, places: Sequence[str], port: int) -> None:
+        self.places = places
+        self.secret = secrets.token_urlsafe(16)
+        self.read()  # reports bad input before anything is served
+        try:
+            super().__init__((LOCAL, port), Handler)
+        except OSError as reason:
+            raise ConfigError("--web-port", "a free port", f"{port}: {reason.strerror}") from None
+
+    @property
+    def url(self) -> str:
+        """The page's address."""
+        return f"http://{LOCAL}:{self.server_port}/{self.secret}/"
+
+    def part(self, path: str) -> str | None:
+        """Return the part of a path below the secret; empty for the page, None without the secret."""
+        _, secret, *rest = [*path.split("/"), ""]
+        known = secrets.compare_digest(secret.encode(), self.secret.encode())
+        return "/".join(rest).removesuffix("/") if known and rest[:-1] else None
+
+    def read(self) -> Comparison:
+        """Return the runs as they are now."""
+        return read_comparison(self.places)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves the page, and what has changed in it."""
+
+    server: ReportServer
+
+    def do_GET(self) -> None:
+        """Answer ``/SECRET/`` with the page, and ``/SECRET/data`` with the parts that change."""
+        host = self.headers.get("Host", "").rpartition(":")[0]
+        if host not in (LOCAL, "localhost"):  # another site's name that was made to lead here (DNS rebinding)
+            self.send_error(403)
+        elif (part := self.server.part(self.path)) == "":
+            self._send("text/html; charset=utf-8", self._page())
+        elif part == "data":
+            self._send("application/json", self._data())
+        else:
+            self.send_error(404)
+
+    def _page(self) -> str:
+        comparison = self.server.read()
+        return render(comparison, live=True) if any(result.lines for result in comparison.results) else WAITING
+
+    def _data(self) -> str:
+        try:
+            return json.dumps(live_parts(self.server.read()))
+        except SepalError as error:  # a file that is being written
+            return json.dumps({"trouble": str(error)})
+
+    def _send(self, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002  (the base class's name)
+        """Keep the terminal quiet."""

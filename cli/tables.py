@@ -1,0 +1,202 @@
+"""Tables of a run: accuracy by round, final figures, bytes and their dense equivalent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sepal.cli.runs import Line, StoredRun
+from sepal.errors import one_line
+from sepal.server_app.run_directory import IN_PROCESS
+from sepal.strategies import registry
+
+MEGA = 1e6  # bytes in a MB
+LEGEND = (
+    "Accuracy in % on test data; bottom 10 %: of the trained model. MB of training so far; dense: the same messages "
+    "with the whole model as float32."
+)
+
+
+def print_run(console: Console, run: StoredRun, yardstick: StoredRun | None = None) -> None:
+    """Print a run's tables and its path.
+
+    Args:
+        console: The console.
+        run: The run.
+        yardstick: Another run, such as Local, whose accuracy is shown for comparison.
+    """
+    console.print(printable(headline(run)), style="bold", soft_wrap=True, highlight=False)
+    console.print(rounds_table(run, yardstick))
+    console.print(LEGEND, style="italic", highlight=False)
+    if run.summary is not None:
+        if run.summary.get("stopped"):
+            words = f"Ended after round {run.summary['rounds']}: {run.summary['stopped']['reason']}"
+            console.print(printable(words), highlight=False)
+        console.print()
+        console.print(figures_table(run, yardstick))
+        if run.summary.get("novel"):
+            console.print(printable(novel_line(run.summary)), highlight=False)
+        if run.summary.get("privacy"):
+            console.print(printable(privacy_line(run.summary)), soft_wrap=True, highlight=False)
+        if run.summary.get("by_capacity"):
+            console.print()
+            console.print(capacity_table(run.summary))
+    if run.bytes:
+        console.print()
+        console.print(bytes_table(run))
+        console.print()
+    console.print(f"Run written to {printable(str(run.path))}", soft_wrap=True, highlight=False)
+
+
+def printable(text: object) -> str:
+    """Return text from a run's files for the console: a run from elsewhere may hold markup or terminal escapes."""
+    return escape(one_line(str(text)))
+
+
+def headline(run: StoredRun) -> str:
+    """Return one line with the run's name, configuration and progress."""
+    config, done = run.config, run.lines[-1]["round"] if run.lines else 0
+    state = "complete" if run.summary is not None else f"at round {done}"
+    rounds = f"{config['rounds']} rounds"
+    if run.summary and run.summary.get("stopped"):
+        rounds = f"{run.summary['rounds']} of at most {rounds}"
+    parts = f"{config['clients'] or 'all'} clients, {rounds}, seed {config['seed']}"
+    return f"{run.path.name}: {config['method']} on {config['dataset']}, {parts}, {state}"
+
+
+def rounds_table(run: StoredRun, yardstick: StoredRun | None = None, most: int = 12) -> Table:
+    """Return accuracy and cumulative bytes by round, for at most about ``most`` evenly spaced rounds."""
+    table = new_table(None)
+    names = ["round", "received\nmean", "trained\nmean", "bottom\n10 %"]
+    if yardstick:
+        names += [f"{printable(yardstick.config['method'])}\nmean", "bottom\n10 %"]
+    for name in [*names, "MB\nup", "dense\nup", "MB\ndown", "dense\ndown"]:
+        table.add_column(name, justify="right", no_wrap=True)
+    beside = {line["round"]: line for line in yardstick.lines} if yardstick else {}
+    for line in spaced(run.lines, most):
+        cells = [printable("closing" if line["phase"] == "closing" else line["round"])]
+        cells += [percent(line, "received", "mean"), *trained(line)]
+        if yardstick:
+            cells += trained(beside.get(line["round"]))
+        sizes = line["bytes"]
+        cells += [megabytes(sizes[key]) for key in ("up", "up_dense", "down", "down_dense")]
+        table.add_row(*cells)
+    return table
+
+
+def new_table(title: str | None) -> Table:
+    """Return an empty table, narrow enough for ten columns on a terminal 80 characters wide."""
+    return Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", show_edge=False, padding=(0, 1, 0, 0))
+
+
+def spaced(lines: Sequence[Line], most: int) -> list[Line]:
+    """Return the first, the last and evenly spaced lines between, about ``most`` of them."""
+    if len(lines) <= most:
+        return list(lines)
+    step = next(size for size in _round_numbers() if len(lines) / size <= most)
+    kept = [line for line in lines[1:-1] if line["round"] % step == 0]
+    return [lines[0], *kept, lines[-1]]
+
+
+def _round_numbers() -> Iterator[int]:
+    power = 1
+    while True:
+        yield from (power, 2 * power, 5 * power)
+        power *= 10
+
+
+def trained(line: Line | None) -> list[str]:
+    """Return the cells of the trained view: mean and bottom decile."""
+    return [percent(line, "trained", key) for key in ("mean", "bottom_decile")]
+
+
+def percent(line: Line | None, view: str, key: str) -> str:
+    """Return an accuracy in percent, or a dash."""
+    figures = (line or {}).get("accuracy", {}).get(view)
+    return f"{100 * figures[key]:.1f}" if figures else "-"
+
+
+def megabytes(size: int) -> str:
+    """Return bytes as MB with three significant digits, and at most two decimals."""
+    value = size / MEGA
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def figures_table(run: StoredRun, yardstick: StoredRun | None = None) -> Table:
+    """Return the figures of the last full evaluation, by view."""
+    table = new_table("At the end, over all clients: accuracy in %")
+    for name in ("method", "view", "mean", "weighted", "std", "bottom 10 %", "best (round)"):
+        table.add_column(name, justify="left" if name in ("method", "view") else "right")
+    for each in (run, yardstick):
+        if each is None or each.summary is None:
+            continue
+        found = each.summary["accuracy"]
+        deployed = registry.deployed(each.config["method"])
+        for view in sorted(found, key=lambda view: view != deployed):  # first what a deployed client predicts with
+            figures = found[view]
+            cells = [printable(each.config["method"]), printable(view)]
+            if figures is None:
+                table.add_row(*cells, *["-"] * 5)
+                continue
+            cells += [f"{100 * figures[key]:.1f}" for key in ("mean", "weighted", "std", "bottom_decile")]
+            table.add_row(*cells, best(figures["best"]))
+    return table
+
+
+def capacity_table(summary: Mapping[str, Any]) -> Table:
+    """Return the mean accuracy by quarter of the clients' capacities."""
+    table = new_table("At the end, by capacity: mean accuracy in %")
+    views = [view for view, found in summary["accuracy"].items() if found]
+    for name in ("capacity", "clients", *map(printable, views)):
+        table.add_column(name, justify="left" if name == "capacity" else "right")
+    for group, found in summary["by_capacity"].items():
+        clients = max(figures["clients"] for figures in found.values())
+        cells = [f"{100 * found[view]['mean']:.1f}" if view in found else "-" for view in views]
+        table.add_row(printable(group), str(clients), *cells)
+    return table
+
+
+def novel_line(summary: Mapping[str, Any]) -> str:
+    """Return one line about the novel clients: their mean accuracy by view, and the gap to the others'."""
+    count, found = summary["populations"]["novel"], summary["novel"]
+    figures = [
+        f"{view} {100 * found['accuracy'][view]['mean']:.1f} ({-100 * gap:+.1f})" for view, gap in found["gap"].items()
+    ]
+    return f"{count} novel clients, which never trained, in % (points above the others): {', '.join(figures)}"
+
+
+def privacy_line(summary: Mapping[str, Any]) -> str:
+    """Return one line about differential privacy: clip, noise, and ε of the client with the most uploads."""
+    found = summary["privacy"]
+    head = f"Privacy: clip {found['clip']:g}, noise {found['noise']:g}"
+    if found["reason"]:
+        return f"{head}; no ε: {found['reason']}"
+    seed = "; simulated: the noise came from the seed" if summary["engine"] == IN_PROCESS else ""
+    return (
+        f"{head}: ε = {found['epsilon']:.3g} for a client's data against any other, {found['epsilon_zero_out']:.3g} "
+        f"against no update, at δ = {found['delta']:g} and {found['uploads']} uploads; metrics are not covered{seed}"
+    )
+
+
+def best(chosen: Mapping[str, Any] | None) -> str:
+    """Return the table cell of the best round."""
+    return f"{100 * chosen['mean']:.1f} ({chosen['round']})" if chosen else "-"
+
+
+def bytes_table(run: StoredRun) -> Table:
+    """Return the bytes of payloads next to their dense equivalent: training, and everything."""
+    table = new_table("Bytes of payloads beside their dense equivalent")
+    for name in ("", "MB up", "dense", "share", "MB down", "dense", "share"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, sizes in (("training", run.bytes), ("all purposes", run.bytes["total"])):
+        cells: list[str] = []
+        for key in ("up", "down"):
+            size, dense = sizes[key], sizes[f"{key}_dense"]
+            cells += [megabytes(size), megabytes(dense), f"{100 * size / dense:.1f} %" if dense else "-"]
+        table.add_row(name, *cells)
+    return table

@@ -1,0 +1,193 @@
+"""Registers the public keys in a directory at a SuperLink, and unregisters those that are removed.
+
+To add a client to a running server, put its public key into ``server/nodes``; to remove it, delete the file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from sepal.engines.flower.credentials import ServerCredentials, fingerprint
+from sepal.engines.flower.engine import CONNECTION
+from sepal.engines.flower.processes import FlowerError
+from sepal.errors import ConfigError, SepalError, one_line
+from sepal.storage.files import write_atomically
+
+IN_USE = "public key already in use"  # wording of flwr 1.39 (PUBLIC_KEY_ALREADY_IN_USE), in lower case
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # terminal colours in Flower's messages
+EVERY = 5.0  # seconds between checks of the directory
+
+
+class Registry:
+    """Keeps a SuperLink's registered nodes in sync with a directory of public keys.
+
+    Args:
+        credentials: The server's.
+        environment: Environment variables of Flower's commands; ``FLWR_HOME`` has the connection.
+        memory: File with Flower's node ids by key, next to the SuperLink's database.
+        tell: Called with a line for each node that is registered or unregistered.
+    """
+
+    def __init__(
+        self,
+        credentials: ServerCredentials,
+        environment: Mapping[str, str],
+        memory: Path,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._credentials, self._environment, self._memory, self._tell = credentials, environment, memory, tell
+        self._ids: dict[str, str] = json.loads(memory.read_text()) if memory.exists() else {}
+        self._seen: frozenset[str] | None = None  # keys at the last check; None: check again
+        self._problems: list[str] = []  # at the last check
+        self._missing: frozenset[str] = frozenset()  # keys without a file at the last check
+        self._begun = False
+        self._next = 0.0
+
+    def sync(self) -> None:
+        """Register new keys and unregister removed ones. A problem with one key is told and stops no other."""
+        problems = [str(problem) for problem in self._sync()]
+        for problem in problems:
+            if problem not in self._problems:
+                self._tell(f"sepal: {problem}")
+        self._problems = problems
+
+    def tick(self) -> None:
+        """Call :meth:`sync` every few seconds if keys have changed or there was a problem."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + EVERY
+        wanted, unreadable = self._wanted()
+        if unreadable or frozenset(wanted) != self._seen:
+            self.sync()
+
+    def _wanted(self) -> tuple[dict[str, tuple[str, Path]], list[ConfigError]]:
+        """Return name and file by key, and a problem for each file, or for the directory, that cannot be read."""
+        found: dict[str, tuple[str, Path]] = {}
+        problems = []
+        path = self._credentials.directory / "nodes"
+        try:
+            for name, path in self._credentials.node_keys().items():
+                try:
+                    found[fingerprint(path)] = name, path
+                except (OSError, ValueError) as reason:
+                    problems.append(_unreadable(path, reason))
+        except OSError as reason:
+            problems.append(_unreadable(path, reason))
+        return found, problems
+
+    def _sync(self) -> list[SepalError]:
+        wanted, unreadable = self._wanted()
+        problems: list[SepalError] = [*unreadable]
+        begun, known = self._begun, bool(self._ids)
+        self._begun, self._seen = True, None
+        if known and not begun:
+            self._compare(wanted, forget=True)
+        # Flower never takes back a key that was unregistered. So a key must be missing at two checks in a row,
+        # as a file that is being replaced is not; at the first check after a start, once is enough. No file may be
+        # unreadable at either: it may hold the key.
+        missing = frozenset(self._ids) - frozenset(wanted)
+        missing = frozenset() if problems else missing
+        removed = missing & self._missing if begun else missing
+        self._missing = missing
+        for digest in sorted(removed):
+            try:
+                self._unregister(digest)
+            except FlowerError as problem:
+                problems.append(problem)
+        for digest, (name, path) in wanted.items():
+            try:
+                if digest not in self._ids:
+                    self._register(digest, name, path, wanted)
+                    self._remember()
+            except FlowerError as problem:
+                problems.append(problem)
+        if not known and not begun:  # new keys come first: their clients wait
+            self._compare(wanted, forget=False)
+        if not problems and not self._ids.keys() - wanted.keys():
+            self._seen = frozenset(wanted)
+        return problems
+
+    def _compare(self, wanted: Collection[str], forget: bool) -> None:
+        """Name nodes that neither we nor the directory know; with ``forget``, forget those that the SuperLink lacks.
+
+        The SuperLink's database may have been replaced, or the memory lost. If it does not answer, nothing is changed.
+        """
+        try:
+            there = self._registered()
+        except FlowerError as reason:
+            self._tell(f"sepal: {reason}")
+            return
+        if forget:
+            self._ids = {digest: node for digest, node in self._ids.items() if there.get(digest, "") == node}
+        if strange := sorted(node for digest, node in there.items() if digest not in {*self._ids, *wanted}):
+            some = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
+            place = self._credentials.directory / "nodes"
+            self._tell(f"sepal: {len(strange)} registered nodes whose keys are not in {place}: {some}")
+
+    def _registered(self) -> dict[str, str]:
+        """Return the ids of the SuperLink's registered nodes by key.
+
+        Raises:
+            FlowerError: It does not answer.
+        """
+        said = self._run([sys.executable, "-P", "-m", "sepal.engines.flower.nodes", CONNECTION])
+        if isinstance(said, str):
+            raise FlowerError("the SuperLink's nodes", "a list", said)
+        nodes: Any = said["nodes"]
+        return dict(nodes)
+
+    def _register(self, digest: str, name: str, path: Path, wanted: Collection[str]) -> None:
+        """Register a key, or note the ids of all ``wanted`` ones that are registered already.
+
+        The id is empty if the key was unregistered before, which Flower does not forget.
+        """
+        said = self._flwr("register", str(path), "--name", name)
+        if not isinstance(said, str):
+            self._tell(f"registered: {name}")
+            self._ids[digest] = str(said["node-id"])
+            return
+        if IN_USE not in said.lower():
+            raise FlowerError(f"flwr supernode register {path}", "a registered key", said)
+        self._ids |= {key: node for key, node in self._registered().items() if key in wanted}
+        if digest not in self._ids:
+            self._ids[digest] = ""
+            self._tell(f"sepal: {name}: this key was removed before and stays refused: make a new one")
+
+    def _unregister(self, digest: str) -> None:
+        node = self._ids[digest]
+        said = self._flwr("unregister", node) if node else {}
+        if isinstance(said, str) and digest in self._registered():
+            raise FlowerError(f"flwr supernode unregister {node}", "an unregistered key", said)
+        if node:
+            self._tell(f"unregistered: node {node}; its key is gone from {self._credentials.directory / 'nodes'}")
+        del self._ids[digest]
+        self._remember()
+
+    def _flwr(self, verb: str, *arguments: str) -> dict[str, object] | str:
+        """Run ``flwr supernode VERB`` and return its answer, or its message as text if it refuses."""
+        return self._run(["flwr", "supernode", verb, arguments[0], CONNECTION, *arguments[1:], "--format", "json"])
+
+    def _run(self, command: list[str]) -> dict[str, object] | str:
+        """Run a command that prints JSON and return its answer, or its message as text if it fails."""
+        done = subprocess.run(command, env=dict(self._environment), capture_output=True, text=True, check=False)
+        try:
+            answer = json.loads(done.stdout[done.stdout.index("{") :])
+        except ValueError:
+            return one_line(COLOURS.sub("", done.stdout + done.stderr))
+        return answer if answer.get("success") else str(answer.get("error-message", answer))
+
+    def _remember(self) -> None:
+        write_atomically(self._memory, json.dumps(self._ids).encode())
+
+
+def _unreadable(path: Path, reason: Exception) -> ConfigError:
+    expected = "public keys that can be read; until then no key is unregistered"
+    return ConfigError(str(path), expected, getattr(reason, "strerror", None) or one_line(str(reason), 120))

@@ -1,0 +1,142 @@
+"""Runs a federation in process, with the same strategy and client hosts as Flower's engines."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from flwr.app import Message
+
+from sepal.config import RunConfig
+from sepal.engines.in_process.cache import DEFAULT_LIMIT
+from sepal.engines.in_process.grid import InProcessGrid
+from sepal.engines.in_process.pool import Pool, WorkerSetup
+from sepal.engines.in_process.worker import Clients
+from sepal.errors import ConfigError
+from sepal.protocol.messages import Content
+from sepal.server.observer import Observer
+from sepal.server.run_state import RoundRecord, RunState
+from sepal.server.run_store import MemoryRunStore, RunStore
+from sepal.server.strategy import SepalStrategy
+from sepal.strategies.assembly import Assembly
+
+
+class FlushedStore:
+    """A run store that writes clients' states to disk before each checkpoint.
+
+    After a kill, clients' states on disk are those of the last checkpoint, so later rounds are run again rather than
+    replayed. Uploads are kept in memory only. Records are stored, because the report is computed from them.
+    """
+
+    replays = False
+
+    def __init__(self, store: RunStore, flush: Callable[[], None]) -> None:
+        self._store, self._flush, self._memory = store, flush, MemoryRunStore()
+
+    def latest(self) -> RunState | None:
+        """Return the newest checkpoint."""
+        return self._store.latest()
+
+    def replay(self, round: int) -> RoundRecord | None:
+        """Return None: rounds after the checkpoint are run again."""
+
+    def records(self, last: int) -> Iterator[RoundRecord]:
+        """Return the records of rounds 1 to ``last``."""
+        return self._store.records(last)
+
+    def spool(self, round: int, client: str, content: Content) -> None:
+        """Store an upload in memory."""
+        self._memory.spool(round, client, content)
+
+    def read(self, round: int, client: str) -> Content:
+        """Return an upload."""
+        return self._memory.read(round, client)
+
+    def commit(self, record: RoundRecord) -> None:
+        """Store the round's record."""
+        self._store.commit(record)
+
+    def checkpoint(self, progress: RunState) -> None:
+        """Write the clients' states to disk, then the checkpoint."""
+        self._flush()
+        self._store.checkpoint(progress)
+
+    def durable(self) -> Mapping[str, str]:
+        """Return the clients' versions at the oldest kept checkpoint."""
+        return self._store.durable()
+
+    def evicted(self) -> frozenset[str]:
+        """Return the clients that an operator has evicted."""
+        return self._store.evicted()
+
+
+def run_in_process(
+    assembly: Assembly,
+    *,
+    store: RunStore | None = None,
+    observers: Sequence[Observer] = (),
+    workers: int = 1,
+    state_dir: Path | None = None,
+    limit: int = DEFAULT_LIMIT,
+) -> SepalStrategy:
+    """Run a federation and return the strategy, with the final state as ``progress``.
+
+    Args:
+        assembly: The run's parts; ``clients`` must be above 0.
+        store: Stores what is needed to resume; by default in memory only.
+        observers: Called after every round.
+        workers: Number of worker processes; 1 uses this process, 0 one worker per core. Results do not depend on it.
+        state_dir: Directory of clients' states, needed to resume; None for a temporary directory.
+        limit: Bytes of clients' states in memory, over all workers; others are on disk.
+
+    Raises:
+        SepalError: As in :meth:`SepalStrategy.start`.
+    """
+    config = assembly.task.config
+    check_clients(config)
+    workers = min(workers or len(os.sched_getaffinity(0)), config.clients)
+    with tempfile.TemporaryDirectory(prefix="sepal-") as scratch:
+        directory = state_dir or Path(scratch)
+        if workers == 1:
+            clients = Clients(assembly, directory, limit)
+            return _run(assembly, store, observers, _serial_grid(clients, config.clients), clients.flush)
+        pool = Pool(WorkerSetup(assembly, directory, limit // workers), workers)
+        try:
+            nodes = dict.fromkeys(range(1, config.clients + 1), _never)
+            return _run(assembly, store, observers, InProcessGrid(nodes, pool), pool.flush)
+        finally:
+            pool.close()
+
+
+def check_clients(config: RunConfig) -> None:
+    """Raise if ``clients`` is 0, which means all clients that register.
+
+    Raises:
+        ConfigError: ``clients`` is 0.
+    """
+    if not config.clients:
+        raise ConfigError("clients", "a number: in process no clients register", 0)
+
+
+def _run(
+    assembly: Assembly,
+    store: RunStore | None,
+    observers: Sequence[Observer],
+    grid: InProcessGrid,
+    flush: Callable[[], None],
+) -> SepalStrategy:
+    kept = FlushedStore(store, flush) if store else MemoryRunStore()
+    strategy = SepalStrategy(assembly.method, assembly.task, kept, observers, settle=0.0, agreed=assembly.agreed)
+    strategy.start(grid)
+    return strategy
+
+
+def _serial_grid(clients: Clients, count: int) -> InProcessGrid:
+    return InProcessGrid({number + 1: partial(clients.answer, number) for number in range(count)})
+
+
+def _never(message: Message) -> Message:
+    raise NotImplementedError("messages go to the workers")

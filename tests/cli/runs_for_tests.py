@@ -1,0 +1,116 @@
+"""Run directories as a run writes them, made by hand: 2 rounds and the closing one, three clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from sepal.strategies.assembly import assemble
+
+UP, DOWN = 100, 50  # bytes a client and round
+
+
+def figures(values: list[float]) -> dict[str, Any]:
+    """Figures over clients."""
+    mean = sum(values) / len(values)
+    return {"mean": mean, "weighted": mean, "std": 0.0, "bottom_decile": min(values), "clients": len(values)}
+
+
+def write_run(
+    path: Path,
+    *,
+    method: str = "fedavg",
+    seed: int = 0,
+    full: list[float] | None = None,
+    closing: list[float] | None = None,
+    capacities: list[float] | None = None,
+    shift: bool = False,
+    validation: Mapping[str, float] | None = None,
+    **keys: Any,
+) -> Path:
+    """Write a complete run with the accuracies given: of the full evaluations of rounds 1 and 2, and by client.
+
+    Accuracy on validation data is the same, but for the views of ``validation`` in the closing round.
+    """
+    accuracies = closing or [0.5, 0.6, 0.7]
+    count = len(accuracies)
+    flat = {"method": method, "dataset": "digits", "clients": count, "rounds": 2, "seed": seed, **keys}
+    task = assemble(flat).task
+    from sepal.config import flatten
+
+    config = {**task.config.flat(), "name": path.name, **flatten(task.hyper, f"{method}.")}
+    path.mkdir(parents=True)
+    (path / "config.toml").write_text(tomli_w.dumps(config))
+    rounds = [[value] * count for value in full or [0.2, 0.4]] + [accuracies]
+    lines, ledger = [], []
+    for number, values in enumerate(rounds, 1):
+        last = number == len(rounds)
+        done = min(number, len(rounds) - 1)
+        sizes = {
+            "up": UP * count * done,
+            "down": DOWN * count * done,
+            "up_dense": UP * count * done,
+            "down_dense": DOWN * count * done,
+        }
+        views = {"received": figures(values), "trained": figures(values), "pooled": None, "kept": None}
+        clients = [
+            {
+                "name": f"client-{place:05}",
+                "received": value,
+                "trained": value,
+                "pooled": None,
+                "kept": None,
+                "further": {f"trained-shift-{p}": value for p in (0, 100)} if shift and last else {},
+                "examples": 10,
+                "capacity": (capacities or [1.0] * count)[place],
+                "up": UP,
+                "down": DOWN,
+                "metrics": {"multiply-adds": 1000.0, "steps": 1.0, "pruned": 0.1 * number},
+            }
+            for place, value in enumerate(values)
+        ]
+        lines.append(
+            {
+                "round": number,
+                "phase": "closing" if last else "",
+                "model_round": number - 1,
+                "population": count,
+                "full": True,
+                "accuracy": views,
+                "validation": {
+                    view: figures([(validation or {}).get(view, value) if last else value for value in values])
+                    for view in ("received", "trained", "kept")
+                },
+                "novel": None,
+                "bytes": {**sizes, "total": sizes},
+                "seconds": {"total": 1.0, "train": 1.0, "server": 0.5},
+                "method": {},
+                "clients": clients,
+            }
+        )
+        for client in clients:
+            for direction, size in (("down", DOWN), ("up", UP)):
+                purpose = "closing" if last else "training"
+                row = {"round": number, "client": client["name"], "purpose": purpose, "direction": direction}
+                ledger.append(
+                    {**row, "payload": size, "message": size, "dense": size, "status": "accepted", "reason": ""}
+                )
+    (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (path / "ledger.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ledger))
+    summary = {
+        "name": path.name,
+        "complete": True,
+        "rounds": 2,
+        "accuracy": {v: found and {**found, "best": None} for v, found in lines[-1]["accuracy"].items()},
+        "further": {f"trained-shift-{p}": figures(accuracies) for p in (0, 100)} if shift else {},
+        "bytes": lines[-1]["bytes"],
+        "seconds": {"total": 4.5, "train": 3.0, "server": 1.5},
+        "versions": {"sepal": "0.1.0", "cpu": "a <processor>"},
+        "weights_sha256": "",
+    }
+    (path / "summary.json").write_text(json.dumps(summary))
+    return path

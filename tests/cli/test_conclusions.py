@@ -1,0 +1,161 @@
+"""What a comparison says in words: leads that an interval over seeds carries, and curves that are still rising."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from sepal.cli.comparison import read_comparison
+from sepal.cli.comparison_tables import print_comparison, write_csv
+from sepal.cli.conclusions import conclusions
+from sepal.cli.convergence import mean_rise, rise
+from sepal.cli.paper.figures import figures
+from sepal.cli.plans.model import PlannedRun
+from tests.cli.runs_for_tests import write_run
+
+
+def lines(values, full=False, **others):
+    """Lines of rounds with these accuracies on validation data."""
+    means = {"trained": None, "received": None} | {"trained": 0.0} | others
+    return [
+        {
+            "round": number,
+            "full": full,
+            "phase": "",
+            "accuracy": {view: {"mean": 0.5} for view in means},
+            "validation": {view: {"mean": value if mean is None else mean} for view, mean in means.items()},
+        }
+        for number, value in enumerate(values, 1)
+    ]
+
+
+def verdict(values, **keys):
+    found = rise(lines(values, **keys), "received")
+    return found and found.goes_on
+
+
+# whether a curve has converged
+
+
+@pytest.mark.parametrize(
+    ("values", "rising"),
+    [
+        (np.linspace(0.2, 0.8, 30), True),
+        (0.9 - 0.7 * np.exp(-np.arange(30) / 20), True),
+        (0.9 - 0.7 * np.exp(-np.arange(30) / 3), False),  # .0002 points a round at the end
+        (np.full(30, 0.8), False),
+        (np.linspace(0.8, 0.2, 30), False),
+        (0.8 + 0.0009 * np.arange(30), False),  # .27 points in three rounds
+        (0.8 + 0.002 * np.arange(30), True),  # .6 points
+        (np.linspace(0.2, 0.8, 5), None),  # too few points
+    ],
+)
+def test_a_curve_without_noise_is_rising_or_not(values, rising):
+    assert verdict(values) is rising
+
+
+def test_noise_alone_is_rarely_called_a_rise_and_a_rise_in_noise_is_found():
+    """Noise of two points: flat, 4 to 7 % of curves; rising by two points a round, nearly all."""
+    rng = np.random.default_rng(0)
+    for rounds in (20, 30, 200):
+        flat = [verdict(0.8 + rng.normal(0, 0.02, rounds)) for _ in range(300)]
+        assert sum(flat) <= 30, rounds
+    steep = [verdict(0.2 + 0.02 * np.arange(30) + rng.normal(0, 0.02, 30)) for _ in range(300)]
+    assert sum(steep) >= 200
+    over_five = [
+        mean_rise([rise(lines(0.8 + rng.normal(0, 0.02, 30)), "received") for _ in range(5)]) for _ in range(100)
+    ]
+    assert sum(each.goes_on for each in over_five) <= 10
+
+
+def test_it_is_the_deployed_models_curve_on_the_sampled_rounds():
+    """A kept model is judged by the trained one's curve. Full evaluations count only where there are no others."""
+    rising = lines(np.linspace(0.2, 0.8, 20))
+    assert rise(rising, "received").goes_on
+    assert not rise(rising, "kept").goes_on
+    assert rise(lines([0.5] * 20, trained=None) + lines([0.9] * 3, full=True, trained=None), "kept").mean == 0
+    assert rise(lines(np.linspace(0.2, 0.8, 6), full=True, trained=None), "kept").goes_on
+    without = [{**line, "validation": {"received": None}} for line in rising]
+    for line, value in zip(without, np.linspace(0.2, 0.8, 20), strict=True):
+        line["accuracy"] = {"received": {"mean": value}}
+    assert rise(without, "received").goes_on, "without validation data, by accuracy on test data"
+
+
+@pytest.fixture
+def rising(tmp_path):
+    """FedAvg, whose received model is still rising with both seeds, and Local, which has converged."""
+    for method in ("fedavg", "local"):
+        for seed in (0, 1):
+            path = write_run(tmp_path / f"{method}-seed{seed}", method=method, seed=seed)
+            first, *_, last = (json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines())
+            rows = [{**first, "full": False, "round": n, "validation": {}} for n in range(1, 13)]
+            for row in rows:
+                for view in ("received", "trained"):
+                    mean = 0.05 * row["round"] if method == "fedavg" and view == "received" else 0.5
+                    row["validation"][view] = {**first["validation"][view], "mean": mean}
+            (path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, last]))
+    return tmp_path
+
+
+def test_what_has_not_converged_is_marked_in_tables_and_files(rising):
+    comparison = read_comparison([str(rising)])
+    console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
+    print_comparison(console, comparison)
+    text = " ".join(console.export_text().split())
+    assert "* not converged, still rising at the last round: fedavg (+15.0 points in 3 rounds)" in text
+    assert "fedavg * 60.0" in text
+    assert "local * " not in text
+    write_csv(comparison, rising / "comparison.csv")
+    found = {row["name"]: row["rise_at_the_end"] for row in csv.DictReader((rising / "comparison.csv").open())}
+    assert (float(found["fedavg"]), found["local"]) == (pytest.approx(0.15), "")
+    run = PlannedRun("", "", "fedavg", 0, {"name": "fedavg-seed0", "method": "fedavg", "seed": 0})
+    assert figures(run, rising)["rise"]["mean"] == pytest.approx(0.15)
+    (rising / "fedavg-seed0" / "summary.json").unlink()
+    (rising / "fedavg-seed1" / "summary.json").unlink()
+    assert not any(group.rising for group in read_comparison([str(rising)]).all_groups()), "while a run goes on"
+
+
+def test_what_has_not_converged_is_marked_in_the_report(rising):
+    pytest.importorskip("altair", reason="the extra report is not installed")
+    from sepal.cli.report import render
+
+    page = render(read_comparison([str(rising)]))
+    assert '<th scope="row">fedavg *</th>' in page
+    assert "* not converged, still rising at the last round: fedavg (+15.0 points in 3 rounds)" in page
+    assert '<th scope="row">local</th>' in page
+
+
+# leads
+
+
+def said(path, seeds, **accuracies):
+    """What is said of runs with these accuracies by method: a list has one for each seed."""
+    for method, values in accuracies.items():
+        for seed in range(seeds):
+            value = values[seed]
+            write_run(path / f"{method}-{seed}", method=method, seed=seed, closing=[value - 0.1, value, value + 0.1])
+    return list(conclusions(read_comparison([str(path)]), ""))
+
+
+def test_a_lead_needs_an_interval_over_seeds_that_excludes_none(tmp_path):
+    """.2, .1, .3: .2 ± 4.303 · .1 / √3 = .248. All clients are ahead each time, and still it is no lead."""
+    (line,) = said(tmp_path / "a", 3, fedavg=[0.7, 0.6, 0.8], fedem=[0.5, 0.5, 0.5], fedprox=[0.1, 0.1, 0.1])
+    assert line == (
+        "fedavg is ahead of fedprox (+60.0 ± 24.8), is not distinguished from fedem (+20.0 ± 24.8). "
+        "Points of deployed models, 95 % interval over 3 seeds."
+    )
+    (line,) = said(tmp_path / "b", 3, fedavg=[0.3, 0.31, 0.3], fedem=[0.8, 0.8, 0.8])
+    assert line.startswith("fedavg is behind fedem (-49.7 ± 1.4).")
+
+
+def test_one_seed_or_two_establish_no_lead(tmp_path):
+    (line,) = said(tmp_path / "a", 1, fedavg=[0.8], fedem=[0.2])
+    assert line == "One seed, so no lead is established: fedavg 80.0 %, fedem 20.0 % (deployed models)."
+    (line,) = said(tmp_path / "b", 2, fedavg=[0.8, 0.8], fedem=[0.2, 0.3])
+    assert line.startswith("Two seeds, so no lead is established: fedavg 80.0 ± 0.0 %, fedem 25.0 ± 7.1 %")
+    assert said(tmp_path / "c", 1, fedavg=[0.8]) == []

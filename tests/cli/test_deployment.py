@@ -1,0 +1,154 @@
+"""``sepal certs`` and ``sepal deploy check``: what they say, and how they end."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from sepal.cli import joining
+from sepal.cli import main as cli
+from sepal.cli.joining import shares
+from sepal.cli.serving import alone
+from sepal.engines.flower.probe import Finding
+from sepal.engines.flower.processes import FlowerError, free_port
+from sepal.errors import ConfigError
+
+
+def sepal(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def test_certs_say_what_goes_where(here):
+    done = sepal("certs", "certs", "--host", "fl.example", "--nodes", "1", "--node", "site")
+    assert done.exit_code == 0, done.output
+    assert [line.split(":")[0] for line in done.output.splitlines()] == [
+        f"{here}/certs/{part}" for part in ("ca", "server", "nodes/client-00000", "nodes/site")
+    ]
+    again = sepal("certs", "certs", "--host", "fl.example")
+    assert again.output.count("kept") == 2
+    more = sepal("certs", "certs", "--node", "site", "--node", "other").output.splitlines()
+    assert [line.split("; ")[0].removeprefix(f"{here}/certs/") for line in more[2:]] == [
+        "nodes/site: kept",
+        "nodes/other: made",
+    ]
+
+
+def test_a_closed_port_is_said_in_one_line_and_the_exit_code_is_not_0(here):
+    sepal("certs", "certs", "--node", "site")
+    address = f"127.0.0.1:{free_port()}"
+    done = sepal("deploy", "check", address, "--certs", "certs", "--name", "site")
+    assert done.exit_code == 1
+    assert f"BAD  port: {address}: closed: no server listens there" in done.output.splitlines()
+
+
+def test_a_name_that_does_not_resolve_is_said(here):
+    done = sepal("deploy", "check", "no-such-host.invalid:9092")
+    assert done.exit_code == 1
+    assert "BAD  port: no-such-host.invalid:9092: the name cannot be resolved" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", "--port", "99999"], "1<=x<=65535"),
+        (["serve", "--port", "9191", "--control", "9191"], "--control: expected another port than --port, got 9191"),
+        (["serve", "--host", "203.0.113.7"], "--port: expected a port of this machine that is free, got 203.0.113.7:"),
+        (
+            ["join", "h:1", "--data", "nomod:f"],
+            "sepal: --data: expected package.module:function that can be imported, got nomod:f (No module",
+        ),
+        (["join", "h:1", "--data", "broken:f"], "broken:f (RuntimeError: no good)"),
+        (["join", "h:1", "--claim", "--name", "a", "--certs", "c"], "--claim: expected no --name or --partition"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_started(here, monkeypatch, arguments, words):
+    monkeypatch.setenv("SEPAL_USER_PATH", str(here))
+    (here / "broken.py").write_text("raise RuntimeError('no good')")
+    done = sepal(*arguments)
+    assert done.exit_code == 2
+    assert words in " ".join(done.output.split())
+
+
+def test_several_capacities_are_taken_in_turn():
+    assert shares("1,0.5,0.25") == [1.0, 0.5, 0.25]
+    with pytest.raises(ConfigError, match=r"^--capacity: expected a number, or several"):
+        shares("much")
+
+
+def test_a_second_server_of_the_same_home_is_refused(tmp_path):
+    refused = pytest.raises(ConfigError, match="SEPAL_HOME: expected a directory of its own for each server")
+    with alone(tmp_path / "server"), refused, alone(tmp_path / "server"):
+        pass
+    with alone(tmp_path / "server"):
+        pass
+
+
+def test_only_a_client_that_was_welcome_before_waits_for_a_server_that_answers_wrongly(monkeypatch):
+    """As one that just starts may; at a first try it is another server, and the user has to know."""
+    wrong, now = [Finding("API", False, "no gRPC")] * 3, [0.0]
+    answers = iter([*([one] for one in wrong), []])
+    monkeypatch.setattr(joining, "examine", lambda address, credentials: iter(next(answers)))
+    monkeypatch.setattr(joining.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(joining.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    joining.wait_until_welcome("h:1", None, 90.0, rejoining=True)
+    assert now[0] == 3
+    for patience, rejoining in ((90.0, False), (1.0, True)):
+        monkeypatch.setattr(joining, "examine", lambda address, credentials: iter(wrong))
+        with pytest.raises(ConfigError, match="h:1: API: expected one with which a client can join, got no gRPC"):
+            joining.wait_until_welcome("h:1", None, patience, rejoining)
+
+
+class Interrupted(BaseException):
+    """Ctrl-C."""
+
+
+class Nodes:
+    """In the place of Flower: SuperNodes that end after so many seconds with a code; the last one by Ctrl-C."""
+
+    def __init__(self, home, codes):
+        self.codes, self.started, self.now = list(codes), 0, 0.0
+        self.home = home
+
+    def __call__(self, *arguments, **keys):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *reason):
+        return None
+
+    def start_node(self, *arguments):
+        self.started += 1
+        return self
+
+    def wait(self):
+        if not self.codes:
+            raise Interrupted
+        seconds, code = self.codes.pop(0)
+        self.now += seconds
+        return code
+
+
+@pytest.mark.parametrize(
+    ("codes", "credentials", "ends"),
+    [
+        ([(500, 0), (500, 0)], None, Interrupted),  # a clock jumped, twice
+        ([(500, 75), (1, 75), (1, 75)], None, Interrupted),  # the server was at its limit of calls, for a while
+        ([(500, 0), (1, 2), (40, 2)], "keys", Interrupted),  # the session of before counts as online for a while
+        ([(500, 0), (1, 2), (80, 2), (80, 2)], "keys", FlowerError),  # for good
+        ([(500, 2)], None, FlowerError),
+    ],
+)
+def test_a_supernode_that_ends_by_itself_is_started_again(monkeypatch, tmp_path, codes, credentials, ends):
+    """Flower's ends with code 0 if a call is not authenticated, as when a clock jumps between a call and its check."""
+    nodes = Nodes(tmp_path, codes)
+    (tmp_path / "apps" / "half").mkdir(parents=True)
+    monkeypatch.setattr(joining, "Flower", nodes)
+    monkeypatch.setattr(joining, "wait_until_welcome", lambda *arguments: None)
+    monkeypatch.setattr(joining.time, "monotonic", lambda: nodes.now)
+    monkeypatch.setattr(joining.time, "sleep", lambda seconds: None)
+    with pytest.raises(ends):
+        joining.stay("site", {}, "127.0.0.1:1", credentials, False, 3.0)
+    assert nodes.started == len(codes) + (ends is Interrupted)
+    assert not (tmp_path / "apps").exists(), "a kill may have left a bundle half unpacked"

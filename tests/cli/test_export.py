@@ -1,0 +1,167 @@
+"""A client's model leaves its run and predicts the same; what cannot be exported says so in one line."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from sepal.cli.client_model import client_model
+from sepal.cli.main import app
+from sepal.cli.portable import load, save
+from sepal.errors import StateError
+
+
+def sepal(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """FedPSE; Sub-FedAvg, whose clients' channels are cut after the first round; DM-PFL+, which uses two networks."""
+    out = tmp_path_factory.mktemp("runs")
+    cut = ["model=digits-cnn-bn", "subfedavg.variant=hy", "subfedavg.accuracy=0", "subfedavg.channel-distance=0"]
+    cut += ["subfedavg.distance=0", "local-epochs=2"]
+    both = ["dmpfl.adaptive-inference=true", "dmpfl.readjust-every=1", "rounds=4"]
+    for method, keys in (("fedpse", []), ("subfedavg", cut), ("dmpfl", both)):
+        sets = [f"method={method}", "dataset=digits", "rounds=3", "clients=2", "partition.subsample=300", *keys]
+        options = [part for text in sets for part in ("--set", text)]
+        result = sepal("run", *options, "--name", method, "--out", out, "--workers", 1)
+        assert result.exit_code == 0, result.output
+    return out
+
+
+@pytest.mark.parametrize("method", ["fedpse", "subfedavg", "dmpfl"])
+def test_an_exported_model_says_what_the_clients_model_says(runs, tmp_path, method):
+    file = tmp_path / "model.safetensors"
+    result = sepal("export", runs / method, "client-00001", "--out", file)
+    assert result.exit_code == 0, result.output
+    found = client_model(runs / method, "client-00001")
+    np.testing.assert_allclose(load(file)(found.inputs), found.logits, atol=1e-5)
+    assert len(found.networks) == (2 if method == "dmpfl" else 1)
+    other = client_model(runs / method, "client-00000")
+    assert not np.allclose(load(file)(other.inputs), other.logits, atol=1e-5)  # it is this client's own
+
+
+def test_channels_that_were_cut_are_not_in_the_file(runs):
+    from sepal import models
+
+    found = client_model(runs / "subfedavg", "client-00000")
+    whole = models.build("digits-cnn-bn", found.origin.shape, found.origin.classes)
+    sizes = {name: tuple(tensor.shape) for name, tensor in whole.state_dict().items()}
+    assert any(tensor.shape < sizes[name] for name, tensor in found.networks[0].items())
+
+
+def test_predict_labels_images_and_arrays_alike(runs, tmp_path):
+    file = tmp_path / "model.safetensors"
+    assert sepal("export", runs / "fedpse", "client-00000", "--out", file).exit_code == 0
+    images = np.random.default_rng(0).integers(0, 256, (3, 8, 8)).astype(np.uint8)
+    (tmp_path / "images").mkdir()
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(tmp_path / "images" / f"{number}.png")
+    np.savez(tmp_path / "x.npz", x=images)
+    outputs = [sepal("predict", file, tmp_path / name).stdout for name in ("images", "x.npz")]
+    tables = [[row[1:] for row in csv.reader(text.splitlines())] for text in outputs]
+    assert tables[0] == tables[1]
+    assert tables[0][0] == ["label", "name", "probability"]
+    assert [row[1] for row in tables[0][1:]] == [row[0] for row in tables[0][1:]], "digits have no other names"
+    assert len(tables[0]) == 4
+    bytes_scaled = (images[:, None] / 255.0).astype(np.float32)
+    prepared = load(file).prepare(images)
+    origin = load(file).origin
+    np.testing.assert_allclose(prepared, (bytes_scaled - origin.mean[0]) / origin.std[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["export", "fedpse", "client-7"],
+            "client: expected a client of fedpse: client-00000 … client-00001, got client-7",
+        ),
+        (["export", "none", "client-00000"], "run: expected a run directory"),
+        (["predict", "model", "none.npz"], "data: expected an .npz with x, got none.npz"),
+        (["predict", "model", "empty"], "data: expected an .npz with x, or a directory of .png, .jpg or .npy files"),
+        (["predict", "model", "wide.npz"], "data: expected examples of shape (1, 8, 8), got (1, 9, 9)"),
+        (["predict", "wide.npz", "wide.npz"], "wide.npz: expected a model that `sepal export` wrote"),
+    ],
+)
+def test_bad_input_is_one_line(runs, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    np.savez("wide.npz", x=np.zeros((2, 9, 9), np.uint8))
+    found = client_model(runs / "fedpse", "client-00000")
+    save(tmp_path / "model", found.origin, found.networks)
+    place = [runs / text if (runs / text).exists() else text for text in arguments]
+    result = sepal(*place)
+    assert result.exit_code == 2
+    assert words.replace("'", "") in result.stderr.replace("'", "")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_client_without_a_state_has_no_model(runs, tmp_path):
+    import shutil
+
+    shutil.copytree(runs / "fedpse", tmp_path / "bare", ignore=shutil.ignore_patterns("*-*.safetensors"))
+    result = sepal("export", tmp_path / "bare", "client-00000")
+    assert result.exit_code == 2
+    assert "client: expected one with a model in" in result.stderr
+
+
+def test_onnx_gives_the_same_logits(runs, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    result = sepal("export", runs / "fedpse", "client-00000", "--out", tmp_path / "model.safetensors", "--onnx")
+    assert result.exit_code == 0, result.output
+    found = client_model(runs / "fedpse", "client-00000")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (logits,) = session.run(None, {session.get_inputs()[0].name: found.inputs[:5]})
+    np.testing.assert_allclose(logits, found.logits[:5], atol=1e-4)
+
+
+def test_predict_prints_the_names_of_classes(runs, tmp_path):
+    found = client_model(runs / "fedpse", "client-00000")
+    names = tuple(f"digit {number}" for number in range(10))
+    save(tmp_path / "named", replace(found.origin, class_names=names), found.networks)
+    np.savez(tmp_path / "x.npz", x=np.zeros((2, 1, 8, 8), np.float32))
+    rows = list(csv.DictReader(sepal("predict", tmp_path / "named", tmp_path / "x.npz").stdout.splitlines()))
+    assert [row["name"] for row in rows] == [f"digit {row['label']}" for row in rows]
+
+
+@pytest.mark.parametrize("names", [("one",), ("\x1b[2J", *"123456789")])
+def test_a_model_file_with_other_class_names_is_refused(runs, tmp_path, names):
+    found = client_model(runs / "fedpse", "client-00000")
+    save(tmp_path / "named", replace(found.origin, class_names=names), found.networks)
+    with pytest.raises(StateError, match="class_names without a printable name for each of 10 classes"):
+        load(tmp_path / "named")
+
+
+def test_a_torn_model_file_is_refused(tmp_path):
+    (tmp_path / "torn").write_bytes(b"\x00" * 20)
+    with pytest.raises(StateError, match="expected a model that `sepal export` wrote"):
+        load(tmp_path / "torn")
+
+
+@pytest.mark.parametrize("model", ["frozen", "tied", "pretrained"])
+def test_an_exported_own_model_is_complete(tmp_path, model):
+    """A frozen layer is in the file, and frozen again when it is loaded; shared weights are shared again."""
+    name = f"tests.strategies.own_models:{model}"
+    sets = ["method=fedavg", "dataset=digits", "rounds=1", "clients=2", "partition.subsample=100", f"model={name}"]
+    options = [part for text in sets for part in ("--set", text)]
+    result = sepal("run", *options, "--name", model, "--out", tmp_path, "--workers", 1)
+    assert result.exit_code == 0, result.output
+    file = tmp_path / "model.safetensors"
+    assert sepal("export", tmp_path / model, "client-00001", "--out", file).exit_code == 0
+    found, module = client_model(tmp_path / model, "client-00001"), load(file, {name}).module
+    np.testing.assert_allclose(load(file, {name})(found.inputs), found.logits, atol=1e-5)
+    parameters = dict(module.named_parameters())
+    assert len(list(module.parameters())) == (7 if model == "tied" else 8)
+    assert parameters["embed.weight"].requires_grad == (model != "frozen")
+    assert ("embed.weight" in found.networks[0], "fc2.weight" in found.networks[0]) == (True, model != "tied")
+    if model != "tied":
+        assert ("1 of 8 tensors start as" in result.stderr) == (model == "pretrained")
+        assert ("2 frozen tensors stay as" in result.stderr) == (model == "frozen")

@@ -1,0 +1,144 @@
+"""The in-process engine: one result whatever the number of workers, however little memory, however often killed."""
+
+from __future__ import annotations
+
+import pytest
+
+from sepal.client.state_store import Stored
+from sepal.engines.in_process import run_in_process
+from sepal.engines.in_process.cache import StateCache
+from sepal.engines.in_process.pool import Pool
+from sepal.errors import ConfigError, RoundError, StateError
+from sepal.protocol.messages import Content, Reply
+from sepal.protocol.method import ClientInfo, Kind, resolve
+from sepal.server.run_store import DiskRunStore
+from sepal.storage.serialize import digest
+from sepal.strategies.assembly import assemble
+from sepal.strategies.baselines.fedavg import ClientState
+
+FLAT = {
+    "dataset": "digits",
+    "clients": 5,
+    "clients-per-round": 3,
+    "rounds": 4,
+    "evaluate-every": 2,
+    "checkpoint-every": 2,
+    "partition.subsample": 300,
+    "method": "fedpse",
+}
+
+
+def outcome(strategy):
+    return digest(strategy.progress.server), dict(strategy.report.digests), strategy.report.totals
+
+
+@pytest.fixture(scope="module")
+def serial():
+    return outcome(run_in_process(assemble(FLAT)))
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_the_number_of_workers_changes_nothing(serial, workers):
+    assert outcome(run_in_process(assemble(FLAT), workers=workers)) == serial
+
+
+def test_a_memory_that_holds_no_state_changes_nothing(serial):
+    """With room for one byte every state is spilled at once and read back from disk."""
+    assert outcome(run_in_process(assemble(FLAT), limit=1)) == serial
+    assert outcome(run_in_process(assemble(FLAT), limit=2, workers=2)) == serial
+
+
+class Stop(BaseException):
+    pass
+
+
+class StopAfter:
+    def __init__(self, at):
+        self.at = at
+
+    def opened(self, progress, total):
+        self.opened_at = progress.round
+
+    def round(self, progress, record, line):
+        if record.round == self.at:
+            raise Stop
+
+    def closed(self, progress, line):
+        pass
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_run_goes_on_from_its_last_flush(serial, workers, tmp_path):
+    """Killed in round 3; the checkpoint is that of round 2, and the clients are as old as it."""
+    assembly = assemble(FLAT)
+    server_state = resolve(assembly.method.server_state)
+    settings = {"state_dir": tmp_path / "state", "workers": workers}
+    with pytest.raises(Stop):
+        run_in_process(
+            assembly, store=DiskRunStore(tmp_path / "server", server_state), observers=[StopAfter(3)], **settings
+        )
+    again = StopAfter(99)
+    resumed = run_in_process(
+        assembly, store=DiskRunStore(tmp_path / "server", server_state), observers=[again], **settings
+    )
+    assert again.opened_at == 2
+    assert outcome(resumed) == serial
+
+
+def test_no_number_of_clients_is_refused():
+    with pytest.raises(ConfigError, match="clients: expected a number"):
+        run_in_process(assemble({**FLAT, "clients": 0, "clients-per-round": 0}))
+
+
+def test_a_worker_that_dies_is_one_line(monkeypatch):
+    """A worker killed from outside (out of memory, say) ends the run with its name, not with a hang."""
+    original = Pool.submit
+
+    def kill_first(self, node, message):
+        if message.metadata.message_type == "train":
+            self._processes[0].kill()
+            self._processes[0].join()
+        original(self, node, message)
+
+    monkeypatch.setattr(Pool, "submit", kill_first)
+    with pytest.raises(StateError, match="worker 0: expected a running process, got one that ended with exit code -9"):
+        run_in_process(assemble(FLAT), workers=2)
+
+
+def stored(round, value):
+    import numpy as np
+
+    reply = Reply("run", round, Kind.TRAIN, ClientInfo("c", 1))
+    return Stored("asked", ClientState({"w": np.full(1000, value, np.float32)}), reply, Content(b"x"))
+
+
+def test_the_cache_keeps_its_limit_and_loses_nothing(tmp_path):
+    cache = StateCache(tmp_path, ClientState, limit=20_000)
+    for number in range(50):
+        store = cache.client(f"c{number}")
+        store.load("")
+        store.save(f"1-{number:024x}", stored(1, number))
+        assert cache.bytes <= 20_000
+    for number in range(50):
+        found = cache.client(f"c{number}").load(f"1-{number:024x}")
+        assert found is not None
+        assert found.state.model["w"][0] == number
+
+
+def test_the_cache_forgets_versions_that_nobody_can_ask_for(tmp_path):
+    """After a save only the new version and the one it came from remain."""
+    cache = StateCache(tmp_path, ClientState)
+    store = cache.client("c")
+    versions = [f"{round}-{round:024x}" for round in range(1, 5)]
+    for round, version in enumerate(versions, 1):
+        store.load(versions[round - 2] if round > 1 else "")
+        store.save(version, stored(round, round))
+    assert cache.versions("c") == versions[-2:]
+
+
+def test_a_round_error_names_the_client_that_cannot_take_part():
+    """A partition that leaves a client without data is the client's own word, and ends the run."""
+    with pytest.raises(Exception, match="expected") as error:
+        run_in_process(assemble({**FLAT, "partition.name": "natural"}))
+    assert "\n" not in str(error.value)
+    assert not isinstance(error.value, RoundError) or "client" in str(error.value)

@@ -1,0 +1,250 @@
+"""The SuperNode of `sepal join`: its pauses, late and lost replies, and what Flower's own code must be for that."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import sys
+import threading
+import time
+import types
+
+import pytest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.task_identity import TaskIdentity
+
+from sepal.engines.flower import node
+
+
+@pytest.fixture
+def slept(monkeypatch):
+    found = []
+    monkeypatch.setattr(node.time, "sleep", found.append)
+    return found
+
+
+def test_pauses_grow_to_flowers_own_and_are_short_again_after_a_message(slept):
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    pauses = node.Pauses(write)
+    for _ in range(40):
+        pauses.sleep(3)
+    assert slept[0] == 0.1
+    assert sorted(slept) == slept
+    assert slept[-1] == 3.0
+    pauses.sleep(0.5)
+    assert os.read(read, 10) == b".", "the client process is woken"
+    assert slept[-1] == 0.02
+    pauses.sleep(3)
+    assert slept[-1] == 0.1
+    pauses.sleep(7)
+    assert slept[-1] == 7, "not one of the two pauses"
+
+
+def test_a_client_that_waits_looks_as_seldom_as_it_is_told(slept):
+    pauses = node.Pauses(os.open(os.devnull, os.O_WRONLY), look=30.0)
+    for _ in range(40):
+        pauses.sleep(3)
+    assert (slept[0], slept[-1]) == (0.1, 30.0)
+    for _ in range(40):
+        pauses.sleep(0.5)
+    assert slept[-1] == 0.5, "the client's own reply is not waited for any longer"
+    pauses.sleep(3)
+    assert slept[-1] == 0.1
+
+
+def test_a_reader_that_does_not_read_does_not_stop_the_supernode(slept):
+    _, write = os.pipe()
+    os.set_blocking(write, False)
+    pauses = node.Pauses(write)
+    for _ in range(70_000):
+        pauses.sleep(0.5)
+    assert len(slept) == 70_000
+
+
+def test_flowers_module_is_built_as_expected():
+    import importlib
+
+    module = importlib.import_module("flwr.supernode.start_client_internal")
+    before = module.time
+    try:
+        assert node.shorten(module, node.Pauses(-1))
+        assert module.time.sleep is not time.sleep
+    finally:
+        module.time = before
+    assert not node.shorten(types.ModuleType("another"), node.Pauses(-1))
+
+
+def test_a_late_reply_is_pushed_although_no_message_comes():
+    """Flower pushes after a message only: a reply whose place an older one took would wait for the next message."""
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    module, state = types.ModuleType("flowers"), InMemoryNodeState(object_store=None)
+    module._pull_and_store_message = lambda *, state, name: 7 if name == "a message" else None
+    assert node.push_late_replies(module)
+    assert module._pull_and_store_message(state=state, name="a message") == 7
+    made = [
+        types.SimpleNamespace(message_id=name, run_id=1, reply_to_message_id=to) for name, to in (("m", ""), ("r", "m"))
+    ]
+    asked, reply = (types.SimpleNamespace(metadata=metadata) for metadata in made)
+    state.store_message(asked)
+    assert module._pull_and_store_message(state=state, name="none") is None, "no reply: Flower waits and looks again"
+    state.store_message(reply)
+    assert module._pull_and_store_message(state=state, name="none") is not None, "Flower goes on to the push stage"
+    assert [each.metadata.message_id for each in state.get_messages(is_reply=True)] == ["r"], "still there for it"
+    assert module._pull_and_store_message(state=state, name="none") is None
+    assert not node.push_late_replies(types.ModuleType("another"))
+
+
+def test_flowers_loop_pulls_by_keyword_and_pushes_unless_none_was_pulled():
+    """What :func:`push_late_replies` relies on."""
+    module = importlib.import_module("flwr.supernode.start_client_internal")
+    source = inspect.getsource(module.start_client_internal)
+    assert "_pull_and_store_message(\n                state=state," in source
+    assert "if run_id is None:" in source
+    assert "state.get_messages(is_reply=True)" in inspect.getsource(module._push_messages)
+
+
+class Waiting:
+    """A store in which the content of ``whole`` is there, and that of ``lost`` never comes."""
+
+    deleted = ()
+
+    def get(self, object_id):
+        return b"content" if object_id == "whole" else b""
+
+    def delete(self, object_id):
+        self.deleted += (object_id,)
+
+
+def test_a_reply_whose_content_never_comes_is_given_up(monkeypatch):
+    """A process that was killed between a reply and its content would stop the SuperNode for good."""
+    monkeypatch.setattr(node, "CONTENT", 0.05)
+    module, store, found = types.ModuleType("flowers"), Waiting(), []
+
+    def push(*, state, object_store):
+        found.append(object_store.get("whole"))
+        with contextlib.suppress(TimeoutError):
+            while object_store.get("lost") == b"":
+                time.sleep(0.01)
+        object_store.delete("reply")
+
+    module._push_messages = push
+    assert node.give_up_lost_content(module)
+    module._push_messages(state=None, object_store=store)
+    assert (found, store.deleted) == ([b"content"], ("reply",))
+    assert not node.give_up_lost_content(types.ModuleType("another"))
+
+
+def test_flower_waits_for_content_without_end_and_survives_an_exception():
+    """What :func:`give_up_lost_content` works around, and relies on."""
+    module = importlib.import_module("flwr.supernode.start_client_internal")
+    assert "_push_messages(\n                state=state,\n                object_store=store," in inspect.getsource(
+        module.start_client_internal
+    )
+    source = inspect.getsource(module._push_messages)
+    assert 'while (content := object_store.get(tree.object_id)) == b"":' in source
+    assert "except Exception as err:" in source
+
+
+RUN = 7
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Flower's module, the state of a SuperNode with a message of run 7, its task's number, and the store."""
+    from flwr.app import ConfigRecord, Message, RecordDict
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    flowers, store = importlib.import_module("flwr.supernode.start_client_internal"), ObjectStoreFactory().store()
+    module = types.ModuleType("flowers")
+    module._push_messages, module._insert_message = flowers._push_messages, flowers._insert_message
+    state = InMemoryNodeState(store)
+    with monkeypatch.context() as server:  # only there a process has a run
+        for name, value in (("_run_id", RUN), ("_task_id", 1), ("_node_id", 1)):
+            server.setattr(TaskIdentity, name, value)
+        message = Message(RecordDict({"a": ConfigRecord({"b": 1})}), dst_node_id=5, message_type="train")
+    number = state.create_task(task_type=TaskType.CLIENT_APP, run_id=RUN, fab_hash="f")
+    module._insert_message(message, state, store)
+    return module, state, number, store
+
+
+def test_a_message_whose_task_ended_without_a_reply_is_answered(asked):
+    """Flower 1.39 waits without end for a process that was killed between the task's input and its message."""
+    module, state, number, store = asked
+    assert state.claim_task(number)
+    assert state.activate_task(number)
+    assert node.abandoned(state) == []
+    assert state.finish_task(number, "failed", "no heartbeat")
+    sent = []
+
+    def send(message, tree, seconds):
+        sent.append(message)
+        return set(), "session"
+
+    assert node.answer_abandoned(module)
+    push = threading.Thread(
+        target=module._push_messages,
+        kwargs={"state": state, "object_store": store, "send": send, "push_object": None},
+        daemon=True,
+    )
+    push.start()
+    push.join(20)
+    assert not push.is_alive()
+    assert [(message.has_error(), message.error.code, message.metadata.run_id) for message in sent] == [(True, 8, RUN)]
+    assert not state.msg_store, "neither is left for the next message's task"
+    assert not node.answer_abandoned(types.ModuleType("another"))
+
+
+def test_a_message_with_a_reply_or_an_open_task_is_not_answered_for(asked):
+    from flwr.app import Error, Message
+
+    module, state, number, store = asked
+    state.create_task(task_type=TaskType.CLIENT_APP, run_id=RUN, fab_hash="f")
+    state.finish_task(number, "failed", "no heartbeat")
+    assert node.abandoned(state) == [], "another task of the run may still read the message"
+    for task in state.get_tasks(run_ids=[RUN]):
+        state.finish_task(task.task_id, "failed", "no heartbeat")
+    (message,) = node.abandoned(state)
+    module._insert_message(Message(Error(2, "the client's own"), reply_to=message), state, store)
+    assert node.abandoned(state) == []
+    replies = node.AnsweringState(state, pytest.fail).get_messages(is_reply=True)
+    assert [reply.error.reason for reply in replies] == ["the client's own"]
+
+
+@pytest.mark.parametrize(("cold", "look"), [(False, ""), (False, "60"), (True, ""), (True, "60")])
+def test_the_supernode_runs_with_every_change(monkeypatch, cold, look):
+    """With ``--cold`` without the resident process, and without its pauses unless ``--look`` asks for longer ones."""
+    internal = importlib.import_module("flwr.supernode.start_client_internal")
+    command = importlib.import_module("flwr.supernode.cli.flower_supernode")
+    own = {name: getattr(internal, name) for name in ("time", "_pull_and_store_message", "_push_messages")}
+    for name, value in own.items():
+        monkeypatch.setattr(internal, name, value)  # put back afterwards
+    monkeypatch.setattr(node, "keep_executor", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["node", *["--cold"] * cold, "--port", "1", *(["--look", look] if look else [])])
+    found = []
+
+    def wrapped(function):
+        """The names of the functions that are wrapped around Flower's."""
+        cells = inspect.getclosurevars(function).nonlocals
+        return [function.__name__, *wrapped(cells["push"])] if "push" in cells else []
+
+    def started():
+        if look:
+            pauses = internal.time.sleep.__self__
+            assert pauses._longest[node.MESSAGE] == 60.0
+        found.extend(wrapped(internal._push_messages))
+        found.extend(name for name, value in own.items() if getattr(internal, name) is not value)
+        tls = [part for part in sys.argv if part.startswith("--ssl-")]
+        assert tls == ["--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile"]
+        found.extend([*sys.argv[:3], *sys.argv[9:11]])
+
+    monkeypatch.setattr(command, "flower_supernode", started)
+    node.run()
+    pauses = [] if cold and not look else ["time"]
+    process = [] if cold else ["--isolation", "process"]
+    changed = ["push_or_answer", "push_or_give_up", *pauses, "_pull_and_store_message", "_push_messages"]
+    assert found == [*changed, "flower-supernode", "--port", "1", *process]

@@ -1,0 +1,26 @@
+"""The SuperLink's nodes by the digests of their keys, with Flower's client replaced."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.supercore.constant import NodeStatus
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+from sepal.engines.flower import nodes
+from sepal.engines.flower.certificates import make_certificates
+from sepal.engines.flower.credentials import fingerprint
+
+
+def test_registered_nodes_are_found_by_their_key_files_and_what_is_no_key_is_left_out(tmp_path, monkeypatch):
+    """A SuperLink in plain-text use stores any bytes as a key: they must not keep the others from being found."""
+    make_certificates(tmp_path, nodes=["a", "gone"])
+    files = {name: tmp_path / "server" / "nodes" / f"{name}.pub" for name in ("a", "gone")}
+    keys = {name: public_key_to_bytes(load_ssh_public_key(path.read_bytes())) for name, path in files.items()}
+    listed = [(7, b"junk", "online"), (8, keys["a"], "offline"), (9, keys["gone"], NodeStatus.UNREGISTERED)]
+    found = [SimpleNamespace(node_id=node, public_key=key, status=status) for node, key, status in listed]
+    client = SimpleNamespace(ListNodes=lambda request: SimpleNamespace(nodes_info=found), close=lambda: None)
+    monkeypatch.setattr(nodes, "read_superlink_connection", lambda name: name)
+    monkeypatch.setattr(nodes, "init_http_client_from_connection", lambda connection: client)
+    assert nodes.registered("sepal") == {fingerprint(files["a"]): "8"}
