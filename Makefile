@@ -20,7 +20,7 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 CLIENTS ?= 3
 export CLIENTS
 
-.PHONY: help setup demo compose-demo test check e2e bench defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate clean
+.PHONY: help setup demo compose-demo test check e2e bench paper defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -61,6 +61,9 @@ e2e: $(STAMP) ## run the end-to-end tests: real Flower processes (two files at a
 
 bench: $(STAMP) ## measure speed and memory
 	$(BIN)/python -m experiments.bench
+
+paper: $(STAMP) ## run a paper's tables: make paper NAME=fedpse (or dmpfl, subfedavg, pfedgate, pa3dfl, leaderboard, privacy)
+	$(BIN)/python -m experiments.paper $(NAME)
 
 defaults: $(STAMP) ## run every method with all its defaults on digits and HAR, and compare with fine-tuned FedAvg: hours
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.defaults

@@ -47,7 +47,7 @@ class Block(BaseModel):
     grid: dict[str, tuple[Value, ...]] = {}  # dotted keys are quoted
     grids: dict[Name, dict[str, tuple[Value, ...]]] = {}  # of single variants, beyond ``grid``
     published: tuple[Published, ...] = ()
-    tables: tuple[str, ...] = ()  # of the paper, for `sepal paper --table`: "1", "figure 4"
+    tables: tuple[str, ...] = ()  # of the paper, for `python -m experiments.paper --table`: "1", "figure 4"
     trials: str = ""  # name of the block whose cells are trials
     headline: Name | None = None  # the variant whose figures README shows (experiments/readme.py)
     scales: tuple[Scale, ...] = SCALES

@@ -20,10 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sepal.cli.convergence import Rise, mean_rise
-from sepal.cli.paper.differences import MODELS, difference_tables
-from sepal.cli.paper.figures import figures
-from sepal.cli.paper.further import (
+from experiments.paper.differences import MODELS, difference_tables
+from experiments.paper.figures import figures
+from experiments.paper.further import (
     Found,
     Group,
     by_capacity,
@@ -36,8 +35,9 @@ from sepal.cli.paper.further import (
     of_the_trials,
     privacy_table,
 )
-from sepal.cli.paper.markdown import table
-from sepal.cli.paper.ranks import NAME, rank_tables
+from experiments.paper.ranks import NAME, rank_tables
+from sepal.cli.convergence import Rise, mean_rise
+from sepal.cli.markdown import table
 from sepal.cli.plans.model import Block, Plan, PlannedRun, Published
 from sepal.cli.results import over_seeds
 from sepal.errors import ConfigError

@@ -9,37 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from sepal.cli.convergence import rise
+from sepal.cli.plans.execute import has_ended
 from sepal.cli.plans.model import PlannedRun
 from sepal.cli.runs import StoredRun, read_run
 from sepal.client_app.host import COSTS
-from sepal.data.locations import data_directory
-from sepal.errors import ConfigError
 from sepal.protocol.views import CLOSING_VIEWS, VIEWS
-from sepal.server_app.run_directory import begun, stored_config, stored_summary
-from sepal.strategies import registry
 
 MEGA = 1e6
 SHARED = COSTS | {"unseen-test-labels"}  # metrics that clients of all methods report
-
-
-def has_ended(run: PlannedRun, out: Path) -> bool:
-    """Return whether the run exists and has ended.
-
-    Raises:
-        ConfigError: The existing run's keys differ from the plan's.
-    """
-    stored = stored_config(out / run.name)
-    if stored is None or not begun(out / run.name):
-        return False
-    others = set(registry.table()) - {run.keys.get("method")}  # a run does not store other methods' keys
-    keys = {key: value for key, value in run.keys.items() if key.partition(".")[0] not in others}
-    if keys.get("data-dir"):  # stored as an absolute path
-        keys["data-dir"] = str(data_directory(str(keys["data-dir"])))
-    for key, value in keys.items():  # 0, "" and "auto" are stored as the defaults that they stand for
-        if value not in (0, "", "auto") and stored.get(key) != value:
-            expected = f"{value!r}, as in the plan (delete that run, or give another --out)"
-            raise ConfigError(f"{run.name}: {key}", expected, stored.get(key))
-    return stored_summary(out / run.name) is not None
 
 
 def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[str, Any] | None:
