@@ -93,7 +93,7 @@ mutants: $(STAMP) ## check that each error in tests/mutants.py is noticed by its
 
 mutate: $(STAMP) ## mutate MODULE (default: the means) at every place, or at SAMPLE of them; list what no test notices
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[mutation]"
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutate $(or $(MODULE),sepal/server/means.py) --sample $(or $(SAMPLE),0)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutate $(or $(MODULE),sepal/protocol/means.py) --sample $(or $(SAMPLE),0)
 
 clean: ## remove .venv and everything that tools leave; runs/ stays
 	rm -rf .venv build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
