@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.client.trainers import X, make, work
+from tests.sepal.client.trainers import X, make, work
 from torch import nn
 
 from sepal.client.network import Network

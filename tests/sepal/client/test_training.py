@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tests.client.trainers import X, Y, make, trained, work
+from tests.sepal.client.trainers import X, Y, make, trained, work
 from torch import nn
 from torch.nn import functional
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.client.trainers import trained, work
+from tests.sepal.client.trainers import trained, work
 
 from sepal.errors import ProtocolError
 
