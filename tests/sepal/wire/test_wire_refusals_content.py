@@ -14,7 +14,7 @@ from sepal.wire import (
     encode,
     whole,
 )
-from tests.sepal.wire.spoiled import TRIPLES, one, refused, triples, wrap
+from tests.sepal.wire.damaged_payloads import TRIPLES, one, refused, triples, wrap
 
 # Schema
 
