@@ -9,7 +9,7 @@ from sepal.engines.in_process import run_in_process
 from sepal.storage.serialize import digest
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
-from tests.stores import ScratchStore
+from tests.scratch_store import ScratchStore
 
 CASES = {  # name of the case: its keys; a variant of a method joins by a line
     **{name: {"method": name} for name in registry.METHODS},

@@ -31,7 +31,7 @@ from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import ValueCoding
 from tests.contract.harness import Recording
 from tests.methods import CASES, TO_LEARN, Lines, Stop, StopAfter, codings, finished, flat, outcome
-from tests.stores import ScratchStore
+from tests.scratch_store import ScratchStore
 
 GENERATES = {"pa3dfl", "pfedhn"}
 METHODS = pytest.mark.parametrize("name", CASES)
