@@ -208,14 +208,22 @@ def test_units_that_nobody_holds_and_classes_that_nobody_has_keep_their_value():
     assert (after.weights["fc2.bias"][known] != state.weights["fc2.bias"][known]).all()
 
 
-def test_at_width_1_fjord_is_fedavg_bit_for_bit():
-    assert_same_model(run("fjord", **{"fjord.widths": "1"}), run("fedavg"))
+PART, ALL = {"clients-per-round": 2}, {"clients-per-round": 0}
 
 
+@pytest.mark.parametrize("sampled", [PART, ALL], ids=["part", "all"])
+def test_fjord_of_one_width_is_fedavg_bit_for_bit(sampled):
+    assert_same_model(run("fjord", **{"fjord.widths": "1"}, **sampled), run("fedavg", **sampled))
+
+
+@pytest.mark.parametrize(("scaler", "sampled"), [(False, PART), (True, ALL)], ids=["part", "scaler-all"])
 @pytest.mark.parametrize("method", ["heterofl", "fedrolex"])
-def test_at_width_1_unmasked_and_unclipped_heterofl_is_fedavg_with_equal_weights_bit_for_bit(method):
-    keys = {f"{method}.masked": False, f"{method}.clip": 1e9}
-    assert_same_model(run(method, **keys), run("fedavg", **{"fedavg.weights": "equal"}))
+def test_at_full_width_unmasked_and_unclipped_heterofl_is_fedavg_with_equal_weights_bit_for_bit(
+    method, scaler, sampled
+):
+    """With or without the scaler, which divides by 1; FedRolex's window holds all channels."""
+    keys = {f"{method}.masked": False, f"{method}.clip": 1e9, f"{method}.scaler": scaler}
+    assert_same_model(run(method, **keys, **sampled), run("fedavg", **{"fedavg.weights": "equal"}, **sampled))
 
 
 def test_statistics_are_those_of_the_trained_model_over_the_training_data():
