@@ -32,7 +32,7 @@ CASES = {  # name of the case: its keys; a variant of a method joins by a line
     "local-width-mixed": {"method": "local-width", "capacity.profile": "0.05,0.25,1"},
     "pa3dfl-mixed": {"method": "pa3dfl", "capacity.profile": "0.05,0.25,1"},
     "fedrolex-mixed": {"method": "fedrolex", "capacity.profile": "0.05,0.25,1", "model": "digits-cnn-bn"},
-    "fjord-mixed": {"method": "fjord", "capacity.profile": "0.05,0.25,1", "fjord.distill": True},
+    "fjord-mixed": {"method": "fjord", "capacity.profile": "0.05,0.25,1", "fjord.distill": False},
     "tailorfl-mixed": {"method": "tailorfl", "capacity.profile": "0.05,0.25,1"},
     "pfedgate": {"method": "pfedgate", "pfedgate.keep": 0.3},  # at .5 every block is on for some example of a round
     "pfedgate-batch": {

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tests.client.small_trainer import X, Y, make, trained, work
 from torch import nn
 from torch.nn import functional
 
@@ -15,7 +16,6 @@ from sepal.client.optimizers import make_optimizer
 from sepal.client.training import choose_device
 from sepal.errors import ConfigError
 from sepal.protocol.threads import set_threads
-from tests.sepal.client.small_trainer import X, Y, make, trained, work
 
 
 def equal(a, b):
