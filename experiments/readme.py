@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sepal.cli.paper.markdown import table
-from sepal.cli.paper.ranks import SETTINGS, mean_ranks
-from sepal.cli.paper.report import accuracy, read_results
+from experiments.paper.ranks import SETTINGS, mean_ranks
+from experiments.paper.report import accuracy, read_results
+from sepal.cli.markdown import table
 from sepal.cli.plans.model import Block, Plan
 from sepal.cli.plans.plan import read_plan
 from sepal.errors import ConfigError

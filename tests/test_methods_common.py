@@ -8,6 +8,7 @@ from outside: no test here knows a method by name. The tests of a case share its
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import pytest
@@ -88,14 +89,16 @@ def test_the_ledger_counts_the_encoded_bytes(name):
     strategy, lines = run.strategy, run.lines
     shared = Shared.around(assemble(flat(name)), "cpu")
     hosts = [build_host(shared, Node(number, 4), "run", ScratchStore()) for number in range(4)]
-    algorithms = {host.info.name: host.algorithm for host in hosts}
+    by_name = {host.info.name: host for host in hosts}
     begun = RoundStart(strategy.algorithm, run.start, strategy.algorithm.plan(1))
     for entry in lines.records[0].ledger:
         download = begun.download(entry.client)
         if entry.direction == "down":
             assert entry.payload == len(seal(download).data)
         elif entry.purpose == "training":
-            algorithm = algorithms[entry.client]
+            host, algorithm = by_name[entry.client], by_name[entry.client].algorithm
+            asked = f"train|1|{begun.plan.phase}|False||{seal(download).digest()}"  # determines the noise
+            host.set_request(hashlib.sha256(asked.encode()).digest())
             _, upload = algorithm.train(algorithm.init(), download, begun.plan)
             assert entry.payload == len(seal(upload).data)
     training = trained(run)
