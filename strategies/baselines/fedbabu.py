@@ -64,4 +64,5 @@ FedBabu = register(
     FedBabuClient,
     Hyper,
     deployed="trained",
+    robust=True,
 )
