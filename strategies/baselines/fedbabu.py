@@ -71,4 +71,5 @@ FedBabu = register(
     FedBabuClient,
     Hyper,
     deployed="trained",
+    robust=True,
 )
