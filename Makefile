@@ -20,7 +20,7 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 CLIENTS ?= 3
 export CLIENTS
 
-.PHONY: help setup demo compose-demo test check docs e2e bench defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate clean
+.PHONY: help setup demo compose-demo test check docs e2e bench paper defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -65,6 +65,9 @@ e2e: $(STAMP) ## run the end-to-end tests: real Flower processes (two files at a
 bench: $(STAMP) ## measure speed and memory
 	$(BIN)/python -m experiments.bench
 
+paper: $(STAMP) ## run a paper's tables: make paper NAME=fedpse (or dmpfl, subfedavg, pfedgate, pa3dfl, leaderboard, privacy)
+	$(BIN)/python -m experiments.paper $(NAME)
+
 defaults: $(STAMP) ## run every method with all its defaults on digits and HAR, and compare with fine-tuned FedAvg: hours
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.defaults
 
@@ -93,7 +96,7 @@ mutants: $(STAMP) ## check that each error in tests/mutants.py is noticed by its
 
 mutate: $(STAMP) ## mutate MODULE (default: the means) at every place, or at SAMPLE of them; list what no test notices
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[mutation]"
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutate $(or $(MODULE),sepal/server/means.py) --sample $(or $(SAMPLE),0)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutate $(or $(MODULE),sepal/protocol/means.py) --sample $(or $(SAMPLE),0)
 
 clean: ## remove .venv and everything that tools leave; runs/ stays
 	rm -rf .venv build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -22,7 +22,6 @@ from typer.models import ArgumentInfo
 from sepal import user_modules
 from sepal.cli import deployment, joining, serving
 from sepal.cli.export import export, predict
-from sepal.cli.paper.command import paper
 from sepal.cli.plans.compare import compare
 from sepal.cli.plans.tune import tune
 from sepal.config import Flat, RunConfig
@@ -285,7 +284,7 @@ def print_keys(console: Console, title: str, model: Any, prefix: str) -> None:
     console.print(table)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (compare, tune, paper, export, predict, serving.serve, joining.join)
+COMMANDS: tuple[Callable[..., None], ...] = (compare, tune, export, predict, serving.serve, joining.join)
 COMMANDS += (serving.watch, deployment.certs, deployment.submit)
 for command in COMMANDS:
     app.command()(command)

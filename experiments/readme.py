@@ -138,7 +138,7 @@ def advice(found: Mapping[str, Figures]) -> Iterator[str]:
     def versus(figures: Mapping[str, Mapping[int, float]], one: str, other: str) -> str:
         return compared(figures[one], figures[other], NAMES[other])
 
-    yield "- **Local**: each client has enough data of its own. It sends nothing, so what does not beat it wastes bytes."
+    yield "- **Local**: each client has enough data of its own. It sends nothing: what it beats wastes bytes."
     tuned = versus(own, "fedavg-ft", "local")
     yield f"- **FedAvg + fine-tuning**: bytes do not matter. It is the baseline to beat: {tuned}."
     behind = versus(shifted, "fedavg-ft", "fedavg")

@@ -1,16 +1,16 @@
 """Builds the parts of a run from flat keys: configuration, model layout, initial weights.
 
-Server, clients, the ``sepal`` command and custom ServerApps all use this module, so the same keys give the same run.
+Server, clients, the ``sepal`` command and custom ServerApps all use this module, so the same keys give the same run. It
+imports no server code, because clients import it.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,15 +21,9 @@ from sepal.data import DatasetInfo, FederatedData, federated_data
 from sepal.errors import ConfigError, StateError
 from sepal.protocol.layout import Layout, statistics, trained
 from sepal.protocol.method import Method, Task, Weights
-from sepal.server.observer import Observer
-from sepal.server.strategy import SepalStrategy
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from sepal.server.run_store import RunStore
-
-log = logging.getLogger("sepal")
 
 
 @dataclass(frozen=True)
@@ -212,32 +206,3 @@ def _read(config: RunConfig, parameters: Layout) -> Weights:
         if not np.isfinite(array).all():
             raise ConfigError(f"initial-weights: {name}", "finite numbers of float32", "NaN or infinity")
     return weights
-
-
-class MethodStrategy(SepalStrategy):
-    """A method as a Flower Strategy for a custom ServerApp; clients run Sepal's ClientApp.
-
-    ``FedPSE(keep=0.1).start(grid)``, or with the run's own keys
-    ``FedPSE(context.run_config, keep=0.1).start(grid, num_rounds=20)``.
-
-    Args:
-        run_config: Flat keys, as in Flower's run config; missing ones have their default value.
-        store: Stores what is needed to resume; by default in memory only.
-        observers: Called after every round.
-        keys: The method's own keys, with underscores for hyphens. Clients read keys from their run config, which must
-            have the same values; a difference raises an error before the first round.
-    """
-
-    method: ClassVar[Method]
-
-    def __init__(
-        self,
-        run_config: Mapping[str, Any] | None = None,
-        store: RunStore | None = None,
-        observers: tuple[Observer, ...] = (),
-        **keys: Any,
-    ) -> None:
-        own = {f"{self.method.name}.{key.replace('_', '-')}": value for key, value in keys.items()}
-        sources = {key: f"argument {name}={keys[name]!r}" for key, name in zip(own, keys, strict=True)}
-        made = assemble({**(run_config or {}), **own}, type(self).method, sources)
-        super().__init__(type(self).method, made.task, store, observers, agreed=made.agreed)

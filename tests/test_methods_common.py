@@ -8,6 +8,7 @@ from outside: no test here knows a method by name.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from dataclasses import replace
 
@@ -80,7 +81,7 @@ def test_the_ledger_counts_the_encoded_bytes(name):
     strategy, lines = finished(name)
     shared = Shared.around(assemble(flat(name)), "cpu")
     hosts = [build_host(shared, Node(number, 4), "run", ScratchStore()) for number in range(4)]
-    algorithms = {host.info.name: host.algorithm for host in hosts}
+    by_name = {host.info.name: host for host in hosts}
     progress = Recording()
     run_in_process(assemble(flat(name, rounds=1)), store=progress)
     start = progress.checkpoints[0]
@@ -90,7 +91,9 @@ def test_the_ledger_counts_the_encoded_bytes(name):
         if entry.direction == "down":
             assert entry.payload == len(seal(download).data)
         elif entry.purpose == "training":
-            algorithm = algorithms[entry.client]
+            host, algorithm = by_name[entry.client], by_name[entry.client].algorithm
+            asked = f"train|1|{begun.plan.phase}|False||{seal(download).digest()}"  # determines the noise
+            host.set_request(hashlib.sha256(asked.encode()).digest())
             _, upload = algorithm.train(algorithm.init(), download, begun.plan)
             assert entry.payload == len(seal(upload).data)
     training = [e for record in lines.records for e in record.ledger if e.purpose == "training"]

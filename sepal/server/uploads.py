@@ -29,7 +29,7 @@ class RoundUploads:
         downloads: The downloads that the uploads answer.
         read: Returns the content of an accepted upload, by client name.
         limit: Bytes of decoded uploads to keep in memory.
-        robust: The run's ``robust-mean``, which :mod:`sepal.server.means` reads.
+        robust: The run's ``robust-mean``, which :mod:`sepal.protocol.means` reads.
     """
 
     def __init__(

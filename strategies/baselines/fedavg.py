@@ -19,10 +19,10 @@ from pydantic import Field
 from sepal.client.algorithm import ClientBase
 from sepal.config import Settings
 from sepal.masks.flat import Flat
+from sepal.protocol.means import weighted_mean
 from sepal.protocol.method import Metrics, Payload, Plan, Upload, Uploads, Weights
+from sepal.protocol.server_base import ServerBase
 from sepal.protocol.tensors import dense
-from sepal.server.algorithm import ServerBase
-from sepal.server.means import weighted_mean
 from sepal.strategies.registration import register
 
 

@@ -33,9 +33,9 @@ from sepal.config import Settings
 from sepal.errors import SepalError
 from sepal.masks.selection import count
 from sepal.protocol.layout import Layout, statistics, trained
+from sepal.protocol.means import sparse_mean, weighted_mean
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, SpecLike, Task, Uploads, Weights
 from sepal.protocol.tensors import dense, dense_specs
-from sepal.server.means import sparse_mean, weighted_mean
 from sepal.strategies.baselines.fedavg import FedAvgServer, ServerState
 from sepal.strategies.registration import register
 from sepal.wire import rounded

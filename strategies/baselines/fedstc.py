@@ -34,10 +34,10 @@ from sepal.config import Settings
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count, top_k
 from sepal.protocol.layout import statistics, trained
+from sepal.protocol.means import sparse_mean
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, SpecLike, Task, Uploads, Weights
+from sepal.protocol.server_base import ServerBase
 from sepal.protocol.tensors import dense, dense_specs
-from sepal.server.algorithm import ServerBase
-from sepal.server.means import sparse_mean
 from sepal.strategies.registration import register
 from sepal.wire import rounded
 from sepal.wire.tensors import Index, SparseTensor, TensorSpec, ValueCoding, Values, at

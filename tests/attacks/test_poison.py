@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from sepal.cli.main import app
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError
+from sepal.protocol.means import sparse_mean, weighted_mean
 from sepal.protocol.method import ClientInfo, Payload, Upload, resolve
-from sepal.server.means import sparse_mean, weighted_mean
 from sepal.storage.serialize import digest
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sepal.protocol.method import ClientInfo, Payload, Upload
-from sepal.server.means import (
+from sepal.protocol.means import (
     add,
     by_examples,
     equally,
@@ -16,6 +15,7 @@ from sepal.server.means import (
     values,
     weighted_mean,
 )
+from sepal.protocol.method import ClientInfo, Payload, Upload
 from sepal.wire.tensors import SparseTensor, members, whole
 
 
