@@ -57,7 +57,7 @@ check: $(STAMP) docs ## ruff, mypy --strict, import-linter, hadolint, the Compos
 		else echo "$(COMPOSE) config: skipped, Compose is not installed"; fi
 
 docs: $(STAMP) ## build the documentation site into build/site; a dead link or anchor is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 e2e: $(STAMP) ## run the end-to-end tests: real Flower processes (two files at a time: they mostly wait)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m e2e -n 2 --dist loadfile --durations=15
