@@ -9,10 +9,9 @@ from sepal.cli.comparison import Comparison
 from sepal.cli.sheets import (
     NONE,
     accuracy_sheet,
-    conclusions,
     cost_sheet,
     difference_sheet,
-    not_converged,
+    remarks,
     tuning_sheet,
     tuning_title,
 )
@@ -46,7 +45,7 @@ def _lines(comparison: Comparison) -> Iterator[str]:
             yield from (f"## {cell}", "")
         for sheet in (accuracy_sheet(variants), cost_sheet(variants), difference_sheet(comparison, cell)):
             yield from table(sheet.head, sheet.rows)
-        for words in filter(None, (not_converged(variants), *conclusions(comparison, cell))):
+        for words in remarks(comparison, cell):
             yield from (words, "")
     if comparison.tuning:
         sheet = tuning_sheet(comparison)

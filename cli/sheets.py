@@ -110,6 +110,21 @@ def not_converged(variants: Sequence[Variant]) -> str:
     return f"{MARK} not converged, still rising at the last round: {', '.join(words)}" if words else ""
 
 
+def rounds_run(variants: Sequence[Variant]) -> str:
+    """Return a line with the rounds of each variant if a run ended before its limit, or nothing."""
+    limits = {variant.label: variant.first.stored.config["rounds"] for variant in variants}
+    words = [f"{variant.label} {variant.rounds:.4g} of at most {limits[variant.label]}" for variant in variants]
+    stopped = any(variant.stopped for variant in variants)
+    return f"rounds that were run, mean over seeds: {', '.join(words)}" if stopped else ""
+
+
+def remarks(comparison: Comparison, cell: str) -> Iterator[str]:
+    """Yield what is said about a cell's tables: convergence, rounds, conclusions."""
+    variants = comparison.variants(cell)
+    yield from filter(None, (not_converged(variants), rounds_run(variants)))
+    yield from conclusions(comparison, cell)
+
+
 def without_yardsticks(comparison: Comparison) -> str:
     """Return a line that names the yardsticks that are not among the runs; empty if all are."""
     methods = {result.stored.config["method"] for result in comparison.results}

@@ -24,6 +24,7 @@ from sepal.cli.sheets import (
     not_converged,
     novel_line,
     privacy_line,
+    rounds_run,
     tuning_note,
     tuning_sheet,
     tuning_title,
@@ -51,6 +52,9 @@ def print_run(console: Console, run: StoredRun, yardstick: StoredRun | None = No
     console.print(rounds_table(run, yardstick))
     console.print(RUN_LEGEND, style="italic", highlight=False)
     if run.summary is not None:
+        if run.summary.get("stopped"):
+            words = f"Ended after round {run.summary['rounds']}: {run.summary['stopped']['reason']}"
+            console.print(printable(words), highlight=False)
         console.print()
         console.print(figures_table(run, yardstick))
         if run.summary.get("novel"):
@@ -76,7 +80,10 @@ def headline(run: StoredRun) -> str:
     """Return one line with the run's name, configuration and progress."""
     config, done = run.config, run.lines[-1]["round"] if run.lines else 0
     state = "complete" if run.summary is not None else f"at round {done}"
-    parts = f"{config['clients'] or 'all'} clients, {config['rounds']} rounds, seed {config['seed']}"
+    rounds = f"{config['rounds']} rounds"
+    if run.summary and run.summary.get("stopped"):
+        rounds = f"{run.summary['rounds']} of at most {rounds}"
+    parts = f"{config['clients'] or 'all'} clients, {rounds}, seed {config['seed']}"
     return f"{run.path.name}: {config['method']} on {config['dataset']}, {parts}, {state}"
 
 
@@ -206,7 +213,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         if cell:
             console.print(escape(cell), style="bold", highlight=False)
         print_sheet(console, accuracy_sheet(variants))
-        if line := not_converged(variants):
+        for line in filter(None, (not_converged(variants), rounds_run(variants))):
             say(line, " ")
         print_sheet(console, cost_sheet(variants))
         print_sheet(console, difference_sheet(comparison, cell))

@@ -8,7 +8,6 @@ ends with the same lines as one that was not.
 from __future__ import annotations
 
 import json
-import math
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -17,17 +16,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import tomli_w
 from filelock import FileLock, Timeout
 
-from sepal.config import flatten, marked
+from sepal.config import RunConfig, flatten, marked
 from sepal.errors import ConfigError, StateError
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import DiskRunStore
 from sepal.server_app.privacy import check_accountant
-from sepal.server_app.summary import summarise
+from sepal.server_app.summary import plain, summarise
 from sepal.storage.files import check_owner, private_directory, write_atomically
 from sepal.strategies.assembly import Assembly
 
@@ -195,9 +193,12 @@ class RunDirectory:
             if stored is None:
                 path = self.path / "config.toml"
                 raise StateError(str(path), "the keys with which the run was started, beside its files", "no file")
+            method = self._assembly.method
+            defaults = {**RunConfig().flat(), **flatten(method.hyper(), f"{method.name}.")}
+            begun_with = {**defaults, **stored}  # a run of an earlier version lacks keys that are newer
             for key in {**stored, **wanted}:
-                if key not in self._free and stored.get(key) != wanted.get(key):
-                    expected = f"{stored.get(key)!r}, with which the run {self.path.name} was started"
+                if key not in self._free and begun_with.get(key) != wanted.get(key):
+                    expected = f"{begun_with.get(key)!r}, with which the run {self.path.name} was started"
                     raise ConfigError(key, expected, repr(wanted.get(key)))
         if stored != wanted:
             write_atomically(self.path / "config.toml", tomli_w.dumps(wanted).encode())
@@ -243,17 +244,6 @@ class RunDirectory:
         text = json.dumps(plain(summary), indent=2, ensure_ascii=False)
         write_atomically(self.path / "summary.json", f"{text}\n".encode())
         self.close()
-
-
-def plain(value: Any) -> Any:
-    """Return ``value`` for JSON: NumPy numbers as Python numbers, NaN and infinity as None."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _lock(path: Path) -> FileLock:

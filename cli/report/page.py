@@ -19,10 +19,9 @@ from sepal.cli.sheets import (
     NONE,
     Sheet,
     accuracy_sheet,
-    conclusions,
     cost_sheet,
-    not_converged,
     privacy_line,
+    remarks,
     tuning_note,
     tuning_sheet,
     tuning_title,
@@ -180,7 +179,7 @@ def _overview(comparison: Comparison) -> Iterator[str]:
         rows = [[*row, *costs[1:]] for row, costs in zip(accuracy.rows, cost.rows, strict=True)]
         sheet = Sheet(("run", *accuracy.head[1:], *cost.head[1:]), rows)
         yield from _table(sheet, "Overview", f'class="overview scroll" {place}')
-        for words in filter(None, (not_converged(variants), *conclusions(comparison, cell))):
+        for words in remarks(comparison, cell):
             yield f'<p class="conclusion" {place}>{html.escape(words)}</p>'
         yield f'<p class="reading" {place}>{LEGEND}</p>'
     for note in filter(None, (*comparison.notes, without_yardsticks(comparison))):

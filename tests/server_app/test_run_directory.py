@@ -16,7 +16,7 @@ from sepal.server.run_state import RoundRecord, RunState
 from sepal.server_app.places import default_base, run_path
 from sepal.server_app.run_directory import FREE, RunDirectory, plain, stored_config
 from sepal.strategies.assembly import assemble
-from tests.server_app.written import lines
+from tests.server_app.json_lines import lines
 
 
 def record(round):
