@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sepal.cli.plans.model import Plan, PlannedRun
+from sepal.cli.plans.model import PlanFile, PlannedRun
 from sepal.cli.results import Result, Variant, read_result
 from sepal.cli.runs import INDEX, find_place
 from sepal.cli.statistics import Estimate
@@ -112,7 +112,7 @@ class Comparison:
 
 
 def write_index(
-    plan: Plan, runs: Sequence[PlannedRun], out: Path, notes: Sequence[str] = (), tuning: Sequence[Tried] = ()
+    plan: PlanFile, runs: Sequence[PlannedRun], out: Path, notes: Sequence[str] = (), tuning: Sequence[Tried] = ()
 ) -> None:
     """Write the list of runs that the directory ``out`` compares, all but trials, with what is to be said of them."""
     rows = [{"name": r.name, "label": r.variant, "cell": _cell(r)} for r in runs if r.block not in plan.trial_blocks]

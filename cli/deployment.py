@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 from typing import Annotated
@@ -10,15 +9,16 @@ from typing import Annotated
 import typer
 
 from sepal import __version__
+from sepal.cli.app import app
 from sepal.cli.notices import tell, tell_command, warn_of_plain_text
-from sepal.cli.serving import alone, run_bundle
 from sepal.errors import ConfigError
-from sepal.storage.home import private_home
 
 deploy = typer.Typer(help="Check a deployment.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(deploy, name="deploy")
 HEALTHY = 60.0  # seconds to wait for a SuperLink that is starting
 
 
+@app.command()
 def certs(
     directory: Annotated[Path, typer.Argument(help="Where files are written; existing ones are kept.")],
     host: Annotated[
@@ -74,6 +74,7 @@ def check(
         raise typer.Exit(1)
 
 
+@app.command()
 def submit(
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A run-config key.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with run-config keys.")] = None,
@@ -95,6 +96,8 @@ def submit(
     from sepal.engines.flower.engine import COMPLETED, Flower, Ports
     from sepal.engines.flower.processes import healthy
     from sepal.engines.flower.registration import Registry
+    from sepal.engines.flower.submission import alone, run_bundle
+    from sepal.storage.home import private_home
     from sepal.strategies.assembly import assemble
 
     flat = gather_to_serve(config, sets or [], name, out)
@@ -118,7 +121,7 @@ def submit(
         for left in reversed(range(attempts)):
             if registry:
                 registry.sync()
-            ended = run_bundle(flower, place, flat, registry, math.inf)
+            ended = run_bundle(flower, place, flat, registry, tell, typer.echo)
             if ended.status == COMPLETED:
                 return
             if not left:

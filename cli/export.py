@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
+from sepal.cli.app import app
 from sepal.errors import ConfigError, DataError
 from sepal.storage.files import write_atomically
 
 NEAR = 1e-4  # largest difference in logits between the client's model and the exported one
 
 
+@app.command()
 def export(
     run: Annotated[str, typer.Argument(help="A run directory, or a run's name.")],
     client: Annotated[str, typer.Argument(help="The client's name, such as client-00003.")],
@@ -48,6 +50,7 @@ def export(
         typer.echo(f"written to {file.with_suffix('.onnx')}")
 
 
+@app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="A file that `sepal export` wrote.")],
     data: Annotated[Path, typer.Argument(help="An .npz with x, or a directory of .png, .jpg or .npy files.")],

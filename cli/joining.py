@@ -6,31 +6,18 @@ certs``, for TLS and a node key (see docs/deployment.md).
 
 from __future__ import annotations
 
-import multiprocessing
-import time
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sepal import user_modules
+from sepal.cli.app import app
 from sepal.cli.notices import tell, tell_command, warn_of_plain_text
-from sepal.engines.flower.credentials import NodeCredentials
-from sepal.engines.flower.engine import Flower
-from sepal.engines.flower.node import LOST
-from sepal.engines.flower.probe import examine, split
-from sepal.engines.flower.processes import FlowerError
-from sepal.engines.flower.unpacking import clear
 from sepal.errors import ConfigError, one_line
-from sepal.protocol.method import Scalar
-from sepal.storage.home import private_home
-
-LAPSE, AGAIN = 90.0, 5.0  # seconds for which a refused node is retried, and between two attempts
-REGISTERED = 15.0  # seconds that a server that has just started may take to register its nodes
 
 
+@app.command()
 def join(
     address: Annotated[str, typer.Argument(help="HOST:PORT of the server.")],
     partition: Annotated[int, typer.Option(min=0, help="Number of this client's part of a shared data set.")] = 0,
@@ -52,10 +39,10 @@ def join(
     cold: Annotated[
         bool, typer.Option("--cold", help="Start a new process for every message, as Flower does.")
     ] = False,
-    look: Annotated[
+    poll: Annotated[
         float,
         typer.Option(
-            min=1, max=30, help="Longest pause between two looks for a message, in seconds; see docs/scaling.md."
+            min=1, max=30, help="Longest pause between two polls for a message, in seconds; see docs/scaling.md."
         ),
     ] = 3.0,
     data_dir: Annotated[str, typer.Option(help="Where shared data sets lie; by default SEPAL_DATA.")] = "",
@@ -78,8 +65,12 @@ def join(
     ] = False,
 ) -> None:
     """Join a server as a client, until Ctrl-C is pressed."""
-    from sepal.cli.slots import claimed
     from sepal.client_app.build import Node
+    from sepal.engines.flower.credentials import NodeCredentials
+    from sepal.engines.flower.probe import split
+    from sepal.engines.flower.rejoining import stay
+    from sepal.engines.flower.slots import claimed
+    from sepal.storage.home import private_home
 
     paths = {"state-dir": state_dir, "data-dir": data_dir, "initial-weights": initial_weights}
     texts = {key: str(Path(path).expanduser().absolute()) if path else "" for key, path in paths.items()}
@@ -94,7 +85,7 @@ def join(
             partition, of, texts["name"] = slot.number, slot.count, slot.name
             tell(f"slot {slot.number} of {slot.count}: {slot.name}")
         share = capacities[partition % len(capacities)]
-        node_config: dict[str, Scalar] = {"partition-id": partition, "num-partitions": of}
+        node_config: dict[str, int | float | str | bool] = {"partition-id": partition, "num-partitions": of}
         node_config |= {"capacity": share} if share else {}
         node_config |= {"least-noise": least_noise} if least_noise else {}
         node_config |= {"most-uploads": most_uploads} if most_uploads else {}
@@ -105,7 +96,7 @@ def join(
         credentials = NodeCredentials.of(certs, client) if certs else None
         if not credentials:
             warn_of_plain_text()
-        stay(client, node_config, address, credentials, cold, look, allow_code)
+        stay(client, node_config, address, credentials, cold, poll, allow_code, tell, tell_command)
 
 
 def check_importable(target: str) -> None:
@@ -114,11 +105,16 @@ def check_importable(target: str) -> None:
     Raises:
         ConfigError: It cannot be imported.
     """
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         pool.submit(_import, target).result()
 
 
 def _import(target: str) -> None:
+    from sepal import user_modules
+
     user_modules.enable()
     try:
         user_modules.load("--data", target, ConfigError)
@@ -139,74 +135,3 @@ def shares(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError("--capacity", "a number, or several for partitions 0, 1, … such as 1,0.5", text) from None
-
-
-def stay(
-    client: str,
-    node_config: dict[str, Scalar],
-    address: str,
-    credentials: NodeCredentials | None,
-    cold: bool,
-    look: float,
-    allow_code: bool = False,
-) -> None:
-    """Keep a SuperNode running.
-
-    Flower refuses a key whose node it believes to be online, as a second copy; a killed node counts as online for about
-    48 seconds. So a registered key that is refused is retried for a while. A SuperNode whose call is not authenticated
-    ends with exit code 0: after a jump of a clock, after the server's database was replaced, or when its key was
-    removed. One whose loop ended by an error that Flower does not retry, such as that of a server at its limit of
-    calls, ends with ``LOST``. Both are started again, with growing pauses.
-
-    Raises:
-        ConfigError: As in :func:`wait_until_welcome`.
-        FlowerError: The SuperNode still ends with an error.
-    """
-    deadline, pause, rejoining = time.monotonic() + LAPSE, AGAIN, False
-    with Flower(private_home() / "clients" / client, directory=Path.cwd(), tell=tell_command) as flower:
-        while True:
-            wait_until_welcome(address, credentials, LAPSE if rejoining else REGISTERED, rejoining)
-            clear(flower.home)
-            began = time.monotonic()
-            node = flower.start_node(client, node_config, address, False, credentials, cold, look, allow_code)
-            code = node.wait()
-            again = code in (0, LOST)
-            if again or time.monotonic() - began > LAPSE:  # it had joined, so this is a new failure
-                deadline = time.monotonic() + LAPSE
-            if again:
-                pause = min(60.0, 2 * pause) if time.monotonic() - began < LAPSE else AGAIN
-                why = "a call was not answered" if code else "as it does if a call is not authenticated"
-                tell(f"sepal: the SuperNode ended, {why}: again in {pause:g} s")
-                time.sleep(pause)
-                rejoining = True
-                continue
-            if credentials is None or time.monotonic() > deadline:
-                raise FlowerError("flower-supernode", "exit code 0", code)
-            tell("sepal: refused; an earlier session of this key may count as online still: trying again")
-            time.sleep(AGAIN)
-
-
-def wait_until_welcome(
-    address: str, credentials: NodeCredentials | None, patience: float = REGISTERED, rejoining: bool = False
-) -> None:
-    """Wait indefinitely for the server, and up to ``patience`` seconds for it to register this client's key.
-
-    Flower's SuperNode would try forever to talk plain text to a server with TLS; here this is a one-line error. A
-    client that has been welcome before also waits for a server that answers wrongly, as one that just starts may.
-
-    Raises:
-        ConfigError: The server speaks another protocol, has another certificate, or does not know the key.
-    """
-    begin, told = time.monotonic(), False
-    while True:
-        finding = next((finding for finding in examine(address, credentials) if not finding.good), None)
-        if finding is None:
-            return
-        if finding.what == "port" and not told:
-            tell(f"sepal: {finding.words}; waiting for it")
-            told = True
-        if finding.what == "port":
-            begin = time.monotonic()
-        elif not (rejoining or finding.what == "key") or time.monotonic() - begin > patience:
-            raise ConfigError(f"{address}: {finding.what}", "one with which a client can join", finding.words)
-        time.sleep(1)

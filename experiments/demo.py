@@ -18,8 +18,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sepal.cli.display import RoundDisplay
-from sepal.cli.main import run_flat
+from sepal.cli.progress import RoundDisplay
+from sepal.cli.running import run_flat
 from sepal.cli.tables import megabytes, new_table, print_run
 from sepal.engines.flower.engine import COMPLETED, Flower
 from sepal.engines.flower.processes import FlowerError

@@ -19,7 +19,7 @@ from typing import Any
 
 from scipy import stats
 
-from sepal.cli.main import markdown_table
+from sepal.cli.showing import markdown_table
 from sepal.errors import ConfigError
 from sepal.storage.files import write_atomically
 from sepal.strategies import registry

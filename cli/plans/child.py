@@ -20,8 +20,9 @@ def main() -> None:
     config, out, workers = sys.argv[1:]
     Thread(target=_end_with_parent, daemon=True).start()
     user_modules.enable(Path.cwd())
+    from sepal.cli.app import BAD_INPUT
     from sepal.cli.arguments import read_file
-    from sepal.cli.main import BAD_INPUT, run_flat
+    from sepal.cli.running import run_flat
 
     try:
         run_flat({**read_file(Path(config)), "out": out}, Path.cwd(), int(workers))

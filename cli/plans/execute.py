@@ -10,10 +10,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import tomli_w
 
-from sepal.cli.plans.display import PlanDisplay
 from sepal.cli.plans.model import PlannedRun
 from sepal.data.locations import data_directory
 from sepal.data.own import OWN
@@ -26,13 +26,33 @@ from sepal.strategies import registry
 POLL = 0.1  # seconds between checks of the processes
 
 
+class Display(Protocol):
+    """Shows the progress of runs; a context manager."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *reason: object) -> None: ...
+
+    def start(self, planned: int, missing: int, out: Path) -> None:
+        """Begin, with ``missing`` of ``planned`` runs left to run; they write to ``out``."""
+
+    def begin(self, run: PlannedRun) -> None:
+        """Show a run that has been started."""
+
+    def end(self, name: str, trouble: str) -> None:
+        """Show that a run has ended or, with ``trouble``, failed."""
+
+    def look(self) -> None:
+        """Show the runs' newest rounds."""
+
+
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def execute(
-    runs: Sequence[PlannedRun], out: Path, display: PlanDisplay, *, jobs: int = 0, workers: int = 0, hours: float
+    runs: Sequence[PlannedRun], out: Path, display: Display, *, jobs: int = 0, workers: int = 0, hours: float
 ) -> list[str]:
     """Execute the runs that have not ended yet, and return the names of those that failed, in order.
 

@@ -81,7 +81,7 @@ class Ranks(BaseModel):
     against: tuple[Name, ...] = ()
 
 
-class Plan(BaseModel):
+class PlanFile(BaseModel):
     """A plan file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -109,7 +109,7 @@ class Plan(BaseModel):
         """The names of the blocks whose cells are trials."""
         return {block.trials for block in self.block} - {""}
 
-    def at(self, scale: Scale) -> Plan:
+    def at(self, scale: Scale) -> PlanFile:
         """Return the plan at a scale: the blocks that it has there, with the scale's changes.
 
         Raises:
@@ -133,7 +133,7 @@ class Plan(BaseModel):
         update = {"keys": {**block.keys, **keys}, "seeds": seeds or block.seeds}
         return block.model_copy(update=update if change.published else {**update, "published": ()})
 
-    def of_table(self, table: str) -> Plan:
+    def of_table(self, table: str) -> PlanFile:
         """Return the plan with only the blocks of one table of the paper and the blocks of their trials.
 
         Raises:

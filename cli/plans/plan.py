@@ -86,14 +86,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from sepal.cli.arguments import flatten_tables
-from sepal.cli.plans.model import Block, Plan, PlannedRun
+from sepal.cli.plans.model import Block, PlanFile, PlannedRun
 from sepal.cli.plans.settings import MOST_RUNS, Table, as_block, own_keys
 from sepal.cli.plans.tuning import with_trials
 from sepal.config import Flat, parse, plainly
 from sepal.errors import ConfigError, nearest, suggest
 
 
-def read_plan(path: Path, tune: bool = False) -> Plan:
+def read_plan(path: Path, tune: bool = False) -> PlanFile:
     """Return the plan in ``path``; ``tune`` sets its key of that name.
 
     Raises:
@@ -103,7 +103,7 @@ def read_plan(path: Path, tune: bool = False) -> Plan:
     return make_plan(path, {**table, "tune": True} if tune else table)
 
 
-def make_plan(path: Path, table: Table) -> Plan:
+def make_plan(path: Path, table: Table) -> PlanFile:
     """Return the plan that ``table``, the content of ``path``, describes.
 
     Raises:
@@ -120,7 +120,7 @@ def make_plan(path: Path, table: Table) -> Plan:
     if alone:
         table = as_block(path.name, {key: value for key, value in table.items() if key != "grid"})
     try:
-        plan = Plan.model_validate(table)
+        plan = PlanFile.model_validate(table)
     except ValidationError as reason:
         raise _bad_key(path.name, reason, alone) from None
     for block in plan.block:
@@ -155,14 +155,14 @@ def _bad_key(file: str, reason: ValidationError, alone: bool) -> ConfigError:
     key = f"{file}: {'.'.join(str(part) for part in first['loc'])}"
     key = key.replace("block.0.", "") if alone else key
     if first["type"] == "extra_forbidden":
-        known = [*Plan.model_fields, *Block.model_fields, "methods", "seeds", "settings", "grid"]
+        known = [*PlanFile.model_fields, *Block.model_fields, "methods", "seeds", "settings", "grid"]
         return ConfigError(key, "a known key", suggest("an unknown one", str(first["loc"][-1]), known))
     if first["type"] == "missing":
         return ConfigError(key, "a value", "none")
     return ConfigError(key, plainly(first["msg"]), str(first["input"])[:60])
 
 
-def _check_cells(plan: Plan, name: str) -> None:
+def _check_cells(plan: PlanFile, name: str) -> None:
     known = [block.name for block in plan.block]
     named = {"ranks": plan.ranks.blocks if plan.ranks else ()}
     named |= {f"scale.{scale}": change.blocks for scale, change in plan.scale.items()}
@@ -178,7 +178,7 @@ def _check_cells(plan: Plan, name: str) -> None:
                 raise ConfigError(f"{name}: {block.name}.published.cell", f"one of {', '.join(cells)}", each.cell)
 
 
-def _with_tuned(plan: Plan, path: Path) -> Plan:
+def _with_tuned(plan: PlanFile, path: Path) -> PlanFile:
     """Return the plan with the settings that `sepal tune` chose; the plan's own for the same variant override them."""
     settings = read_table(path).get("settings", {})
     if not isinstance(settings, dict) or not all(isinstance(found, dict) for found in settings.values()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sepal.cli.arguments import Value, flatten_tables
-from sepal.cli.plans.model import Plan, PlannedRun
+from sepal.cli.plans.model import PlanFile, PlannedRun
 from sepal.config import RunConfig, parse
 from sepal.errors import SepalError
 
@@ -30,7 +30,7 @@ def completed(keys: Mapping[str, Value]) -> tuple[RunConfig, tuple[str, ...]]:
     return full, notes
 
 
-def rate_notes(plan: Plan, runs: Sequence[PlannedRun]) -> list[str]:
+def rate_notes(plan: PlanFile, runs: Sequence[PlannedRun]) -> list[str]:
     """Return at most two lines: which rates are calibrated, and whether all methods share one of the plan's.
 
     Args:

@@ -12,21 +12,18 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from sepal.cli.arguments import Value
 from sepal.cli.comparison import Tried
-from sepal.cli.plans.display import PlanDisplay
-from sepal.cli.plans.execute import execute
-from sepal.cli.plans.model import Block, Chosen, Plan, PlannedRun, cell_name
-from sepal.cli.plans.tune import mean_of_trials, validation
+from sepal.cli.plans.execute import Display, execute
+from sepal.cli.plans.model import Block, Chosen, PlanFile, PlannedRun, cell_name
+from sepal.cli.plans.search import mean_of_trials, validation
 from sepal.storage.files import write_atomically
 
 FAILED = "failed.txt"
 Execute = Callable[[Sequence[PlannedRun]], list[str]]
 
 
-def chosen(plan: Plan, out: Path, failed: Collection[str] = ()) -> Chosen:
+def chosen(plan: PlanFile, out: Path, failed: Collection[str] = ()) -> Chosen:
     """Return the values that trials under ``out`` have chosen, for the variants whose trials have all ended.
 
     A cell with a trial named in ``failed``, for example because training diverged at a large learning rate, is neither
@@ -51,7 +48,7 @@ def chosen(plan: Plan, out: Path, failed: Collection[str] = ()) -> Chosen:
     return found
 
 
-def tried(plan: Plan, out: Path, failed: Collection[str] = ()) -> list[Tried]:
+def tried(plan: PlanFile, out: Path, failed: Collection[str] = ()) -> list[Tried]:
     """Return what the trials under ``out`` of a plan with ``tune = true`` have tried and chosen."""
     found, best = [], chosen(plan, out, failed)
     for block in plan.block if plan.tune else ():
@@ -75,14 +72,14 @@ def _numbers(values: Sequence[Value]) -> list[float]:
     return sorted(value for value in values if isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def judged(plan: Plan, run: PlannedRun) -> str:
+def judged(plan: PlanFile, run: PlannedRun) -> str:
     """Return the view in which a trial is judged; see the module's text."""
     if plan.tune:
         return run.deployed
     return "received" if plan.ranks and run.deployed == "received" else "trained"
 
 
-def _best(plan: Plan, block: Block, runs: Sequence[PlannedRun], out: Path) -> dict[str, Value] | None:
+def _best(plan: PlanFile, block: Block, runs: Sequence[PlannedRun], out: Path) -> dict[str, Value] | None:
     """Return the values of the best cell, the first in a tie; None while a trial is missing."""
     if not runs:
         return None
@@ -98,7 +95,7 @@ def _best(plan: Plan, block: Block, runs: Sequence[PlannedRun], out: Path) -> di
     return {key: keys[key] for key in block.grid_of(runs[0].variant)}
 
 
-def in_stages(plan: Plan, only: str, out: Path, execute: Execute) -> list[str]:
+def in_stages(plan: PlanFile, only: str, out: Path, execute: Execute) -> list[str]:
     """Run a plan's blocks in order, each after its trials; return the names of runs that failed.
 
     A block that waits for trials is run as soon as they have ended, before trials further down in the file.
@@ -124,19 +121,39 @@ def in_stages(plan: Plan, only: str, out: Path, execute: Execute) -> list[str]:
         failed += execute(stage)
 
 
-class Executor:
-    """Executes lists of runs one after the other, within a shared limit of hours; shows ``notes`` before the first."""
+def without_result(plan: PlanFile, runs: Sequence[PlannedRun], failed: Sequence[str]) -> list[str]:
+    """Return the failed runs that leave a variant without a result.
 
-    def __init__(self, out: Path, jobs: int, workers: int, hours: float, notes: Sequence[str] = ()) -> None:
-        self._notes = notes
+    Trials of ``tune = true`` may fail, as training diverges at a large rate, but not all of a variant's.
+    """
+    searched: dict[tuple[str, str], list[str]] = {}
+    for run in runs:
+        if plan.tune and run.block in plan.trial_blocks:
+            searched.setdefault((run.block, run.variant), []).append(run.name)
+    kept = {name for names in searched.values() for name in names if not set(names) <= set(failed)}
+    return [name for name in failed if name not in kept]
+
+
+class Executor:
+    """Executes lists of runs one after the other, within a shared limit of hours.
+
+    Args:
+        out: Directory of run directories.
+        displays: Returns a display for each list.
+        jobs: As for :func:`sepal.cli.plans.execute.execute`.
+        workers: As there.
+        hours: No run is started after this many hours.
+    """
+
+    def __init__(self, out: Path, displays: Callable[[], Display], jobs: int, workers: int, hours: float) -> None:
+        self._displays = displays
         self._out, self._jobs, self._workers = out, jobs, workers
         self._hours, self._begun = hours, time.monotonic()
 
     def __call__(self, runs: Sequence[PlannedRun]) -> list[str]:
         """Execute the missing ones of ``runs``; return the names of those that failed."""
         left = max(0.0, self._hours - (time.monotonic() - self._begun) / 3600)
-        display, self._notes = PlanDisplay(Console(stderr=True), self._notes), ()
-        failed = execute(runs, self._out, display, jobs=self._jobs, workers=self._workers, hours=left)
+        failed = execute(runs, self._out, self._displays(), jobs=self._jobs, workers=self._workers, hours=left)
         known = set(failures(self._out)) - {run.name for run in runs} | set(failed)
         write_atomically(self._out / FAILED, "".join(f"{name}\n" for name in sorted(known)).encode())
         return failed

@@ -18,7 +18,7 @@ from typing import Any
 
 from sepal.cli.arguments import Value, flatten_tables
 from sepal.cli.plans.converged import resolved
-from sepal.cli.plans.model import Block, Plan, cell_name
+from sepal.cli.plans.model import Block, PlanFile, cell_name
 from sepal.cli.plans.rates import completed
 from sepal.cli.plans.settings import own_keys, split
 from sepal.errors import ConfigError
@@ -30,7 +30,7 @@ LR = "lr"
 Grid = dict[str, tuple[Value, ...]]
 
 
-def with_trials(file: str, plan: Plan, methods: Sequence[str], grid: Mapping[str, Any] | None) -> Plan:
+def with_trials(file: str, plan: PlanFile, methods: Sequence[str], grid: Mapping[str, Any] | None) -> PlanFile:
     """Return a plan of one block with trials before it.
 
     Args:
@@ -68,7 +68,7 @@ def around(rate: float) -> tuple[float, ...]:
 
 def _grids(
     file: str,
-    plan: Plan,
+    plan: PlanFile,
     block: Block,
     methods: Sequence[str],
     given: Mapping[str, Any] | None,

@@ -143,7 +143,7 @@ class Flower(Processes):
         log: bool = True,
         credentials: NodeCredentials | None = None,
         cold: bool = False,
-        look: float = 0.0,
+        poll: float = 0.0,
         allow_code: bool = False,
     ) -> subprocess.Popen[bytes]:
         """Start or restart a SuperNode.
@@ -157,12 +157,12 @@ class Flower(Processes):
             log: Whether to write its output to ``NAME.log`` under the home; otherwise to this process's output.
             credentials: For TLS and a registered key.
             cold: Start a new process for each message, as Flower's own SuperNode does.
-            look: Longest pause between two polls for a message, in seconds; 0: Flower's 3.
+            poll: Longest pause between two polls for a message, in seconds; 0: Flower's 3.
             allow_code: Whether it runs app bundles with code.
         """
         command = supernode_command(address or f"127.0.0.1:{self.ports.fleet}", free_port(), node_config, credentials)
         cold = cold or wants_gpu(node_config)
-        ours = [*["--cold"] * cold, *["--allow-code"] * allow_code, *(["--look", str(look)] if look else [])]
+        ours = [*["--cold"] * cold, *["--allow-code"] * allow_code, *(["--poll", str(poll)] if poll else [])]
         command = [sys.executable, "-P", "-m", "sepal.engines.flower.node", *ours, *command[1:]]
         self.nodes[name] = self.spawn(*command, log=f"{name}.log" if log else None)
         return self.nodes[name]

@@ -1,7 +1,7 @@
 """A SuperNode: Flower's ``flower-supernode``, by default with the resident process :mod:`sepal.engines.flower.warm`.
 
 ``python -m sepal.engines.flower.node`` takes the options of ``flower-supernode`` and differs from it in eight ways;
-with ``--cold`` only in the first six, and in the last if ``--look`` is given:
+with ``--cold`` only in the first six, and in the last if ``--poll`` is given:
 
 - A late reply is pushed even if no further message arrives.
 - A reply whose content does not arrive is abandoned.
@@ -12,7 +12,7 @@ with ``--cold`` only in the first six, and in the last if ``--look`` is given:
 - It talks to its client process over TLS, with a certificate made at the start.
 - The executor is our resident process, which is restarted whenever it ends.
 - The SuperNode's fixed pauses (3 s between polls for a message, .5 s between checks for the client's reply) start
-  short and grow to that length while nothing happens; the first one grows to ``--look`` seconds, if that is given.
+  short and grow to that length while nothing happens; the first one grows to ``--poll`` seconds, if that is given.
   Flower 1.39 has no option for them, so the clock of its module ``start_client_internal`` is replaced, unless that
   module is not as expected.
 """
@@ -56,13 +56,13 @@ class Pauses:
 
     Args:
         wake: File descriptor to write to when a message has arrived.
-        look: Longest pause between two polls for a message, in seconds.
+        poll: Longest pause between two polls for a message, in seconds.
     """
 
-    def __init__(self, wake: int, look: float = MESSAGE) -> None:
+    def __init__(self, wake: int, poll: float = MESSAGE) -> None:
         self._wake = wake
         self._next = dict(SHORTEST)
-        self._longest = {MESSAGE: look, REPLY: REPLY}
+        self._longest = {MESSAGE: poll, REPLY: REPLY}
         self._last = MESSAGE
 
     def sleep(self, seconds: float) -> None:
@@ -260,7 +260,7 @@ def run() -> None:
     ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     ours.add_argument("--cold", action="store_true")
     ours.add_argument("--allow-code", action="store_true")
-    ours.add_argument("--look", type=float, default=MESSAGE)
+    ours.add_argument("--poll", type=float, default=MESSAGE)
     chosen, flowers = ours.parse_known_args()
     shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     shared.add_argument("--host", default="127.0.0.1")
@@ -276,8 +276,8 @@ def run() -> None:
     answer_abandoned(internal)
     received, wake = os.pipe()
     os.set_blocking(wake, False)
-    own_pauses = not chosen.cold or chosen.look != MESSAGE
-    if own_pauses and not shorten(internal, Pauses(wake, chosen.look)):
+    own_pauses = not chosen.cold or chosen.poll != MESSAGE
+    if own_pauses and not shorten(internal, Pauses(wake, chosen.poll)):
         print("sepal: Flower's SuperNode keeps its own pauses", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="sepal-node-") as text:
         more = [] if options.ssl_ca_certfile else own_tls(Path(text))

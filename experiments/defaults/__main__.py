@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from sepal.cli.comparison import read_comparison, write_index
-from sepal.cli.plans.display import PlanDisplay
 from sepal.cli.plans.execute import execute
 from sepal.cli.plans.plan import make_plan, read_table
+from sepal.cli.progress import PlanDisplay
 from sepal.cli.results import Variant
 from sepal.cli.statistics import Estimate
 from sepal.strategies import registry

@@ -1,7 +1,7 @@
 """Measure one SuperLink under 10, 100 and 1,000 light clients: ``python -m experiments.load [--counts 10,100,1000]``.
 
 Each client holds a connection of Flower's own, polls for messages every 3 s as a SuperNode does, or less often as with
-``sepal join --look``, and answers a training order at once with a prepared payload of 1 MB. So this measures Flower's
+``sepal join --poll``, and answers a training order at once with a prepared payload of 1 MB. So this measures Flower's
 SuperLink and Sepal's server, and the light clients next to them on the same machine.
 """
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+
+from rich.console import Console
 
 from experiments.paper.report import rewrite_page, write_report
 from sepal import user_modules
@@ -18,6 +21,7 @@ from sepal.cli.comparison import write_index
 from sepal.cli.plans.model import SCALES
 from sepal.cli.plans.plan import read_plan
 from sepal.cli.plans.trials import Executor, chosen, failures, in_stages
+from sepal.cli.progress import PlanDisplay
 from sepal.errors import ConfigError, SepalError, one_line
 
 PLANS = Path(__file__).resolve().parents[1] / "papers"
@@ -76,7 +80,12 @@ def reproduce(given: argparse.Namespace) -> None:
     failed: list[str] = []
     if not given.report:
         limit = plan.hours if given.hours is None else given.hours
-        failed = in_stages(plan, given.only, place, Executor(place, given.jobs, given.workers, limit))
+        failed = in_stages(
+            plan,
+            given.only,
+            place,
+            Executor(place, partial(PlanDisplay, Console(stderr=True)), given.jobs, given.workers, limit),
+        )
         write_index(plan, list(plan.runs()), place)
     written = write_report(plan, list(plan.runs(chosen=chosen(plan, place, failures(place)))), place)
     if given.table:

@@ -20,7 +20,7 @@ from scipy import stats
 
 from experiments.paper.differences import of_clients
 from sepal.cli.markdown import table
-from sepal.cli.plans.model import Plan, Ranks
+from sepal.cli.plans.model import PlanFile, Ranks
 from sepal.cli.statistics import over_seeds, paired
 
 NAME = "ranks"  # of the page's part with the ranks
@@ -107,7 +107,9 @@ def rank(variants: Sequence[str], accuracies: Matrix) -> Ranking:
     return Ranking(tuple(variants), ranks, float(statistic), float(p), float(difference))
 
 
-def collect(plan: Plan, ranks: Ranks, results: Mapping[str, Found], setting: Setting) -> dict[str, dict[Line, float]]:
+def collect(
+    plan: PlanFile, ranks: Ranks, results: Mapping[str, Found], setting: Setting
+) -> dict[str, dict[Line, float]]:
     """Return variant → line → accuracy, for the ranked blocks."""
     found: dict[str, dict[Line, float]] = {}
     for block in [block for block in plan.block if block.name in ranks.blocks]:
@@ -131,7 +133,7 @@ def complete(found: Mapping[str, Mapping[Line, float]]) -> tuple[list[Line], lis
     return sorted(shared), there
 
 
-def mean_ranks(plan: Plan, results: Mapping[str, Found], setting: Setting) -> dict[str, float]:
+def mean_ranks(plan: PlanFile, results: Mapping[str, Found], setting: Setting) -> dict[str, float]:
     """Return variant → mean rank in a setting, the best first; empty if there are fewer than three variants."""
     found = collect(plan, plan.ranks, results, setting) if plan.ranks else {}
     lines, variants = complete(found)
@@ -142,7 +144,7 @@ def _ranking(found: Mapping[str, Mapping[Line, float]], lines: Sequence[Line], v
     return rank(variants, np.array([[found[name][line] for name in variants] for line in lines]))
 
 
-def rank_tables(plan: Plan, results: Mapping[str, Found]) -> Iterator[str]:
+def rank_tables(plan: PlanFile, results: Mapping[str, Found]) -> Iterator[str]:
     """Yield the lines of all tables of ranks; without results, one line that says so."""
     if plan.ranks is None:
         return
@@ -195,7 +197,7 @@ def _over_seeds(values: Sequence[tuple[int, float]]) -> str:
     return found.text() if found else "–"
 
 
-def _bought(plan: Plan, ranks: Ranks, results: Mapping[str, Found]) -> Iterator[str]:
+def _bought(plan: PlanFile, ranks: Ranks, results: Mapping[str, Found]) -> Iterator[str]:
     """Yield a table of the rounds that a block's limit of bytes allows, and the MB per client that they take."""
     blocks = [block for block in plan.block if block.name in ranks.blocks and block.name in ranks.megabytes]
     rows: dict[str, dict[str, str]] = {}

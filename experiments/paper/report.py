@@ -37,7 +37,7 @@ from experiments.paper.further import (
 )
 from experiments.paper.ranks import NAME, rank_tables
 from sepal.cli.markdown import table
-from sepal.cli.plans.model import Block, Plan, PlannedRun, Published
+from sepal.cli.plans.model import Block, PlanFile, PlannedRun, Published
 from sepal.cli.statistics import Rise, mean_rise, over_seeds
 from sepal.errors import ConfigError
 from sepal.protocol.views import SHIFTS
@@ -46,7 +46,7 @@ from sepal.storage.files import write_atomically
 SHOWN = 8  # names of missing runs, at most
 
 
-def write_report(plan: Plan, runs: Sequence[PlannedRun], out: Path) -> list[Path]:
+def write_report(plan: PlanFile, runs: Sequence[PlannedRun], out: Path) -> list[Path]:
     """Write ``tables.md`` and ``results.ndjson`` (a line per run) for the runs under ``out``; return their paths."""
     most = plan.ranks.megabytes if plan.ranks else {}
     found = {run.name: figures(run, out, most.get(run.block)) for run in runs}
@@ -92,7 +92,7 @@ def read_results(path: Path) -> dict[str, Found]:
         raise ConfigError(str(path), "a line of JSON for each run", str(reason)) from None
 
 
-def rewrite_page(path: Path, plan: Plan) -> Path:
+def rewrite_page(path: Path, plan: PlanFile) -> Path:
     """Recompute the generated parts of a page from the ``.ndjson`` file of the same name; return the page's path.
 
     Raises:
@@ -106,7 +106,7 @@ def rewrite_page(path: Path, plan: Plan) -> Path:
     return path
 
 
-def rewritten(page: str, plan: Plan, results: Mapping[str, Found]) -> str:
+def rewritten(page: str, plan: PlanFile, results: Mapping[str, Found]) -> str:
     """Return the text of a page with its generated parts recomputed.
 
     A part lies between ``<!-- tables: BLOCK -->`` and ``<!-- /tables -->``; BLOCK names a block of the plan, or is
@@ -126,7 +126,7 @@ def rewritten(page: str, plan: Plan, results: Mapping[str, Found]) -> str:
     return text
 
 
-def block_tables(plan: Plan, name: str, results: Mapping[str, Found]) -> Iterator[str]:
+def block_tables(plan: PlanFile, name: str, results: Mapping[str, Found]) -> Iterator[str]:
     """Yield the lines of all tables of one block.
 
     Raises:
@@ -142,7 +142,7 @@ def block_tables(plan: Plan, name: str, results: Mapping[str, Found]) -> Iterato
     yield ""
 
 
-def trial_tables(plan: Plan, name: str, results: Mapping[str, Found]) -> Iterator[str]:
+def trial_tables(plan: PlanFile, name: str, results: Mapping[str, Found]) -> Iterator[str]:
     """Yield the lines of the table of a block's trials.
 
     Raises:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sepal.cli import main as cli
 from sepal.cli.keys import keys_of
+from sepal.cli.main import app
 from sepal.cli.runs import find_run
+from sepal.cli.showing import markdown_table
 from sepal.cli.tables import spaced
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
@@ -22,7 +23,7 @@ SETS = [part for key, value in SMALL.items() for part in ("--set", f"{key}={valu
 
 
 def sepal(*arguments):
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.mark.parametrize(
@@ -264,8 +265,8 @@ def test_every_key_of_every_method_is_described(name):
 
 def test_the_page_of_methods_lists_them_all():
     """If this fails: python -m experiments.readme."""
-    assert f"\n{cli.markdown_table()}\n<!-- /methods -->\n" in (ROOT / "docs" / "methods.md").read_text()
-    assert sepal("methods", "--markdown").stdout.strip() == cli.markdown_table()
+    assert f"\n{markdown_table()}\n<!-- /methods -->\n" in (ROOT / "docs" / "methods.md").read_text()
+    assert sepal("methods", "--markdown").stdout.strip() == markdown_table()
 
 
 @pytest.mark.parametrize("words", [["show"], ["join"], ["export"], ["deploy", "check"]])

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from sepal.cli.comparison import read_comparison
 from sepal.cli.main import app
-from sepal.cli.plans.display import LINES, PlanDisplay
 from sepal.cli.plans.model import PlannedRun
 from sepal.cli.plans.plan import check_keys, read_plan
+from sepal.cli.progress import LINES, PlanDisplay
 from sepal.cli.statistics import over_seeds
 from sepal.errors import ConfigError, StateError
 from tests.cli.runs_for_tests import write_run
@@ -273,7 +273,7 @@ def test_without_a_terminal_lines_say_that_runs_begin_how_far_they_are_and_that_
     write_run(tmp_path / "a", closing=[0.5, 0.7])
     text = io.StringIO()
     now = 0.0
-    monkeypatch.setattr("sepal.cli.plans.display.time.monotonic", lambda: now)
+    monkeypatch.setattr("sepal.cli.progress.time.monotonic", lambda: now)
     display = PlanDisplay(Console(file=text, force_terminal=False, width=120))
     with display:
         display.start(1, 1, tmp_path)

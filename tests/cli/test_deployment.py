@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from sepal.cli import joining
-from sepal.cli import main as cli
 from sepal.cli.joining import shares
-from sepal.cli.serving import alone
+from sepal.cli.main import app
+from sepal.engines.flower import rejoining
 from sepal.engines.flower.probe import Finding
 from sepal.engines.flower.processes import FlowerError, free_port
+from sepal.engines.flower.submission import alone
 from sepal.errors import ConfigError
 
 
 def sepal(*arguments):
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_certs_say_what_goes_where(here):
@@ -87,15 +87,15 @@ def test_only_a_client_that_was_welcome_before_waits_for_a_server_that_answers_w
     """As one that just starts may; at a first try it is another server, and the user has to know."""
     wrong, now = [Finding("API", False, "no gRPC")] * 3, [0.0]
     answers = iter([*([one] for one in wrong), []])
-    monkeypatch.setattr(joining, "examine", lambda address, credentials: iter(next(answers)))
-    monkeypatch.setattr(joining.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(joining.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    joining.wait_until_welcome("h:1", None, 90.0, rejoining=True)
+    monkeypatch.setattr(rejoining, "examine", lambda address, credentials: iter(next(answers)))
+    monkeypatch.setattr(rejoining.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(rejoining.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    rejoining.wait_until_welcome("h:1", None, 90.0, rejoining=True)
     assert now[0] == 3
-    for patience, rejoining in ((90.0, False), (1.0, True)):
-        monkeypatch.setattr(joining, "examine", lambda address, credentials: iter(wrong))
+    for patience, again in ((90.0, False), (1.0, True)):
+        monkeypatch.setattr(rejoining, "examine", lambda address, credentials: iter(wrong))
         with pytest.raises(ConfigError, match="h:1: API: expected one with which a client can join, got no gRPC"):
-            joining.wait_until_welcome("h:1", None, patience, rejoining)
+            rejoining.wait_until_welcome("h:1", None, patience, again)
 
 
 class Interrupted(BaseException):
@@ -144,11 +144,11 @@ def test_a_supernode_that_ends_by_itself_is_started_again(monkeypatch, tmp_path,
     """Flower's ends with code 0 if a call is not authenticated, as when a clock jumps between a call and its check."""
     nodes = Nodes(tmp_path, codes)
     (tmp_path / "apps" / "half").mkdir(parents=True)
-    monkeypatch.setattr(joining, "Flower", nodes)
-    monkeypatch.setattr(joining, "wait_until_welcome", lambda *arguments: None)
-    monkeypatch.setattr(joining.time, "monotonic", lambda: nodes.now)
-    monkeypatch.setattr(joining.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(rejoining, "Flower", nodes)
+    monkeypatch.setattr(rejoining, "wait_until_welcome", lambda *arguments: None)
+    monkeypatch.setattr(rejoining.time, "monotonic", lambda: nodes.now)
+    monkeypatch.setattr(rejoining.time, "sleep", lambda seconds: None)
     with pytest.raises(ends):
-        joining.stay("site", {}, "127.0.0.1:1", credentials, False, 3.0)
+        rejoining.stay("site", {}, "127.0.0.1:1", credentials, False, 3.0)
     assert nodes.started == len(codes) + (ends is Interrupted)
     assert not (tmp_path / "apps").exists(), "a kill may have left a bundle half unpacked"

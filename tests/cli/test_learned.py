@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sepal.cli.comparison import read_comparison
-from sepal.cli.main import run_flat
 from sepal.cli.report import learned
+from sepal.cli.running import run_flat
 from sepal.errors import ConfigError
 from sepal.server_app.run_directory import read_run, stored_config
 from sepal.strategies.assembly import assemble

@@ -18,7 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sepal.cli.comparison import read_comparison
-from sepal.cli.main import app, run_flat
+from sepal.cli.main import app
+from sepal.cli.running import run_flat
 from tests.cli.runs_for_tests import write_run
 
 pytest.importorskip("altair", reason="the extra report is not installed")

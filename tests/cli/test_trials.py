@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from experiments.paper import __main__ as paper
 from sepal.cli.plans import trials
 from sepal.cli.plans.model import PlannedRun
 from sepal.cli.plans.plan import read_plan
 from sepal.cli.plans.trials import Executor, chosen, failures, in_stages
+from sepal.cli.progress import PlanDisplay
 from sepal.errors import ConfigError
 from tests.cli.runs_for_tests import write_run
 
@@ -112,11 +114,11 @@ def test_a_later_call_knows_which_trials_failed(file: Path, tmp_path: Path, monk
         return [run.name for run in runs if run.name in diverged]
 
     monkeypatch.setattr(trials, "execute", execute)
-    in_stages(plan, "main", out, Executor(out, jobs=1, workers=1, hours=1))
+    in_stages(plan, "main", out, Executor(out, lambda: PlanDisplay(Console(stderr=True)), jobs=1, workers=1, hours=1))
     assert failures(out) == sorted(diverged)
     assert chosen(plan, out, failures(out))["main"] == {"fedavg": {"lr": 0.1}, "local": {"lr": 0.1}}
     diverged.remove("rates-lr_0.3-local-seed0")
-    Executor(out, jobs=1, workers=1, hours=1)(list(plan.runs("rates")))
+    Executor(out, lambda: PlanDisplay(Console(stderr=True)), jobs=1, workers=1, hours=1)(list(plan.runs("rates")))
     assert failures(out) == ["rates-lr_0.3-fedavg-seed0"]
     given: list[PlannedRun] = []
     monkeypatch.setattr(paper, "write_report", lambda _, runs, __: given.extend(runs) or [])

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from sepal.cli.main import app
 from sepal.cli.plans.plan import check_keys, read_plan
-from sepal.cli.plans.tune import choose, read_search
+from sepal.cli.plans.search import choose, read_search
 from sepal.errors import ConfigError
 from tests.cli.runs_for_tests import write_run
 

@@ -16,7 +16,6 @@ import httpx
 import pytest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
-from sepal.cli.joining import wait_until_welcome
 from sepal.engines.flower import fleet, warm
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.flower.certificates import make_certificates
@@ -25,6 +24,7 @@ from sepal.engines.flower.engine import COMPLETED, supernode_command
 from sepal.engines.flower.probe import NOT_REGISTERED, examine
 from sepal.engines.flower.processes import free_port, healthy
 from sepal.engines.flower.registration import Registry
+from sepal.engines.flower.rejoining import wait_until_welcome
 from sepal.errors import ConfigError
 from tests.e2e.attacking_client import HONEST
 

@@ -44,7 +44,7 @@ def test_pauses_grow_to_flowers_own_and_are_short_again_after_a_message(slept):
 
 
 def test_a_client_that_waits_looks_as_seldom_as_it_is_told(slept):
-    pauses = node.Pauses(os.open(os.devnull, os.O_WRONLY), look=30.0)
+    pauses = node.Pauses(os.open(os.devnull, os.O_WRONLY), poll=30.0)
     for _ in range(40):
         pauses.sleep(3)
     assert (slept[0], slept[-1]) == (0.1, 30.0)
@@ -215,16 +215,16 @@ def test_a_message_with_a_reply_or_an_open_task_is_not_answered_for(asked):
     assert [reply.error.reason for reply in replies] == ["the client's own"]
 
 
-@pytest.mark.parametrize(("cold", "look"), [(False, ""), (False, "60"), (True, ""), (True, "60")])
-def test_the_supernode_runs_with_every_change(monkeypatch, cold, look):
-    """With ``--cold`` without the resident process, and without its pauses unless ``--look`` asks for longer ones."""
+@pytest.mark.parametrize(("cold", "poll"), [(False, ""), (False, "60"), (True, ""), (True, "60")])
+def test_the_supernode_runs_with_every_change(monkeypatch, cold, poll):
+    """With ``--cold`` without the resident process, and without its pauses unless ``--poll`` asks for longer ones."""
     internal = importlib.import_module("flwr.supernode.start_client_internal")
     command = importlib.import_module("flwr.supernode.cli.flower_supernode")
     own = {name: getattr(internal, name) for name in ("time", "_pull_and_store_message", "_push_messages")}
     for name, value in own.items():
         monkeypatch.setattr(internal, name, value)  # put back afterwards
     monkeypatch.setattr(node, "keep_executor", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["node", *["--cold"] * cold, "--port", "1", *(["--look", look] if look else [])])
+    monkeypatch.setattr(sys, "argv", ["node", *["--cold"] * cold, "--port", "1", *(["--poll", poll] if poll else [])])
     found = []
 
     def wrapped(function):
@@ -233,7 +233,7 @@ def test_the_supernode_runs_with_every_change(monkeypatch, cold, look):
         return [function.__name__, *wrapped(cells["push"])] if "push" in cells else []
 
     def started():
-        if look:
+        if poll:
             pauses = internal.time.sleep.__self__
             assert pauses._longest[node.MESSAGE] == 60.0
         found.extend(wrapped(internal._push_messages))
@@ -244,7 +244,7 @@ def test_the_supernode_runs_with_every_change(monkeypatch, cold, look):
 
     monkeypatch.setattr(command, "flower_supernode", started)
     node.run()
-    pauses = [] if cold and not look else ["time"]
+    pauses = [] if cold and not poll else ["time"]
     process = [] if cold else ["--isolation", "process"]
     changed = ["push_or_answer", "push_or_give_up", *pauses, "_pull_and_store_message", "_push_messages"]
     assert found == [*changed, "flower-supernode", "--port", "1", *process]

@@ -19,18 +19,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import tomli_w
-import typer
-from rich.console import Console
-from rich.markup import escape
 
-from sepal.cli.plans.model import Plan, PlannedRun
-from sepal.cli.plans.plan import check_keys, make_plan, read_table
+from sepal.cli.plans.model import PlanFile, PlannedRun
+from sepal.cli.plans.plan import make_plan, read_table
 from sepal.cli.plans.settings import Table, combinations, own_keys, split
-from sepal.errors import ConfigError, SepalError
+from sepal.errors import ConfigError
 from sepal.protocol.views import MODELS
 from sepal.rng import derive
 from sepal.storage.files import write_atomically
@@ -51,32 +48,6 @@ class Trial:
     validation: float | None = None
 
 
-def tune(
-    plan: Annotated[Path, typer.Argument(help="TOML plan with methods, [settings] and [grid].")],
-    out: Annotated[Path | None, typer.Option(help="Directory of the runs; by default runs/PLAN.")] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one a core.")] = 0,
-    workers: Annotated[int, typer.Option(min=0, help="Worker processes of each run; 0: by the cores.")] = 0,
-    hours: Annotated[float | None, typer.Option(help="Start no run after so many hours.")] = None,
-) -> None:
-    """Try a small grid of settings for each method, with the same number of trials; choose by validation data alone."""
-    from sepal.cli.plans.display import PlanDisplay
-    from sepal.cli.plans.execute import execute
-
-    search = read_search(plan)
-    runs = list(search.plan.runs())
-    check_keys(plan.name, runs)
-    search.check_validation(runs)
-    place = (out or Path("runs") / plan.stem).absolute()
-    budget = search.plan.hours if hours is None else hours
-    failed = execute(runs, place, PlanDisplay(Console(stderr=True)), jobs=jobs, workers=workers, hours=budget)
-    trials = search.judged(place, runs)
-    _print(Console(), search, trials)
-    for path in search.write(place, runs, trials):
-        typer.echo(f"written to {path}")
-    if failed:
-        raise SepalError(str(plan), f"{len(runs)} runs that end", f"{len(failed)} that failed, the first: {failed[0]}")
-
-
 @dataclass(frozen=True)
 class Search:
     """A plan whose variants are trials.
@@ -87,7 +58,7 @@ class Search:
     """
 
     file: str
-    plan: Plan
+    plan: PlanFile
     trials: tuple[Trial, ...]
     views: Mapping[str, str]
 
@@ -240,18 +211,3 @@ def _trials(
             drawn = derive(0, "tune", name).choice(len(grid), count, replace=False)
             grids[name] = [grid[place] for place in np.sort(drawn)]
     return grids
-
-
-def _print(console: Console, search: Search, trials: list[Trial]) -> None:
-    from sepal.cli.tables import new_table
-
-    best = choose(trials)
-    table = new_table("Accuracy on validation data in %, and what is chosen")
-    for name in ("method", "settings", "view", "validation", ""):
-        table.add_column(name, justify="right" if name == "validation" else "left")
-    for trial in trials:
-        words = ", ".join(f"{key}={value}" for key, value in trial.settings.items())
-        found = "-" if trial.validation is None else f"{100 * trial.validation:.1f}"
-        mark = "chosen" if trial is best.get(trial.method) else ""
-        table.add_row(*map(escape, (trial.method, words, search.views[trial.method], found, mark)))
-    console.print(table)

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from sepal.cli.slots import claimed
+from sepal.engines.flower.slots import claimed
 from sepal.errors import ConfigError, StateError
 
 

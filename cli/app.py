@@ -1,0 +1,65 @@
+"""The ``sepal`` command. Bad input is one line on standard error and exit code 2.
+
+Commands are functions with ``@app.command()`` in the modules that :mod:`sepal.cli.main` lists. They import what they
+need inside, so that ``sepal --help`` imports neither PyTorch nor Flower.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, get_type_hints
+
+import click
+import typer
+import typer.core
+from typer.core import TyperArgument, TyperGroup
+from typer.models import ArgumentInfo
+
+from sepal.errors import SepalError
+
+BAD_INPUT, INTERRUPTED = 2, 130
+# Flower requires Typer < 0.21, which prints "\\[required]" if Rich is installed, even without markup.
+typer.core.HAS_RICH = False
+
+
+class OneLine(TyperGroup):
+    """Prints Sepal's errors as one line and exits with code 2."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for command in self.commands.values():
+            restore_help(command)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except (SepalError, click.ClickException) as error:
+            words = error.format_message() if isinstance(error, click.ClickException) else str(error)
+            typer.echo(f"sepal: {' '.join(words.split())}", err=True)
+            raise typer.Exit(BAD_INPUT) from None
+        except KeyboardInterrupt:
+            typer.echo("sepal: interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def restore_help(command: click.Command) -> None:
+    """Restore the help texts of a command's arguments, which Typer 0.20 loses with click 8.5."""
+    for inner in getattr(command, "commands", {}).values():
+        restore_help(inner)
+    hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True) if command.callback else {}
+    for argument in command.params:
+        if isinstance(argument, TyperArgument) and not argument.help:
+            known = getattr(hints.get(argument.name or ""), "__metadata__", ())
+            argument.help = next((info.help for info in known if isinstance(info, ArgumentInfo)), None)
+    command.format_arguments = lambda ctx, formatter: None  # type: ignore[method-assign]  # Typer lists them itself
+
+
+app = typer.Typer(
+    cls=OneLine,
+    help="Personalized, sparse federated learning on Flower.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)

@@ -1,0 +1,118 @@
+"""``sepal compare`` and ``sepal tune``: run a plan, then show the results of its runs side by side."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sepal.cli.app import app
+from sepal.errors import ConfigError, SepalError
+
+
+@app.command()
+def compare(
+    plan: Annotated[Path, typer.Argument(help="TOML plan: methods, seeds, [settings].")],
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the runs; by default runs/PLAN, or runs/PLAN-tuned.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one a core.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes of each run; 0: by the cores.")] = 0,
+    hours: Annotated[float | None, typer.Option(help="Start no run after so many hours.")] = None,
+    report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="First search each method's rate on validation data (tune = true).")
+    ] = False,
+) -> None:
+    """Run the missing runs of methods × settings × seeds, and show all side by side.
+
+    If it is killed, start it again to continue.
+    """
+    from rich.console import Console
+
+    from sepal.cli.comparison import read_comparison, write_index
+    from sepal.cli.files import by_variant, write_csv
+    from sepal.cli.markdown import write_markdown
+    from sepal.cli.plans.plan import check_keys, read_plan
+    from sepal.cli.plans.rates import rate_notes
+    from sepal.cli.plans.trials import Executor, chosen, failures, in_stages, tried, without_result
+    from sepal.cli.progress import PlanDisplay
+    from sepal.cli.tables import print_comparison
+
+    found = read_plan(plan, tune)
+    runs = list(found.runs())
+    check_keys(plan.name, runs)
+    place = (out or Path("runs") / f"{plan.stem}{'-tuned' * found.tune}").absolute()
+    limit = found.hours if hours is None else hours
+    notes = iter([rate_notes(found, runs)])  # shown once
+    displays = partial(PlanDisplay, Console(stderr=True))
+    execute = Executor(place, lambda: displays(next(notes, ())), jobs, workers, limit)
+    failed = in_stages(found, "", place, execute)
+    runs = list(found.runs(chosen=chosen(found, place, failures(place))))
+    write_index(found, runs, place, rate_notes(found, runs), tried(found, place, failures(place)))
+    written = []
+    if len(failed) < len(runs):
+        comparison = read_comparison([str(place)])
+        print_comparison(Console(), comparison)
+        written.append(write_csv(list(by_variant(comparison)), place / "comparison.csv"))
+        written.append(write_markdown(comparison, place / "tables.md"))
+        if report:
+            written += _write_html(place)
+    for path in written:
+        typer.echo(f"written to {path}")
+    if bad := without_result(found, runs, failed):
+        raise SepalError(str(plan), f"{len(runs)} runs that end", f"{len(bad)} that failed, the first: {bad[0]}")
+
+
+def _write_html(place: Path) -> list[Path]:
+    from sepal.cli.report import write_html
+
+    try:
+        return [write_html([str(place)], place / "report.html")]
+    except ConfigError as error:
+        if error.key != "report":
+            raise
+        typer.echo(f"sepal: no report.html: {error}", err=True)
+        return []
+
+
+@app.command()
+def tune(
+    plan: Annotated[Path, typer.Argument(help="TOML plan with methods, [settings] and [grid].")],
+    out: Annotated[Path | None, typer.Option(help="Directory of the runs; by default runs/PLAN.")] = None,
+    jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one a core.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes of each run; 0: by the cores.")] = 0,
+    hours: Annotated[float | None, typer.Option(help="Start no run after so many hours.")] = None,
+) -> None:
+    """Try a small grid of settings for each method, with the same number of trials; choose by validation data alone."""
+    from rich.console import Console
+
+    from sepal.cli.plans.execute import execute
+    from sepal.cli.plans.plan import check_keys
+    from sepal.cli.plans.search import choose, read_search
+    from sepal.cli.progress import PlanDisplay
+    from sepal.cli.sheets import NONE, Sheet
+    from sepal.cli.tables import print_sheet
+
+    search = read_search(plan)
+    runs = list(search.plan.runs())
+    check_keys(plan.name, runs)
+    search.check_validation(runs)
+    place = (out or Path("runs") / plan.stem).absolute()
+    budget = search.plan.hours if hours is None else hours
+    failed = execute(runs, place, PlanDisplay(Console(stderr=True)), jobs=jobs, workers=workers, hours=budget)
+    trials = search.judged(place, runs)
+    best, rows = choose(trials), []
+    for trial in trials:
+        words = ", ".join(f"{key}={value}" for key, value in trial.settings.items())
+        figure = NONE if trial.validation is None else f"{100 * trial.validation:.1f}"
+        mark = "chosen" if trial is best.get(trial.method) else ""
+        rows.append([trial.method, words, search.views[trial.method], figure, mark])
+    sheet = Sheet(("method", "settings", "view", "validation", ""), rows)
+    print_sheet(Console(), sheet, "Accuracy on validation data in %, and what is chosen", left=True)
+    for path in search.write(place, runs, trials):
+        typer.echo(f"written to {path}")
+    if failed:
+        raise SepalError(str(plan), f"{len(runs)} runs that end", f"{len(failed)} that failed, the first: {failed[0]}")

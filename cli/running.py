@@ -1,0 +1,105 @@
+"""``sepal run`` and ``sepal evict``: a federation on this machine, in process."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sepal.cli.app import INTERRUPTED, app
+
+if TYPE_CHECKING:
+    from sepal.config import Flat
+
+
+@app.command()
+def run(
+    config: Annotated[Path | None, typer.Option(help="TOML file with run-config keys, flat or in tables.")] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="One run-config key; wins over the file. See `sepal keys`."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Run name; the name of an unfinished run continues it.")] = None,
+    out: Annotated[str | None, typer.Option(help="Directory under which the run's directory is written.")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes; 0: the engine's default.")] = 0,
+    from_round: Annotated[
+        int | None, typer.Option(min=0, help="Go back to the checkpoint of this round, and continue from there.")
+    ] = None,
+) -> None:
+    """Run a federation on this machine, in process, with the same keys as Flower's run config."""
+    from rich.console import Console
+
+    from sepal.cli.arguments import gather
+    from sepal.cli.tables import print_run
+    from sepal.server_app.places import IN_PROCESS, default_base
+    from sepal.server_app.run_directory import read_run
+
+    base = default_base(IN_PROCESS)
+    flat = gather(config, sets or [], {"name": name, "out": out}, base)
+    path = run_flat(flat, base, workers, from_round)
+    print_run(Console(), read_run(path))
+
+
+def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = None) -> Path:
+    """Run the federation with the keys ``flat``, unless it has ended already; return the run's directory.
+
+    Args:
+        flat: Flat run-config keys.
+        base: The directory that a relative ``out`` is relative to.
+        workers: Number of worker processes.
+        from_round: Go back to the checkpoint of this round; None to continue after the last one.
+
+    Raises:
+        SepalError: The run cannot be started or completed.
+    """
+    from rich.console import Console
+
+    from sepal.cli.progress import RoundDisplay
+    from sepal.config import RunConfig
+    from sepal.data.locations import data_directory
+    from sepal.engines.in_process import check_clients, run_in_process
+    from sepal.server.observer import Observer
+    from sepal.server_app.places import IN_PROCESS, run_path
+    from sepal.server_app.run_directory import RunDirectory
+    from sepal.strategies.assembly import assemble
+
+    logging.basicConfig(level=logging.WARNING, format="sepal: %(message)s", stream=sys.stderr)
+    if flat.get("data-dir"):  # so that reports and exports find the data from anywhere
+        flat = {**flat, "data-dir": str(data_directory(str(flat["data-dir"])))}
+    assembly = assemble(flat)
+    settings = assembly.task.config
+    check_clients(settings)  # before the run's directory is created
+    path = run_path(settings, base)
+    label = f"{settings.method} on {settings.dataset}"
+    opened = RunDirectory(path, assembly, IN_PROCESS, from_round)
+    with opened as directory, RoundDisplay(Console(stderr=True), label, assembly.notes) as display:
+        if directory.completed:
+            typer.echo(f"run {path.name} is complete already", err=True)
+            return path
+        state_dir = Path(settings.state_dir).expanduser() if settings.state_dir else path / "clients"
+        try:
+            observers: list[Observer] = [directory, display]
+            run_in_process(assembly, store=directory.store(), observers=observers, workers=workers, state_dir=state_dir)
+        except KeyboardInterrupt:
+            display.stop()
+            where = "" if settings.out == RunConfig.model_fields["out"].default else f" --out {settings.out}"
+            typer.echo(f"sepal: interrupted; `sepal run --name {path.name}{where}` continues it", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+    return path
+
+
+@app.command()
+def evict(
+    run: Annotated[str, typer.Argument(help="A run directory, or a run's name.")],
+    client: Annotated[str, typer.Argument(help="The client's name.")],
+) -> None:
+    """Remove a client from a run, for example one that has left for good or an unknown one."""
+    from sepal.cli.runs import find_run
+    from sepal.server.run_store import evict as evict_client
+
+    path = find_run(run)
+    odd = evict_client(path / "checkpoints", client)
+    typer.echo(f"{client} takes no further part in {path.name}{f'; {odd}' * bool(odd)}")

@@ -1,0 +1,179 @@
+"""Commands that show what there is: runs and comparisons, methods and keys."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sepal.cli.app import app
+from sepal.errors import ConfigError
+
+POLL = 0.2  # seconds between reads by watch
+
+
+@app.command()
+def show(
+    run: Annotated[str, typer.Argument(help="A run or a comparison: its directory or its name.")],
+    beside: Annotated[str | None, typer.Option(help="Another run, whose accuracy is shown beside it.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the figures by round to this CSV file.")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Write them to this directory for TensorBoard.")] = None,
+) -> None:
+    """Show a run, or the directory of a comparison: accuracy, cost, and bytes next to their dense equivalent."""
+    from rich.console import Console
+
+    from sepal.cli.comparison import check_comparable
+    from sepal.cli.files import by_round, write_csv, write_tensorboard
+    from sepal.cli.results import read_result
+    from sepal.cli.runs import INDEX, find_place, find_run, naming
+    from sepal.cli.tables import print_run
+    from sepal.server_app.run_directory import read_run
+
+    path = find_place(run)
+    if (path / INDEX).is_file():
+        for option, given in {"--beside": beside, "--tensorboard": tensorboard}.items():
+            if given:
+                raise ConfigError(option, "one run, not a comparison", str(path))
+        with naming(path):
+            _show_comparison(str(path), csv)
+        return
+    with naming(path):
+        if beside:
+            check_comparable([read_result(path), read_result(find_run(beside))])
+        stored = read_run(path)
+        print_run(Console(), stored, read_run(find_run(beside)) if beside else None)
+        if csv:
+            typer.echo(f"written to {write_csv(list(by_round(stored)), csv)}")
+        if tensorboard:
+            typer.echo(f"written to {write_tensorboard(stored, tensorboard)}")
+
+
+def _show_comparison(place: str, csv: Path | None) -> None:
+    from rich.console import Console
+
+    from sepal.cli.comparison import read_comparison
+    from sepal.cli.files import by_variant, write_csv
+    from sepal.cli.tables import print_comparison
+
+    comparison = read_comparison([place])
+    print_comparison(Console(), comparison)
+    if csv:
+        typer.echo(f"written to {write_csv(list(by_variant(comparison)), csv)}")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(help="Run directories, runs' names, or directories of `sepal compare`.")],
+    out: Annotated[Path | None, typer.Option(help="The file; by default report.html beside the runs.")] = None,
+) -> None:
+    """Write report.html for a run or a comparison: one file that opens offline."""
+    from sepal.cli.report import write_html
+    from sepal.cli.runs import find_place, naming
+
+    first = Path(runs[0]).expanduser()
+    place = first if first.is_dir() else find_place(runs[0])
+    with naming(place):
+        typer.echo(f"written to {write_html(runs, out or place / 'report.html')}")
+
+
+@app.command()
+def methods(
+    keys: Annotated[bool, typer.Option("--keys", help="With each method's own keys.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As the table in docs/methods.md.")] = False,
+) -> None:
+    """List the methods."""
+    from sepal.strategies import registry
+
+    if markdown:
+        typer.echo(markdown_table())
+        return
+    found = [registry.get(name) for name in registry.names()]
+    rows = ((method.name, method.title, method.source, method.deployed) for method in found)
+    _print_table("", ("name", "title", "source", "deployed"), rows)
+    for method in found if keys else []:
+        _print_keys(f"Keys of {method.name}", method.hyper, f"{method.name}.")
+
+
+def markdown_table() -> str:
+    """Return the table of docs/methods.md."""
+    from sepal.strategies import registry
+
+    rows = ["| name | method | source | deployed |", "|---|---|---|---|"]
+    for method in map(registry.get, registry.names()):
+        rows.append(f"| `{method.name}` | {method.title} | {method.source} | {method.deployed} |")
+    return "\n".join(rows)
+
+
+@app.command("keys")
+def list_keys(
+    method: Annotated[str, typer.Argument(help="A method, for its own keys; none: shared keys.")] = "",
+) -> None:
+    """List run-config keys: values, default, meaning."""
+    from sepal.config import RunConfig
+    from sepal.strategies import registry
+
+    if method:
+        _print_keys(f"Keys of {method}", registry.get(method).hyper, f"{method}.")
+    else:
+        _print_keys("Keys shared by all methods", RunConfig, "")
+
+
+def _print_keys(title: str, model: Any, prefix: str) -> None:
+    from sepal.cli.keys import keys_of
+
+    rows = [(key.name, key.values, key.default, key.description) for key in keys_of(model, prefix)]
+    if rows:
+        _print_table(title, ("key", "values", "default", "meaning"), rows)
+    else:
+        typer.echo(f"{title}: none")
+
+
+def _print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
+    for column in head:
+        table.add_column(column, no_wrap=column == "key")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console().print(table)
+
+
+@app.command()
+def watch(
+    run: Annotated[str, typer.Argument(help="A run directory, or a run's name.")],
+    follow: Annotated[bool, typer.Option(help="Wait for further rounds until the run has ended.")] = True,
+    web: Annotated[bool, typer.Option("--web", help="As a page on this machine instead, until Ctrl-C.")] = False,
+    web_port: Annotated[int, typer.Option(help="Of the page, on 127.0.0.1; 0: any that is free.")] = 8090,
+) -> None:
+    """Show the rounds of a running or finished run, one line per round, or a page in a browser."""
+    if web:
+        from sepal.cli.report.live import ReportServer
+
+        with ReportServer([run], web_port) as server:
+            typer.echo(server.url)
+            server.serve_forever()
+    from rich.console import Console
+
+    from sepal.cli.progress import RoundDisplay
+    from sepal.cli.runs import find_run, naming
+    from sepal.server_app.run_directory import read_run
+
+    path = find_run(run)
+    seen = 0
+    with naming(path), RoundDisplay(Console(), path.name) as display:
+        display.start(0, int(read_run(path).config["rounds"]))
+        while True:
+            stored = read_run(path)
+            for line in stored.lines[seen:]:
+                display.show(line)
+            seen = len(stored.lines)
+            if stored.summary is not None or not follow:
+                return
+            time.sleep(POLL)

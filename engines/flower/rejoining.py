@@ -1,0 +1,97 @@
+"""Keeps a SuperNode running: waits for its server, joins it, and joins it again after a failure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from sepal.engines.flower.credentials import NodeCredentials
+from sepal.engines.flower.engine import Flower
+from sepal.engines.flower.node import LOST
+from sepal.engines.flower.probe import examine
+from sepal.engines.flower.processes import FlowerError
+from sepal.engines.flower.unpacking import clear
+from sepal.errors import ConfigError
+from sepal.protocol.method import Scalar
+from sepal.storage.home import private_home
+
+LAPSE, AGAIN = 90.0, 5.0  # seconds for which a refused node is retried, and between two attempts
+REGISTERED = 15.0  # seconds that a server that has just started may take to register its nodes
+
+
+def stay(
+    client: str,
+    node_config: dict[str, Scalar],
+    address: str,
+    credentials: NodeCredentials | None,
+    cold: bool,
+    poll: float,
+    allow_code: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    tell_command: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Keep a SuperNode running.
+
+    Flower refuses a key whose node it believes to be online, as a second copy; a killed node counts as online for about
+    48 seconds. So a registered key that is refused is retried for a while. A SuperNode whose call is not authenticated
+    ends with exit code 0: after a jump of a clock, after the server's database was replaced, or when its key was
+    removed. One whose loop ended by an error that Flower does not retry, such as that of a server at its limit of
+    calls, ends with ``LOST``. Both are started again, with growing pauses.
+
+    Raises:
+        ConfigError: As in :func:`wait_until_welcome`.
+        FlowerError: The SuperNode still ends with an error.
+    """
+    deadline, pause, rejoining = time.monotonic() + LAPSE, AGAIN, False
+    with Flower(private_home() / "clients" / client, directory=Path.cwd(), tell=tell_command) as flower:
+        while True:
+            wait_until_welcome(address, credentials, LAPSE if rejoining else REGISTERED, rejoining, tell)
+            clear(flower.home)
+            began = time.monotonic()
+            node = flower.start_node(client, node_config, address, False, credentials, cold, poll, allow_code)
+            code = node.wait()
+            again = code in (0, LOST)
+            if again or time.monotonic() - began > LAPSE:  # it had joined, so this is a new failure
+                deadline = time.monotonic() + LAPSE
+            if again:
+                pause = min(60.0, 2 * pause) if time.monotonic() - began < LAPSE else AGAIN
+                why = "a call was not answered" if code else "as it does if a call is not authenticated"
+                tell(f"sepal: the SuperNode ended, {why}: again in {pause:g} s")
+                time.sleep(pause)
+                rejoining = True
+                continue
+            if credentials is None or time.monotonic() > deadline:
+                raise FlowerError("flower-supernode", "exit code 0", code)
+            tell("sepal: refused; an earlier session of this key may count as online still: trying again")
+            time.sleep(AGAIN)
+
+
+def wait_until_welcome(
+    address: str,
+    credentials: NodeCredentials | None,
+    patience: float = REGISTERED,
+    rejoining: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Wait indefinitely for the server, and up to ``patience`` seconds for it to register this client's key.
+
+    Flower's SuperNode would try forever to talk plain text to a server with TLS; here this is a one-line error. A
+    client that has been welcome before also waits for a server that answers wrongly, as one that just starts may.
+
+    Raises:
+        ConfigError: The server speaks another protocol, has another certificate, or does not know the key.
+    """
+    begin, told = time.monotonic(), False
+    while True:
+        finding = next((finding for finding in examine(address, credentials) if not finding.good), None)
+        if finding is None:
+            return
+        if finding.what == "port" and not told:
+            tell(f"sepal: {finding.words}; waiting for it")
+            told = True
+        if finding.what == "port":
+            begin = time.monotonic()
+        elif not (rejoining or finding.what == "key") or time.monotonic() - begin > patience:
+            raise ConfigError(f"{address}: {finding.what}", "one with which a client can join", finding.words)
+        time.sleep(1)

@@ -1,0 +1,69 @@
+"""Runs the app without code on a SuperLink, from a directory that only one server uses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+import sepal
+from sepal import __version__
+from sepal.config import Flat
+from sepal.engines.flower.bundle import write_app
+from sepal.engines.flower.engine import AppRun, Flower
+from sepal.engines.flower.registration import Registry
+from sepal.errors import ConfigError
+from sepal.storage.files import private_directory
+
+
+@contextmanager
+def alone(place: Path) -> Iterator[None]:
+    """Keep a second server out of ``place``: it would share the first one's database and connection.
+
+    Raises:
+        ConfigError: Another server is there.
+    """
+    private_directory(place)
+    lock = FileLock(place / ".lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise ConfigError("SEPAL_HOME", "a directory of its own for each server", str(place.parent)) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def run_bundle(
+    flower: Flower,
+    place: Path,
+    flat: Flat,
+    registry: Registry | None,
+    tell: Callable[[str], None],
+    show: Callable[[str], None],
+) -> AppRun:
+    """Run the app without code, and return the ended run.
+
+    Args:
+        flower: Connected to a SuperLink.
+        place: Directory for the app.
+        flat: Flat run-config keys.
+        registry: The nodes' keys, kept registered during the run; None if the SuperLink accepts any node.
+        tell: Called with the line that says what is bundled.
+        show: Called with each line of the run's log.
+    """
+    files = write_app(place / "app")
+    tell(bundle_line(files))
+    tick = registry.tick if registry else lambda: None
+    return flower.run_app(place / "app", flat, timeout=math.inf, tick=tick, show=show)
+
+
+def bundle_line(files: list[Path]) -> str:
+    """Return a line that says which files are bundled and where the code comes from."""
+    names = ", ".join(f"{file.name} ({file.stat().st_size} bytes)" for file in files)
+    code = f"Sepal {__version__}, here from {Path(sepal.__file__).parents[1]}"
+    return f"app bundle: {names}, no code; server and clients run their installed {code}"
