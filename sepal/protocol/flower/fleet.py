@@ -31,6 +31,7 @@ OLD, AHEAD = 305.0, 5.0  # seconds by which a call's timestamp may be older or n
 BAD_CLOCK = "Invalid timestamp"  # the server's answer to any other timestamp
 BUSY = "busy: at its limit of calls, or too slow to answer"
 KNOWN_KEY = int(ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL)
+FLEET_CODES = range(2000, 3000)  # others are about the call itself
 NOT_REFUSED = "an activation that should have been refused"
 
 
@@ -118,7 +119,7 @@ def _http(
     def ask(offset: float) -> int | str:
         stamp, signature = signed(offset)
         headers = {
-            "content-type": "application/x-protobuf",
+            "content-type": "application/protobuf",
             later.FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public).decode(),
             names.TIMESTAMP_HEADER: stamp,
             later.FLEET_HTTP_SIGNATURE_HEADER: b64encode(signature).decode(),
@@ -130,7 +131,7 @@ def _http(
         except httpx.TransportError as error:
             return f"no HTTP: another port, or a SuperLink of Flower 1.39 ({one_line(str(error), 120)})"
         known = FlowerError.from_json(answer.text)
-        if known is not None:
+        if known is not None and int(known.code) in FLEET_CODES:
             return int(known.code)
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             return BAD_CLOCK  # key and signature are ours, so it is the timestamp
