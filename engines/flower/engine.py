@@ -86,8 +86,6 @@ class Flower(Processes):
         """
         (self.home / "ray").mkdir(exist_ok=True)
         self.environment["RAY_TMPDIR"] = str(self.home / "ray")
-        # Otherwise Ray joins the cluster that /tmp/ray/ray_current_cluster names, and waits for ever if that is gone.
-        self.environment["RAY_ADDRESS"] = "local"
         self._start_superlink(simulation_command(self.ports), [], timeout)
 
     def start_superlink(
