@@ -74,7 +74,7 @@ def get(name: str) -> Method:
     known = table()
     if name not in known:
         raise ConfigError("method", f"one of {', '.join(known)}", suggest(name, name, known))
-    found = getattr(resolve(known[name]), "method", resolve(known[name]))
+    found = resolve(known[name])
     if not isinstance(found, Method):
         raise ConfigError("method", f"{known[name]} to be a sepal.protocol.method.Method", type(found).__name__)
     return found

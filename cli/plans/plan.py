@@ -14,6 +14,13 @@ One comparison::
     method = "fedavg"
     width = 0.5
 
+``rounds = "converged"``, for all methods or for one, ends each run when its validation accuracy has stopped rising
+(:mod:`sepal.server.stopping`), at most after ``limit = N`` rounds beside it (:mod:`sepal.cli.plans.converged`)::
+
+    [settings]
+    rounds = "converged"
+    limit = 100                  # optional; by default three times the data set's rounds
+
 ``tune = true``, or `sepal compare --tune`, searches each method's rate first (:mod:`sepal.cli.plans.tuning`)::
 
     tune = true
@@ -198,7 +205,7 @@ def check_keys(file: str, runs: list[PlannedRun]) -> None:
         ConfigError: A key is unknown or has an invalid value.
     """
     from sepal.strategies import registry
-    from sepal.strategies.assembly import check_private
+    from sepal.strategies.rules import check_method
 
     hypers = registry.Hypers()
     for run in {(run.block, run.cell, run.variant): run for run in runs}.values():
@@ -209,7 +216,7 @@ def check_keys(file: str, runs: list[PlannedRun]) -> None:
             raise ConfigError(f"{file}: methods", words, method)
         flat: Flat = {key: value for key, value in run.keys.items() if key != "name"}
         try:
-            check_private(registry.get(method), parse(flat, hypers)[0])
+            check_method(registry.get(method), parse(flat, hypers)[0])
         except ConfigError as error:
             where = f"{file}: {run.variant}{f', {run.cell}' * bool(run.cell)}: {error.key}"
             raise ConfigError(where, error.expected, error.got) from None

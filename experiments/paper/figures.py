@@ -30,7 +30,7 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
     ``clients``, ``own`` and ``method`` hold columns of equal length; the first has the clients' names or the rounds.
     ``clients`` (accuracies) and ``own`` (what the method's clients report of themselves) cover the participants in the
     closing round. ``novel`` has the novel clients' accuracy and the gap. ``rise`` is what
-    :func:`sepal.cli.convergence.rise` found.
+    :func:`sepal.cli.convergence.rise` found; ``stopped`` what ended the run before its limit.
 
     Accuracies are fractions, of the closing round. MB are payload bytes of training over all clients and rounds / 10⁶.
     Multiply-adds are those of training, without evaluation, summed over clients. ``within`` is the last full evaluation
@@ -65,6 +65,8 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
     }
     if risen := rise(stored.lines, run.deployed):
         found["rise"] = asdict(risen)
+    if summary.get("stopped"):
+        found["stopped"] = summary["stopped"]["by"]
     if run.chosen:
         found["chosen"] = dict(run.chosen)
     if megabytes is not None:

@@ -211,6 +211,7 @@ def _main_row(name: str, group: Group, deployed: str) -> list[str]:
     share = f"{100 * (up + down) / dense:.1f}" if up + down else "0"
     figure = [f"{up:.2f}", f"{down:.2f}", share, f"{work:.2f}", f"{mean(one['seconds'] for one in group):.0f}"]
     risen = mean_rise([Rise(**one["rise"]) for one in group if "rise" in one])
+    name += f" ({mean(one['rounds'] for one in group):.4g} rounds)" if any("stopped" in one for one in group) else ""
     name += " (not converged)" if risen and risen.goes_on else ""
     rest = [accuracy(group, "pooled"), accuracy(group, "trained", "bottom_decile")]
     return [name, accuracy(group, deployed), *clients, *rest, *figure]
