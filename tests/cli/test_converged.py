@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from sepal.cli.paper.figures import figures
 from typer.testing import CliRunner
 
 from sepal.cli.comparison import read_comparison, rows
 from sepal.cli.comparison_tables import print_comparison
 from sepal.cli.main import app
-from sepal.cli.paper.figures import figures
 from sepal.cli.plans.plan import read_plan
 from sepal.cli.report import write_html
 from tests.cli.runs_for_tests import write_run
