@@ -54,8 +54,12 @@ class FedAvgServer(ServerBase[ServerState]):
         return ServerState({p.name: self.task.weights[p.name] for p in self.shared()})
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
-        """Update W ← Σ n_i·w_i / Σ n_i."""
-        return ServerState(weighted_mean(uploads, state.weights, weigh=self.weigh)), {}
+        """Update W with the mean of the uploads."""
+        return self.update(state, weighted_mean(uploads, state.weights, weigh=self.weigh, robust=self.robust)), {}
+
+    def update(self, state: ServerState, mean: Weights) -> ServerState:
+        """Return the state after a round whose uploads have the mean Σ n_i·w_i / Σ n_i: by default, W is the mean."""
+        return ServerState(mean)
 
     def weigh(self, upload: Upload) -> float:
         """Return n_i, or 1 if the method's key ``weights`` is ``equal``."""
@@ -102,4 +106,5 @@ FedAvg = register(
     Hyper,
     private=("",),
     deployed="received",
+    robust=True,
 )

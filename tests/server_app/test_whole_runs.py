@@ -19,7 +19,7 @@ from sepal.server_app.run_directory import (
 )
 from sepal.server_app.summary import digest_clients
 from sepal.strategies.assembly import assemble
-from tests.server_app.written import lines
+from tests.server_app.json_lines import lines
 
 
 class KilledError(Exception):
