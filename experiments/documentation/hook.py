@@ -111,6 +111,8 @@ def _shown(path: str) -> str:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rewrite links, and draw graphs."""
     address = page.file.src_uri
+    if address == "index.md":
+        page.meta["hide"] = ["navigation"]  # a section of one page
     if address not in _places:
         return markdown
     return with_drawings(rewritten(markdown, _places[address], address, _addresses))

@@ -138,13 +138,13 @@ def test_a_config_file_gives_the_same_run(finished):
 
 
 def test_an_interrupted_run_says_how_it_goes_on_and_does(here, monkeypatch):
-    import sepal.engines.in_process
+    from sepal.engines import in_process
 
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(sepal.engines.in_process, "run_in_process", interrupted)
+        patch.setattr(in_process, "run_in_process", interrupted)
         result = sepal("run", *SETS, "--name", "cut")
     assert result.exit_code == 130
     assert result.stderr == "sepal: interrupted; `sepal run --name cut` continues it\n"
