@@ -20,7 +20,7 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 CLIENTS ?= 3
 export CLIENTS
 
-.PHONY: help setup demo compose-demo test check e2e bench defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate clean
+.PHONY: help setup demo compose-demo test check docs e2e bench paper defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -44,7 +44,7 @@ compose-demo: ## the same in containers, with TLS and node keys: CLIENTS=5 METHO
 test: $(STAMP) ## run the tests but the end-to-end ones (two processes, one thread each)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e" -n 2 --dist loadgroup
 
-check: $(STAMP) ## ruff, mypy --strict, import-linter, hadolint, the Compose files' schema
+check: $(STAMP) docs ## ruff, mypy --strict, import-linter, hadolint, the Compose files' schema, docs
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -56,11 +56,17 @@ check: $(STAMP) ## ruff, mypy --strict, import-linter, hadolint, the Compose fil
 		$(COMPOSE) -f docker-compose.yml -f docker-compose.gpu.yml config --quiet && echo "$(COMPOSE) config: fine"; \
 		else echo "$(COMPOSE) config: skipped, Compose is not installed"; fi
 
+docs: $(STAMP) ## build the documentation site into build/site; a dead link or anchor is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
 e2e: $(STAMP) ## run the end-to-end tests: real Flower processes (two files at a time: they mostly wait)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m e2e -n 2 --dist loadfile --durations=15
 
 bench: $(STAMP) ## measure speed and memory
 	$(BIN)/python -m experiments.bench
+
+paper: $(STAMP) ## run a paper's tables: make paper NAME=fedpse (or dmpfl, subfedavg, pfedgate, pa3dfl, leaderboard, privacy)
+	$(BIN)/python -m experiments.paper $(NAME)
 
 defaults: $(STAMP) ## run every method with all its defaults on digits and HAR, and compare with fine-tuned FedAvg: hours
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.defaults

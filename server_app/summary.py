@@ -6,6 +6,7 @@ import hashlib
 import platform
 import subprocess
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -35,9 +36,9 @@ def summarise(
         report: The figures of all rounds.
         name: The run's name.
         engine: Name of the engine.
-        rounds: Number of rounds, without the closing round.
+        rounds: The most rounds that the run might have had, without the closing round.
     """
-    config = assembly.task.config
+    config, done = assembly.task.config, progress.round - 1
     clients_sha256 = digest_clients(report.digests)
     algorithm = assembly.method.make_server(assembly.task)
     return {
@@ -48,7 +49,9 @@ def summarise(
         "dataset": config.dataset,
         "model": config.model,
         "engine": engine,
-        "rounds": rounds,
+        "rounds": done,
+        "limit": rounds,
+        "stopped": asdict(report.stopped) if report.stopped and done < rounds else None,
         "seed": config.seed,
         "clients": len(progress.roster),
         "populations": populations(len(progress.roster), len(progress.novel)),

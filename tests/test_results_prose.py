@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sepal.cli.paper.differences import by_seed
+from experiments.paper.differences import by_seed
 from sepal.cli.results import paired
 
 ROOT = Path(__file__).parents[1]

@@ -18,6 +18,11 @@ def check_together(config: RunConfig) -> None:
     """
     if config.privacy.noise and not config.privacy.clip:
         raise ConfigError("privacy.clip", "above 0 with privacy.noise, which is a multiple of it", config.privacy.clip)
+    if config.stop_after and not config.split.validation:
+        raise ConfigError("stop-after", "0 with split.validation = 0: it needs validation data", config.stop_after)
+    if config.stop_after and not (config.evaluate_sampled or config.evaluate_every):
+        expected = "0 with evaluate-sampled = false and evaluate-every = 0: it needs evaluations"
+        raise ConfigError("stop-after", expected, config.stop_after)
     if config.clients and config.clients_per_round > config.clients:
         raise ConfigError("clients-per-round", f"at most clients = {config.clients}", config.clients_per_round)
     asked = config.clients_per_round or config.clients

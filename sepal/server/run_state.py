@@ -79,6 +79,7 @@ class RoundRecord:
         seconds: ``total`` until the last reply, ``train`` of the slowest client, and ``server`` for the server's own
             work since the previous round's last reply.
         evicted: All clients that had been evicted when the round ended, sorted.
+        stopped: Whether ``should_stop`` ended the run after this round (:mod:`sepal.server.stopping`).
     """
 
     round: int
@@ -91,6 +92,7 @@ class RoundRecord:
     seconds: Mapping[str, float]
     novel: tuple[str, ...] = ()
     evicted: tuple[str, ...] = ()
+    stopped: bool = False
 
 
 @dataclass(frozen=True)

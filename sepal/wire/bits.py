@@ -29,35 +29,6 @@ def span(data: Bytes, start: int, count: int) -> Bytes:
     return np.unpackbits(data[start >> 3 :], count=skip + count, bitorder="little")[skip:]
 
 
-def select(bits: Bytes, mask: Bytes) -> npt.NDArray[np.bool_]:
-    """Return the bits of ``bits``, uint8 (b,), at the n set bits of ``mask``, uint8 (b,): bool (n,)."""
-    parts = []
-    for at in range(0, mask.size, BLOCK):
-        here = _set_bits(mask[at : at + BLOCK])
-        parts.append(np.unpackbits(bits[at : at + BLOCK], bitorder="little").view(np.bool_)[here])
-    return np.concatenate(parts)
-
-
-def spread(data: Bytes, start: int, mask: Bytes) -> tuple[Bytes, int]:
-    """Write the bits of ``data`` from ``start`` on to the set bits of ``mask``, uint8 (b,); inverts :func:`select`.
-
-    Returns:
-        uint8 (b,), 0 where ``mask`` is 0 and beyond the end of ``data``; and the first bit of ``data`` not used.
-    """
-    out = np.empty_like(mask)
-    for at in range(0, mask.size, BLOCK):
-        here = _set_bits(mask[at : at + BLOCK])
-        bits = np.zeros(8 * min(BLOCK, mask.size - at), np.uint8)
-        bits[here] = span(data, start, here.size)
-        out[at : at + BLOCK] = packed(bits)
-        start += here.size
-    return out, start
-
-
-def _set_bits(mask: Bytes) -> Index:
-    return np.flatnonzero(np.unpackbits(mask, bitorder="little").view(np.bool_))
-
-
 def ones(data: Bytes, start: int, count: int, key: str) -> Index:
     """Return the positions of set bits from bit ``start`` on, relative to it: int64 (count,), strictly increasing.
 

@@ -58,7 +58,6 @@ def encode(tensors: Tensors) -> bytes:
                 value_bytes,
                 index.axis,
                 index.low_bits,
-                index.third_bytes,
             )
         )
     return b"".join([write_header(entries), *parts])

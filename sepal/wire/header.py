@@ -36,7 +36,6 @@ class IndexCoding(Enum):
     GAPS = "gaps"
     DERIVED = "derived"
     SAME = "same"
-    TRIPLES = "triples"
 
 
 _INDEX_CODING = {int(pb.IndexCoding.Value(f"INDEX_{coding.name}")): coding for coding in IndexCoding}
@@ -56,8 +55,7 @@ class Entry:
         index_bytes: Bytes of the positions.
         value_bytes: Bytes of the values.
         axis: The axis of ROWS; otherwise 0.
-        low_bits: Low bits of each gap of GAPS and TRIPLES; otherwise 0.
-        third_bytes: Bytes of each third of TRIPLES; otherwise 0.
+        low_bits: Low bits of each gap of GAPS; otherwise 0.
     """
 
     name: str
@@ -69,7 +67,6 @@ class Entry:
     value_bytes: int
     axis: int = 0
     low_bits: int = 0
-    third_bytes: int = 0
 
     @property
     def size(self) -> int:
@@ -78,7 +75,7 @@ class Entry:
 
     @property
     def coded(self) -> int:
-        """Number of positions that GAPS and TRIPLES encode: of present or absent entries, whichever are fewer."""
+        """Number of positions that GAPS encodes: of present or absent entries, whichever are fewer."""
         return min(self.count, self.size - self.count)
 
 
@@ -175,7 +172,6 @@ def _message(entries: list[Entry]) -> pb.Header:
                 value_bytes=entry.value_bytes,
                 axis=entry.axis,
                 low_bits=entry.low_bits,
-                third_bytes=entry.third_bytes,
             )
             for entry in entries
         ]
@@ -211,7 +207,6 @@ def _read_entry(tensor: pb.Tensor) -> Entry:
         tensor.value_bytes,
         tensor.axis,
         tensor.low_bits,
-        tensor.third_bytes,
     )
 
 
@@ -233,7 +228,7 @@ def _check_count(entry: Entry) -> None:
     fewest, most = 0, size
     if coding is IndexCoding.DENSE:
         fewest = size
-    elif coding in (IndexCoding.BITMAP, IndexCoding.ROWS, IndexCoding.TRIPLES):
+    elif coding in (IndexCoding.BITMAP, IndexCoding.ROWS):
         fewest, most = 1, size - 1
     elif coding is IndexCoding.GAPS:
         most = size - 1
@@ -250,15 +245,9 @@ def _check_parameters(entry: Entry) -> None:
             raise WireError(f"{entry.name} count", "whole rows", str(entry.count))
     elif entry.axis:
         raise WireError(f"{entry.name} axis", f"0 for {coding.value}", str(entry.axis))
-    rice = coding in (IndexCoding.GAPS, IndexCoding.TRIPLES)
-    most_low_bits = MAX_LOW_BITS if rice and entry.coded else 0
+    most_low_bits = MAX_LOW_BITS if coding is IndexCoding.GAPS and entry.coded else 0
     if entry.low_bits > most_low_bits:
         raise WireError(f"{entry.name} low_bits", f"at most {most_low_bits}", str(entry.low_bits))
-    fewest = most = 0
-    if coding is IndexCoding.TRIPLES:
-        fewest, most = (entry.coded + 23) // 24, (entry.coded + 7) // 8
-    if not fewest <= entry.third_bytes <= most:
-        raise WireError(f"{entry.name} third_bytes", f"{fewest} to {most}", str(entry.third_bytes))
 
 
 def _check_lengths(entry: Entry) -> None:
@@ -270,9 +259,6 @@ def _check_lengths(entry: Entry) -> None:
     elif entry.index is IndexCoding.GAPS and entry.coded:
         bits = entry.coded * (entry.low_bits + 1)
         fewest, most = (bits + 7) // 8, (bits + (entry.size >> entry.low_bits) + 7) // 8
-    elif entry.index is IndexCoding.TRIPLES:
-        low_bytes = (entry.coded * entry.low_bits + 7) // 8
-        fewest, most = 2 * entry.third_bytes + low_bytes, 4 * entry.third_bytes + low_bytes
     if not fewest <= entry.index_bytes <= most:
         raise WireError(f"{entry.name} index_bytes", f"{fewest} to {most}", str(entry.index_bytes))
     length = value_length(entry.values, entry.count)

@@ -10,17 +10,9 @@ import numpy as np
 
 from sepal.errors import WireError
 from sepal.wire.bits import Bytes, ones, packed
-from sepal.wire.gaps import (
-    decode_gaps,
-    decode_gaps_in_triples,
-    encode_gaps,
-    encode_gaps_in_triples,
-    gaps_between,
-    quotient_lengths,
-    quotients_in_triples,
-)
+from sepal.wire.gaps import decode_gaps, encode_gaps, gaps_between, shortest_code
 from sepal.wire.header import Entry, IndexCoding
-from sepal.wire.tensors import Array, Index
+from sepal.wire.tensors import Index
 
 
 @dataclass(frozen=True)
@@ -31,7 +23,6 @@ class CodedIndex:
     data: bytes = b""
     axis: int = 0
     low_bits: int = 0
-    third_bytes: int = 0
 
 
 def encode_index(index: Index | None, shape: tuple[int, ...]) -> CodedIndex:
@@ -41,13 +32,13 @@ def encode_index(index: Index | None, shape: tuple[int, ...]) -> CodedIndex:
         return CodedIndex(IndexCoding.DENSE)
     if index.size == 0:
         return CodedIndex(IndexCoding.GAPS)
-    choices = [_bitmap(index, size), *_rows(index, shape), *_gaps_and_triples(index, size)]
+    choices = [_bitmap(index, size), *_rows(index, shape), _gaps(index, size)]
     _, encode = min(choices, key=lambda choice: choice[0])
     return encode()
 
 
 def decode_index(entry: Entry, data: Bytes) -> Index:
-    """Decode positions in BITMAP, ROWS, GAPS or TRIPLES, int64 (nnz,); ``data`` has the length in ``entry``.
+    """Decode positions in BITMAP, ROWS or GAPS, int64 (nnz,); ``data`` has the length in ``entry``.
 
     Raises:
         WireError: See FORMAT.md, checks 24 to 28.
@@ -60,10 +51,7 @@ def decode_index(entry: Entry, data: Bytes) -> Index:
     if entry.index is IndexCoding.ROWS:
         per_row = entry.size // entry.shape[entry.axis]
         return _spread(_ones_below(data, entry.count // per_row, entry.shape[entry.axis], key), entry.shape, entry.axis)
-    if entry.index is IndexCoding.GAPS:
-        coded = decode_gaps(data, entry.coded, entry.low_bits, entry.size, key)
-    else:
-        coded = decode_gaps_in_triples(data, entry.third_bytes, entry.coded, entry.low_bits, entry.size, key)
+    coded = decode_gaps(data, entry.coded, entry.low_bits, entry.size, key)
     return coded if entry.coded == entry.count else _complement(coded, entry.size)
 
 
@@ -80,28 +68,16 @@ def _bitmap(index: Index, size: int) -> _Choice:
     return (size + 7) // 8, encode
 
 
-def _gaps_and_triples(index: Index, size: int) -> Iterator[_Choice]:
+def _gaps(index: Index, size: int) -> _Choice:
     coded = index if 2 * index.size <= size else _complement(index, size)
     gaps = gaps_between(coded)
-    best, lengths = quotient_lengths(gaps, int(coded[-1]))
-
-    def encode_as_gaps() -> CodedIndex:
-        return CodedIndex(IndexCoding.GAPS, encode_gaps(coded, gaps, best, lengths[best]).tobytes(), low_bits=best)
-
-    yield (best * gaps.size + lengths[best] + 7) // 8, encode_as_gaps
-    for low_bits, length in lengths.items():
-        if 35 * length <= 100 * gaps.size <= 41 * length:  # true for at most one: the best, or one below it
-            yield _triples(coded, gaps, low_bits, length)
-
-
-def _triples(coded: Index, gaps: Array, low_bits: int, length: int) -> _Choice:
-    quotients = quotients_in_triples(coded, gaps, low_bits, length)
+    low_bits, length = shortest_code(gaps, int(coded[-1]))
 
     def encode() -> CodedIndex:
-        data = encode_gaps_in_triples(gaps, low_bits, quotients).tobytes()
-        return CodedIndex(IndexCoding.TRIPLES, data, low_bits=low_bits, third_bytes=quotients.head.size // 2)
+        data = encode_gaps(coded, gaps, low_bits, length).tobytes()
+        return CodedIndex(IndexCoding.GAPS, data, low_bits=low_bits)
 
-    return quotients.head.size + (quotients.tail.size + low_bits * gaps.size + 7) // 8, encode
+    return (low_bits * gaps.size + length + 7) // 8, encode
 
 
 def _rows(index: Index, shape: tuple[int, ...]) -> Iterator[_Choice]:

@@ -16,7 +16,6 @@ class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INDEX_GAPS: _ClassVar[IndexCoding]
     INDEX_DERIVED: _ClassVar[IndexCoding]
     INDEX_SAME: _ClassVar[IndexCoding]
-    INDEX_TRIPLES: _ClassVar[IndexCoding]
 
 class ValueCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -33,7 +32,6 @@ INDEX_ROWS: IndexCoding
 INDEX_GAPS: IndexCoding
 INDEX_DERIVED: IndexCoding
 INDEX_SAME: IndexCoding
-INDEX_TRIPLES: IndexCoding
 VALUE_UNSPECIFIED: ValueCoding
 VALUE_FP32: ValueCoding
 VALUE_FP16: ValueCoding
@@ -48,7 +46,7 @@ class Header(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
 
 class Tensor(_message.Message):
-    __slots__ = ("name", "shape", "index", "values", "count", "index_bytes", "value_bytes", "axis", "low_bits", "third_bytes")
+    __slots__ = ("name", "shape", "index", "values", "count", "index_bytes", "value_bytes", "axis", "low_bits")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -58,7 +56,6 @@ class Tensor(_message.Message):
     VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
     AXIS_FIELD_NUMBER: _ClassVar[int]
     LOW_BITS_FIELD_NUMBER: _ClassVar[int]
-    THIRD_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     index: IndexCoding
@@ -68,5 +65,4 @@ class Tensor(_message.Message):
     value_bytes: int
     axis: int
     low_bits: int
-    third_bytes: int
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., index: _Optional[_Union[IndexCoding, str]] = ..., values: _Optional[_Union[ValueCoding, str]] = ..., count: _Optional[int] = ..., index_bytes: _Optional[int] = ..., value_bytes: _Optional[int] = ..., axis: _Optional[int] = ..., low_bits: _Optional[int] = ..., third_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., index: _Optional[_Union[IndexCoding, str]] = ..., values: _Optional[_Union[ValueCoding, str]] = ..., count: _Optional[int] = ..., index_bytes: _Optional[int] = ..., value_bytes: _Optional[int] = ..., axis: _Optional[int] = ..., low_bits: _Optional[int] = ...) -> None: ...

@@ -22,7 +22,7 @@ Values: TypeAlias = npt.NDArray[np.float32]
 class Support(Enum):
     """How the receiver learns which entries are present."""
 
-    EXPLICIT = "explicit"  # positions are sent (dense, bitmap, rows, gaps or triples, whichever is smallest)
+    EXPLICIT = "explicit"  # positions are sent (dense, bitmap, rows or gaps, whichever is smallest)
     DERIVED = "derived"  # both sides derive it, for example from a width or a round; no positions are sent
     SAME = "same"  # the support of the same tensor in the download that this upload answers
 

@@ -19,7 +19,7 @@ from sepal.protocol.method import Kind, Payload
 from sepal.protocol.payloads import seal
 from sepal.storage.serialize import digest
 from sepal.wire.tensors import at, whole
-from tests.attacks.hostile import EVIL, ROUND, Hostile, changed, renamed, silence
+from tests.attacks.attacked_federation import EVIL, ROUND, Hostile, changed, renamed, silence
 
 
 def tampered(change):

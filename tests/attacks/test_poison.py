@@ -18,7 +18,7 @@ from sepal.storage.serialize import digest, flatten
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import at, whole
-from tests.attacks.hostile import Hostile, silence
+from tests.attacks.attacked_federation import Hostile, silence
 from tests.attacks.test_hostile_replies import uploads
 
 KEYS = {"dataset": "digits", "clients": 4, "rounds": 2, "partition.name": "iid", "partition.subsample": 160}

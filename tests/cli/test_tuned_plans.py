@@ -176,7 +176,9 @@ def test_the_deployed_models_validation_accuracy_decides(tmp_path, execute):
     assert [row["name"] for row in index["runs"]] == calls[1], "trials are not compared"
     assert [row["chosen"] for row in index["tuning"]] == ["lr=0.1"] * 3
     tables = (tmp_path / "out" / "tables.md").read_text()
-    assert "| fedavg | **80.0** | 70.0 |" in tables.partition("## Trials")[2]
+    assert "| fedavg | received | lr=0.1: 80.0, lr=0.3: 70.0 | lr=0.1 (edge) |" in tables
+    assert "| accuracy, % | deployed | trained | received |" in tables
+    assert "| fedavg | 40.0 ± 0.0 | 40.0 ± 0.0 |" in tables
     shown = sepal("show", tmp_path / "out")
     assert "lr=0.1: 80.0, lr=0.3: 70.0" in " ".join(shown.stdout.split())
 

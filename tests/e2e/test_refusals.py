@@ -26,7 +26,7 @@ from sepal.engines.flower.probe import NOT_REGISTERED, examine
 from sepal.engines.flower.processes import free_port, healthy
 from sepal.engines.flower.registration import Registry
 from sepal.errors import ConfigError
-from tests.e2e.light import HONEST
+from tests.e2e.attacking_client import HONEST
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 

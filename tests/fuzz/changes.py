@@ -148,9 +148,9 @@ def change_index_coding(found: Draft, rng: np.random.Generator) -> None:
 
 
 def change_parameters(found: Draft, rng: np.random.Generator) -> None:
-    """Axis, low bits, bytes of a third."""
+    """Axis, low bits."""
     if part := _one(found, rng):
-        field = str(rng.choice(["axis", "low_bits", "third_bytes"]))
+        field = str(rng.choice(["axis", "low_bits"]))
         setattr(part.head, field, _near(getattr(part.head, field), (*range(5), 30, 31, 2**31, 2**32 - 1), rng))
 
 
@@ -168,7 +168,7 @@ def change_gaps(found: Draft, rng: np.random.Generator) -> None:
         coded = encode_gaps(index, shortest, low_bits, quotient_bits(shortest, low_bits)).tobytes()
         part.index = coded
         part.head.index, part.head.low_bits = int(pb.IndexCoding.Value("INDEX_GAPS")), low_bits
-        part.head.axis, part.head.third_bytes = 0, 0
+        part.head.axis = 0
         part.head.count = count if rng.random() < 0.7 else max(0, size - count)
         _fit_values(part)
 
@@ -181,7 +181,7 @@ def change_bitmap(found: Draft, rng: np.random.Generator) -> None:
         bits[size:] = rng.random(bits.size - size) < 0.2
         part.index = packed(bits).tobytes()
         part.head.index = int(pb.IndexCoding.Value("INDEX_BITMAP"))
-        part.head.axis = part.head.low_bits = part.head.third_bytes = 0
+        part.head.axis = part.head.low_bits = 0
         if rng.random() < 0.7:
             part.head.count = int(bits[:size].sum())
             _fit_values(part)

@@ -14,7 +14,7 @@ from sepal.strategies.assembly import assemble
 from sepal.strategies.dmpfl import DmPfl
 from sepal.strategies.dmpfl.contract import Held
 from tests.contract.harness import Federation, Killed, Recording
-from tests.stores import ScratchStore
+from tests.scratch_store import ScratchStore
 from tests.strategies.dmpfl import FLAT, Watch
 
 

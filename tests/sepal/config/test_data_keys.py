@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from sepal.config import PartitionSettings, Settings, SplitSettings, parse
 from sepal.data import DataSpec
 from sepal.errors import ConfigError, DataError
-from tests.pipe import through_a_pipe
+from tests.worker_pipe import through_a_pipe
 
 
 def test_aliases_are_the_run_config_keys():

@@ -6,7 +6,7 @@ import pytest
 
 from sepal.server.exchange import OVERDUE, Exchange
 from sepal.server.flower_private import enter_run, set_message_id
-from tests.sepal.server.orders import answer, compose
+from tests.sepal.server.exchange_messages import answer, compose
 
 
 class SuperLink:

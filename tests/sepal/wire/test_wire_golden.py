@@ -26,8 +26,6 @@ def floats(*values: float) -> np.ndarray:
 
 FIRST_AND_LAST_NEGATIVE = floats(-0.5, *[0.5] * 16, -0.5)
 ALL_BUT_4_AND_5 = np.array([0, 1, 2, 3, *range(6, 20)])
-TRIPLES = [0, 2, 6, 8, 9, 10, 13, 16, 19, 22, 24, 29, 30, 32, 33, 34, 37, 40, 41, 43, 47, 50, 57, 60, 65]
-ALL_BUT_18 = sorted({*range(81)} - {9, 10, 11, 20, 27, 32, 39, 40, 41, 46, 51, 52, 53, 57, 62, 74, 77, 79})
 ODD_ROWS = np.zeros((3, 4, 2), bool)
 ODD_ROWS[:, [1, 3]] = True
 
@@ -44,8 +42,6 @@ CASES = {
         {"t": SparseTensor((20,), ALL_BUT_4_AND_5, FIRST_AND_LAST_NEGATIVE, coding=ValueCoding.SIGN)},
         {"t": TensorSpec((20,))},
     ),
-    "triples_mask": ({"p": mask((67,), *TRIPLES)}, {"p": TensorSpec((67,), values=False)}),
-    "triples_absent_mask": ({"q": mask((81,), *ALL_BUT_18)}, {"q": TensorSpec((81,), values=False)}),
     "rows_mask": ({"r": members(ODD_ROWS)}, {"r": TensorSpec((3, 4, 2), values=False)}),
     "derived_bf16_same_fp32": (
         {

@@ -14,7 +14,7 @@ from sepal.wire import (
     encode,
     whole,
 )
-from tests.sepal.wire.spoiled import TRIPLES, one, refused, triples, wrap
+from tests.sepal.wire.damaged_payloads import one, refused, wrap
 
 # Schema
 
@@ -100,10 +100,6 @@ def test_25_refuses_padding_in_gaps():
     refused(one(b"\x85", count=2, index_bytes=1), "w index: expected 2 set bits, got more")
 
 
-def test_25_refuses_padding_in_triples():
-    refused(triples(b"\x81\x83\x13"), "w index: expected padding of 0, got last byte 0x13")
-
-
 def test_25_refuses_padding_in_signs():
     fields = {"index": "INDEX_DENSE", "count": 24, "shape": [4, 6]}
     body = struct.pack("<f", 1) + b"\x00\x00\x08"
@@ -114,22 +110,6 @@ def test_25_refuses_padding_in_signs():
 @pytest.mark.parametrize(("code", "got"), [("01", "1"), ("00", "0"), ("07", "more")])
 def test_26_refuses_another_number_of_gaps(code, got):
     refused(one(bytes.fromhex(code), count=2, index_bytes=1), f"w index: expected 2 set bits, got {got}")
-
-
-@pytest.mark.parametrize(("count", "got"), [(4, "more"), (6, "5")])
-def test_26_refuses_another_number_of_quotients_in_triples(count, got):
-    refused(triples(count=count), f"w index: expected {count} set bits, got {got}")
-
-
-@pytest.mark.parametrize("body", [TRIPLES[:2], TRIPLES + b"\x00"])
-def test_27_refuses_triples_without_their_last_bits_or_with_more(body):
-    refused(triples(body), f"w index: expected 3 bytes up to the last position, got {len(body)}")
-
-
-def test_27_refuses_thirds_that_are_padding():
-    """Positions 0 to 8 as nine codes 010 in thirds of 16 bits, though 9 bits of quotients need thirds of 8."""
-    data = triples(b"\x00\x00\xff\x01\x00\x00", count=9, third_bytes=2)
-    refused(data, "w index: expected third_bytes 1 up to the last position, got 2")
 
 
 def test_27_refuses_whole_bytes_of_padding_in_gaps():
@@ -149,17 +129,6 @@ def test_28_refuses_positions_beyond_the_size_by_low_bits():
 
 def test_28_refuses_absent_positions_beyond_the_size():
     refused(one(b"\x3f", count=23, low_bits=5, index_bytes=1), "w index: expected positions below 24, got 31")
-
-
-def test_28_refuses_positions_beyond_the_size_in_triples():
-    refused(triples(shape=[23]), "w index: expected positions below 23, got 23", TensorSpec((23,), values=False))
-
-
-def test_28_refuses_positions_beyond_the_size_by_low_bits_of_triples():
-    """Quotients 0, 0, 7, 6, 6 and k = 1: the last position is 2 · 19 + 4 = 42, and 43 with a last low bit of 1."""
-    spec = TensorSpec((43,), values=False)
-    assert decode(triples(TRIPLES + b"\x00", low_bits=1, shape=[43]), {"w": spec})["w"].index[-1] == 42
-    refused(triples(TRIPLES + b"\x01", low_bits=1, shape=[43]), "w index: expected positions below 43, got 43", spec)
 
 
 NON_FINITE = {"FP32": ("0000807f", "0000c0ff"), "FP16": ("007c", "01fc"), "BF16": ("80ff", "c07f")}

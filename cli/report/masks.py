@@ -3,7 +3,7 @@
 A mask has one entry for each entry of the model; pFedGate's masks have one for each block: whether the block is on for
 at least half of the client's training examples. DM-PFL: Zhang et al., KDD 2023, Figure 6.
 
-``python -m sepal.cli.paper.masks RUN`` prints JSON:
+``python -m sepal.cli.report.masks RUN`` prints JSON:
 
 - ``clients``: names, in the order of rows and columns below;
 - ``distinct``: number of different personal masks;
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sepal.cli.paper.printing import print_analysis
+from sepal.cli.report.printing import print_analysis
 from sepal.cli.runs import newest_state
 from sepal.client_app.build import Node, Shared, build_host, client_name
 from sepal.errors import ConfigError

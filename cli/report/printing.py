@@ -1,4 +1,4 @@
-"""The command line of the modules here that print an analysis of one run: ``python -m sepal.cli.paper.masks RUN``."""
+"""The command line of the modules here that print an analysis of one run: ``python -m sepal.cli.report.masks RUN``."""
 
 from __future__ import annotations
 

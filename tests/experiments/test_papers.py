@@ -8,18 +8,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
+from experiments.paper.__main__ import main
+from experiments.paper.differences import difference, difference_by_seed
+from experiments.paper.further import (
+    by_capacity,
+    by_round,
+    of_novel_clients,
+    of_the_clients,
+    of_the_method,
+    privacy_table,
+)
+from experiments.paper.report import accuracy, block_tables, read_results, rewritten
 from sepal.cli.comparison import read_comparison
-from sepal.cli.main import app
-from sepal.cli.paper.differences import difference, difference_by_seed
-from sepal.cli.paper.further import by_capacity, by_round, of_novel_clients, of_the_clients, of_the_method
-from sepal.cli.paper.markdown import table
-from sepal.cli.paper.masks import analyse
-from sepal.cli.paper.report import accuracy, block_tables, read_results, rewritten
+from sepal.cli.markdown import table
 from sepal.cli.plans.model import SCALES, Scale
 from sepal.cli.plans.plan import read_plan
 from sepal.cli.report.data import datasets
+from sepal.cli.report.masks import analyse
 from sepal.errors import ConfigError
 from sepal.strategies.assembly import assemble
 
@@ -44,6 +50,13 @@ published = [
 """
 
 
+def refused(capsys: Any, *arguments: object) -> str:
+    """Run the command; return what it says when it refuses."""
+    with pytest.raises(SystemExit, match="2"):
+        main([str(argument) for argument in arguments])
+    return str(capsys.readouterr().err)
+
+
 def plan_file(path: Path, text: str) -> Path:
     """Write a plan."""
     file = path / "small.toml"
@@ -52,7 +65,7 @@ def plan_file(path: Path, text: str) -> Path:
 
 
 def test_the_papers_and_the_leaderboard_have_all_scales() -> None:
-    """`sepal paper NAME --scale quick` of each method's paper takes minutes."""
+    """`python -m experiments.paper NAME --scale quick` of each method's paper takes minutes."""
     for name in ("fedpse", "dmpfl", "subfedavg", "pfedgate", "pa3dfl", "leaderboard"):
         assert read_plan(PLANS / f"{name}.toml").known_scales == list(SCALES), name
 
@@ -104,13 +117,13 @@ def test_a_bad_plan_is_one_line(tmp_path: Path, old: str, new: str, words: str) 
         read_plan(plan_file(tmp_path, SMALL.replace(old, new)))
 
 
-def test_a_small_paper(tmp_path: Path) -> None:
+def test_a_small_paper(tmp_path: Path, capsys: Any) -> None:
     """Runs, tables and data; a second call runs nothing; a failing variant fails the command and leaves the others."""
     plan, out = plan_file(tmp_path, SMALL), tmp_path / "out"
-    arguments = ["paper", str(plan), "--out", str(out), "--jobs", "2", "--workers", "1"]
-    assert CliRunner().invoke(app, [*arguments, "--hours", "0"]).exit_code == 0
+    arguments = [str(plan), "--out", str(out), "--jobs", "2", "--workers", "1"]
+    main([*arguments, "--hours", "0"])
     assert "Not there: 4 of 4 runs: first-half-seed0" in (out / "tables.md").read_text()
-    assert CliRunner().invoke(app, arguments).exit_code == 0
+    main(arguments)
     tables = (out / "tables.md").read_text()
     assert "Not there" not in tables
     assert "| half |" in tables
@@ -129,17 +142,15 @@ def test_a_small_paper(tmp_path: Path) -> None:
 
     plan.write_text(SMALL.replace('"local"]', '"local", "no-method"]'))
     before = (out / "first-half-seed0" / "summary.json").stat().st_mtime_ns
-    failed = CliRunner().invoke(app, arguments)
-    assert failed.exit_code == 2
-    assert "2 that failed, the first: first-no-method-seed0" in failed.output
-    assert "method: expected one of" in failed.output
+    failed = refused(capsys, *arguments)
+    assert "2 that failed, the first: first-no-method-seed0" in failed
+    assert "method: expected one of" in failed
     assert (out / "first-half-seed0" / "summary.json").stat().st_mtime_ns == before
 
     plan.write_text(SMALL.replace("rounds = 2", "rounds = 3"))
-    other = CliRunner().invoke(app, arguments)
-    assert other.exit_code == 2
+    other = refused(capsys, *arguments)
     expected = "3, as in the plan (delete that run, or give another --out), got 2"
-    assert f"first-half-seed0: rounds: expected {expected}" in other.output
+    assert f"first-half-seed0: rounds: expected {expected}" in other
 
     masks = analyse(out / "first-half-seed0")
     similarity = np.array(masks["similarity"])
@@ -196,6 +207,17 @@ def test_accuracy_by_capacity_is_a_mean_over_seeds_in_each_variants_view() -> No
     assert header == ["deployed by capacity", "0-0.25", "0.75-1"]
     assert rows == [["ours", "60.0", "–"], ["theirs", "–", "90.0"], ["old", "–", "–"]]
     assert by_capacity({"old": [{}]}, "deployed", views)[1] == []
+
+
+def test_the_tables_of_a_plan_have_it():
+    """The largest ε of a variant's seeds; none where one of them has none."""
+    settings = {"clip": 1.0, "noise": 2.0, "delta": 1e-5}
+    found = [{**settings, "epsilon": e, "epsilon_zero_out": e and e / 3, "uploads": 4} for e in (1.0, 3.0, None)]
+    groups = {"plain": [{}], "two": [{"privacy": found[0]}, {"privacy": found[1]}], "odd": [{"privacy": found[2]}]}
+    assert list(privacy_table(groups)[1]) == [
+        ["two", "1", "2", "1e-05", "3", "1", "4"],
+        ["odd", "1", "2", "1e-05", "none", "none", "4"],
+    ]
 
 
 def test_clients_own_figures_novel_clients_and_running_totals() -> None:
@@ -270,7 +292,7 @@ def test_two_clients_give_a_difference_without_an_interval() -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if (RESULTS / f"{name}.ndjson").is_file()])
 def test_the_tables_of_a_results_page_are_those_of_its_data(name: str) -> None:
-    """`sepal paper PLAN --page PAGE` recomputes them from PAGE.ndjson. No figure in them was written by hand."""
+    """`--page PAGE` recomputes them from PAGE.ndjson. No figure in them was written by hand."""
     page, plan = RESULTS / f"{name}.md", read_plan(PLANS / f"{name}.toml")
     assert rewritten(page.read_text(), plan, read_results(RESULTS / f"{name}.ndjson")) == page.read_text()
 
@@ -288,8 +310,7 @@ def test_a_page_s_tables_are_rewritten_and_the_rest_is_left(tmp_path: Path) -> N
     row = {**run, **rest, "name": "first-half-seed0", "accuracy": accuracy}
     old = {**row, "name": "first-local-seed0", "variant": "local", "versions": {"cpu": "a processor"}}
     page.with_suffix(".ndjson").write_text(f"{json.dumps(row)}\n{json.dumps(old)}\n")
-    done = CliRunner().invoke(app, ["paper", str(plan), "--page", str(page)])
-    assert done.exit_code == 0, done.output
+    main([str(plan), "--page", str(page)])
     lines = page.read_text().splitlines()
     assert lines[:2] == ["Before.", "<!-- tables: first -->"]
     assert lines[-2:] == ["<!-- /tables -->", "After."]
@@ -309,15 +330,13 @@ def test_a_page_s_tables_are_rewritten_and_the_rest_is_left(tmp_path: Path) -> N
         (None, "page.md: No such file"),
     ],
 )
-def test_a_page_that_cannot_be_rewritten_is_one_line(tmp_path: Path, page: str | None, words: str) -> None:
+def test_a_page_that_cannot_be_rewritten_is_one_line(tmp_path: Path, capsys: Any, page: str | None, words: str) -> None:
     """No marks, another block, no page."""
     path = tmp_path / "page.md"
     path.with_suffix(".ndjson").write_text("")
     if page is not None:
         path.write_text(page)
-    done = CliRunner().invoke(app, ["paper", str(plan_file(tmp_path, SMALL)), "--page", str(path)])
-    assert done.exit_code == 2
-    assert words in done.output
+    assert words in refused(capsys, plan_file(tmp_path, SMALL), "--page", path)
 
 
 def test_a_table_leaves_empty_columns_out() -> None:

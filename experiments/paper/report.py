@@ -20,10 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sepal.cli.convergence import Rise, mean_rise
-from sepal.cli.paper.differences import MODELS, difference_tables
-from sepal.cli.paper.figures import figures
-from sepal.cli.paper.further import (
+from experiments.paper.differences import MODELS, difference_tables
+from experiments.paper.figures import figures
+from experiments.paper.further import (
     Found,
     Group,
     by_capacity,
@@ -36,8 +35,9 @@ from sepal.cli.paper.further import (
     of_the_trials,
     privacy_table,
 )
-from sepal.cli.paper.markdown import table
-from sepal.cli.paper.ranks import NAME, rank_tables
+from experiments.paper.ranks import NAME, rank_tables
+from sepal.cli.convergence import Rise, mean_rise
+from sepal.cli.markdown import table
 from sepal.cli.plans.model import Block, Plan, PlannedRun, Published
 from sepal.cli.results import over_seeds
 from sepal.errors import ConfigError
@@ -246,6 +246,7 @@ def _main_row(name: str, group: Group, deployed: str) -> list[str]:
     share = f"{100 * (up + down) / dense:.1f}" if up + down else "0"
     figure = [f"{up:.2f}", f"{down:.2f}", share, f"{work:.2f}", f"{mean(one['seconds'] for one in group):.0f}"]
     risen = mean_rise([Rise(**one["rise"]) for one in group if "rise" in one])
+    name += f" ({mean(one['rounds'] for one in group):.4g} rounds)" if any("stopped" in one for one in group) else ""
     name += " (not converged)" if risen and risen.goes_on else ""
     rest = [accuracy(group, "pooled"), accuracy(group, "trained", "bottom_decile")]
     return [name, accuracy(group, deployed), *clients, *rest, *figure]

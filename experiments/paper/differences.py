@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sepal.cli.paper.markdown import of_clients, table
+from sepal.cli.markdown import of_clients, table
 from sepal.cli.results import paired, paired_by_seed
 from sepal.protocol.views import VIEWS
 

@@ -9,37 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from sepal.cli.convergence import rise
+from sepal.cli.plans.execute import has_ended
 from sepal.cli.plans.model import PlannedRun
 from sepal.cli.runs import StoredRun, read_run
 from sepal.client_app.host import COSTS
-from sepal.data.locations import data_directory
-from sepal.errors import ConfigError
 from sepal.protocol.views import CLOSING_VIEWS, VIEWS
-from sepal.server_app.run_directory import begun, stored_config, stored_summary
-from sepal.strategies import registry
 
 MEGA = 1e6
 SHARED = COSTS | {"unseen-test-labels"}  # metrics that clients of all methods report
-
-
-def has_ended(run: PlannedRun, out: Path) -> bool:
-    """Return whether the run exists and has ended.
-
-    Raises:
-        ConfigError: The existing run's keys differ from the plan's.
-    """
-    stored = stored_config(out / run.name)
-    if stored is None or not begun(out / run.name):
-        return False
-    others = set(registry.table()) - {run.keys.get("method")}  # a run does not store other methods' keys
-    keys = {key: value for key, value in run.keys.items() if key.partition(".")[0] not in others}
-    if keys.get("data-dir"):  # stored as an absolute path
-        keys["data-dir"] = str(data_directory(str(keys["data-dir"])))
-    for key, value in keys.items():  # 0, "" and "auto" are stored as the defaults that they stand for
-        if value not in (0, "", "auto") and stored.get(key) != value:
-            expected = f"{value!r}, as in the plan (delete that run, or give another --out)"
-            raise ConfigError(f"{run.name}: {key}", expected, stored.get(key))
-    return stored_summary(out / run.name) is not None
 
 
 def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[str, Any] | None:
@@ -53,7 +30,7 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
     ``clients``, ``own`` and ``method`` hold columns of equal length; the first has the clients' names or the rounds.
     ``clients`` (accuracies) and ``own`` (what the method's clients report of themselves) cover the participants in the
     closing round. ``novel`` has the novel clients' accuracy and the gap. ``rise`` is what
-    :func:`sepal.cli.convergence.rise` found.
+    :func:`sepal.cli.convergence.rise` found; ``stopped`` what ended the run before its limit.
 
     Accuracies are fractions, of the closing round. MB are payload bytes of training over all clients and rounds / 10⁶.
     Multiply-adds are those of training, without evaluation, summed over clients. ``within`` is the last full evaluation
@@ -88,6 +65,8 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
     }
     if risen := rise(stored.lines, run.deployed):
         found["rise"] = asdict(risen)
+    if summary.get("stopped"):
+        found["stopped"] = summary["stopped"]["by"]
     if run.chosen:
         found["chosen"] = dict(run.chosen)
     if megabytes is not None:

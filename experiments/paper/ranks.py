@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from sepal.cli.paper.markdown import of_clients, table
+from sepal.cli.markdown import of_clients, table
 from sepal.cli.plans.model import Plan, Ranks
 from sepal.cli.results import over_seeds, paired
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sepal.cli.paper.figures import figures
-from sepal.cli.paper.ranks import SETTINGS, collect, complete, mean_ranks, rank, rank_tables
+from experiments.paper.figures import figures
+from experiments.paper.ranks import SETTINGS, collect, complete, mean_ranks, rank, rank_tables
 from sepal.cli.plans.model import PlannedRun
 from sepal.cli.plans.plan import read_plan
 from tests.cli.runs_for_tests import write_run

@@ -1,7 +1,7 @@
 """Hierarchical clustering of clients by what the method learned of each: pFedGate's gates or Pa3dFL's embeddings.
 
 pFedGate: Chen et al., ICML 2023, Figure 4: Ward's method on the Euclidean distances between the φ_i, the gates'
-parameters without the running statistics of their norms. ``python -m sepal.cli.paper.clusters RUN`` prints JSON:
+parameters without the running statistics of their norms. ``python -m sepal.cli.report.clusters RUN`` prints JSON:
 
 - ``clients``: names, in the order of the tree's leaves;
 - ``labels``: for each client, the labels that each make up at least a tenth of its training examples;
@@ -23,8 +23,8 @@ import numpy.typing as npt
 from scipy.cluster import hierarchy
 from scipy.spatial import distance
 
-from sepal.cli.paper.masks import correlation, cosine, label_counts, stored_state
-from sepal.cli.paper.printing import print_analysis
+from sepal.cli.report.masks import correlation, cosine, label_counts, stored_state
+from sepal.cli.report.printing import print_analysis
 from sepal.cli.runs import newest_state
 from sepal.errors import ConfigError
 from sepal.strategies.assembly import Assembly

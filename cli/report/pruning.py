@@ -1,6 +1,6 @@
 """The course of pruning by client, as data for plots: Vahidian et al., ICDCS Workshops 2021, Figure 1.
 
-``python -m sepal.cli.paper.pruning RUN`` prints JSON: the run's name, and for each client of Sub-FedAvg
+``python -m sepal.cli.report.pruning RUN`` prints JSON: the run's name, and for each client of Sub-FedAvg
 
 - ``clients``: the rounds in which it was evaluated, the share of all parameters that was pruned, and its accuracy
   after training;
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sepal.cli.paper.printing import print_analysis
+from sepal.cli.report.printing import print_analysis
 from sepal.cli.runs import read_run
 
 DISTANCES = ("distance", "channel-distance")
