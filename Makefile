@@ -20,7 +20,7 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 CLIENTS ?= 3
 export CLIENTS
 
-.PHONY: help setup demo compose-demo test check e2e bench paper defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate flower flower-next clean
+.PHONY: help setup demo compose-demo test check docs e2e bench paper defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate flower flower-next clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -44,7 +44,7 @@ compose-demo: ## the same in containers, with TLS and node keys: CLIENTS=5 METHO
 test: $(STAMP) ## run the tests but the end-to-end ones (two processes, one thread each)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e" -n 2 --dist loadgroup
 
-check: $(STAMP) ## ruff, mypy --strict, import-linter, hadolint, the Compose files' schema
+check: $(STAMP) docs ## ruff, mypy --strict, import-linter, hadolint, the Compose files' schema, docs
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -55,6 +55,9 @@ check: $(STAMP) ## ruff, mypy --strict, import-linter, hadolint, the Compose fil
 	@if $(COMPOSE) version >/dev/null 2>&1; then $(COMPOSE) config --quiet && \
 		$(COMPOSE) -f docker-compose.yml -f docker-compose.gpu.yml config --quiet && echo "$(COMPOSE) config: fine"; \
 		else echo "$(COMPOSE) config: skipped, Compose is not installed"; fi
+
+docs: $(STAMP) ## build the documentation site into build/site; a dead link or anchor is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 e2e: $(STAMP) ## run the end-to-end tests: real Flower processes (two files at a time: they mostly wait)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m e2e -n 2 --dist loadfile --durations=15

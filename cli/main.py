@@ -225,7 +225,7 @@ def report(
 @app.command()
 def methods(
     keys: Annotated[bool, typer.Option("--keys", help="With each method's own keys.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="As README's table.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As the table in docs/methods.md.")] = False,
 ) -> None:
     """List the methods."""
     from sepal.strategies import registry
@@ -246,7 +246,7 @@ def methods(
 
 
 def markdown_table() -> str:
-    """Return the methods as README shows them."""
+    """Return the table of docs/methods.md."""
     from sepal.strategies import registry
 
     rows = ["| name | method | source | deployed |", "|---|---|---|---|"]

@@ -14,10 +14,10 @@ from typing import Any
 
 import sepal
 from sepal.data.own import PRIVATE
-from sepal.protocol.method import ServerAlgorithm
+from sepal.protocol.algorithms import ServerAlgorithm
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server.report import Report, populations
-from sepal.server.run_state import RunState, learned
+from sepal.server.run_state import RunState
 from sepal.server_app.privacy import privacy
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import Assembly
@@ -103,8 +103,8 @@ def seconds(spent: Mapping[str, float]) -> dict[str, float]:
 
 
 def weights_digest(algorithm: ServerAlgorithm[Any], state: Any) -> str:
-    """Return the digest of all arrays that the server learned; empty if there are none."""
-    arrays = dict(learned(algorithm, state))
+    """Return the digest of the global model; empty if the server has none."""
+    arrays = dict(algorithm.model(state))
     return digest_arrays(arrays) if arrays else ""
 
 

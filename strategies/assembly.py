@@ -19,8 +19,9 @@ from sepal.config import RunConfig, Settings, flatten, parse
 from sepal.config.agreement import agreed_text
 from sepal.data import DatasetInfo, FederatedData, federated_data
 from sepal.errors import ConfigError, StateError
-from sepal.protocol.layout import Layout, statistics, trained
+from sepal.protocol.layout import Layout
 from sepal.protocol.method import Method, Task, Weights
+from sepal.strategies import registry, rules
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,8 +66,6 @@ def assemble(
     Raises:
         SepalError: A key, the data set or the model is invalid.
     """
-    from sepal.strategies import registry
-
     hypers: Mapping[str, Any] = registry.Hypers()
     if method is not None:
         hypers = {**{name: hypers[name] for name in _prefixes(flat) if name in hypers}, method.name: method.hyper}
@@ -75,20 +74,13 @@ def assemble(
     chosen = method or registry.get(config.method)
     data = federated_data(config)
     known = data.info
-    if config.evaluate.corruption != "none" and known.kind != "image":
-        raise ConfigError("evaluate.corruption", f"none for data of kind {known.kind}", config.evaluate.corruption)
-    if config.evaluate.shift and data.private:
-        raise ConfigError("evaluate.shift", f"false ({data.private})", "true")
-    check_private(chosen, config)
+    rules.check_data(config, data)
+    rules.check_method(chosen, config)
     config, hyper, notes = complete(config, hyper, chosen, known)
     make = partial(models.build, config.model, known.input_shape, known.classes, known.vocabulary, config.width)
     first = first_weights(config, make)
-    layout = first.layout
-    if config.privacy.clip and statistics(layout):
-        expected = "a model without running statistics, which no clipping bounds (such as one with group norm)"
-        raise ConfigError("model", f"{expected}, with privacy.clip", config.model)
     agreed = agreed_text(config, hyper, flat, sources or {})
-    task = Task(layout, first.weights, config, hyper, make, known.input_shape, first.given, first.frozen)
+    task = Task(first.layout, first.weights, config, hyper, make, known.input_shape, first.given, first.frozen)
     if chosen.draws and (first.given or config.initial_weights):
         notes = (*notes, f"model: {chosen.name} starts from {chosen.draws}, not from weights that are given")
     return Assembly(chosen, task, data, make, agreed, (*notes, *first.notes))
@@ -118,20 +110,6 @@ def complete(
     chosen = [f"{key} = {after[key]:g}" for key, value in before.items() if value != after[key] and key in found.keys]
     origin = found.origin + (f", times 1 - momentum = {scale:g}" if scale < 1 else "")
     return full, own, (f"{', '.join(chosen)}: {origin}",) if chosen else ()
-
-
-def check_private(method: Method, config: RunConfig) -> None:
-    """Raise if ``privacy.*`` is set and the method has no upload that these keys protect.
-
-    Raises:
-        ConfigError: See above; the error names the methods that have one.
-    """
-    from sepal.strategies import registry
-
-    if config.privacy.clip and not method.private:
-        others = ", ".join(name for name in registry.METHODS if registry.get(name).private)
-        expected = f"0: uploads of {method.name} are not clipped and noised (those of {others} are)"
-        raise ConfigError("privacy.clip", expected, config.privacy.clip)
 
 
 def _prefixes(flat: Mapping[str, Any]) -> set[str]:
@@ -165,15 +143,14 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
     drawn from the run's seed by NumPy, as for built-in models, so that all machines have the same.
 
     Raises:
-        ConfigError: No parameter of the model is trained, or the file does not fit.
+        ConfigError: The model is refused (:func:`sepal.strategies.rules.check_model`), or the file does not fit it.
     """
     from sepal.models.weights import initial_weights, layout, read_weights
     from sepal.modules import frozen_tensors
 
     module = make()
     parameters, frozen = layout(module), frozen_tensors(module)
-    if not trained(parameters):
-        raise ConfigError("model", "at least one parameter that is trained", f"{config.model}, which freezes all")
+    rules.check_model(config, parameters)
     kept = (f"model: {len(frozen)} frozen tensors stay as {config.model} sets them",) if frozen else ()
     if config.initial_weights:
         return FirstWeights(parameters, _read(config, parameters), frozenset(), frozen, kept)

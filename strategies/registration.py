@@ -70,7 +70,9 @@ def register(
     private: tuple[str, ...] = (),
     deployed: Literal["kept", "received", "trained"] = "kept",
     draws: str = "",
+    robust: bool = False,
+    combination: str = "",
 ) -> Registered:
     """Return the method's record. Arguments are those of :class:`Method`."""
-    rest = (received, uses_capacity, private, deployed, draws)
+    rest = (received, uses_capacity, private, deployed, draws, robust, combination)
     return Registered(name, title, source, hyper, server, client, defaults or {}, *rest)

@@ -36,6 +36,8 @@ RATES = {
     "pfedhn": {"pfedhn.rate": 0.01, "pfedhn.inner-rate": 0.005},
     "fedprox": {"fedprox.mu": 0.01},
     "ditto": {"ditto.lambda": 1.0},
+    "fedbabu": {"fedbabu.tuning": 1.0},
+    "fjord": {"fjord.distill": False},
     "mtl": {"mtl.lambda": 0.0},
     "pa3dfl": {"pa3dfl.rate": 0.1},
     "pfedgate": {"pfedgate.start": "half", "pfedgate.rate": 0.1},

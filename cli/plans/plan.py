@@ -205,7 +205,7 @@ def check_keys(file: str, runs: list[PlannedRun]) -> None:
         ConfigError: A key is unknown or has an invalid value.
     """
     from sepal.strategies import registry
-    from sepal.strategies.assembly import check_private
+    from sepal.strategies.rules import check_method
 
     hypers = registry.Hypers()
     for run in {(run.block, run.cell, run.variant): run for run in runs}.values():
@@ -216,7 +216,7 @@ def check_keys(file: str, runs: list[PlannedRun]) -> None:
             raise ConfigError(f"{file}: methods", words, method)
         flat: Flat = {key: value for key, value in run.keys.items() if key != "name"}
         try:
-            check_private(registry.get(method), parse(flat, hypers)[0])
+            check_method(registry.get(method), parse(flat, hypers)[0])
         except ConfigError as error:
             where = f"{file}: {run.variant}{f', {run.cell}' * bool(run.cell)}: {error.key}"
             raise ConfigError(where, error.expected, error.got) from None

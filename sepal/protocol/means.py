@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from sepal.errors import ConfigError
 from sepal.protocol.method import Upload, Uploads, Weights
 from sepal.wire.tensors import SparseTensor
 
@@ -54,7 +53,11 @@ class Held:
 
 
 def weighted_mean(
-    uploads: Uploads, previous: Weights, names: Iterable[str] | None = None, weigh: Weigh = by_examples
+    uploads: Uploads,
+    previous: Weights,
+    names: Iterable[str] | None = None,
+    weigh: Weigh = by_examples,
+    robust: str = "none",
 ) -> dict[str, npt.NDArray[np.float32]]:
     """Return Σ weight·w_i / Σ weight over the uploads, for dense tensors.
 
@@ -63,6 +66,7 @@ def weighted_mean(
         previous: Gives names and shapes; returned if there is no upload.
         names: Names of the tensors; None for all of ``previous``.
         weigh: The weight of an upload.
+        robust: The run's ``robust-mean``; not ``none``: :func:`robust_mean`, without weights.
 
     Returns:
         float32 by name, for ``names`` only.
@@ -70,7 +74,7 @@ def weighted_mean(
     wanted = list(previous) if names is None else list(names)
     if not wanted:
         return {}  # uploads need not be decoded
-    if robust := robust_of(uploads):
+    if robust != "none":
         found = robust_mean(uploads, {name: previous[name].shape for name in wanted}, robust)
         return {name: array.astype(np.float32) for name, array in found.items()} or {n: previous[n] for n in wanted}
     sums: Sums = {name: np.zeros(previous[name].shape) for name in wanted}
@@ -85,18 +89,19 @@ def weighted_mean(
     return {name: (sums[name] / total).astype(np.float32) for name in wanted}
 
 
-def sparse_mean(uploads: Uploads, shapes: Shapes, weigh: Weigh = by_examples) -> Sums:
+def sparse_mean(uploads: Uploads, shapes: Shapes, weigh: Weigh = by_examples, robust: str = "none") -> Sums:
     """Return Σ weight·u_i / Σ weight over the uploads; an entry that was not sent counts as 0.
 
     Args:
         uploads: Each with the tensors of ``shapes``, sparse or dense.
         shapes: Whole shapes of the tensors, by name.
         weigh: The weight of an upload.
+        robust: As for :func:`weighted_mean`.
 
     Returns:
         float64 by name.
     """
-    if robust := robust_of(uploads):
+    if robust != "none":
         return robust_mean(uploads, shapes, robust) or {name: np.zeros(shape) for name, shape in shapes.items()}
     sums: Sums = {name: np.zeros(shape) for name, shape in shapes.items()}
     total = 0.0
@@ -117,7 +122,6 @@ def mean_of_holders(uploads: Uploads, shapes: Shapes, weigh: Weigh = by_examples
         shapes: Whole shapes of the tensors, by name.
         weigh: The weight of an upload.
     """
-    refuse_robust(uploads)
     sums: Sums = {name: np.zeros(shape) for name, shape in shapes.items()}
     weights: Sums = {name: np.zeros(shape) for name, shape in shapes.items()}
     holders = {name: np.zeros(shape, np.int64) for name, shape in shapes.items()}
@@ -142,7 +146,6 @@ def mean_of_parts(uploads: Uploads, previous: Weights, parts: Parts, weigh: Weig
             slices) and the values. Tensors that are not named are not held.
         weigh: The weight of an upload.
     """
-    refuse_robust(uploads)
     sums: Sums = {name: np.zeros(array.shape) for name, array in previous.items()}
     weights: Sums = {name: np.zeros(array.shape) for name, array in previous.items()}
     holders = {name: np.zeros(array.shape, np.int64) for name, array in previous.items()}
@@ -172,18 +175,6 @@ def mean_of_prefixes(uploads: Uploads, previous: Weights, weigh: Weigh = equally
     return mean_of_parts(uploads, previous, prefixes, weigh)
 
 
-def robust_of(uploads: Uploads) -> str:
-    """Return the run's ``robust-mean`` that comes with the uploads; empty for none."""
-    robust = getattr(uploads, "robust", "none")
-    return "" if robust == "none" else robust
-
-
-def refuse_robust(uploads: Uploads) -> None:
-    """Raise if ``robust-mean`` is set for a mean over the holders of each entry, which has no robust form here."""
-    if how := robust_of(uploads):
-        raise ConfigError("robust-mean", "none: this method takes the mean over the holders of each entry", how)
-
-
 def robust_mean(uploads: Uploads, shapes: Shapes, how: str) -> Sums:
     """Return the coordinate-wise median or trimmed mean over the uploads (Yin et al., ICML 2018, Definitions 1 and 2).
 
@@ -205,8 +196,6 @@ def robust_mean(uploads: Uploads, shapes: Shapes, how: str) -> Sums:
     count = len(rows[next(iter(shapes))]) if shapes else 0
     if not count:
         return {}
-    if isinstance(averaged := getattr(uploads, "averaged", None), set):
-        averaged.update(shapes)
     cut = max(count // 5, 1) if count > 2 else 0
     found: Sums = {}
     for name in shapes:

@@ -22,12 +22,15 @@ class ServerBase(Generic[S]):
         hyper: The method's own keys.
         layout: The model's tensors.
         coding: How values are encoded.
+        robust: The run's ``robust-mean``, for :mod:`sepal.protocol.means`. A method whose every mean takes it is
+            registered with ``robust=True``; in a run of any other it is ``none``.
     """
 
     def __init__(self, task: Task) -> None:
         self.task, self.layout = task, task.layout
         self.hyper: Any = task.hyper
         self.coding = ValueCoding(task.config.values)
+        self.robust = task.config.robust_mean
 
     def shared(self) -> Layout:
         """Return the tensors that are exchanged; by default all of them."""

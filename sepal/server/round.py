@@ -69,9 +69,7 @@ class Round:
         self._plan, self._joined, self._stores = start.plan, joined, stores or {}
         self._dense = 4 * sum(parameter.size for parameter in task.layout)
         self._downloads = Downloads(start, room(task))
-        self.uploads = RoundUploads(
-            start, self._downloads, partial(store.read, start.plan.round), room(task), self._config.robust_mean
-        )
+        self.uploads = RoundUploads(start, self._downloads, partial(store.read, start.plan.round), room(task))
         self._most = most_message_bytes(task)
         self._digests: dict[str, str] = {}
         self._started = time.monotonic()

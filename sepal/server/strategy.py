@@ -29,8 +29,9 @@ from sepal.server.exchange import Compose, Exchange, LocalGrid, Take
 from sepal.server.ledger import check_size
 from sepal.server.observer import Observer
 from sepal.server.report import Report, metrics_line
-from sepal.server.roster import PATIENCE, Connections, draw_novel, require_capacity, wait
+from sepal.server.roster import PATIENCE, Connections, draw_novel, wait
 from sepal.server.round import Round
+from sepal.server.rules import check_replies, require_capacity
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, admit, advance, start_round
 from sepal.server.run_store import MemoryRunStore, RunStore
 from sepal.server.stopping import Stopping
@@ -207,7 +208,7 @@ class SepalStrategy(Strategy):
             found.least = require_capacity(self._method, config.width, found.infos)
             joined = [found.infos[name] for name in sorted(found.infos)]
             novel = tuple(draw_novel(found.infos, config.novel_clients, config.seed))
-            self._check_replies(len(joined) - len(novel))
+            check_replies(config, len(joined) - len(novel))
             self._progress = admit(self.algorithm, replace(progress, novel=novel), joined, dict(found.stores))
             self.store.checkpoint(self._progress)
             self._fresh = False
@@ -234,11 +235,6 @@ class SepalStrategy(Strategy):
         records = write_order(Order(self._progress.run, Kind.QUERY, Plan(0, reason[:256])), Content())
         if self._exchange:
             self._exchange.notify(node, Kind.QUERY, records, str(self._progress.round + 1), PATIENCE)
-
-    def _check_replies(self, participants: int) -> None:
-        if self.config.min_replies > participants:
-            expected = f"at most the {participants} clients that train"
-            raise ConfigError("min-replies", expected, self.config.min_replies)
 
     def _replay(self) -> None:
         """Replay the rounds completed after the checkpoint, up to the first record that cannot be read."""
@@ -318,7 +314,6 @@ class SepalStrategy(Strategy):
     def _finish(self, record: RoundRecord, start: RoundStart, uploads: RoundUploads) -> None:
         """Apply a recorded round to the state. Replayed rounds use the same code as live ones."""
         self._progress, method = advance(start, record, uploads)
-        uploads.check_robust()
         if record.joined:
             self._pin_data()
         self._add(record)

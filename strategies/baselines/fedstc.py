@@ -164,7 +164,7 @@ class FedSTCServer(ServerBase[ServerState]):
         if not len(uploads):
             return replace(state, round=plan.round), {}
         shapes = {"update": (self.flat.size,), **{p.name: p.shape for p in self.fixed}}
-        mean = sparse_mean(uploads, shapes, self.weigh)
+        mean = sparse_mean(uploads, shapes, self.weigh, self.robust)
         total = (mean["update"] + state.residual).astype(np.float32)
         update = stc(total, self.task)
         changed = state.changed.copy()
@@ -254,4 +254,5 @@ FedSTC = register(
     Hyper,
     private=("",),
     deployed="received",
+    robust=True,
 )

@@ -60,4 +60,5 @@ Local = register(
     LocalServer,
     LocalClient,
     received="nothing is sent, so there is no received model",
+    robust=True,
 )

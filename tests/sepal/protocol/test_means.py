@@ -126,14 +126,6 @@ def test_adding_at_the_entries_of_a_tensor(tensor, expected):
     assert (target - expected).tolist() == ([1, 0, 1] if tensor.index is not None else [1, 1, 1])
 
 
-class Robust(list):
-    """Uploads of a run with ``robust-mean``."""
-
-    def __init__(self, how, *sent):
-        super().__init__(sent)
-        self.robust, self.averaged = how, set()
-
-
 def of(*numbers):
     """An upload of one entry for each number; examples must not matter."""
     return [upload(1 + 10 * place, w=dense(number)) for place, number in enumerate(numbers)]
@@ -154,10 +146,8 @@ def of(*numbers):
 def test_robust_means_by_hand(numbers, median, trimmed):
     """Yin et al., Definitions 1 and 2: of n values the ⌊n/5⌋ smallest and largest go, at least one of each if n > 2."""
     for how, expected in (("median", median), ("trimmed", trimmed)):
-        sent = Robust(how, *of(*numbers))
-        assert weighted_mean(sent, zeros(1))["w"].tolist() == [expected]
-        assert sent.averaged == {"w"}
-        found = sparse_mean(Robust(how, *of(*numbers)), {"w": (1,)})["w"]
+        assert weighted_mean(of(*numbers), zeros(1), robust=how)["w"].tolist() == [expected]
+        found = sparse_mean(of(*numbers), {"w": (1,)}, robust=how)["w"]
         assert (found.tolist(), found.dtype) == ([expected], np.float64)
 
 
@@ -165,11 +155,11 @@ def test_robust_means_take_each_entry_for_itself_and_what_was_not_sent_as_0():
     """Entry 0: 5, 0, 1; entry 1: 0, 0, 3; entry 2: 0, 4, 2."""
     sent = (upload(1, w=sparse([0], [5])), upload(1, w=sparse([2], [4])), upload(9, w=sparse([0, 1, 2], [1, 3, 2])))
     for how in ("median", "trimmed"):
-        assert sparse_mean(Robust(how, *sent), {"w": (3,)})["w"].tolist() == [1, 0, 2]
+        assert sparse_mean(sent, {"w": (3,)}, robust=how)["w"].tolist() == [1, 0, 2]
 
 
 def test_robust_means_without_uploads_are_what_plain_means_are():
     previous = {"w": np.full(2, 8, np.float32)}
-    assert weighted_mean(Robust("median"), previous)["w"].tolist() == [8, 8]
-    assert sparse_mean(Robust("median"), {"w": (2,)})["w"].tolist() == [0, 0]
-    assert sparse_mean(Robust("trimmed", upload(1)), {}) == {}
+    assert weighted_mean([], previous, robust="median")["w"].tolist() == [8, 8]
+    assert sparse_mean([], {"w": (2,)}, robust="median")["w"].tolist() == [0, 0]
+    assert sparse_mean([upload(1)], {}, robust="trimmed") == {}
