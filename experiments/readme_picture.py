@@ -24,14 +24,15 @@ PALETTES = {
     "light": Palette("#1f2328", "#d1d9e0", "#00796b", "#59636e"),
     "dark": Palette("#f0f6fc", "#3d444d", "#4db6ac", "#9198a1"),
 }
-WIDTH, HEIGHT = 800, 420
-LEFT, RIGHT, TOP, BOTTOM = 50, 90, 52, 52
+WIDTH, HEIGHT = 800, 440
+LEFT, RIGHT, TOP, BOTTOM = 50, 104, 62, 56
 LEAST, MOST = 92.0, 98.6  # of the axis of accuracy; what is below is drawn at its foot, with its figure
 ROUNDS = 24  # of the runs
 # Where a label stands: (x, y, anchor) from its point; by default on the right.
 LABELS = {
-    "fedavg-ft": (-30, -14, "start"),
+    "fedavg-ft": (-44, -14, "start"),
     "fedpse": (-12, 4, "end"),
+    "dmpfl": (-12, 4, "end"),
     "subfedavg": (-12, 4, "end"),
     "fedper": (-10, 18, "end"),
     "pfedgate": (-10, -8, "end"),
@@ -55,9 +56,9 @@ def svg(found: Mapping[str, Figures], palette: Palette) -> str:
     title = "Accuracy of the deployed model and MB per client on HAR"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui, sans-serif" '
-        f'font-size="13" fill="{palette.text}"><title>{title}: {clients}</title>',
-        _text(8, 18, "Accuracy of the deployed model, %", palette.text, bold=True),
-        _text(8, 36, f"HAR: {clients}", palette.others),
+        f'font-size="15" fill="{palette.text}"><title>{title}: {clients}</title>',
+        _text(8, 20, "Accuracy of the deployed model, %", palette.text, bold=True),
+        _text(8, 42, f"HAR: {clients}", palette.others),
         *_axes(palette),
         *_local(found["local"], palette),
     ]

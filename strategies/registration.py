@@ -72,9 +72,9 @@ def register(
     deployed: Literal["kept", "received", "trained"] = "kept",
     draws: str = "",
     robust: bool = False,
+    combination: str = "",
     learned: Mapping[str, Reader] | None = None,
-    rules: Mapping[str, str] | None = None,
 ) -> Registered:
     """Return the method's record. Arguments are those of :class:`Method`."""
-    rest = (received, uses_capacity, private, deployed, draws, robust, learned or {}, rules or {})
+    rest = (received, uses_capacity, private, deployed, draws, robust, combination, learned or {})
     return Registered(name, title, source, hyper, server, client, defaults or {}, *rest)

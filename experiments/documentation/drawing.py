@@ -57,11 +57,11 @@ def _levels(edges: Sequence[tuple[str, str]]) -> Mapping[str, int]:
 
 
 def _arrow(a: tuple[float, float], b: tuple[float, float], rows: int, widest: float) -> str:
-    """Return an arrow; one that passes a row goes round it on the right."""
+    """Return an arrow; one that passes a row goes round it, on the right where both ends are above each other."""
     x, y, u, v = a[0] + WIDTH / 2, a[1] + HEIGHT, b[0] + WIDTH / 2, b[1] - 1
     path = f"M{x:g} {y:g}L{u:g} {v:g}"
-    if rows > 1 and u > a[0] + WIDTH:
-        path = f"M{a[0] + WIDTH:g} {a[1] + HEIGHT / 2:g}H{u:g}V{v:g}"
+    if rows > 1 and abs(u - x) > WIDTH / 2:
+        path = f"M{a[0] + WIDTH * (u > x):g} {a[1] + HEIGHT / 2:g}H{u:g}V{v:g}"
     elif rows > 1:
         side = min(a[0] + WIDTH + GAP_X, widest - 8)
         path = f"M{a[0] + WIDTH:g} {a[1] + HEIGHT / 2:g}H{side:g}V{b[1] + HEIGHT / 2:g}H{b[0] + WIDTH + 1:g}"

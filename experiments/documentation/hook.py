@@ -45,6 +45,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         "API": [f"reference/api/{name}.md" for name in (*PACKAGES, "other")],
         "Notes": [address for address in FROM_ELSEWHERE.values() if address.startswith("reference/notes/")],
         "Results": _pages("results"),
+        "Tables": _pages("results/tables"),
         "Decisions": _pages("decisions"),
     }
     _fill(nav, lists)
@@ -68,7 +69,7 @@ def _fill(nav: list[Any], lists: dict[str, list[str]]) -> None:
                     _fill(inner, lists)
         elif entry.startswith("<"):
             place = nav.index(entry)
-            nav[place : place + 1] = [page for page in lists[entry.strip("<>")] if page not in {*named, *nav}]
+            nav[place : place + 1] = [page for page in lists[entry.strip("<>")] if page not in [*named, *nav]]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -110,6 +111,8 @@ def _shown(path: str) -> str:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rewrite links, and draw graphs."""
     address = page.file.src_uri
+    if address == "index.md":
+        page.meta["hide"] = ["navigation"]  # a section of one page
     if address not in _places:
         return markdown
     return with_drawings(rewritten(markdown, _places[address], address, _addresses))

@@ -191,11 +191,11 @@ class Method:
         robust: Whether the run-config key ``robust-mean`` applies: the server takes no other means of uploads than
             :func:`sepal.protocol.means.weighted_mean` and ``sparse_mean``, and gives them the key. If not, the key is
             refused.
+        combination: ``"module:function"`` by which a predictor of several networks combines their logits
+            (:class:`sepal.client.network.NetworkPredictor`), so that an exported model can; empty: none is exported.
         private: Phases (:attr:`Plan.phase`) whose uploads ``privacy.*`` clips and noises. Empty: the method refuses
             these keys.
         learned: Readers of what it has learned of each client, by kind (:mod:`sepal.protocol.learned`).
-        rules: Name → ``"module:function"``: how an exported model combines several networks. The function takes the
-            logits of each and the numbers that the client's ``combination`` returns, and returns logits.
     """
 
     name: str
@@ -211,8 +211,8 @@ class Method:
     deployed: Literal["kept", "received", "trained"] = "kept"
     draws: str = ""
     robust: bool = False
+    combination: str = ""
     learned: Mapping[str, Reader] = field(default_factory=dict)
-    rules: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def server_state(self) -> type:
@@ -241,8 +241,8 @@ def _returned(function: Callable[..., Any]) -> type:
 
 
 def resolve(reference: Any) -> Any:
-    """Return the object that ``"package.module:object"`` names; any other argument is returned unchanged."""
-    if not isinstance(reference, str):
+    """Return the object that ``"package.module:object"`` names; what is no text, or empty, is returned unchanged."""
+    if not isinstance(reference, str) or not reference:
         return reference
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -13,5 +13,5 @@ DmPfl = register(
     Hyper,
     private=("2a",),
     learned={"masks": Reader("sepal.strategies.dmpfl.learned:masks", "DM-PFL, Figure 6")},
-    rules={"dmpfl-adaptive": "sepal.strategies.dmpfl.client:adaptive"},
+    combination="sepal.strategies.dmpfl.client:adaptive",
 )
