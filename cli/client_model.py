@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sepal.cli.portable import Origin
 from sepal.cli.runs import newest_state
 from sepal.client.network import NetworkPredictor
 from sepal.client_app.build import Node, Shared, build_host, client_name
+from sepal.client_app.portable import Origin
 from sepal.errors import ConfigError, ModelError
 from sepal.modules import frozen_tensors
 from sepal.protocol.method import Plan, Predictor, resolve

@@ -35,13 +35,14 @@ def compare(
     from sepal.cli.comparison import read_comparison, write_index
     from sepal.cli.files import by_variant, write_csv
     from sepal.cli.markdown import write_markdown
+    from sepal.cli.plans.model import PlanFile
     from sepal.cli.plans.plan import check_keys, read_plan
     from sepal.cli.plans.rates import rate_notes
     from sepal.cli.plans.trials import Executor, chosen, failures, in_stages, tried, without_result
     from sepal.cli.progress import PlanDisplay
     from sepal.cli.tables import print_comparison
 
-    found = read_plan(plan, tune)
+    found: PlanFile = read_plan(plan, tune)
     runs = list(found.runs())
     check_keys(plan.name, runs)
     place = (out or Path("runs") / f"{plan.stem}{'-tuned' * found.tune}").absolute()

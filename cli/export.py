@@ -33,8 +33,8 @@ def export(
     import torch
 
     from sepal.cli.client_model import client_model, write_onnx
-    from sepal.cli.portable import load, save
     from sepal.cli.runs import find_run
+    from sepal.client_app.portable import load, save
 
     path = find_run(run)
     file = out or path / f"{client}.safetensors"
@@ -60,7 +60,7 @@ def predict(
     ] = None,
 ) -> None:
     """Run an exported model; print a line for each example, with its label, the label's name and probability."""
-    from sepal.cli.portable import load
+    from sepal.client_app.portable import load
 
     found = load(model, allow or ())
     names, x = read_inputs(data)

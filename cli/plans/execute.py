@@ -1,4 +1,4 @@
-"""Executes the runs of a plan, one or several at a time, each in its own process (:mod:`sepal.cli.plans.child`)."""
+"""Executes the runs of a plan, one or several at a time, each in its own process (:mod:`sepal.cli.child`)."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _start(run: PlannedRun, out: Path, scratch: Path, workers: int) -> subproces
     config = scratch / f"{run.name}.toml"
     config.write_text(tomli_w.dumps(dict(run.keys)))
     with (scratch / run.name).open("w") as log:
-        command = [sys.executable, "-P", "-m", "sepal.cli.plans.child", str(config), str(out), str(workers)]
+        command = [sys.executable, "-P", "-m", "sepal.cli.child", str(config), str(out), str(workers)]
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,  # closed when this process ends, which ends the run

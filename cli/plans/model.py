@@ -1,4 +1,4 @@
-"""The parts of a plan: blocks of runs, what another scale changes in them, and which variants are ranked."""
+"""The parts of a plan file: blocks of runs, and the runs that they describe."""
 
 from __future__ import annotations
 
@@ -17,22 +17,7 @@ from sepal.errors import ConfigError
 
 Keys = dict[str, Any]
 Chosen = Mapping[str, Mapping[str, Mapping[str, Value]]]  # block → variant → values that its trials chose
-Scale = Literal["quick", "cpu", "full"]
-SCALES: tuple[Scale, ...] = ("quick", "cpu", "full")
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=,-]*$")]
-
-
-class Published(BaseModel):
-    """Accuracies that the paper reports, in %, by variant.
-
-    They are plain means over clients, means weighted by test examples, or that of the bottom decile of clients.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    cell: str = ""
-    views: tuple[str, ...] = Field(min_length=1)
-    figure: Literal["mean", "weighted", "bottom_decile"] = "mean"
-    values: dict[Name, float]
 
 
 class Block(BaseModel):
@@ -46,11 +31,7 @@ class Block(BaseModel):
     keys: Keys = {}
     grid: dict[str, tuple[Value, ...]] = {}  # dotted keys are quoted
     grids: dict[Name, dict[str, tuple[Value, ...]]] = {}  # of single variants, beyond ``grid``
-    published: tuple[Published, ...] = ()
-    tables: tuple[str, ...] = ()  # of the paper, for `python -m experiments.paper --table`: "1", "figure 4"
     trials: str = ""  # name of the block whose cells are trials
-    headline: Name | None = None  # the variant whose own figures are shown by round
-    scales: tuple[Scale, ...] = SCALES
 
     def grid_of(self, variant: str) -> dict[str, tuple[Value, ...]]:
         """Return the lists of values of a variant, by key."""
@@ -60,25 +41,6 @@ class Block(BaseModel):
         """Yield every combination of the values of a variant, by key."""
         grid = self.grid_of(variant)
         yield from (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
-
-
-class AtScale(BaseModel):
-    """What another scale changes in a plan."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    blocks: tuple[Name, ...] = ()
-    seeds: tuple[int, ...] = ()
-    keys: Keys = {}
-    published: bool = True
-
-
-class Ranks(BaseModel):
-    """Which blocks variants are ranked over, and on which figures."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    blocks: tuple[Name, ...] = Field(min_length=1)
-    megabytes: dict[Name, Annotated[float, Field(gt=0)]] = {}
-    against: tuple[Name, ...] = ()
 
 
 class PlanFile(BaseModel):
@@ -94,58 +56,30 @@ class PlanFile(BaseModel):
     tune: StrictBool = False  # whether trials in the deployed view come first (:mod:`sepal.cli.plans.tuning`)
     keys: Keys = {}
     variants: dict[Name, Keys] = {}
-    scale: dict[Literal["quick", "full"], AtScale] = {}
-    ranks: Ranks | None = None
     block: tuple[Block, ...] = Field(min_length=1)
-
-    @property
-    def known_scales(self) -> list[Scale]:
-        """The scales that the plan supports."""
-        named = {each for block in self.block if block.scales != SCALES for each in block.scales}
-        return [each for each in SCALES if each in {"cpu", *self.scale, *named}]
 
     @property
     def trial_blocks(self) -> set[str]:
         """The names of the blocks whose cells are trials."""
         return {block.trials for block in self.block} - {""}
 
-    def at(self, scale: Scale) -> PlanFile:
-        """Return the plan at a scale: the blocks that it has there, with the scale's changes.
+    def judged(self, run: PlannedRun) -> str:
+        """Return the view of the validation accuracy by which a trial is judged."""
+        return run.deployed if self.tune else "trained"
+
+    def check(self, file: str) -> None:
+        """Check what blocks say of each other.
+
+        Args:
+            file: The file's name, for the message.
 
         Raises:
-            ConfigError: The plan does not support that scale.
+            ConfigError: A block waits for another that is not before it.
         """
-        if scale not in self.known_scales:
-            raise ConfigError("--scale", f"{' or '.join(self.known_scales)}, which {self.title} has", scale)
-        change = self.scale.get(scale, AtScale()) if scale != "cpu" else AtScale()
-        wanted = {block.name for block in self.block if block.name in (change.blocks or (block.name,))}
-        wanted |= {block.trials for block in self.block if block.name in wanted}
-        there = [block for block in self.block if scale in block.scales and block.name in wanted]
-        words = ", ".join(f"{key} = {value}" for key, value in flatten_tables(change.keys))
-        said = f"At scale {scale}, with {words}; titles are those of the paper's data. " if words else ""
-        update = {"block": tuple(self._scaled(block, change) for block in there), "note": said + self.note}
-        return self.model_copy(update=update)
-
-    def _scaled(self, block: Block, change: AtScale) -> Block:
-        keys, seeds = dict(flatten_tables(change.keys)), change.seeds
-        if block.name in self.trial_blocks:  # trials keep their rounds and seeds
-            keys, seeds = {key: value for key, value in keys.items() if key != "rounds"}, ()
-        update = {"keys": {**block.keys, **keys}, "seeds": seeds or block.seeds}
-        return block.model_copy(update=update if change.published else {**update, "published": ()})
-
-    def of_table(self, table: str) -> PlanFile:
-        """Return the plan with only the blocks of one table of the paper and the blocks of their trials.
-
-        Raises:
-            ConfigError: No block belongs to that table.
-        """
-        known = sorted({each for block in self.block for each in block.tables})
-        if table not in known:
-            expected = f"one of {', '.join(known)}" if known else "no such option, because the plan names no tables"
-            raise ConfigError("--table", expected, table)
-        needed = {block.trials for block in self.block if table in block.tables and block.trials}
-        blocks = tuple(block for block in self.block if table in block.tables or block.name in needed)
-        return self.model_copy(update={"block": blocks})
+        known = [block.name for block in self.block]
+        for block in self.block:
+            if block.trials and block.trials not in known[: known.index(block.name)]:
+                raise ConfigError(f"{file}: {block.name}.trials", "the name of a block before it", block.trials)
 
     def runs(self, only: str = "", chosen: Chosen | None = None) -> Iterator[PlannedRun]:
         """Yield the runs in the order of the file: by block, seed, cell and variant.

@@ -29,7 +29,7 @@ One comparison::
     [grid.fedpse]                # further lists for one method
     keep = [0.1, 0.2]
 
-Several tables, as a paper has them::
+Several tables, as a paper has them (:mod:`experiments.paper.plan` adds what a paper says)::
 
     hours = 1.5                  # no run is started after this many hours
     [keys]                       # for every run
@@ -41,16 +41,10 @@ Several tables, as a paper has them::
     name = "n5"
     variants = ["fedpse", "NAME", "fedavg"]
     seeds = [0, 1, 2]
-    tables = ["1", "figure 3"]   # optional: the paper's tables, for `python -m experiments.paper --table`
-    headline = "fedpse"          # optional: the variant that README's table of results shows
     [block.keys]
     clients = 5
     [block.grid]                 # optional: lists of values, all combinations
     "partition.lambda" = [1.0, 0.5, 0.0]
-    [[block.published]]          # optional: the paper's figures in %, and the views to compare them with
-    cell = "lambda=1.0"
-    views = ["received", "trained"]
-    values = { fedpse = 92.43, fedavg = 80.68 }
 
 Keys of a variant override those of the grid, which override the block's, which override the file's. ``tuned = "FILE"``
 names a file that `sepal tune` wrote: its settings for a method apply unless the plan's own for that method override
@@ -58,22 +52,6 @@ them.
 
 A block's ``trials = "BLOCK"`` names another block whose cells are trials: when they have ended, each variant runs with
 the values of the cell in which its validation accuracy was best.
-
-A plan at another scale (`python -m experiments.paper --scale`)::
-
-    [scale.quick]                # or full; the default is cpu: the plan as written
-    blocks = ["n5"]              # only these; otherwise all that have the scale in their ``scales``
-    seeds = [0]                  # instead of the blocks' own
-    keys = { dataset = "digits" }  # override the block's keys, but not those of its grid and of variants; trials
-                                 # keep their seeds and rounds
-    published = false            # leave out published figures, if they belong to other data
-
-Variants ranked over several blocks, seeds and clients (:mod:`experiments.paper.ranks`)::
-
-    [ranks]
-    blocks = ["har", "fashion"]
-    megabytes = { har = 2.0 }    # MB per client that may be sent, for accuracy at equal bytes
-    against = ["local"]          # compared with the other variants by paired differences
 """
 
 from __future__ import annotations
@@ -81,29 +59,31 @@ from __future__ import annotations
 import math
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
 from sepal.cli.arguments import flatten_tables
-from sepal.cli.plans.model import Block, PlanFile, PlannedRun
+from sepal.cli.plans.model import PlanFile, PlannedRun
 from sepal.cli.plans.settings import MOST_RUNS, Table, as_block, own_keys
 from sepal.cli.plans.tuning import with_trials
 from sepal.config import Flat, parse, plainly
 from sepal.errors import ConfigError, nearest, suggest
 
+P = TypeVar("P", bound=PlanFile)
 
-def read_plan(path: Path, tune: bool = False) -> PlanFile:
-    """Return the plan in ``path``; ``tune`` sets its key of that name.
+
+def read_plan(path: Path, tune: bool = False, kind: type[P] = PlanFile) -> P:  # type: ignore[assignment]
+    """Return the plan in ``path``, of a kind; ``tune`` sets its key of that name.
 
     Raises:
         ConfigError: It cannot be read, or is not a plan.
     """
     table = read_table(path)
-    return make_plan(path, {**table, "tune": True} if tune else table)
+    return make_plan(path, {**table, "tune": True} if tune else table, kind)
 
 
-def make_plan(path: Path, table: Table) -> PlanFile:
+def make_plan(path: Path, table: Table, kind: type[P] = PlanFile) -> P:  # type: ignore[assignment]
     """Return the plan that ``table``, the content of ``path``, describes.
 
     Raises:
@@ -120,16 +100,16 @@ def make_plan(path: Path, table: Table) -> PlanFile:
     if alone:
         table = as_block(path.name, {key: value for key, value in table.items() if key != "grid"})
     try:
-        plan = PlanFile.model_validate(table)
+        plan = kind.model_validate(table)
     except ValidationError as reason:
-        raise _bad_key(path.name, reason, alone) from None
+        raise _bad_key(path.name, reason, alone, kind) from None
     for block in plan.block:
         count = len(block.seeds) * sum(math.prod(map(len, block.grid_of(name).values())) for name in block.variants)
         if count > MOST_RUNS:
             raise ConfigError(f"{path.name}: {block.name or 'settings'}", f"at most {MOST_RUNS} runs", count)
     if plan.tuned:
         plan = _with_tuned(plan, path.parent / plan.tuned)
-    _check_cells(plan, path.name)
+    plan.check(path.name)
     if tune:
         check_keys(path.name, list(plan.runs()))
         plan = with_trials(path.name, plan, list(methods or ()), grid)
@@ -150,35 +130,20 @@ def read_table(path: Path) -> dict[str, Any]:
         raise ConfigError("plan", "a TOML file", f"{path}: {reason}") from None
 
 
-def _bad_key(file: str, reason: ValidationError, alone: bool) -> ConfigError:
+def _bad_key(file: str, reason: ValidationError, alone: bool, kind: type[PlanFile]) -> ConfigError:
     first = reason.errors()[0]
     key = f"{file}: {'.'.join(str(part) for part in first['loc'])}"
     key = key.replace("block.0.", "") if alone else key
     if first["type"] == "extra_forbidden":
-        known = [*PlanFile.model_fields, *Block.model_fields, "methods", "seeds", "settings", "grid"]
+        block = get_args(kind.model_fields["block"].annotation)[0]
+        known = [*kind.model_fields, *block.model_fields, "methods", "seeds", "settings", "grid"]
         return ConfigError(key, "a known key", suggest("an unknown one", str(first["loc"][-1]), known))
     if first["type"] == "missing":
         return ConfigError(key, "a value", "none")
     return ConfigError(key, plainly(first["msg"]), str(first["input"])[:60])
 
 
-def _check_cells(plan: PlanFile, name: str) -> None:
-    known = [block.name for block in plan.block]
-    named = {"ranks": plan.ranks.blocks if plan.ranks else ()}
-    named |= {f"scale.{scale}": change.blocks for scale, change in plan.scale.items()}
-    for where, other in ((where, each) for where, blocks in named.items() for each in blocks):
-        if other not in known:
-            raise ConfigError(f"{name}: {where}.blocks", f"names of blocks: {', '.join(known)}", other)
-    for block in plan.block:
-        if block.trials and block.trials not in known[: known.index(block.name)]:
-            raise ConfigError(f"{name}: {block.name}.trials", "the name of a block before it", block.trials)
-        cells = list(dict.fromkeys(run.cell for run in plan.runs(block.name)))
-        for each in block.published:
-            if each.cell not in cells:
-                raise ConfigError(f"{name}: {block.name}.published.cell", f"one of {', '.join(cells)}", each.cell)
-
-
-def _with_tuned(plan: PlanFile, path: Path) -> PlanFile:
+def _with_tuned(plan: P, path: Path) -> P:
     """Return the plan with the settings that `sepal tune` chose; the plan's own for the same variant override them."""
     settings = read_table(path).get("settings", {})
     if not isinstance(settings, dict) or not all(isinstance(found, dict) for found in settings.values()):

@@ -1,8 +1,7 @@
 """Blocks of a plan whose cells are trials: each variant takes the values with the best validation accuracy.
 
 Test data is never looked at. The criterion is the mean validation accuracy of the closing round over the trials' seeds:
-with ``tune = true`` in the view that the method deploys; else in the received view for a variant that the plan's
-``ranks`` judge by it, and otherwise in the trained view.
+in the view that :meth:`sepal.cli.plans.model.PlanFile.judged` names.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def tried(plan: PlanFile, out: Path, failed: Collection[str] = ()) -> list[Tried
         runs = list(plan.runs(source.name)) if block.trials else []
         for variant in dict.fromkeys(run.variant for run in runs):
             own = [run for run in runs if run.variant == variant]
-            view, values = judged(plan, own[0]), []
+            view, values = plan.judged(own[0]), []
             for cell in dict.fromkeys(run.cell for run in own):
                 means = [validation(out / r.name, view) for r in own if r.cell == cell and r.name not in failed]
                 there = [mean for mean in means if mean is not None]
@@ -72,18 +71,11 @@ def _numbers(values: Sequence[Value]) -> list[float]:
     return sorted(value for value in values if isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def judged(plan: PlanFile, run: PlannedRun) -> str:
-    """Return the view in which a trial is judged; see the module's text."""
-    if plan.tune:
-        return run.deployed
-    return "received" if plan.ranks and run.deployed == "received" else "trained"
-
-
 def _best(plan: PlanFile, block: Block, runs: Sequence[PlannedRun], out: Path) -> dict[str, Value] | None:
     """Return the values of the best cell, the first in a tie; None while a trial is missing."""
     if not runs:
         return None
-    view = judged(plan, runs[0])
+    view = plan.judged(runs[0])
     cells: dict[str, list[float]] = {}
     for run in runs:
         value = validation(out / run.name, view)

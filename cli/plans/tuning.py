@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
-from typing import Any
+from typing import Any, TypeVar
 
 from sepal.cli.arguments import Value, flatten_tables
 from sepal.cli.plans.converged import resolved
@@ -27,10 +27,11 @@ STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the calibrated rate
 SEEDS, FIRST_SEED = 2, 1000  # of trials: the first ones from 1000 on that are not reported
 TRIALS = "tune"
 LR = "lr"
+P = TypeVar("P", bound=PlanFile)
 Grid = dict[str, tuple[Value, ...]]
 
 
-def with_trials(file: str, plan: PlanFile, methods: Sequence[str], grid: Mapping[str, Any] | None) -> PlanFile:
+def with_trials(file: str, plan: P, methods: Sequence[str], grid: Mapping[str, Any] | None) -> P:
     """Return a plan of one block with trials before it.
 
     Args:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,12 @@ from sepal.server_app.places import IN_PROCESS
 from sepal.server_app.run_directory import RunDirectory, stored_config
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
+from sepal.strategies.learned import cluster, compare_masks
 
 Row = dict[str, Any]
 Rows = list[Row]
 MOST = 60  # clients, at most, that are compared with each other: there is a row for each pair
 DRAWN = 12  # clients, at most, whose pruning is drawn
-SHARE = 0.1  # of a client's examples; labels with at least this share are named
 
 
 def learned(comparison: Comparison) -> dict[str, Rows]:
@@ -97,111 +97,22 @@ def read(path: Path, kind: str) -> Any:
 
 
 def masks(path: Path) -> dict[str, Any]:
-    """Return how alike the masks of the clients of the run at ``path`` are.
-
-    - ``clients``: names, in the order of rows and columns below;
-    - ``distinct``: number of different personal masks;
-    - ``similarity``: |m_a ∩ m_b| / |m_b| for each pair of clients' personal masks;
-    - ``labels``: cosine of each pair of clients' training label counts, which ``similarity`` is compared with;
-    - ``overlap``: |m_g ∩ m_c| / |m_c| for each client; null without a global mask;
-    - ``global_labels``: cosine of each client's label counts and those of all clients together;
-    - ``layers``: for each masked part, its ``name`` and the share of its entries that masks keep, ``personal`` (mean
-      over clients) and ``global`` (null without a global mask);
-    - ``correlation``: Pearson's r of ``similarity`` with ``labels`` over pairs of clients, and of ``overlap`` with
-      ``global_labels`` over clients; null if either of the two does not vary.
+    """Return the run's name and :func:`sepal.strategies.learned.compare_masks` of the run at ``path``.
 
     Raises:
         ConfigError: As :func:`read`, or the run's data is not here.
     """
     found: ClientMasks = read(path, "masks")
-    labels = _counts(path, found.names)
-    similarity = (found.personal @ found.personal.T) / found.personal.sum(1)
-    pairs = np.triu_indices(len(found.names), 1)
-    alike, whole = _cosine(labels, labels), _cosine(labels, labels.sum(0, keepdims=True))[:, 0]
-    overlap = None if found.shared is None else (found.personal @ found.shared) / found.personal.sum(1)
-    return {
-        "run": path.name,
-        "clients": found.names,
-        "distinct": len(np.unique(found.personal, axis=0)),
-        "similarity": similarity.round(4).tolist(),
-        "labels": alike.round(4).tolist(),
-        "overlap": None if overlap is None else overlap.round(4).tolist(),
-        "global_labels": whole.round(4).tolist(),
-        "layers": _layers(found),
-        "correlation": {
-            "similarity": _correlation(similarity[pairs], alike[pairs]),
-            "overlap": None if overlap is None else _correlation(overlap, whole),
-        },
-    }
+    return {"run": path.name, **compare_masks(found, _counts(path, found.names))}
 
 
 def clusters(path: Path) -> dict[str, Any]:
-    """Return the clients of the run at ``path``, clustered by Ward's method on the distances of their vectors.
-
-    - ``clients``: names, in the order of the tree's leaves;
-    - ``labels``: for each client, the labels that each make up at least a tenth of its training examples;
-    - ``links``: for each merge, the four points (distance, place) of its bracket; leaves are at places 0, 1, …
-    - ``distances``: the Euclidean distance of each pair of clients, in that order;
-    - ``alike``: cosine of each pair of clients' training label counts, in that order;
-    - ``correlation``: Pearson's r of the last two over pairs of clients; negative if clients with similar labels lie
-      close to each other, null if either does not vary.
+    """Return the run's name and :func:`sepal.strategies.learned.cluster` of the run at ``path``.
 
     Raises:
-        ConfigError: As :func:`read`, or the run's data is not here; or there are fewer than two vectors, or their
-            lengths differ, as those of gates with different budgets can.
+        ConfigError: As :func:`read`, or the run's data is not here, or its clients cannot be clustered.
     """
-    from scipy.cluster import hierarchy
-    from scipy.spatial import distance
-
-    vectors: dict[str, Matrix] = read(path, "vectors")
-    if len(vectors) < 2:
-        raise ConfigError("run", "one with at least two clients to compare", f"{path.name}, with {len(vectors)}")
-    lengths = sorted({len(vector) for vector in vectors.values()})
-    if len(lengths) > 1:
-        raise ConfigError("run", "one whose clients' vectors have one length", f"{path.name}, with {lengths} numbers")
-    names = sorted(vectors)
-    matrix = np.stack([vectors[name] for name in names])
-    tree = hierarchy.dendrogram(hierarchy.linkage(matrix, "ward"), no_plot=True)
-    order, leaves = [names[leaf] for leaf in tree["leaves"]], matrix[tree["leaves"]]
-    counts = _counts(path, order)
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    distances, alike, pairs = distance.cdist(leaves, leaves), _cosine(counts, counts), np.triu_indices(len(order), 1)
-    brackets = zip(tree["dcoord"], tree["icoord"], strict=True)  # SciPy places leaves at 5, 15, 25, …
-    return {
-        "run": path.name,
-        "clients": order,
-        "labels": [np.flatnonzero(row >= SHARE).tolist() for row in shares],
-        "links": [
-            [[round(float(d), 4), (float(p) - 5) / 10] for d, p in zip(heights, places, strict=True)]
-            for heights, places in brackets
-        ],
-        "distances": distances.round(4).tolist(),
-        "alike": alike.round(4).tolist(),
-        "correlation": _correlation(distances[pairs], alike[pairs]),
-    }
-
-
-def _layers(found: ClientMasks) -> list[dict[str, Any]]:
-    """Return the share of each part that masks keep."""
-    ends = np.cumsum([part.size for part in found.parts])[:-1]
-    own = [round(float(part.mean()), 4) for part in np.split(found.personal.mean(0), ends)]
-    common: list[float | None] = [None] * len(own)
-    if found.shared is not None:
-        common = [round(float(part.mean()), 4) for part in np.split(found.shared, ends)]
-    return [{"name": p.name, "personal": a, "global": b} for p, a, b in zip(found.parts, own, common, strict=True)]
-
-
-def _cosine(a: Matrix, b: Matrix) -> Matrix:
-    """Return the cosine of each row of ``a`` with each of ``b``; 0 with a row of zeros."""
-    norms = np.linalg.norm(a, axis=1)[:, None] * np.linalg.norm(b, axis=1)
-    return np.asarray((a @ b.T) / np.where(norms > 0, norms, 1.0))
-
-
-def _correlation(a: Matrix, b: Matrix) -> float | None:
-    """Return Pearson's r of two lists of numbers; None if either does not vary."""
-    if len(a) < 2 or not a.std() or not b.std():
-        return None
-    return round(float(np.corrcoef(a, b)[0, 1]), 4)
+    return {"run": path.name, **cluster(read(path, "vectors"), partial(_counts, path))}
 
 
 def _counts(path: Path, names: Sequence[str]) -> Matrix:

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from sepal.cli.comparison import read_comparison, write_index
 from sepal.cli.plans.execute import execute
+from sepal.cli.plans.model import PlanFile
 from sepal.cli.plans.plan import make_plan, read_table
 from sepal.cli.progress import PlanDisplay
 from sepal.cli.results import Variant
@@ -64,7 +65,7 @@ def run(
     """Run what is missing on a data set; return the runs of each method, over seeds."""
     file = HERE / f"{dataset}.toml"
     table = read_table(file)
-    plan = make_plan(file, {**table, "methods": list(methods), "seeds": list(seeds or table["seeds"])})
+    plan: PlanFile = make_plan(file, {**table, "methods": list(methods), "seeds": list(seeds or table["seeds"])})
     runs, place = list(plan.runs()), out / dataset
     execute(runs, place, PlanDisplay(Console(stderr=True)), jobs=jobs, hours=hours)
     write_index(plan, runs, place)

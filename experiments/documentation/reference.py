@@ -16,7 +16,7 @@ from sepal.strategies import registry
 
 # Packages whose modules are listed, and modules of other packages that are meant to be called.
 PACKAGES = ("config", "wire", "masks", "data", "storage", "protocol", "server", "client", "models", "strategies")
-MODULES = ("cli.portable", "errors", "modules", "rng")
+MODULES = ("client_app.portable", "errors", "modules", "rng")
 
 
 def keys_page() -> str:

@@ -16,11 +16,10 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.paper.pages import PLANS, pages
+from experiments.paper.plan import SCALES, read_plan
 from experiments.paper.report import write_report
 from sepal import user_modules
 from sepal.cli.comparison import write_index
-from sepal.cli.plans.model import SCALES
-from sepal.cli.plans.plan import read_plan
 from sepal.cli.plans.trials import Executor, chosen, failures, in_stages
 from sepal.cli.progress import PlanDisplay
 from sepal.errors import ConfigError, SepalError, one_line

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sepal.cli.plans.model import PlanFile, PlannedRun
+from experiments.paper.plan import PaperPlan
+from sepal.cli.plans.model import PlannedRun
 from sepal.cli.plans.search import mean_of_trials
-from sepal.cli.plans.trials import judged
 from sepal.protocol.views import VIEWS
 
 Found = Mapping[str, Any]
@@ -118,14 +118,14 @@ def of_novel_clients(groups: Mapping[str, Group]) -> Table:
     return ["novel clients", *(f"{view}, {kind}" for view in VIEWS for kind in kinds)], rows
 
 
-def of_the_trials(plan: PlanFile, runs: Sequence[PlannedRun], results: Mapping[str, Found]) -> Table:
+def of_the_trials(plan: PaperPlan, runs: Sequence[PlannedRun], results: Mapping[str, Found]) -> Table:
     """Return trials' validation accuracy in % by variant and cell, mean over seeds; the best in bold.
 
-    It is in the view in which trials choose (:func:`sepal.cli.plans.trials.judged`).
+    It is in the view in which trials choose (:meth:`PaperPlan.judged`).
     """
     found: dict[str, dict[str, list[float]]] = {}
     for run in runs:
-        if (value := results.get(run.name, {}).get("validation", {}).get(judged(plan, run))) is not None:
+        if (value := results.get(run.name, {}).get("validation", {}).get(plan.judged(run))) is not None:
             found.setdefault(run.variant, {}).setdefault(run.cell, []).append(value)
     cells = list(dict.fromkeys(run.cell for run in runs))
     rows = []

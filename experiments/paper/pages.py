@@ -14,9 +14,9 @@ from pathlib import Path
 import jinja2
 
 from experiments.paper import analyses
+from experiments.paper.plan import read_plan
 from experiments.paper.quotes import over_blocks, quotes, rank_of
 from experiments.paper.report import all_tables, read_results
-from sepal.cli.plans.plan import read_plan
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

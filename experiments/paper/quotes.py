@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from experiments.paper.differences import Group, by_seed
+from experiments.paper.plan import PaperPlan
 from experiments.paper.ranks import SETTINGS, by_client, collect, mean_ranks
-from sepal.cli.plans.model import PlanFile
 from sepal.cli.statistics import Estimate, over_seeds, paired, paired_by_seed
 from sepal.errors import ConfigError
 
@@ -31,7 +31,7 @@ class Quotes:
     Views are kept, received, trained, pooled, or deployed: the one that the user of a variant's method predicts with.
 
     Attributes:
-        place: Block and cell, for errors.
+        place: PaperBlock and cell, for errors.
         groups: Variant → its runs.
         views: Variant → its deployed view.
     """
@@ -145,7 +145,7 @@ def _signed(found: Estimate) -> str:
     return re.sub(r"^[+-](?=0\.0\b)", "", found.text(sign="+")).replace("-", "−")
 
 
-def quotes(plan: PlanFile, results: Results) -> Callable[..., Quotes]:
+def quotes(plan: PaperPlan, results: Results) -> Callable[..., Quotes]:
     """Return ``on(block, cell)``, which gives the runs of a block; without a cell, of its only one."""
     views = {(run.block, run.variant): run.deployed for run in plan.runs()}
 
@@ -162,7 +162,7 @@ def quotes(plan: PlanFile, results: Results) -> Callable[..., Quotes]:
     return on
 
 
-def over_blocks(plan: PlanFile, results: Results, kind: str) -> Quotes:
+def over_blocks(plan: PaperPlan, results: Results, kind: str) -> Quotes:
     """Return the runs of all ranked blocks as if they were one, each client's accuracy as ``ranks`` counts it.
 
     Args:
@@ -179,6 +179,6 @@ def over_blocks(plan: PlanFile, results: Results, kind: str) -> Quotes:
     return Quotes(f"all blocks, {kind}", groups, dict.fromkeys(groups, "deployed"))
 
 
-def rank_of(plan: PlanFile, results: Results, kind: str, variant: str) -> str:
+def rank_of(plan: PaperPlan, results: Results, kind: str, variant: str) -> str:
     """Return a variant's mean rank over all ranked blocks."""
     return f"{mean_ranks(plan, results, SETTINGS[KINDS[kind]])[variant]:.1f}"

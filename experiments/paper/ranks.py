@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from experiments.paper.differences import of_clients
+from experiments.paper.plan import PaperPlan, Ranks
 from sepal.cli.markdown import table
-from sepal.cli.plans.model import PlanFile, Ranks
 from sepal.cli.statistics import over_seeds, paired
 
 NAME = "ranks"  # of the page's part with the ranks
@@ -108,7 +108,7 @@ def rank(variants: Sequence[str], accuracies: Matrix) -> Ranking:
 
 
 def collect(
-    plan: PlanFile, ranks: Ranks, results: Mapping[str, Found], setting: Setting
+    plan: PaperPlan, ranks: Ranks, results: Mapping[str, Found], setting: Setting
 ) -> dict[str, dict[Line, float]]:
     """Return variant → line → accuracy, for the ranked blocks."""
     found: dict[str, dict[Line, float]] = {}
@@ -133,7 +133,7 @@ def complete(found: Mapping[str, Mapping[Line, float]]) -> tuple[list[Line], lis
     return sorted(shared), there
 
 
-def mean_ranks(plan: PlanFile, results: Mapping[str, Found], setting: Setting) -> dict[str, float]:
+def mean_ranks(plan: PaperPlan, results: Mapping[str, Found], setting: Setting) -> dict[str, float]:
     """Return variant → mean rank in a setting, the best first; empty if there are fewer than three variants."""
     found = collect(plan, plan.ranks, results, setting) if plan.ranks else {}
     lines, variants = complete(found)
@@ -144,7 +144,7 @@ def _ranking(found: Mapping[str, Mapping[Line, float]], lines: Sequence[Line], v
     return rank(variants, np.array([[found[name][line] for name in variants] for line in lines]))
 
 
-def rank_tables(plan: PlanFile, results: Mapping[str, Found]) -> Iterator[str]:
+def rank_tables(plan: PaperPlan, results: Mapping[str, Found]) -> Iterator[str]:
     """Yield the lines of all tables of ranks; without results, one line that says so."""
     if plan.ranks is None:
         return
@@ -197,7 +197,7 @@ def _over_seeds(values: Sequence[tuple[int, float]]) -> str:
     return found.text() if found else "–"
 
 
-def _bought(plan: PlanFile, ranks: Ranks, results: Mapping[str, Found]) -> Iterator[str]:
+def _bought(plan: PaperPlan, ranks: Ranks, results: Mapping[str, Found]) -> Iterator[str]:
     """Yield a table of the rounds that a block's limit of bytes allows, and the MB per client that they take."""
     blocks = [block for block in plan.block if block.name in ranks.blocks and block.name in ranks.megabytes]
     rows: dict[str, dict[str, str]] = {}

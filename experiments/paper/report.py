@@ -34,9 +34,10 @@ from experiments.paper.further import (
     of_the_trials,
     privacy_table,
 )
+from experiments.paper.plan import PaperBlock, PaperPlan, Published
 from experiments.paper.ranks import NAME, rank_tables
 from sepal.cli.markdown import table
-from sepal.cli.plans.model import Block, PlanFile, PlannedRun, Published
+from sepal.cli.plans.model import PlannedRun
 from sepal.cli.statistics import Rise, mean_rise, over_seeds
 from sepal.errors import ConfigError
 from sepal.protocol.views import SHIFTS
@@ -45,7 +46,7 @@ from sepal.storage.files import write_atomically
 SHOWN = 8  # names of missing runs, at most
 
 
-def write_report(plan: PlanFile, runs: Sequence[PlannedRun], out: Path) -> list[Path]:
+def write_report(plan: PaperPlan, runs: Sequence[PlannedRun], out: Path) -> list[Path]:
     """Write ``tables.md`` and ``results.ndjson`` (a line per run) for the runs under ``out``; return their paths."""
     most = plan.ranks.megabytes if plan.ranks else {}
     found = {run.name: figures(run, out, most.get(run.block)) for run in runs}
@@ -86,7 +87,7 @@ def read_results(path: Path) -> dict[str, Found]:
         raise ConfigError(str(path), "a line of JSON for each run", str(reason)) from None
 
 
-def all_tables(plan: PlanFile, results: Mapping[str, Found], missing: bool = False) -> Iterator[str]:
+def all_tables(plan: PaperPlan, results: Mapping[str, Found], missing: bool = False) -> Iterator[str]:
     """Yield the lines of the tables of all blocks, each under its title.
 
     Args:
@@ -103,7 +104,7 @@ def all_tables(plan: PlanFile, results: Mapping[str, Found], missing: bool = Fal
         yield from ("## Ranks", "", *block_tables(plan, NAME, results))
 
 
-def block_tables(plan: PlanFile, name: str, results: Mapping[str, Found]) -> Iterator[str]:
+def block_tables(plan: PaperPlan, name: str, results: Mapping[str, Found]) -> Iterator[str]:
     """Yield the lines of all tables of one block, or of the ranks."""
     if plan.ranks and name == NAME:
         yield from rank_tables(plan, results)
@@ -113,7 +114,7 @@ def block_tables(plan: PlanFile, name: str, results: Mapping[str, Found]) -> Ite
     yield ""
 
 
-def trial_tables(plan: PlanFile, name: str, results: Mapping[str, Found]) -> Iterator[str]:
+def trial_tables(plan: PaperPlan, name: str, results: Mapping[str, Found]) -> Iterator[str]:
     """Yield the lines of the table of a block's trials."""
     yield from table(*of_the_trials(plan, list(plan.runs(name)), results))
     yield ""
@@ -123,7 +124,7 @@ def _rounded(text: str) -> float:
     return round(float(text), 5)
 
 
-def _block(block: Block, runs: Sequence[PlannedRun], found: Mapping[str, Found]) -> Iterator[str]:
+def _block(block: PaperBlock, runs: Sequence[PlannedRun], found: Mapping[str, Found]) -> Iterator[str]:
     missing = [run.name for run in runs if run.name not in found]
     if missing:
         names = ", ".join(missing[:SHOWN]) + (", …" if len(missing) > SHOWN else "")

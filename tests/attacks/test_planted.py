@@ -27,10 +27,10 @@ from sepal.cli.comparison import read_comparison
 from sepal.cli.main import app
 from sepal.cli.plans.execute import execute
 from sepal.cli.plans.plan import read_plan
-from sepal.cli.portable import Origin, load, save
 from sepal.cli.report.data import datasets
 from sepal.cli.report.live import ReportServer
 from sepal.cli.report.page import _json, _overview
+from sepal.client_app.portable import Origin, load, save
 from sepal.data.sources.folder import read
 from sepal.errors import ConfigError, DataError, ModelError, StateError
 from sepal.models.weights import read_weights

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from sepal.cli.client_model import client_model
 from sepal.cli.main import app
-from sepal.cli.portable import load, save
+from sepal.client_app.portable import load, save
 from sepal.errors import ConfigError, ModelError, StateError
 
 

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.cli.portable import load
+from sepal.client_app.portable import load
 
 STORED = Path(__file__).parents[1] / "data" / "run_of_0_1"
 

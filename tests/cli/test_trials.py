@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from experiments.paper import __main__ as paper
+from experiments.paper.plan import read_plan
 from sepal.cli.plans import trials
 from sepal.cli.plans.model import PlannedRun
-from sepal.cli.plans.plan import read_plan
 from sepal.cli.plans.trials import Executor, chosen, failures, in_stages
 from sepal.cli.progress import PlanDisplay
 from sepal.errors import ConfigError

@@ -97,7 +97,7 @@ def test_data_and_model_of_the_users_own_are_found_there_in_workers_too(sepal):
 
 def test_from_python_a_users_files_are_not_taken_for_ours(crowded, site):
     """Before, ``models.py`` took the place of our models, and loading an exported model ran the user's ``build``."""
-    (crowded / "use.py").write_text("from sepal.cli import portable\nprint(portable.models.names())\n")
+    (crowded / "use.py").write_text("from sepal.client_app import portable\nprint(portable.models.names())\n")
     done = subprocess.run(
         [sys.executable, "use.py"],
         cwd=crowded,

@@ -19,11 +19,10 @@ from experiments.paper.further import (
     of_the_method,
     privacy_table,
 )
+from experiments.paper.plan import SCALES, Scale, read_plan
 from experiments.paper.report import accuracy, all_tables, block_tables, trial_tables
 from sepal.cli.comparison import read_comparison
 from sepal.cli.markdown import table
-from sepal.cli.plans.model import SCALES, Scale
-from sepal.cli.plans.plan import read_plan
 from sepal.cli.report.data import datasets
 from sepal.cli.report.learned import masks as analyse
 from sepal.errors import ConfigError

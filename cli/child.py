@@ -1,4 +1,4 @@
-"""Executes one run of a plan in its own process: ``python -m sepal.cli.plans.child CONFIG OUT WORKERS``.
+"""Executes one run of a plan in its own process: ``python -m sepal.cli.child CONFIG OUT WORKERS``.
 
 Its standard input is a pipe from the process that started it. When that process ends, for whatever reason, the pipe is
 closed and the run ends at once. It can be continued from its last checkpoint, as after any kill.

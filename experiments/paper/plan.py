@@ -1,0 +1,168 @@
+"""Plans of papers: those of `sepal compare` (:mod:`sepal.cli.plans.plan`), with published figures, scales and ranks.
+
+A block may have, besides its keys::
+
+    tables = ["1", "figure 3"]   # the paper's tables, for `python -m experiments.paper --table`
+    headline = "fedpse"          # the variant whose own figures are shown by round
+    scales = ["quick", "cpu"]    # by default all
+    [[block.published]]          # the paper's figures in %, and the views to compare them with
+    cell = "lambda=1.0"
+    views = ["received", "trained"]
+    values = { fedpse = 92.43, fedavg = 80.68 }
+
+A plan at another scale (`python -m experiments.paper --scale`)::
+
+    [scale.quick]                # or full; the default is cpu: the plan as written
+    blocks = ["n5"]              # only these; otherwise all that have the scale in their ``scales``
+    seeds = [0]                  # instead of the blocks' own
+    keys = { dataset = "digits" }  # override the block's keys, but not those of its grid and of variants; trials
+                                 # keep their seeds and rounds
+    published = false            # leave out published figures, if they belong to other data
+
+Variants ranked over several blocks, seeds and clients (:mod:`experiments.paper.ranks`)::
+
+    [ranks]
+    blocks = ["har", "fashion"]
+    megabytes = { har = 2.0 }    # MB per client that may be sent, for accuracy at equal bytes
+    against = ["local"]          # compared with the other variants by paired differences
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sepal.cli.arguments import flatten_tables
+from sepal.cli.plans import plan
+from sepal.cli.plans.model import Block, Keys, Name, PlanFile, PlannedRun
+from sepal.errors import ConfigError
+
+Scale = Literal["quick", "cpu", "full"]
+SCALES: tuple[Scale, ...] = ("quick", "cpu", "full")
+
+
+class Published(BaseModel):
+    """Accuracies that the paper reports, in %, by variant.
+
+    They are plain means over clients, means weighted by test examples, or that of the bottom decile of clients.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    cell: str = ""
+    views: tuple[str, ...] = Field(min_length=1)
+    figure: Literal["mean", "weighted", "bottom_decile"] = "mean"
+    values: dict[Name, float]
+
+
+class PaperBlock(Block):
+    """A block with what a paper says about it."""
+
+    published: tuple[Published, ...] = ()
+    tables: tuple[str, ...] = ()
+    headline: Name | None = None
+    scales: tuple[Scale, ...] = SCALES
+
+
+class AtScale(BaseModel):
+    """What another scale changes in a plan."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    blocks: tuple[Name, ...] = ()
+    seeds: tuple[int, ...] = ()
+    keys: Keys = {}
+    published: bool = True
+
+
+class Ranks(BaseModel):
+    """Which blocks variants are ranked over, and on which figures."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    blocks: tuple[Name, ...] = Field(min_length=1)
+    megabytes: dict[Name, Annotated[float, Field(gt=0)]] = {}
+    against: tuple[Name, ...] = ()
+
+
+class PaperPlan(PlanFile):
+    """A plan file of a paper."""
+
+    scale: dict[Literal["quick", "full"], AtScale] = Field(default_factory=dict)
+    ranks: Ranks | None = None
+    block: tuple[PaperBlock, ...] = Field(min_length=1)
+
+    @property
+    def known_scales(self) -> list[Scale]:
+        """The scales that the plan supports."""
+        named = {each for block in self.block if block.scales != SCALES for each in block.scales}
+        return [each for each in SCALES if each in {"cpu", *self.scale, *named}]
+
+    def judged(self, run: PlannedRun) -> str:
+        """Return the view of a trial: also received, for a variant that the ranks judge by it."""
+        return "received" if not self.tune and self.ranks and run.deployed == "received" else super().judged(run)
+
+    def check(self, file: str) -> None:
+        """Check also the blocks and cells that scales, ranks and published figures name.
+
+        Raises:
+            ConfigError: There is no such block or cell.
+        """
+        super().check(file)
+        known = [block.name for block in self.block]
+        named = {"ranks": self.ranks.blocks if self.ranks else ()}
+        named |= {f"scale.{scale}": change.blocks for scale, change in self.scale.items()}
+        for where, other in ((where, each) for where, blocks in named.items() for each in blocks):
+            if other not in known:
+                raise ConfigError(f"{file}: {where}.blocks", f"names of blocks: {', '.join(known)}", other)
+        for block in self.block:
+            cells = list(dict.fromkeys(run.cell for run in self.runs(block.name)))
+            for each in block.published:
+                if each.cell not in cells:
+                    raise ConfigError(f"{file}: {block.name}.published.cell", f"one of {', '.join(cells)}", each.cell)
+
+    def at(self, scale: Scale) -> PaperPlan:
+        """Return the plan at a scale: the blocks that it has there, with the scale's changes.
+
+        Raises:
+            ConfigError: The plan does not support that scale.
+        """
+        if scale not in self.known_scales:
+            raise ConfigError("--scale", f"{' or '.join(self.known_scales)}, which {self.title} has", scale)
+        change = self.scale.get(scale, AtScale()) if scale != "cpu" else AtScale()
+        wanted = {block.name for block in self.block if block.name in (change.blocks or (block.name,))}
+        wanted |= {block.trials for block in self.block if block.name in wanted}
+        there = [block for block in self.block if scale in block.scales and block.name in wanted]
+        words = ", ".join(f"{key} = {value}" for key, value in flatten_tables(change.keys))
+        said = f"At scale {scale}, with {words}; titles are those of the paper's data. " if words else ""
+        update = {"block": tuple(self._scaled(block, change) for block in there), "note": said + self.note}
+        return self.model_copy(update=update)
+
+    def _scaled(self, block: PaperBlock, change: AtScale) -> PaperBlock:
+        keys, seeds = dict(flatten_tables(change.keys)), change.seeds
+        if block.name in self.trial_blocks:  # trials keep their rounds and seeds
+            keys, seeds = {key: value for key, value in keys.items() if key != "rounds"}, ()
+        update = {"keys": {**block.keys, **keys}, "seeds": seeds or block.seeds}
+        return block.model_copy(update=update if change.published else {**update, "published": ()})
+
+    def of_table(self, table: str) -> PaperPlan:
+        """Return the plan with only the blocks of one table of the paper and the blocks of their trials.
+
+        Raises:
+            ConfigError: No block belongs to that table.
+        """
+        known = sorted({each for block in self.block for each in block.tables})
+        if table not in known:
+            expected = f"one of {', '.join(known)}" if known else "no such option, because the plan names no tables"
+            raise ConfigError("--table", expected, table)
+        needed = {block.trials for block in self.block if table in block.tables and block.trials}
+        blocks = tuple(block for block in self.block if table in block.tables or block.name in needed)
+        return self.model_copy(update={"block": blocks})
+
+
+def read_plan(path: Path) -> PaperPlan:
+    """Return the paper's plan in ``path``.
+
+    Raises:
+        ConfigError: It cannot be read, or is not a plan.
+    """
+    return plan.read_plan(path, kind=PaperPlan)

@@ -1,0 +1,55 @@
+"""What the command imports before it runs, and that neither it nor the server's app names a method."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from sepal.strategies import registry
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("torch", "flwr", "pandas", "sklearn", "altair", "scipy", "pydantic", "rich")
+WORDS = {"local"}  # a method's name, and a word
+
+
+def test_help_imports_nothing_heavy():
+    code = f"import sys, sepal.cli.main; print(*(name for name in {HEAVY} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.split() == []
+
+
+def texts(file: Path) -> Iterator[str]:
+    """The string constants of a file but its docstrings, which may have examples."""
+    tree = ast.parse(file.read_text())
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    docs = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, owners) and is_text(node.body)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node.value
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def is_text(body: list[ast.stmt]) -> bool:
+    """Whether a body begins with a text."""
+    return bool(body) and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+
+
+def test_neither_the_command_nor_the_servers_app_names_a_method():
+    """What is special about a method is in its record and found through it."""
+    names = [name for name in registry.METHODS if name not in WORDS]
+    titles = ["DM-PFL", "Sub-FedAvg"]
+    known = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, [*names, *titles]))})(?![\w-])", re.IGNORECASE)
+    files = [file for folder in ("cli", "server_app") for file in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 30
+    found = {
+        f"{file.relative_to(ROOT)}: {match[0]}"
+        for file in files
+        for text in texts(file)
+        for match in known.finditer(text)
+    }
+    assert found == set()
