@@ -1,6 +1,4 @@
-"""README's picture, table and advice from stored results, and the table of docs/methods.md.
-
-``python -m experiments.readme`` writes them.
+"""README's picture, table and advice from stored results: ``python -m experiments.readme`` writes them.
 
 The results are those of the leaderboard on HAR: eleven methods on the same 30 people, three seeds, each method at the
 rate that validation data chose. A lead is called one only where its 95 % interval over the seeds excludes 0.
@@ -19,14 +17,13 @@ from typing import Any
 
 from scipy import stats
 
-from sepal.cli.main import markdown_table
 from sepal.errors import ConfigError
 from sepal.storage.files import write_atomically
 from sepal.strategies import registry
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-README, METHODS, ROWS = ROOT / "README.md", DOCS / "methods.md", DOCS / "results" / "leaderboard.ndjson"
+README, ROWS = ROOT / "README.md", DOCS / "results" / "leaderboard.ndjson"
 BLOCK = "har"
 PART = re.compile(r"(<!-- (table|advice|methods): .*? -->)\n.*?(<!-- /\2 -->)", re.DOTALL)
 NAMES = {
@@ -173,7 +170,6 @@ def written() -> Iterator[tuple[Path, str]]:
 
     found = read()
     yield README, rewritten(README.read_text(), {"table": table(found), "advice": advice(found)})
-    yield METHODS, rewritten(METHODS.read_text(), {"methods": [markdown_table()]})
     for name, palette in PALETTES.items():
         yield DOCS / f"accuracy-{name}.svg", svg(found, palette)
 

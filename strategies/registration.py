@@ -71,7 +71,8 @@ def register(
     deployed: Literal["kept", "received", "trained"] = "kept",
     draws: str = "",
     robust: bool = False,
+    combination: str = "",
 ) -> Registered:
     """Return the method's record. Arguments are those of :class:`Method`."""
-    rest = (received, uses_capacity, private, deployed, draws, robust)
+    rest = (received, uses_capacity, private, deployed, draws, robust, combination)
     return Registered(name, title, source, hyper, server, client, defaults or {}, *rest)

@@ -58,10 +58,15 @@ CASES = {  # name of the case: its keys; a variant of a method joins by a line
         "capacity.profile": "0.15,0.6",
     },
 }
-TO_LEARN = {  # keys with which a case learns within a few rounds
+TO_LEARN = {  # keys with which a case learns within a few rounds; those of CASES are there to take other paths
     "flanc": {"momentum": 0.0},  # products of factors: momentum diverges at this rate
-    "tailorfl-mixed": {"capacity.profile": "0.25,1"},  # a twentieth of the model learns little in six rounds
+    "fedmask": {"local-epochs": 3},
+    "pfedhn": {"pfedhn.inner-rate": 0.02},
+    "pfedme": {"pfedme.steps": 2},
+    "pfedgate-batch": {"pfedgate.shift": 0.0},  # a shift is the distance from the weights that learnt without gates
+    "pfedgate-client": {"pfedgate.shift": 0.0, "capacity.profile": "0.5,1"},
 }
+LEARNING = [*registry.METHODS, "subfedavg-hy", "fjord-mixed", "pfedgate-batch", "pfedgate-client"]  # own ways to train
 FLAT = {
     "dataset": "digits",
     "clients": 4,

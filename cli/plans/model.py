@@ -49,7 +49,7 @@ class Block(BaseModel):
     published: tuple[Published, ...] = ()
     tables: tuple[str, ...] = ()  # of the paper, for `python -m experiments.paper --table`: "1", "figure 4"
     trials: str = ""  # name of the block whose cells are trials
-    headline: Name | None = None  # the variant whose figures README shows (experiments/readme.py)
+    headline: Name | None = None  # the variant whose own figures are shown by round
     scales: tuple[Scale, ...] = SCALES
 
     def grid_of(self, variant: str) -> dict[str, tuple[Value, ...]]:

@@ -45,6 +45,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         "API": [f"reference/api/{name}.md" for name in (*PACKAGES, "other")],
         "Notes": [address for address in FROM_ELSEWHERE.values() if address.startswith("reference/notes/")],
         "Results": _pages("results"),
+        "Tables": _pages("results/tables"),
         "Decisions": _pages("decisions"),
     }
     _fill(nav, lists)
@@ -68,7 +69,7 @@ def _fill(nav: list[Any], lists: dict[str, list[str]]) -> None:
                     _fill(inner, lists)
         elif entry.startswith("<"):
             place = nav.index(entry)
-            nav[place : place + 1] = [page for page in lists[entry.strip("<>")] if page not in {*named, *nav}]
+            nav[place : place + 1] = [page for page in lists[entry.strip("<>")] if page not in [*named, *nav]]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

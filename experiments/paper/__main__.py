@@ -12,15 +12,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.paper.report import rewrite_page, write_report
+from experiments.paper.pages import PLANS, pages
+from experiments.paper.report import write_report
 from sepal import user_modules
 from sepal.cli.comparison import write_index
 from sepal.cli.plans.model import SCALES
 from sepal.cli.plans.plan import read_plan
 from sepal.cli.plans.trials import Executor, chosen, failures, in_stages
 from sepal.errors import ConfigError, SepalError, one_line
+from sepal.storage.files import write_atomically
 
-PLANS = Path(__file__).resolve().parents[1] / "papers"
 BAD_INPUT, INTERRUPTED = 2, 130  # exit codes, as those of `sepal`
 
 
@@ -54,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--workers", type=_count, default=0, help="worker processes of each run; 0: by the cores")
     found.add_argument("--hours", type=float, help="start no run after so many hours; by default the plan's")
     found.add_argument("--report", action="store_true", help="start no run; write tables of the existing ones")
-    found.add_argument("--page", type=Path, help="start no run; recompute the tables of this page from its .ndjson")
+    found.add_argument("--pages", action="store_true", help="start no run; make the pages of docs/results")
     return found
 
 
@@ -64,11 +65,13 @@ def reproduce(given: argparse.Namespace) -> None:
     Raises:
         SepalError: The plan is bad, or a run failed.
     """
+    if given.pages:
+        for path, text in pages():
+            write_atomically(path, text.encode())
+            print(f"written to {path}")
+        return
     file = find_plan(given.plan)
     plan = read_plan(file)
-    if given.page is not None:
-        print(f"written to {rewrite_page(given.page, plan)}")
-        return
     plan = plan.at(given.scale)
     plan = plan.of_table(given.table) if given.table else plan
     suffix = "" if given.scale == "cpu" else f"-{given.scale}"

@@ -216,13 +216,14 @@ def _against(found: Mapping[str, Mapping[Line, float]], others: Sequence[str]) -
     for name in found:
         cells = []
         for other in others:
-            pair = paired(_by_seed(found[name]), _by_seed(found[other])) if name != other else None
+            pair = paired(by_client(found[name]), by_client(found[other])) if name != other else None
             cells.append(pair.text(sign="+") if pair and pair.count > 1 else "–")
         rows.append([name, *cells])
     yield from table(["paired difference, points", *(f"− {name}" for name in others)], rows if others else [])
 
 
-def _by_seed(lines: Mapping[Line, float]) -> dict[int, dict[str, float]]:
+def by_client(lines: Mapping[Line, float]) -> dict[int, dict[str, float]]:
+    """Return seed → block and client → accuracy."""
     found: dict[int, dict[str, float]] = {}
     for (place, seed, client), accuracy in lines.items():
         found.setdefault(seed, {})[f"{place}: {client}"] = accuracy

@@ -1,7 +1,7 @@
 """The results of a plan's runs: tables in Markdown, and all figures as JSON, one line per run.
 
-All tables are computed from the lines of JSON, whose figures are rounded to five decimals. So a page can be recomputed
-from the file next to it (:func:`rewritten`).
+All tables are computed from the lines of JSON, whose figures are rounded to five decimals. So pages
+are made from the stored files alone (:mod:`experiments.paper.pages`).
 
 *deployed* comes first: the model that a user of a deployed client predicts with, which is in the view that the method's
 record names; clients without a model in that view are left out. A figure with ± is a
@@ -13,7 +13,6 @@ interval. Clients of a federation are not independent, so the interval is only i
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -55,13 +54,8 @@ def write_report(plan: Plan, runs: Sequence[PlannedRun], out: Path) -> list[Path
     out.mkdir(parents=True, exist_ok=True)
     tables, data = out / "tables.md", out / "results.ndjson"
     write_atomically(data, "".join(f"{row}\n" for row in rows).encode())
-    stored, lines = read_results(data), [f"# {plan.title}", "", *([plan.note, ""] if plan.note else [])]
-    for block in plan.block:
-        title = block.title or block.name
-        made = trial_tables if plan.tune and block.name in plan.trial_blocks else block_tables
-        lines += [*([f"## {title}", ""] if title else []), *made(plan, block.name, stored)]
-    if plan.ranks:
-        lines += ["## Ranks", "", *block_tables(plan, NAME, stored)]
+    lines = [f"# {plan.title}", "", *([plan.note, ""] if plan.note else [])]
+    lines += all_tables(plan, read_results(data), missing=True)
     write_atomically(tables, "\n".join(lines).encode())
     return [tables, data]
 
@@ -93,64 +87,35 @@ def read_results(path: Path) -> dict[str, Found]:
         raise ConfigError(str(path), "a line of JSON for each run", str(reason)) from None
 
 
-def rewrite_page(path: Path, plan: Plan) -> Path:
-    """Recompute the generated parts of a page from the ``.ndjson`` file of the same name; return the page's path.
+def all_tables(plan: Plan, results: Mapping[str, Found], missing: bool = False) -> Iterator[str]:
+    """Yield the lines of the tables of all blocks, each under its title.
 
-    Raises:
-        ConfigError: One of the two files cannot be read, or the page has no generated part.
+    Args:
+        plan: The plan.
+        results: Its runs.
+        missing: Whether blocks without any run are there, too.
     """
-    try:
-        page = path.read_text()
-    except OSError as reason:
-        raise ConfigError("--page", "a page", f"{path}: {reason.strerror}") from None
-    write_atomically(path, rewritten(page, plan, read_results(path.with_suffix(".ndjson"))).encode())
-    return path
-
-
-def rewritten(page: str, plan: Plan, results: Mapping[str, Found]) -> str:
-    """Return the text of a page with its generated parts recomputed.
-
-    A part lies between ``<!-- tables: BLOCK -->`` and ``<!-- /tables -->``; BLOCK names a block of the plan, or is
-    ``ranks``. Between ``<!-- trials: BLOCK -->`` and ``<!-- /trials -->`` there is the validation accuracy of trials.
-
-    Raises:
-        ConfigError: The page has no such part, or names another block.
-    """
-
-    def part(match: re.Match[str]) -> str:
-        made = block_tables if match[2] == "tables" else trial_tables
-        return f"{match[1]}\n" + "\n".join(made(plan, match[3], results)) + match[4]
-
-    text, count = re.subn(r"(<!-- (tables|trials): (\S+) -->)\n.*?(<!-- /\2 -->)", part, page, flags=re.DOTALL)
-    if not count:
-        raise ConfigError("--page", "a page with <!-- tables: BLOCK --> … <!-- /tables -->", "none")
-    return text
+    for block in plan.block:
+        if missing or any(run.name in results for run in plan.runs(block.name)):
+            title = block.title or block.name
+            made = trial_tables if block.name in plan.trial_blocks else block_tables
+            yield from (*([f"## {title}", ""] if title else []), *made(plan, block.name, results))
+    if plan.ranks:
+        yield from ("## Ranks", "", *block_tables(plan, NAME, results))
 
 
 def block_tables(plan: Plan, name: str, results: Mapping[str, Found]) -> Iterator[str]:
-    """Yield the lines of all tables of one block.
-
-    Raises:
-        ConfigError: The plan has no block of that name.
-    """
-    blocks = {block.name: block for block in plan.block}
+    """Yield the lines of all tables of one block, or of the ranks."""
     if plan.ranks and name == NAME:
         yield from rank_tables(plan, results)
         return
-    if name not in blocks:
-        raise ConfigError("tables", f"one of {', '.join(blocks)}", name)
-    yield from _block(blocks[name], list(plan.runs(name)), results)
+    block = next(block for block in plan.block if block.name == name)
+    yield from _block(block, list(plan.runs(name)), results)
     yield ""
 
 
 def trial_tables(plan: Plan, name: str, results: Mapping[str, Found]) -> Iterator[str]:
-    """Yield the lines of the table of a block's trials.
-
-    Raises:
-        ConfigError: The plan has no block of that name.
-    """
-    if name not in (known := [block.name for block in plan.block]):
-        raise ConfigError("trials", f"one of {', '.join(known)}", name)
+    """Yield the lines of the table of a block's trials."""
     yield from table(*of_the_trials(plan, list(plan.runs(name)), results))
     yield ""
 

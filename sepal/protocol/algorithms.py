@@ -76,7 +76,8 @@ class ClientAlgorithm(Protocol[C]):
     def predictor(self, state: C, download: Payload | None, plan: Plan) -> Predictor | None:
         """Return a function from a batch to logits (batch, classes), or None if there is no model.
 
-        With a download: the *received* model, before any local step. Without: the model that the client would use now.
+        With a download: the *received* model, before any local step. Without: the model that the client would use now;
+        one that is a :class:`sepal.client.network.NetworkPredictor` can be exported.
         """
         ...
 

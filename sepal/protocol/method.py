@@ -190,6 +190,8 @@ class Method:
         robust: Whether the run-config key ``robust-mean`` applies: the server takes no other means of uploads than
             :func:`sepal.protocol.means.weighted_mean` and ``sparse_mean``, and gives them the key. If not, the key is
             refused.
+        combination: ``"module:function"`` by which a predictor of several networks combines their logits
+            (:class:`sepal.client.network.NetworkPredictor`), so that an exported model can; empty: none is exported.
         private: Phases (:attr:`Plan.phase`) whose uploads ``privacy.*`` clips and noises. Empty: the method refuses
             these keys.
     """
@@ -207,6 +209,7 @@ class Method:
     deployed: Literal["kept", "received", "trained"] = "kept"
     draws: str = ""
     robust: bool = False
+    combination: str = ""
 
     @property
     def server_state(self) -> type:
@@ -235,8 +238,8 @@ def _returned(function: Callable[..., Any]) -> type:
 
 
 def resolve(reference: Any) -> Any:
-    """Return the object that ``"package.module:object"`` names; any other argument is returned unchanged."""
-    if not isinstance(reference, str):
+    """Return the object that ``"package.module:object"`` names; what is no text, or empty, is returned unchanged."""
+    if not isinstance(reference, str) or not reference:
         return reference
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)

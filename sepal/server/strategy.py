@@ -20,12 +20,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from sepal.errors import ConfigError, DamagedError, ProtocolError, RoundError, SepalError, StateError
+from sepal.protocol.flower.replies import bound_replies
 from sepal.protocol.messages import Content, Order, Reply, read_reply, write_order
 from sepal.protocol.method import ClientInfo, Kind, Method, Plan, Task
 from sepal.protocol.threads import set_threads
 from sepal.server.downloads import largest_reply, most_message_bytes
 from sepal.server.exchange import Compose, Exchange, LocalGrid, Take
-from sepal.server.flower_private import bound_replies
 from sepal.server.ledger import check_size
 from sepal.server.observer import Observer
 from sepal.server.report import Report, metrics_line

@@ -12,7 +12,7 @@ derive W_0 from the seed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -57,13 +57,16 @@ class FedAvgServer(ServerBase[ServerState]):
         """Update W with the mean of the uploads."""
         return self.update(state, weighted_mean(uploads, state.weights, weigh=self.weigh, robust=self.robust)), {}
 
-    def update(self, state: ServerState, mean: Weights) -> ServerState:
-        """Return the state after a round whose uploads have the mean Σ n_i·w_i / Σ n_i: by default, W is the mean."""
+    def update(self, state: Any, mean: Weights) -> Any:
+        """Return the state after a round whose uploads have the mean Σ n_i·w_i / Σ n_i; by default, the mean is W.
+
+        Override it for a step of the server's own. ``state`` is what ``init`` or the last ``update`` returned.
+        """
         return ServerState(mean)
 
     def weigh(self, upload: Upload) -> float:
-        """Return n_i, or 1 if the method's key ``weights`` is ``equal``."""
-        return 1 if getattr(self.hyper, "weights", "examples") == "equal" else super().weigh(upload)
+        """Return n_i, or 1 with ``fedavg.weights = equal``."""
+        return 1 if isinstance(self.hyper, Hyper) and self.hyper.weights == "equal" else super().weigh(upload)
 
     def model(self, state: ServerState) -> Weights:
         """Return the averaged tensors."""

@@ -13,10 +13,10 @@ from sepal.client_app.app import handle
 from sepal.client_app.build import Node
 from sepal.engines.in_process import worker
 from sepal.errors import ConfigError
+from sepal.protocol.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, read_reply, write_order
 from sepal.protocol.method import Kind, Plan
 from sepal.protocol.views import CLOSING_VIEWS, further_views
-from sepal.server.flower_private import enter_run
 
 COSTS = {"seconds", "steps", "multiply-adds"}
 KEYS = {"dataset": "digits", "clients": 3, "rounds": 2, "evaluate-every": 1, "partition.subsample": 160}

@@ -19,7 +19,7 @@ from experiments.paper.further import (
     of_the_method,
     privacy_table,
 )
-from experiments.paper.report import accuracy, block_tables, read_results, rewritten
+from experiments.paper.report import accuracy, all_tables, block_tables, trial_tables
 from sepal.cli.comparison import read_comparison
 from sepal.cli.markdown import table
 from sepal.cli.plans.model import SCALES, Scale
@@ -32,7 +32,6 @@ from sepal.strategies.assembly import assemble
 PLANS = Path(__file__).parents[2] / "experiments" / "papers"
 NAMES = sorted(path.stem for path in PLANS.glob("*.toml"))
 AT_SCALES = [(name, scale) for name in NAMES for scale in read_plan(PLANS / f"{name}.toml").known_scales]
-RESULTS = PLANS.parents[1] / "docs" / "results"
 SMALL = """
 title = "Small"
 hours = 1
@@ -261,18 +260,15 @@ def test_deployed_is_the_view_of_the_method_and_differences_are_across_views(tmp
 def test_the_grid_of_trials_stands_on_the_page(tmp_path: Path) -> None:
     """Validation accuracy by variant and rate, mean over seeds; a trial at 1 has none, as where training diverged."""
     text = SMALL[: SMALL.index("seeds")] + "seeds = [0, 1]\ngrid = { lr = [0.1, 1.0] }\n"
-    plan, page = read_plan(plan_file(tmp_path, text)), "<!-- trials: first -->\nold\n<!-- /trials -->\n"
+    plan = read_plan(plan_file(tmp_path, text))
     found = {"first-lr_0.1-half-seed0": {"validation": {"received": 0.9, "trained": 0.7}}}
     found["first-lr_0.1-local-seed0"] = {"validation": {"trained": 0.375}}
     found["first-lr_0.1-local-seed1"] = {"validation": {"trained": 0.625}}
     found["first-lr_1.0-local-seed0"] = {"validation": {"trained": 0.625}}
-    made = rewritten(page, plan, found)
+    made = list(trial_tables(plan, "first", found))
     assert "| validation, % | lr = 0.1 | lr = 1.0 |" in made
     assert "| half | **70.0** | – |" in made
     assert "| local | 50.0 | **62.5** |" in made
-    assert "old" not in made
-    with pytest.raises(ConfigError, match="trials: expected one of first, got second"):
-        rewritten(page.replace("first", "second"), plan, found)
 
 
 def test_a_methods_own_figures_by_round() -> None:
@@ -290,18 +286,8 @@ def test_two_clients_give_a_difference_without_an_interval() -> None:
     assert difference(ours, theirs, "trained") == "+15.0"
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if (RESULTS / f"{name}.ndjson").is_file()])
-def test_the_tables_of_a_results_page_are_those_of_its_data(name: str) -> None:
-    """`--page PAGE` recomputes them from PAGE.ndjson. No figure in them was written by hand."""
-    page, plan = RESULTS / f"{name}.md", read_plan(PLANS / f"{name}.toml")
-    assert rewritten(page.read_text(), plan, read_results(RESULTS / f"{name}.ndjson")) == page.read_text()
-
-
-def test_a_page_s_tables_are_rewritten_and_the_rest_is_left(tmp_path: Path) -> None:
-    """Between the marks everything is replaced; what surrounds them stays to the letter."""
-    plan = plan_file(tmp_path, SMALL)
-    page, run = tmp_path / "page.md", run_of(0, {"a": 0.5, "b": 0.75})
-    page.write_text("Before.\n<!-- tables: first -->\n| an old figure |\n<!-- /tables -->\nAfter.\n")
+def test_a_block_s_tables_say_what_is_missing_and_where_the_runs_are_from(tmp_path: Path) -> None:
+    plan, run = read_plan(plan_file(tmp_path, SMALL)), run_of(0, {"a": 0.5, "b": 0.75})
     sizes = dict.fromkeys(("up", "down", "up_dense", "down_dense"), 1.0)
     accuracy = {view: {"mean": 0.625, "std": 0.125, "bottom_decile": 0.5} for view in ("kept", "trained")}
     point = {"round": 2, "megabytes": 2.0, "trained": 0.625}
@@ -309,34 +295,13 @@ def test_a_page_s_tables_are_rewritten_and_the_rest_is_left(tmp_path: Path) -> N
     rest["versions"] = {"commit": "abc1234", "cpu": "a processor"}
     row = {**run, **rest, "name": "first-half-seed0", "accuracy": accuracy}
     old = {**row, "name": "first-local-seed0", "variant": "local", "versions": {"cpu": "a processor"}}
-    page.with_suffix(".ndjson").write_text(f"{json.dumps(row)}\n{json.dumps(old)}\n")
-    main([str(plan), "--page", str(page)])
-    lines = page.read_text().splitlines()
-    assert lines[:2] == ["Before.", "<!-- tables: first -->"]
-    assert lines[-2:] == ["<!-- /tables -->", "After."]
-    assert "an old figure" not in page.read_text()
+    lines = list(all_tables(plan, {row["name"]: row, old["name"]: old}))
+    assert list(all_tables(plan, {})) == []
     assert "Not there: 2 of 4 runs: first-half-seed1, first-local-seed1." in lines
     header = next(line for line in lines if line.startswith("| method |"))
     assert header.startswith("| method | deployed | kept (over clients) | trained (over clients) | bottom 10 % |")
     assert "| half | 62.5 | 62.5 (12.5) | 62.5 (12.5) | 50.0 | 1.00 | 1.00 | 100.0 | 1.00 | 1 |" in lines
     assert "2 runs, 0.0 minutes of wall time in all, on a processor; commit abc1234, and unknown for 1." in lines
-
-
-@pytest.mark.parametrize(
-    ("page", "words"),
-    [
-        ("No marks.", "--page: expected a page with"),
-        ("<!-- tables: other -->\n<!-- /tables -->", "tables: expected one of first"),
-        (None, "page.md: No such file"),
-    ],
-)
-def test_a_page_that_cannot_be_rewritten_is_one_line(tmp_path: Path, capsys: Any, page: str | None, words: str) -> None:
-    """No marks, another block, no page."""
-    path = tmp_path / "page.md"
-    path.with_suffix(".ndjson").write_text("")
-    if page is not None:
-        path.write_text(page)
-    assert words in refused(capsys, plan_file(tmp_path, SMALL), "--page", path)
 
 
 def test_a_table_leaves_empty_columns_out() -> None:

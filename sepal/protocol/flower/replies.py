@@ -1,21 +1,22 @@
-"""Everything that servers and the in-process engine use from Flower 1.39's private API.
+"""What servers and the in-process engine use from Flower's private API.
 
-The only other files that import private names are those of Flower's own processes under ``engines/flower``
-(``fleet.py``, ``node.py``, ``warm.py``) and the load test's: ``tests/test_imports.py`` checks this. All modules below
-are loaded by ``flwr.app`` anyway, so importing this one costs nothing more.
+All modules below are loaded by ``flwr.app`` anyway, so importing this one costs nothing more.
 
 - ``get_all_nested_objects``: splits records into the objects that Flower sends, so that the ledger can count bytes as
-  sent. If it changes, the ledger's ``message`` bytes are wrong; payload bytes are not affected.
+  sent. If it changes, the ledger's ``message`` bytes are wrong; payload bytes are not affected. A public size of a
+  message would replace it.
 - ``TaskIdentity``: Flower refuses to create a ``Message`` in a process that has no run id. If it changes, in-process
-  runs cannot create messages.
+  runs cannot create messages. A public constructor would replace it.
 - ``ErrorCode``: tells a client that failed from one that was unreachable. If the codes change meaning, a client that
-  failed is asked again until the round ends.
+  failed is asked again until the round ends. Documented codes would replace it.
 - ``Metadata._message_id``: Flower sets it when a message is sent through a SuperLink. If it changes, in-process replies
   match no message.
 - ``http_grid.pull_objects`` and ``inflate_object_from_contents``: wrapped, so that a reply is measured before its
-  arrays are assembled. If they are renamed, ``bound_replies`` raises when a run starts.
+  arrays are assembled. If they or ``HttpGrid.pull_messages`` change, ``bound_replies`` raises when a run starts. A
+  limit on a reply's size in ``Grid`` would replace it.
 - ``HttpGrid._client``, ``_runtime_client`` and ``PullMessages``: one request for many replies, and one reply at a time
   after it. If ``_client`` is renamed, ``at_hand`` returns None, and replies are requested one by one, which is slower.
+  A ``pull_messages`` that yields each reply as it is decoded would replace it.
 - The bytes that Flower adds to an array, measured. If they change, ``message`` bytes are wrong.
 """
 
@@ -38,6 +39,8 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_head_values_from_object_content,
 )
 from flwr.supercore.task_identity import TaskIdentity
+
+from sepal.protocol.flower.versions import unchanged
 
 Pull: TypeAlias = Callable[[], Iterable[Message]]
 
@@ -124,12 +127,16 @@ def bound_replies(most: int) -> None:
 
     Args:
         most: Bytes of a reply's objects as sent, and bytes of its arrays.
+
+    Raises:
+        FlowerChangedError: Flower's functions are not as expected.
     """
     from flwr.superlink.grid import http_grid  # only where there is a SuperLink
 
+    unchanged(http_grid, "HttpGrid.pull_messages", "pull_objects", "inflate_object_from_contents")
     names = vars(http_grid)
     pull, inflate = (
-        getattr(names[name], "bounded", names[name]) for name in ("pull_objects", "inflate_object_from_contents")
+        getattr(names[name], "flowers", names[name]) for name in ("pull_objects", "inflate_object_from_contents")
     )
 
     def bounded_pull(object_ids: list[str], pull_object_fn: Callable[[str], bytes], **keys: Any) -> dict[str, bytes]:
@@ -152,7 +159,7 @@ def bound_replies(most: int) -> None:
             raise ValueError(f"expected arrays of at most {most} bytes, got {size}")
         return inflate(object_id, object_contents, **keys)
 
-    bounded_pull.bounded, bounded_inflate.bounded = pull, inflate  # type: ignore[attr-defined]
+    bounded_pull.flowers, bounded_inflate.flowers = pull, inflate  # type: ignore[attr-defined]
     names.update(pull_objects=bounded_pull, inflate_object_from_contents=bounded_inflate)
 
 

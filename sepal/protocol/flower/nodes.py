@@ -1,4 +1,4 @@
-"""``python -m sepal.engines.flower.nodes CONNECTION``: the nodes of a SuperLink with digests of their keys, as JSON.
+"""``python -m sepal.protocol.flower.nodes CONNECTION``: the nodes of a SuperLink with digests of their keys, as JSON.
 
 ``flwr supernode list`` does not show the keys. Like ``flwr``, this needs ``FLWR_HOME``. It uses private names of flwr
 1.39.
