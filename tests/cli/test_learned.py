@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from experiments.paper.learned import main
 from sepal.cli.comparison import read_comparison
 from sepal.cli.report import learned
 from sepal.cli.running import run_flat
@@ -88,9 +88,11 @@ def test_gates_of_other_budgets_are_not_clustered(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["clusters", "masks", "pruning"])
-def test_a_directory_without_a_run_is_named_in_one_line(tmp_path, kind):
-    command = [sys.executable, "-m", "experiments.paper.learned", kind, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert str(tmp_path) in line
+def test_a_directory_without_a_run_is_named_in_one_line(tmp_path, kind, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["learned", kind, str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    (line,) = shown.err.splitlines()
+    assert (shown.out, str(tmp_path) in line) == ("", True)
