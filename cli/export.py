@@ -7,7 +7,7 @@ import io
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ import typer
 from sepal.cli.app import app
 from sepal.errors import ConfigError, DataError
 from sepal.storage.files import write_atomically
+
+if TYPE_CHECKING:
+    from sepal.client_app.client_model import ClientModel
 
 NEAR = 1e-4  # largest difference in logits between the client's model and the exported one
 
@@ -32,13 +35,13 @@ def export(
     """Write a client's own model, after its last training, as safetensors and, with --onnx, as ONNX."""
     import torch
 
-    from sepal.cli.client_model import client_model, write_onnx
     from sepal.cli.runs import find_run
+    from sepal.client_app.client_model import write_onnx
     from sepal.client_app.portable import load, save
 
     path = find_run(run)
     file = out or path / f"{client}.safetensors"
-    found = client_model(path, client)
+    found = model_of(path, client)
     save(file, found.origin, found.networks)
     kept = load(file, {found.origin.model})
     if not np.allclose(kept(found.inputs), found.logits, atol=NEAR):
@@ -48,6 +51,23 @@ def export(
     if onnx:
         write_onnx(kept.module, torch.from_numpy(found.inputs), file.with_suffix(".onnx"))
         typer.echo(f"written to {file.with_suffix('.onnx')}")
+
+
+def model_of(path: Path, client: str) -> ClientModel:
+    """Return the newest model of a client of the run at ``path`` (:func:`sepal.client_app.client_model.client_model`).
+
+    Raises:
+        ConfigError: The run has no such client, or its model cannot be exported.
+    """
+    from sepal.client_app.client_model import client_model
+    from sepal.server_app.run_directory import read_run
+
+    stored = read_run(path)
+    names = {each["name"] for line in stored.lines for each in line["clients"]}
+    if client not in names:
+        few = f"{sorted(names)[0]} … {sorted(names)[-1]}" if names else "none yet"
+        raise ConfigError("client", f"a client of {path.name}: {few}", client)
+    return client_model(path, stored.config, client)
 
 
 @app.command()

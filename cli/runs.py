@@ -4,37 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from sepal.client.state_store import DiskStateStore
 from sepal.errors import ConfigError, StateError
-from sepal.protocol.messages import is_version, version_round
 from sepal.server_app.places import IN_PROCESS, default_base
-from sepal.strategies.assembly import Assembly
 
 INDEX = "comparison.json"  # the list of runs in a directory of `sepal compare`
-
-
-@dataclass(frozen=True)
-class NewestState:
-    """A client's newest state: its round, the state itself (None if it is damaged), and the store that holds it."""
-
-    round: int
-    state: Any
-    store: DiskStateStore
-
-
-def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | None:
-    """Return the newest state of a client of the run at ``path``; None if it has none here."""
-    files = [file for file in path.glob(f"clients/*/{client}/*.safetensors") if is_version(file.stem)]
-    states = sorted(files, key=lambda file: version_round(file.stem))
-    if not states:
-        return None
-    store = DiskStateStore(states[-1].parent, assembly.method.client_state, durable=False)
-    stored = store.load(states[-1].stem)
-    return NewestState(version_round(states[-1].stem), stored.state if stored else None, store)
 
 
 def find_run(text: str) -> Path:

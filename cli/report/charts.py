@@ -1,44 +1,40 @@
-"""A report's first figures as Altair charts, each with a reading aid and its content in words; and the list of all."""
+"""A report's figures of accuracy, bytes and data, each with a reading aid and its content in words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import altair as alt
 
 from sepal.cli.comparison import Comparison
-from sepal.cli.report import further, personal
+from sepal.cli.report import personal
 from sepal.cli.report.data import COLOURS, with_cell
-from sepal.cli.report.figure import (
-    CELL,
-    LABEL,
-    PERCENT,
-    VIEW,
-    VISIBLE,
-    Figure,
-    called,
-    chart_of,
-    colour_of,
-    finish,
-    parameters,
-    said,
-    shown,
-)
+from sepal.cli.report.figure import MAKERS, PERCENT, Drawn, Figure, colour_of, figure, said, shown
 from sepal.cli.report.learned import Rows, label_counts
+
+ORDER = ("round", "mb", "clients", "bytes", "labels", "pairs", "seconds", "shift", "capacity", "own", *personal.NAMES)
+LABELS = "Which labels each client has"
 
 
 def figures(comparison: Comparison, data: Mapping[str, Rows]) -> list[Figure]:
-    """Return the figures for which there is data."""
-    made = [make(comparison, data) for name, make in _MAKE.values() if not name or name in data]
-    return [figure for figure in made if figure is not None]
+    """Return the figures for which there is data; and of labels, why there is none."""
+    made = []
+    for name in ORDER:
+        source, make = MAKERS[name]
+        if source in data:
+            made.append(make(comparison, data[source]))
+        elif name == "labels":
+            configs = (variant.first.stored.config for variant in comparison.all_variants())
+            if why := next((words for config in configs if (words := label_counts(config)[2])), ""):
+                made.append(Figure("labels", "labels", LABELS, "No figure.", why, {}, (), True))
+    return made
 
 
-def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> Callable[[Comparison, Mapping[str, Rows]], Figure]:
-    """Return a function that makes a figure of accuracy by ``x``."""
+def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
+    """Declare a figure of accuracy by ``x``."""
 
-    def make(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
-        used = ("cell", "view", "hidden")
-        drawn = chart_of("curve", parameters(comparison, *used)).transform_filter(f"{CELL} && {VIEW} && {VISIBLE}")
+    @figure(x, title, "cell", "view", "hidden", data="curve", main=x != "seconds")
+    def curve(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
         logarithmic = x == "mb"
         scale = alt.Scale(type="log", nice=False) if logarithmic else alt.Scale(nice=False, zero=True)
         x_axis = alt.Axis(format="~f", labelOverlap="greedy", tickMinStep=1 if x == "round" else 0)
@@ -54,24 +50,19 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> Callable[[C
             alt.Tooltip("mean:Q", title="accuracy, %", format=".1f"),
         ]
         band = moved.mark_area(opacity=0.14).encode(place, alt.Y("low:Q"), alt.Y2("high:Q"), colour)
-        line = moved.mark_line(strokeWidth=2).encode(
-            place, mean, colour, alt.StrokeDash("stand_in:N", legend=None, scale=dashes)
-        )
-        dots = moved.mark_circle(size=34, opacity=1).encode(place, mean, colour, tooltip=tips)
-        layers = [band, line, dots]
+        stand_in = alt.StrokeDash("stand_in:N", legend=None, scale=dashes)
+        line = moved.mark_line(strokeWidth=2).encode(place, mean, colour, stand_in)
+        layers = [band, line, moved.mark_circle(size=34, opacity=1).encode(place, mean, colour, tooltip=tips)]
         if logarithmic:
             free = drawn.transform_joinaggregate(most="max(mb)", groupby=["label"])
             free = free.transform_filter("datum.most == 0 && datum.last")
             layers.append(free.mark_rule(strokeWidth=2, strokeDash=[2, 3]).encode(mean, colour, tooltip=tips))
-        after = {
-            (row["cell"], row["label"]): f" after {row[x]:.{digits}f} {unit}"
-            for row in data["curve"]
-            if row["last"] and row["view"] == comparison.view
-        }
+        ends = [row for row in rows if row["last"] and row["view"] == comparison.view]
+        after = {(row["cell"], row["label"]): f" after {row[x]:.{digits}f} {unit}" for row in ends}
         words = "; ".join(
-            f"{called(variant)} ends at {said(variant.accuracy(comparison.view))}"
-            f"{after.get((variant.cell, variant.label), '')}"
-            for variant in comparison.all_variants()
+            f"{with_cell(each.label, each.cell)} ends at {said(each.accuracy(comparison.view))}"
+            f"{after.get((each.cell, each.label), '')}"
+            for each in comparison.all_variants()
         )
         reading = (
             "Mean accuracy over clients in %, band: ± one standard deviation over seeds. Dashed: the method has no "
@@ -81,16 +72,16 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> Callable[[C
             reading += (
                 " Logarithmic; MB of training payloads, up and down, all clients. Dotted: a method that sends nothing."
             )
-        spoken = f"{title}, {comparison.view} models: {words}."
-        spec = finish(alt.layer(*layers), spoken)
-        return Figure(x, "curve", title, reading, spoken, spec, used, x != "seconds")
-
-    return make
+        return Drawn(alt.layer(*layers), reading, f"{title}, {comparison.view} models: {words}.")
 
 
-def _clients(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
-    used = ("cell", "view", "label")
-    drawn = chart_of("clients", parameters(comparison, *used)).transform_filter(f"{CELL} && {VIEW} && {LABEL}")
+_curve("round", "Accuracy by round", "rounds completed", "rounds", 0)
+_curve("mb", "Accuracy by MB sent", "MB, up and down", "MB", 2)
+_curve("seconds", "Accuracy by time", "seconds", "seconds", 1)
+
+
+@figure("clients", "Accuracy of every client", "cell", "view", "label", main=True)
+def _clients(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     place = alt.X("rank:O", title="clients, sorted", axis=alt.Axis(labels=False, ticks=False))
     tips = [
         alt.Tooltip("client:N"),
@@ -98,18 +89,14 @@ def _clients(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
         alt.Tooltip("part:N"),
     ]
     parts = alt.Scale(domain=["bottom 10 %", "other clients"], range=["var(--warn)", "var(--bar)"])
-    bars = drawn.mark_bar().encode(
-        place,
-        alt.Y("accuracy:Q", title="accuracy, %", scale=PERCENT),
-        alt.Color("part:N", scale=parts, legend=None),
-        tooltip=tips,
-    )
+    accuracy = alt.Y("accuracy:Q", title="accuracy, %", scale=PERCENT)
+    bars = drawn.mark_bar().encode(place, accuracy, alt.Color("part:N", scale=parts, legend=None), tooltip=tips)
     rule = drawn.transform_aggregate(decile="min(decile)").mark_rule(strokeDash=[5, 4], color="var(--warn)")
     rule = rule.encode(alt.Y("decile:Q"), tooltip=[alt.Tooltip("decile:Q", title="bottom 10 %, %", format=".1f")])
     others = drawn.transform_flatten(["beside"]).transform_calculate(
         other="datum.beside && datum.beside[0]", there="datum.beside && datum.beside[1]"
     )
-    names = [label for label in comparison.labels if any(label == b[0] for r in data["clients"] for b in r["beside"])]
+    names = [label for label in comparison.labels if any(label == other[0] for r in rows for other in r["beside"])]
     colours = [f"var(--c{comparison.labels.index(name) % COLOURS})" for name in names]
     ticks = (
         others.transform_filter("isValid(datum.there)")
@@ -121,22 +108,18 @@ def _clients(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
             tooltip=[alt.Tooltip("other:N"), alt.Tooltip("client:N"), alt.Tooltip("there:Q", title="%", format=".1f")],
         )
     )
-    rows = [row for row in data["clients"] if row["view"] == comparison.view]
-    low = {with_cell(row["label"], row["cell"]): row["decile"] for row in rows}
+    low = {with_cell(r["label"], r["cell"]): r["decile"] for r in rows if r["view"] == comparison.view}
     words = "; ".join(f"bottom decile of {name}: {value:.1f} %" for name, value in low.items())
     reading = "Accuracy of each client in %, the worst first; the lowest tenth and its limit in the warning colour."
     if names:
         reading += f" Ticks: what the same client has with {' or '.join(names)}."
     spoken = f"Clients sorted by accuracy, {comparison.view} models: {words}."
-    layers = [bars, ticks, rule] if names else [bars, rule]
-    chart = alt.layer(*layers).resolve_scale(color="independent")
-    spec = finish(chart, spoken, title=shown(comparison, "label", view=True))
-    return Figure("clients", "clients", "Accuracy of every client", reading, spoken, spec, used, True)
+    chart = alt.layer(*([bars, ticks, rule] if names else [bars, rule])).resolve_scale(color="independent")
+    return Drawn(chart, reading, spoken, shows=shown(comparison, "label", view=True))
 
 
-def _bytes(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
-    used = ("cell", "label")
-    drawn = chart_of("bytes", parameters(comparison, *used)).transform_filter(f"{CELL} && {LABEL}")
+@figure("bytes", "What every client sends and receives", "cell", "label", main=True)
+def _bytes(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     colours = alt.Scale(domain=["up", "down"], range=["var(--up)", "var(--down)"])
     chart = drawn.mark_bar().encode(
         alt.X("rank:O", title="clients, sorted", axis=alt.Axis(labels=False, ticks=False)),
@@ -145,61 +128,101 @@ def _bytes(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
         tooltip=[alt.Tooltip("client:N"), alt.Tooltip("direction:N"), alt.Tooltip("mb:Q", title="MB", format=".4~g")],
     )
     words = "; ".join(
-        f"{called(g)}: {g.megabytes('up'):.2f} MB up, {g.megabytes('down'):.2f} MB down"
-        for g in comparison.all_variants()
+        f"{with_cell(v.label, v.cell)}: {v.megabytes('up'):.2f} MB up, {v.megabytes('down'):.2f} MB down"
+        for v in comparison.all_variants()
     )
     reading = "Payloads of training in MB over all rounds, from each client (up) and to it (down)."
     spoken = f"Bytes by client and direction, sums over clients: {words}."
-    spec = finish(chart, spoken, title=shown(comparison, "label"))
-    return Figure("bytes", "bytes", "What every client sends and receives", reading, spoken, spec, used, True)
+    return Drawn(chart, reading, spoken, shows=shown(comparison, "label"))
 
 
-def _labels(comparison: Comparison, data: Mapping[str, Rows]) -> Figure | None:
-    title = "Which labels each client has"
-    if "labels" not in data:
-        variants = comparison.all_variants()
-        why = next((words for variant in variants if (words := label_counts(variant.first.stored.config)[2])), "")
-        return Figure("labels", "labels", title, "No figure.", why, {}, (), True) if why else None
-    used = ("cell",)
-    rows = data["labels"]
+@figure("labels", LABELS, "cell", main=True)
+def _labels(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     clients, classes = {row["client"] for row in rows}, {row["class"] for row in rows}
-    chart = (
-        chart_of("labels", parameters(comparison, *used))
-        .transform_filter(CELL)
-        .mark_circle(color="var(--bar)", opacity=0.85)
-    )
-    chart = chart.encode(
+    chart = drawn.mark_circle(color="var(--bar)", opacity=0.85).encode(
         alt.X("client:N", title="clients", axis=alt.Axis(labels=False, ticks=False)),
         alt.Y("class:O", title="label", sort=alt.SortField("number"), axis=alt.Axis(labelOverlap=True)),
         alt.Size("examples:Q", scale=alt.Scale(range=[4, max(30, min(320, 9000 // len(clients)))]), legend=None),
         tooltip=[alt.Tooltip("client:N"), alt.Tooltip("class:N", title="label"), alt.Tooltip("examples:Q")],
     )
-    mean = len({(row["cell"], row["client"], row["class"]) for row in rows}) / len(
-        {(r["cell"], r["client"]) for r in rows}
-    )
+    pairs = {(row["cell"], row["client"], row["class"]) for row in rows}
+    mean = len(pairs) / len({pair[:2] for pair in pairs})
     words = f"{len(clients)} clients, {len(classes)} labels; a client has {mean:.1f} of the labels on average."
-    spoken = f"Training examples by client and label: {words}"
-    spec = finish(chart, spoken, min(420, max(160, 24 * len(classes))), shown(comparison))
     reading = "Training examples of each client by label; the area of a dot is their number."
-    return Figure("labels", "labels", title, reading, spoken, spec, used, True)
+    height = min(420, max(160, 24 * len(classes)))
+    return Drawn(chart, reading, f"Training examples by client and label: {words}", height, shown(comparison))
 
 
-# Name → its data set, and what draws it; figures without data are left out.
-_MAKE: Mapping[str, tuple[str, Callable[[Comparison, Mapping[str, Rows]], Figure | None]]] = {
-    "round": ("curve", _curve("round", "Accuracy by round", "rounds completed", "rounds", 0)),
-    "mb": ("curve", _curve("mb", "Accuracy by MB sent", "MB, up and down", "MB", 2)),
-    "clients": ("clients", _clients),
-    "bytes": ("bytes", _bytes),
-    "labels": ("", _labels),  # without data, it says why
-    "pairs": ("pairs", further.pairs),
-    "seconds": ("curve", _curve("seconds", "Accuracy by time", "seconds", "seconds", 1)),
-    "shift": ("shift", further.shift),
-    "capacity": ("capacity", further.capacity),
-    "own": ("own", further.own),
-    "masks": ("masks", personal.masks),
-    "similar": ("masks", personal.similar),
-    "overlap": ("overlap", personal.overlap),
-    "layers": ("layers", personal.layers),
-    "pruning": ("pruning", personal.pruning),
-    "tree": ("tree", personal.tree),
-}
+@figure("shift", "Accuracy under test-time shift", "cell", "view", "hidden", stand_in=True)
+def _shift(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
+    chart = drawn.mark_line(point=True, strokeWidth=2).encode(
+        alt.X("shift:Q", title="test data from other clients, %"),
+        alt.Y("mean:Q", title="accuracy, %", scale=PERCENT),
+        colour_of(comparison),
+        tooltip=[alt.Tooltip("label:N", title="run"), alt.Tooltip("shift:Q"), alt.Tooltip("mean:Q", format=".1f")],
+    )
+    ends = [row for row in rows if row["shift"] == 100 and row["view"] == "trained"]
+    words = "; ".join(f"{with_cell(row['label'], row['cell'])} {row['mean']:.1f} %" for row in ends)
+    reading = (
+        "Mean accuracy in % when a share of each client's test data is replaced by other clients'. Trained models "
+        "where the chosen ones were not evaluated so."
+    )
+    return Drawn(chart, reading, f"Accuracy under test-time shift; of trained models under full shift: {words}.")
+
+
+@figure("pairs", "Paired differences", "cell", "view")
+def _pairs(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
+    order = list(dict.fromkeys(row["pair"] for row in rows))
+    place = alt.Y("pair:N", title=None, sort=order, axis=alt.Axis(labelLimit=150))
+    difference = "difference, percentage points"
+    tips = [alt.Tooltip("pair:N"), *(alt.Tooltip(f"{name}:Q", format="+.1f") for name in ("mean", "low", "high"))]
+    interval = drawn.mark_rule(strokeWidth=3, color="var(--bar)").encode(
+        alt.X("low:Q", title=difference), alt.X2("high:Q"), place, tooltip=tips
+    )
+    dots = drawn.mark_circle(size=90, color="var(--ink)", opacity=1)
+    dots = dots.encode(alt.X("mean:Q", title=difference), place, tooltip=tips)
+    zero = alt.Chart(alt.InlineData(values=[{}])).mark_rule(color="var(--muted)", strokeDash=[2, 3])
+    words = "; ".join(
+        f"{with_cell(r['pair'], r['cell'])}: {r['mean']:+.1f} points, from {r['low']:+.1f} to {r['high']:+.1f}"
+        for r in rows
+        if r["view"] == comparison.view
+    )
+    reading = (
+        "Percentage points, client by client on the same data, with the 95 % interval over clients. Clients of one "
+        "federation are not independent: a guide, no test."
+    )
+    chart = alt.layer(zero.encode(x=alt.datum(0)), interval, dots)
+    return Drawn(chart, reading, f"Paired differences, {comparison.view} models: {words}.", max(70, 34 * len(order)))
+
+
+@figure("capacity", "Accuracy by capacity", "cell", "view", "hidden")
+def _capacity(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
+    chart = drawn.mark_circle(size=60, opacity=0.8).encode(
+        alt.X("capacity:Q", title="capacity, % of the full model"),
+        alt.Y("accuracy:Q", title="accuracy, %", scale=PERCENT),
+        colour_of(comparison),
+        tooltip=[alt.Tooltip("label:N", title="run"), alt.Tooltip("client:N"), "capacity:Q", "accuracy:Q"],
+    )
+    reading = "Accuracy of each client in % by the share of the full model that it can hold, in %."
+    return Drawn(chart, reading, f"Accuracy by capacity, {len(rows)} points.", shows=shown(comparison, view=True))
+
+
+@figure("own", "The methods' own figures", "cell", "hidden", "figure")
+def _own(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
+    chart = drawn.mark_line(point=True, strokeWidth=2).encode(
+        alt.X(
+            "round:Q",
+            title="round",
+            scale=alt.Scale(nice=False, zero=True),
+            axis=alt.Axis(tickMinStep=1, format="d"),
+        ),
+        alt.Y("value:Q", title=None, scale=alt.Scale(zero=False)),  # the figure's name is in the chart's title
+        colour_of(comparison),
+        tooltip=[alt.Tooltip("label:N", title="run"), alt.Tooltip("round:Q"), alt.Tooltip("value:Q")],
+    )
+    reading = (
+        "What a method's server reports of itself, and means over clients of what they report, by round; unit as named."
+    )
+    names = ", ".join(dict.fromkeys(row["figure"] for row in rows))
+    spoken = f"Figures of the methods' own by round: {names}."
+    return Drawn(chart, reading, spoken, shows=shown(comparison, before="figure"))

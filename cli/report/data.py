@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from sepal.cli.comparison import Comparison
 from sepal.cli.report.learned import Row, Rows, label_counts, learned
 from sepal.cli.results import DIRECTIONS, Variant
+from sepal.cli.statistics import over_seeds
 from sepal.protocol.views import CLOSING_VIEWS, MODELS, SHIFTS
 from sepal.strategies import registry
 
@@ -24,17 +25,8 @@ def with_cell(label: str, cell: str) -> str:
 
 def datasets(comparison: Comparison) -> dict[str, Rows]:
     """Return the rows of every figure that the runs have data for, by data set."""
-    found = {
-        "curve": list(_curve(comparison)),
-        "clients": list(_clients(comparison)),
-        "bytes": list(_bytes(comparison)),
-        "labels": list(_labels(comparison)),
-        "shift": list(_shift(comparison)),
-        "pairs": list(_pairs(comparison)),
-        "capacity": list(_capacity(comparison)),
-        "own": list(_own(comparison)),
-        **learned(comparison),
-    }
+    found = {name: list(_of_variants(comparison, rows)) for name, rows in BY_VARIANT.items()}
+    found |= {"labels": list(_labels(comparison)), "pairs": list(_pairs(comparison)), **learned(comparison)}
     return {name: rows for name, rows in found.items() if rows}
 
 
@@ -59,78 +51,65 @@ def stand_ins(comparison: Comparison) -> list[tuple[str, str, str]]:
     ]
 
 
-def _curve(comparison: Comparison) -> Iterator[Row]:
-    for variant in comparison.all_variants():
-        for view in views(comparison):
-            shown = _shown(variant, view)
-            by_round: dict[int, list[Any]] = {}
-            for result in variant.results:
-                for point in result.points(shown):
-                    by_round.setdefault(point.round, []).append(point)
-            for number, points in by_round.items():
-                means = [100 * point.mean for point in points]
-                spread = float(np.std(means, ddof=1)) if len(means) > 1 else 0.0
-                mean = float(np.mean(means))
-                yield {
-                    "cell": variant.cell,
-                    "label": variant.label,
-                    "view": view,
-                    "stand_in": shown != view,
-                    "round": number,
-                    "mb": round(float(np.mean([point.megabytes for point in points])), 4),
-                    "seconds": round(float(np.mean([point.seconds for point in points])), 2),
-                    "mean": round(mean, 2),
-                    "low": round(max(0.0, mean - spread), 2),
-                    "high": round(min(100.0, mean + spread), 2),
-                    "last": number == max(by_round),
-                }
-
-
-def _clients(comparison: Comparison) -> Iterator[Row]:
-    variants = list(comparison.all_variants())
-    for variant in variants:
-        for view in views(comparison):
-            shown = _shown(variant, view)
-            accuracy = variant.first.clients(shown)
-            beside = {
-                other.label: other.first.clients(_shown(other, view))
-                for other in variants
-                if other.cell == variant.cell and other.method in registry.YARDSTICKS and other.label != variant.label
+def _curve(comparison: Comparison, variant: Variant) -> Iterator[Row]:
+    for view in views(comparison):
+        shown = _shown(variant, view)
+        by_round: dict[int, list[Any]] = {}
+        for result in variant.results:
+            for point in result.points(shown):
+                by_round.setdefault(point.round, []).append(point)
+        for number, points in by_round.items():
+            found = over_seeds([100 * point.mean for point in points])
+            mean, spread = (found.mean, found.spread or 0.0) if found else (0.0, 0.0)
+            yield {
+                "view": view,
+                "stand_in": shown != view,
+                "round": number,
+                "mb": round(float(np.mean([point.megabytes for point in points])), 4),
+                "seconds": round(float(np.mean([point.seconds for point in points])), 2),
+                "mean": round(mean, 2),
+                "low": round(max(0.0, mean - spread), 2),
+                "high": round(min(100.0, mean + spread), 2),
+                "last": number == max(by_round),
             }
-            ranked = sorted(accuracy, key=lambda name: (accuracy[name], name))
-            low = max(1, len(ranked) // 10)
-            for rank, name in enumerate(ranked, 1):
-                yield {
-                    "cell": variant.cell,
-                    "label": variant.label,
-                    "view": view,
-                    "client": name,
-                    "rank": rank,
-                    "accuracy": round(100 * accuracy[name], 2),
-                    "part": "bottom 10 %" if rank <= low else "other clients",
-                    "decile": round(100 * accuracy[ranked[low - 1]], 2),
-                    "beside": [
-                        [other, round(100 * there[name], 2)] for other, there in beside.items() if name in there
-                    ],
-                }
 
 
-def _bytes(comparison: Comparison) -> Iterator[Row]:
-    for variant in comparison.all_variants():
-        sent = variant.first.sent
-        names = sorted({name for way in DIRECTIONS for name in sent[way]})
-        total = {name: sum(sent[way].get(name, 0.0) for way in DIRECTIONS) for name in names}
-        for rank, name in enumerate(sorted(names, key=lambda each: (-total[each], each)), 1):
-            for way in DIRECTIONS:
-                size = round(sent[way].get(name, 0.0), 5)
-                yield {
-                    "cell": variant.cell,
-                    "label": variant.label,
-                    "client": name,
-                    "rank": rank,
-                    "direction": way,
-                    "mb": size,
-                }
+def _clients(comparison: Comparison, variant: Variant) -> Iterator[Row]:
+    for view in views(comparison):
+        shown = _shown(variant, view)
+        accuracy = variant.first.clients(shown)
+        beside = {
+            other.label: other.first.clients(_shown(other, view))
+            for other in comparison.variants(variant.cell)
+            if other.method in registry.YARDSTICKS and other.label != variant.label
+        }
+        ranked = sorted(accuracy, key=lambda name: (accuracy[name], name))
+        low = max(1, len(ranked) // 10)
+        for rank, name in enumerate(ranked, 1):
+            yield {
+                "view": view,
+                "client": name,
+                "rank": rank,
+                "accuracy": round(100 * accuracy[name], 2),
+                "part": "bottom 10 %" if rank <= low else "other clients",
+                "decile": round(100 * accuracy[ranked[low - 1]], 2),
+                "beside": [[other, round(100 * there[name], 2)] for other, there in beside.items() if name in there],
+            }
+
+
+def _bytes(comparison: Comparison, variant: Variant) -> Iterator[Row]:
+    sent = variant.first.sent
+    names = sorted({name for way in DIRECTIONS for name in sent[way]})
+    total = {name: sum(sent[way].get(name, 0.0) for way in DIRECTIONS) for name in names}
+    for rank, name in enumerate(sorted(names, key=lambda each: (-total[each], each)), 1):
+        for way in DIRECTIONS:
+            size = round(sent[way].get(name, 0.0), 5)
+            yield {
+                "client": name,
+                "rank": rank,
+                "direction": way,
+                "mb": size,
+            }
 
 
 def _labels(comparison: Comparison) -> Iterator[Row]:
@@ -146,14 +125,13 @@ def _labels(comparison: Comparison) -> Iterator[Row]:
                     yield {**row, "examples": int(count)}
 
 
-def _shift(comparison: Comparison) -> Iterator[Row]:
-    for variant in comparison.all_variants():
-        for view in MODELS:
-            for percent in SHIFTS:
-                found = variant.accuracy_further(f"{view}-shift-{percent}")
-                if found:
-                    mean = round(100 * found.mean, 2)
-                    yield {"cell": variant.cell, "label": variant.label, "view": view, "shift": percent, "mean": mean}
+def _shift(comparison: Comparison, variant: Variant) -> Iterator[Row]:
+    for view in MODELS:
+        for percent in SHIFTS:
+            found = variant.accuracy_further(f"{view}-shift-{percent}")
+            if found:
+                mean = round(100 * found.mean, 2)
+                yield {"view": view, "shift": percent, "mean": mean}
 
 
 def _pairs(comparison: Comparison) -> Iterator[Row]:
@@ -165,41 +143,36 @@ def _pairs(comparison: Comparison) -> Iterator[Row]:
                 yield {"cell": cell, "view": view, "pair": label, **{k: round(v, 2) for k, v in row.items()}}
 
 
-def _capacity(comparison: Comparison) -> Iterator[Row]:
+def _capacity(comparison: Comparison, variant: Variant) -> Iterator[Row]:
     """Yield the capacity and accuracy of clients, if their capacities differ."""
-    for variant in comparison.all_variants():
-        result = variant.first
-        capacity = {client["name"]: client["capacity"] for client in result.stored.lines[-1]["clients"]}
-        if len(set(capacity.values())) < 2:
-            continue
-        for view in views(comparison):
-            for name, accuracy in result.clients(_shown(variant, view)).items():
-                yield {
-                    "cell": variant.cell,
-                    "label": variant.label,
-                    "view": view,
-                    "client": name,
-                    "capacity": round(100 * capacity[name], 1),
-                    "accuracy": round(100 * accuracy, 2),
-                }
+    result = variant.first
+    capacity = {client["name"]: client["capacity"] for client in result.stored.lines[-1]["clients"]}
+    if len(set(capacity.values())) < 2:
+        return
+    for view in views(comparison):
+        for name, accuracy in result.clients(_shown(variant, view)).items():
+            yield {
+                "view": view,
+                "client": name,
+                "capacity": round(100 * capacity[name], 1),
+                "accuracy": round(100 * accuracy, 2),
+            }
 
 
-def _own(comparison: Comparison) -> Iterator[Row]:
+def _own(comparison: Comparison, variant: Variant) -> Iterator[Row]:
     """Yield the methods' own figures by round, and the means over clients of what clients report."""
-    for variant in comparison.all_variants():
-        for line in variant.first.stored.lines:
-            if line["phase"] == "closing":
-                continue
-            own = {name: value for name, value in line["method"].items() if ".client-" not in name}
-            for name, value in {**own, **_client_means(line["clients"])}.items():
-                if value is not None:
-                    row = {
-                        "label": variant.label,
-                        "round": line["round"],
-                        "figure": name,
-                        "value": float(f"{value:.5g}"),
-                    }
-                    yield {"cell": variant.cell, **row}
+    for line in variant.first.stored.lines:
+        if line["phase"] == "closing":
+            continue
+        own = {name: value for name, value in line["method"].items() if ".client-" not in name}
+        for name, value in {**own, **_client_means(line["clients"])}.items():
+            if value is not None:
+                row = {
+                    "round": line["round"],
+                    "figure": name,
+                    "value": float(f"{value:.5g}"),
+                }
+                yield {"cell": variant.cell, **row}
 
 
 COMMON = ("seconds", "steps", "multiply-adds", "unseen-test-labels")  # of every method: shown elsewhere, or the same
@@ -212,3 +185,18 @@ def _client_means(clients: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             if name not in COMMON and value is not None:
                 found.setdefault(f"{name}, mean over clients", []).append(value)
     return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+def _of_variants(comparison: Comparison, rows: Callable[[Comparison, Variant], Iterator[Row]]) -> Iterator[Row]:
+    for variant in comparison.all_variants():
+        yield from ({"cell": variant.cell, "label": variant.label, **row} for row in rows(comparison, variant))
+
+
+BY_VARIANT = {
+    "curve": _curve,
+    "clients": _clients,
+    "bytes": _bytes,
+    "shift": _shift,
+    "capacity": _capacity,
+    "own": _own,
+}

@@ -1,25 +1,26 @@
-"""Building blocks of a report's figures: the record of a figure, and the parts that several figures share.
+"""What a report's figures share: how one is declared, its record, and parts of charts.
 
-Colours are CSS variables (``var(--c0)``), so one chart serves the light page, the dark page and paper. The page sets
-the parameters ``cell``, ``view``, ``label``, ``figure`` and ``hidden`` of all charts at once.
+A figure is a function with ``@figure(…)`` that draws rows of its data set. Colours are CSS variables (``var(--c0)``):
+one chart serves the light page, the dark page and paper. The page sets the parameters ``cell``, ``view``, ``label``,
+``figure`` and ``hidden`` of all charts at once.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import altair as alt
 
 from sepal.cli.comparison import Comparison
-from sepal.cli.report.data import COLOURS, STAND_IN, stand_ins, with_cell
-from sepal.cli.results import Variant
+from sepal.cli.report.data import COLOURS, STAND_IN, stand_ins
+from sepal.cli.report.learned import Rows
 from sepal.cli.statistics import Estimate
 
 WIDE: Any = "container"
-HEIGHT = 260
+PERCENT = alt.Scale(domain=[0, 100])
 
 
 @dataclass(frozen=True)
@@ -47,24 +48,72 @@ class Figure:
     main: bool = False
 
 
-def chart_of(data: str, parameters: Mapping[str, Any]) -> alt.Chart:
-    """Return an empty chart of a data set with the given parameters, which the page sets later."""
-    chart = alt.Chart(alt.NamedData(name=data))
-    return chart.add_params(*(alt.param(name=name, value=value) for name, value in parameters.items()))
+class Drawn(NamedTuple):
+    """What a figure's function returns.
+
+    Attributes:
+        chart: An Altair chart.
+        reading: Units, and how to read it.
+        words: Its content in sentences.
+        height: In pixels.
+        shows: An expression for what the chart shows now, such as :func:`shown` returns.
+    """
+
+    chart: Any
+    reading: str
+    words: str
+    height: int = 260
+    shows: str = ""
 
 
-def finish(chart: Any, words: str, height: int = HEIGHT, title: str = "") -> dict[str, Any]:
-    """Return a chart as Vega-Lite, with its width left to the page.
+Draw = Callable[[Comparison, Rows, alt.Chart], Drawn]
+Make = Callable[[Comparison, Rows], Figure]
+MAKERS: dict[str, tuple[str, Make]] = {}  # name → data set, and what makes the figure of its rows
+
+
+def figure(
+    name: str, title: str, *controls: str, data: str = "", main: bool = False, stand_in: bool = False, rows: str = ""
+) -> Callable[[Draw], Draw]:
+    """Declare a figure.
 
     Args:
-        chart: An Altair chart.
-        words: Its text alternative.
-        height: In pixels.
-        title: An expression for what the chart shows now, such as :func:`shown` returns.
+        name: Its name.
+        title: What is shown.
+        controls: Which of the page's controls change it; its chart has the rows that they choose.
+        data: Its data set; by default of the figure's name.
+        main: Whether it is one of the first figures.
+        stand_in: Whether trained models are shown where the chosen view has no rows.
+        rows: A further expression for the rows in its chart.
     """
-    chart = chart.properties(width=WIDE, height=height, description=words)
-    if title:
-        chart = chart.properties(title=alt.Title(alt.expr(title)))
+
+    def declare(draw: Draw) -> Draw:
+        def make(comparison: Comparison, found: Rows) -> Figure:
+            there = list(dict.fromkeys(row["view"] for row in found if "view" in row))
+            view = f"(indexof({there}, view) < 0 ? '{STAND_IN}' : view)" if stand_in else "view"
+            choices = {  # control → its first value, and the rows that it chooses
+                "cell": (comparison.cells[0], "datum.cell == cell"),
+                "view": (comparison.view, f"datum.view == {view}"),
+                "hidden": ([], "indexof(hidden, datum.label) < 0"),
+                "label": (comparison.labels[0], f"datum.label == {label_of(found)}"),
+                "figure": (first_own(found), "datum.figure == figure"),
+            }
+            chart = alt.Chart(alt.NamedData(name=data or name))
+            chart = chart.add_params(*(alt.param(name=each, value=choices[each][0]) for each in controls))
+            chart = chart.transform_filter(" && ".join([*(choices[c][1] for c in controls), *([rows] if rows else [])]))
+            drawn = draw(comparison, found, chart)
+            return Figure(name, data or name, title, drawn.reading, drawn.words, finish(drawn), controls, main)
+
+        MAKERS[name] = data or name, make
+        return draw
+
+    return declare
+
+
+def finish(drawn: Drawn) -> dict[str, Any]:
+    """Return a chart as Vega-Lite, with its width left to the page."""
+    chart = drawn.chart.properties(width=WIDE, height=drawn.height, description=drawn.words)
+    if drawn.shows:
+        chart = chart.properties(title=alt.Title(alt.expr(drawn.shows)))
     spec: dict[str, Any] = chart.to_dict(validate=True)
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
     spec.pop("config", None)
@@ -77,11 +126,20 @@ def colour_of(comparison: Comparison) -> alt.Color:
     return alt.Color("label:N", legend=None, scale=alt.Scale(domain=comparison.labels, range=colours))
 
 
-CELL = "datum.cell == cell"
-VIEW = "datum.view == view"
-VISIBLE = "indexof(hidden, datum.label) < 0"
-LABEL = "datum.label == label"
-PERCENT = alt.Scale(domain=[0, 100])
+def label_of(rows: Rows) -> str:
+    """Return an expression for the label of the run chosen under "Clients of", or of the first run that has rows."""
+    labels = list(dict.fromkeys(row["label"] for row in rows if "label" in row)) or [""]
+    return f"(indexof({json.dumps(labels)}, label) < 0 ? {json.dumps(labels[0])} : label)"
+
+
+def first_own(rows: Rows) -> str:
+    """Return the first of the methods' own figures that changes over the rounds of a run, or the first; "" if none."""
+    values: dict[str, dict[tuple[str, str], set[float]]] = {}
+    for row in rows:
+        if "figure" in row:
+            values.setdefault(row["figure"], {}).setdefault((row["cell"], row["label"]), set()).add(row["value"])
+    varying = (name for name, runs in values.items() if any(len(found) > 1 for found in runs.values()))
+    return next(varying, next(iter(values), ""))
 
 
 def shown(comparison: Comparison, run: str = "", view: bool = False, before: str = "") -> str:
@@ -110,20 +168,6 @@ def shown(comparison: Comparison, run: str = "", view: bool = False, before: str
     return " + ', ' + ".join(parts)
 
 
-def _first(comparison: Comparison) -> dict[str, Any]:
-    return {"cell": comparison.cells[0], "view": comparison.view, "hidden": [], "label": comparison.labels[0]}
-
-
-def parameters(comparison: Comparison, *names: str) -> dict[str, Any]:
-    """Return the initial values of the named parameters."""
-    return {name: _first(comparison)[name] for name in names}
-
-
-def said(found: Estimate | None, unit: str = " %") -> str:
-    """Return an estimate as text."""
-    return f"{found.text()}{unit}" if found else "no figure"
-
-
-def called(variant: Variant) -> str:
-    """Return the name of a variant, with its cell if there are several."""
-    return with_cell(variant.label, variant.cell)
+def said(found: Estimate | None) -> str:
+    """Return an estimate in per cent as text."""
+    return f"{found.text()} %" if found else "no figure"

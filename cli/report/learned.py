@@ -15,8 +15,8 @@ import numpy as np
 
 from sepal.cli.comparison import Comparison
 from sepal.cli.results import Variant
-from sepal.cli.runs import newest_state
 from sepal.client.state_store import StateStore
+from sepal.client_app.client_model import newest_state
 from sepal.errors import ConfigError, SepalError
 from sepal.protocol.learned import ClientMasks, EndedRun, Matrix, Reader
 from sepal.protocol.method import resolve

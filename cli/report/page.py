@@ -72,7 +72,7 @@ def render(comparison: Comparison, live: bool = False) -> str:
     """
     library = _library()
     from sepal.cli.report.charts import figures
-    from sepal.cli.report.further import first_own, own_names
+    from sepal.cli.report.figure import first_own
 
     data = datasets(comparison)
     made = figures(comparison, data)
@@ -86,7 +86,7 @@ def render(comparison: Comparison, live: bool = False) -> str:
         title=html.escape(comparison.title),
         lead=html.escape(_lead(comparison)),
         css=_part("page.css"),
-        controls="\n".join(_controls(comparison, own_names(own), first_own(own) if own else "")),
+        controls="\n".join(_controls(comparison, list(dict.fromkeys(row["figure"] for row in own)), first_own(own))),
         overview="\n".join(_overview(comparison)),
         figures="\n".join(_figures(made)),
         details="\n".join(_details(comparison)),

@@ -1,38 +1,22 @@
-"""A report's figures of what particular methods learn about clients: masks, sparsity, pruning, clusters."""
+"""A report's figures of what methods learn about clients: masks, sparsity, pruning, clusters."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import altair as alt
 
 from sepal.cli.comparison import Comparison
 from sepal.cli.report.data import with_cell
-from sepal.cli.report.figure import (
-    CELL,
-    PERCENT,
-    VISIBLE,
-    Figure,
-    chart_of,
-    colour_of,
-    finish,
-    parameters,
-    shown,
-)
+from sepal.cli.report.figure import PERCENT, Drawn, colour_of, figure, label_of, shown
 from sepal.cli.report.learned import Rows, readers
 
+NAMES = ("masks", "similar", "overlap", "layers", "pruning", "tree")  # of the figures, in order
 TICKS = 4  # at most, on a tree's axis, besides 0
 PIXELS = 22  # per client, in figures with a line for each
 LAYER = 30  # pixels per layer, which has a point for each kind of mask
-
-
-def _chosen(rows: Rows) -> str:
-    """Return an expression for the label of the run chosen under "Clients of", or of the first run that has rows."""
-    labels = list(dict.fromkeys(row["label"] for row in rows))
-    return f"(indexof({json.dumps(labels)}, label) < 0 ? {json.dumps(labels[0])} : label)"
+CHOSEN = "Of the run chosen under “Clients of”, or of the first that has them."
 
 
 def _first(rows: Rows) -> Rows:
@@ -43,21 +27,16 @@ def _named(rows: Rows) -> str:
     return with_cell(rows[0]["label"], rows[0]["cell"])
 
 
-def cited(comparison: Comparison, kind: str) -> str:
+def _cited(comparison: Comparison, kind: str) -> str:
     """Return which paper's figure it is, in brackets, as the methods' records say."""
     found = (readers(variant.method).get(kind) for variant in comparison.all_variants())
     words = dict.fromkeys(reader.figure for reader in found if reader)
     return f" ({'; '.join(words)})" if words else ""
 
 
-CHOSEN = "Of the run chosen under “Clients of”, or of the first that has them."
-
-
-def masks(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
-    """Return the similarity of clients' masks by the similarity of their labels ."""
-    used = ("cell",)
-    pairs = [row for row in data["masks"] if row["one"] != row["other"]]
-    drawn = chart_of("masks", parameters(comparison, *used)).transform_filter(f"{CELL} && datum.one < datum.other")
+@figure("masks", "Masks and labels", "cell", rows="datum.one < datum.other")
+def _masks(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
+    pairs = [row for row in rows if row["one"] != row["other"]]
     chart = drawn.mark_circle(size=44, opacity=0.7).encode(
         alt.X("labels:Q", title="likeness of the two clients' labels, %"),
         alt.Y("similarity:Q", title="shared part of their masks, %", scale=alt.Scale(zero=False)),
@@ -68,17 +47,14 @@ def masks(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
     spoken = f"Similarity of clients' masks: {len(pairs) // 2} pairs of clients, {mean:.1f} % shared on average."
     reading = (
         "A dot for every two clients: the share of one's personal mask that the other's has too, in %, against the "
-        f"cosine of their label counts, in %{cited(comparison, 'masks')}."
+        f"cosine of their label counts, in %{_cited(comparison, 'masks')}."
     )
-    spec = finish(chart, spoken, title=shown(comparison))
-    return Figure("masks", "masks", "Masks and labels", reading, spoken, spec, used)
+    return Drawn(chart, reading, spoken, shows=shown(comparison))
 
 
-def layers(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
-    """Return the share of each tensor that masks keep."""
-    used = ("cell", "hidden")
-    order = list(dict.fromkeys(row["layer"] for row in data["layers"]))
-    drawn = chart_of("layers", parameters(comparison, *used)).transform_filter(f"{CELL} && {VISIBLE}")
+@figure("layers", "Sparsity by layer", "cell", "hidden")
+def _layers(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
+    order = list(dict.fromkeys(row["layer"] for row in rows))
     chart = drawn.mark_point(size=80, filled=True, opacity=0.9).encode(
         alt.X("kept:Q", title="entries kept, %", scale=PERCENT),
         alt.Y("layer:N", title=None, sort=order, axis=alt.Axis(labelLimit=150)),
@@ -87,23 +63,17 @@ def layers(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
         colour_of(comparison),
         tooltip=["label:N", "layer:N", "mask:N", alt.Tooltip("kept:Q", title="kept, %")],
     )
-    first = _first(data["layers"])
+    first = _first(rows)
     words = "; ".join(f"{row['layer']} {row['kept']:.0f} % ({row['mask']})" for row in first)
     reading = (
         "Share of each tensor's entries that masks keep, in %: of clients' own masks the mean, and of the global one."
     )
     spoken = f"Entries kept by layer, {_named(first)}: {words}."
-    spec = finish(chart, spoken, LAYER * len(order) + 30, shown(comparison))
-    return Figure("layers", "layers", "Sparsity by layer", reading, spoken, spec, used)
+    return Drawn(chart, reading, spoken, LAYER * len(order) + 30, shown(comparison))
 
 
-def similar(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
-    """Return the similarity of each pair of clients' masks ."""
-    used = ("cell", "label")
-    rows = data["masks"]
-    drawn = chart_of("masks", parameters(comparison, *used)).transform_filter(
-        f"{CELL} && datum.label == {_chosen(rows)}"
-    )
+@figure("similar", "Similarity of the clients' masks", "cell", "label", data="masks")
+def _similar(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     scale = alt.Scale(range=[0.06, 1], zero=False)  # opacity: colours that are CSS variables cannot be mixed
     side = alt.Axis(labels=False, ticks=False)
     chart = drawn.mark_rect(color="var(--bar)").encode(
@@ -115,43 +85,33 @@ def similar(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
     values = [row["similarity"] for row in _first(rows) if row["one"] != row["other"]]
     reading = (
         "The share of one client's mask (column) that the other's (row) has too, in %"
-        f"{cited(comparison, 'masks')}. {CHOSEN}"
+        f"{_cited(comparison, 'masks')}. {CHOSEN}"
     )
     spoken = f"Similarity of every two clients' masks, {_named(rows)}: from {min(values, default=100.0):.1f} to "
     spoken += f"{max(values, default=100.0):.1f} %."
-    spec = finish(chart, spoken, 300, shown(comparison, _chosen(rows)))
-    return Figure("similar", "masks", "Similarity of the clients' masks", reading, spoken, spec, used)
+    return Drawn(chart, reading, spoken, 300, shown(comparison, label_of(rows)))
 
 
-def overlap(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
-    """Return how much of each client's mask is in the global one ."""
-    used = ("cell", "hidden")
-    drawn = chart_of("overlap", parameters(comparison, *used)).transform_filter(f"{CELL} && {VISIBLE}")
+@figure("overlap", "Weights shared with the global model", "cell", "hidden")
+def _overlap(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     chart = drawn.mark_circle(size=60, opacity=0.8).encode(
         alt.X("labels:Q", title="likeness of the client's labels to all clients', %", scale=alt.Scale(zero=False)),
         alt.Y("overlap:Q", title="part of its mask in the global one, %", scale=alt.Scale(zero=False)),
         colour_of(comparison),
         tooltip=[alt.Tooltip("label:N", title="run"), "client:N", alt.Tooltip("overlap:Q"), alt.Tooltip("labels:Q")],
     )
-    values = [row["overlap"] for row in data["overlap"]]
+    values = [row["overlap"] for row in rows]
     reading = (
         "A dot for each client: the share of its personal mask that the global mask has too, in %, against the cosine "
-        f"of its label counts with those of all clients, in %{cited(comparison, 'masks')}."
+        f"of its label counts with those of all clients, in %{_cited(comparison, 'masks')}."
     )
-    spoken = (
-        f"Overlap of {len(values)} clients' masks with the global one: {sum(values) / len(values):.1f} % on average."
-    )
-    spec = finish(chart, spoken, title=shown(comparison))
-    return Figure("overlap", "overlap", "Weights shared with the global model", reading, spoken, spec, used)
+    mean = sum(values) / len(values)
+    spoken = f"Overlap of {len(values)} clients' masks with the global one: {mean:.1f} % on average."
+    return Drawn(chart, reading, spoken, shows=shown(comparison))
 
 
-def pruning(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
-    """Return accuracy by the pruned share, with a line for each client ."""
-    used = ("cell", "label")
-    rows = data["pruning"]
-    drawn = chart_of("pruning", parameters(comparison, *used)).transform_filter(
-        f"{CELL} && datum.label == {_chosen(rows)}"
-    )
+@figure("pruning", "Pruning of single clients", "cell", "label")
+def _pruning(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     chart = drawn.mark_line(point=True, strokeWidth=1.5, color="var(--bar)", opacity=0.75).encode(
         alt.X("pruned:Q", title="pruned, % of all parameters", scale=alt.Scale(zero=True)),
         alt.Y("accuracy:Q", title="accuracy of the trained model, %", scale=PERCENT),
@@ -159,46 +119,40 @@ def pruning(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
         alt.Order("round:Q"),
         tooltip=["client:N", "round:Q", alt.Tooltip("pruned:Q", title="pruned, %"), alt.Tooltip("accuracy:Q")],
     )
-    first = _first(rows)
-    ends = {row["client"]: row for row in first}
+    ends = {row["client"]: row for row in _first(rows)}
     words = "; ".join(f"{name} {row['pruned']:.0f} % pruned, {row['accuracy']:.1f} %" for name, row in ends.items())
     reading = (
         "A line for each of a few clients, through the rounds in which it was evaluated: accuracy in % by how much of "
-        f"its model it has pruned, in %{cited(comparison, 'pruning')}. {CHOSEN}"
+        f"its model it has pruned, in %{_cited(comparison, 'pruning')}. {CHOSEN}"
     )
     spoken = f"Accuracy by pruning, {_named(rows)}, at the end: {words}."
-    spec = finish(chart, spoken, title=shown(comparison, _chosen(rows)))
-    return Figure("pruning", "pruning", "Pruning of single clients", reading, spoken, spec, used)
+    return Drawn(chart, reading, spoken, shows=shown(comparison, label_of(rows)))
 
 
-def tree(comparison: Comparison, data: Mapping[str, Rows]) -> Figure:
-    """Return a dendrogram of the clients that a method has found to be alike ."""
-    used = ("cell", "label")
-    rows = data["tree"]
-    drawn = chart_of("tree", parameters(comparison, *used)).transform_filter(
-        f"{CELL} && datum.label == {_chosen(rows)}"
-    )
+@figure("tree", "Clients found alike", "cell", "label")
+def _tree(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
+    """Draw a dendrogram of the clients that a method has found to be alike."""
     most, leaves = max(row["distance"] for row in rows) or 1.0, max(row["place"] for row in rows)
-    ticks = alt.Axis(values=_ticks(most), format="~f")
     x: Any = alt.X(
-        "distance:Q", title="distance (Ward)", axis=ticks, scale=alt.Scale(domain=[-0.45 * most, 1.02 * most])
+        "distance:Q",
+        title="distance (Ward)",
+        axis=alt.Axis(values=_ticks(most), format="~f"),
+        scale=alt.Scale(domain=[-0.45 * most, 1.02 * most]),
     )
     y: Any = alt.Y("place:Q", axis=None, scale=alt.Scale(domain=[-0.6, leaves + 0.6], reverse=True))
     links = drawn.transform_filter("datum.kind == 'link'").mark_line(strokeWidth=1.5, color="var(--bar)")
-    names = drawn.transform_filter("datum.kind == 'leaf'").mark_text(
-        align="right", dx=-5, fontSize=11, fill="var(--ink)"
-    )
+    names = drawn.transform_filter("datum.kind == 'leaf'")
+    names = names.mark_text(align="right", dx=-5, fontSize=11, fill="var(--ink)")
     brackets = links.encode(x, y, alt.Detail("link:N"), alt.Order("step:Q"), tooltip=[alt.Tooltip("distance:Q")])
     first = [row for row in _first(rows) if row["kind"] == "leaf"]
     order = "; ".join(row["words"] for row in first)
     reading = (
         "Clients joined by Ward's method on the Euclidean distance, no unit, of what the method learns of each"
-        f"{cited(comparison, 'vectors')}. Named labels: a tenth of its examples. {CHOSEN}"
+        f"{_cited(comparison, 'vectors')}. Named labels: a tenth of its examples. {CHOSEN}"
     )
     spoken = f"Clustering of {len(first)} clients, {_named(rows)}, in the order of the tree: {order}."
     chart = alt.layer(brackets, names.encode(x, y, alt.Text("words:N")))
-    spec = finish(chart, spoken, int(PIXELS * (leaves + 1)) + 30, shown(comparison, _chosen(rows)))
-    return Figure("tree", "tree", "Clients found alike", reading, spoken, spec, used)
+    return Drawn(chart, reading, spoken, int(PIXELS * (leaves + 1)) + 30, shown(comparison, label_of(rows)))
 
 
 def _ticks(most: float) -> list[float]:

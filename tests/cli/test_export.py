@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from sepal.cli.client_model import client_model
+from sepal.cli.export import model_of
 from sepal.cli.main import app
 from sepal.client_app.portable import load, save
 from sepal.errors import ConfigError, ModelError, StateError
@@ -40,17 +40,17 @@ def test_an_exported_model_says_what_the_clients_model_says(runs, tmp_path, meth
     file = tmp_path / "model.safetensors"
     result = sepal("export", runs / method, "client-00001", "--out", file)
     assert result.exit_code == 0, result.output
-    found = client_model(runs / method, "client-00001")
+    found = model_of(runs / method, "client-00001")
     np.testing.assert_allclose(load(file)(found.inputs), found.logits, atol=1e-5)
     assert len(found.networks) == (2 if method == "dmpfl" else 1)
-    other = client_model(runs / method, "client-00000")
+    other = model_of(runs / method, "client-00000")
     assert not np.allclose(load(file)(other.inputs), other.logits, atol=1e-5)  # it is this client's own
 
 
 def test_channels_that_were_cut_are_not_in_the_file(runs):
     from sepal import models
 
-    found = client_model(runs / "subfedavg", "client-00000")
+    found = model_of(runs / "subfedavg", "client-00000")
     whole = models.build("digits-cnn-bn", found.origin.shape, found.origin.classes)
     sizes = {name: tuple(tensor.shape) for name, tensor in whole.state_dict().items()}
     assert any(tensor.shape < sizes[name] for name, tensor in found.networks[0].items())
@@ -94,7 +94,7 @@ def test_bad_input_is_one_line(runs, tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     np.savez("wide.npz", x=np.zeros((2, 9, 9), np.uint8))
-    found = client_model(runs / "fedpse", "client-00000")
+    found = model_of(runs / "fedpse", "client-00000")
     save(tmp_path / "model", found.origin, found.networks)
     place = [runs / text if (runs / text).exists() else text for text in arguments]
     result = sepal(*place)
@@ -117,14 +117,14 @@ def test_onnx_gives_the_same_logits(runs, tmp_path):
     pytest.importorskip("onnxscript")
     result = sepal("export", runs / "fedpse", "client-00000", "--out", tmp_path / "model.safetensors", "--onnx")
     assert result.exit_code == 0, result.output
-    found = client_model(runs / "fedpse", "client-00000")
+    found = model_of(runs / "fedpse", "client-00000")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     (logits,) = session.run(None, {session.get_inputs()[0].name: found.inputs[:5]})
     np.testing.assert_allclose(logits, found.logits[:5], atol=1e-4)
 
 
 def test_predict_prints_the_names_of_classes(runs, tmp_path):
-    found = client_model(runs / "fedpse", "client-00000")
+    found = model_of(runs / "fedpse", "client-00000")
     names = tuple(f"digit {number}" for number in range(10))
     save(tmp_path / "named", replace(found.origin, class_names=names), found.networks)
     np.savez(tmp_path / "x.npz", x=np.zeros((2, 1, 8, 8), np.float32))
@@ -134,7 +134,7 @@ def test_predict_prints_the_names_of_classes(runs, tmp_path):
 
 @pytest.mark.parametrize("names", [("one",), ("\x1b[2J", *"123456789")])
 def test_a_model_file_with_other_class_names_is_refused(runs, tmp_path, names):
-    found = client_model(runs / "fedpse", "client-00000")
+    found = model_of(runs / "fedpse", "client-00000")
     save(tmp_path / "named", replace(found.origin, class_names=names), found.networks)
     with pytest.raises(StateError, match="class_names without a printable name for each of 10 classes"):
         load(tmp_path / "named")
@@ -143,7 +143,7 @@ def test_a_model_file_with_other_class_names_is_refused(runs, tmp_path, names):
 @pytest.mark.parametrize(("method", "readable"), [("dmpfl", True), ("fedavg", False), ("unknown", False)])
 def test_several_networks_are_combined_as_the_record_of_their_method_says(runs, tmp_path, method, readable):
     """A file's own word for the rule does not count: older versions wrote ``dmpfl-adaptive``."""
-    found = client_model(runs / "dmpfl", "client-00000")
+    found = model_of(runs / "dmpfl", "client-00000")
     save(tmp_path / "two", replace(found.origin, method=method, rule="dmpfl-adaptive"), found.networks)
     if readable:
         np.testing.assert_allclose(load(tmp_path / "two")(found.inputs), found.logits, atol=1e-5)
@@ -158,7 +158,7 @@ def test_a_model_that_is_not_of_networks_alone_is_not_exported(tmp_path, method)
     options = [part for text in sets for part in ("--set", text)]
     assert sepal("run", *options, "--name", method, "--out", tmp_path, "--workers", 1).exit_code == 0
     with pytest.raises(ConfigError, match=f"a model of one network, got {method}, whose predictions are not those of"):
-        client_model(tmp_path / method, "client-00000")
+        model_of(tmp_path / method, "client-00000")
 
 
 def test_a_torn_model_file_is_refused(tmp_path):
@@ -177,7 +177,7 @@ def test_an_exported_own_model_is_complete(tmp_path, model):
     assert result.exit_code == 0, result.output
     file = tmp_path / "model.safetensors"
     assert sepal("export", tmp_path / model, "client-00001", "--out", file).exit_code == 0
-    found, module = client_model(tmp_path / model, "client-00001"), load(file, {name}).module
+    found, module = model_of(tmp_path / model, "client-00001"), load(file, {name}).module
     np.testing.assert_allclose(load(file, {name})(found.inputs), found.logits, atol=1e-5)
     parameters = dict(module.named_parameters())
     assert len(list(module.parameters())) == (7 if model == "tied" else 8)

@@ -21,7 +21,7 @@ from tests.cli.test_report import BROWSER, specs
 pytest.importorskip("altair", reason="the extra report is not installed")
 
 from sepal.cli.report import render
-from sepal.cli.report.further import first_own
+from sepal.cli.report.figure import first_own
 from sepal.cli.report.personal import _ticks
 
 THREE, FOUR = [0.5, 0.6, 0.7], [0.1, 0.8, 0.8, 0.9]

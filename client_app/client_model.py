@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sepal.cli.runs import newest_state
 from sepal.client.network import NetworkPredictor
+from sepal.client.state_store import DiskStateStore
 from sepal.client_app.build import Node, Shared, build_host, client_name
 from sepal.client_app.portable import Origin
 from sepal.errors import ConfigError, ModelError
 from sepal.modules import frozen_tensors
+from sepal.protocol.messages import is_version, version_round
 from sepal.protocol.method import Plan, Predictor, resolve
-from sepal.server_app.run_directory import read_run
-from sepal.strategies.assembly import assemble
+from sepal.strategies.assembly import Assembly, assemble
 
 
 @dataclass
@@ -38,19 +39,38 @@ class ClientModel:
     logits: npt.NDArray[np.float32]
 
 
-def client_model(path: Path, client: str) -> ClientModel:
+@dataclass(frozen=True)
+class NewestState:
+    """A client's newest state: its round, the state itself (None if it is damaged), and the store that holds it."""
+
+    round: int
+    state: Any
+    store: DiskStateStore
+
+
+def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | None:
+    """Return the newest state of a client of the run at ``path``; None if it has none here."""
+    files = [file for file in path.glob(f"clients/*/{client}/*.safetensors") if is_version(file.stem)]
+    states = sorted(files, key=lambda file: version_round(file.stem))
+    if not states:
+        return None
+    store = DiskStateStore(states[-1].parent, assembly.method.client_state, durable=False)
+    stored = store.load(states[-1].stem)
+    return NewestState(version_round(states[-1].stem), stored.state if stored else None, store)
+
+
+def client_model(path: Path, config: Mapping[str, Any], client: str) -> ClientModel:
     """Return the newest model of a client of the run at ``path``: that of the closing round, if there was one.
 
+    Args:
+        path: The run directory.
+        config: The run's flat keys.
+        client: The client's name.
+
     Raises:
-        ConfigError: The run has no such client, the client has no model, or its networks are combined in an unknown
-            way.
+        ConfigError: The client has no model here, or its networks are combined in an unknown way.
     """
-    stored = read_run(path)
-    names = {each["name"] for line in stored.lines for each in line["clients"]}
-    if client not in names:
-        few = f"{sorted(names)[0]} … {sorted(names)[-1]}" if names else "none yet"
-        raise ConfigError("client", f"a client of {path.name}: {few}", client)
-    assembly = assemble(stored.config)
+    assembly = assemble(config)
     number = next((n for n in range(assembly.task.config.clients) if client_name(n) == client), None)
     newest = newest_state(path, assembly, client)
     if number is None or newest is None:
@@ -69,20 +89,20 @@ def client_model(path: Path, client: str) -> ClientModel:
         got = f"{len(predict.networks)} networks that are used together"
         raise ConfigError("client", "a model of one network", got)
     x = torch.from_numpy(np.array(assembly.data.client(number, node.partitions, client).train.x[:64]))
-    info, config = assembly.info, assembly.task.config
+    info, keys = assembly.info, assembly.task.config
     origin = Origin(
-        config.model,
+        keys.model,
         tuple(info.input_shape),
         info.classes,
         info.vocabulary,
-        config.width,
+        keys.width,
         tuple(info.mean),
         tuple(info.std),
-        config.method,
-        config.dataset,
+        keys.method,
+        keys.dataset,
         path.name,
         client,
-        config.method if predict.combine else "",
+        keys.method if predict.combine else "",
         predict.numbers,
         tuple(info.class_names),
     )
