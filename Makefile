@@ -20,7 +20,7 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 CLIENTS ?= 3
 export CLIENTS
 
-.PHONY: help setup demo compose-demo test check e2e bench defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate clean
+.PHONY: help setup demo compose-demo test check docs e2e bench paper defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate flower flower-next clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -44,7 +44,7 @@ compose-demo: ## the same in containers, with TLS and node keys: CLIENTS=5 METHO
 test: $(STAMP) ## run the tests but the end-to-end ones (two processes, one thread each)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e" -n 2 --dist loadgroup
 
-check: $(STAMP) ## ruff, mypy --strict, import-linter, hadolint, the Compose files' schema
+check: $(STAMP) docs ## ruff, mypy --strict, import-linter, hadolint, the Compose files' schema, docs
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -56,11 +56,17 @@ check: $(STAMP) ## ruff, mypy --strict, import-linter, hadolint, the Compose fil
 		$(COMPOSE) -f docker-compose.yml -f docker-compose.gpu.yml config --quiet && echo "$(COMPOSE) config: fine"; \
 		else echo "$(COMPOSE) config: skipped, Compose is not installed"; fi
 
+docs: $(STAMP) ## build the documentation site into build/site; a dead link or anchor is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
 e2e: $(STAMP) ## run the end-to-end tests: real Flower processes (two files at a time: they mostly wait)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m e2e -n 2 --dist loadfile --durations=15
 
 bench: $(STAMP) ## measure speed and memory
 	$(BIN)/python -m experiments.bench
+
+paper: $(STAMP) ## run a paper's tables: make paper NAME=fedpse (or dmpfl, subfedavg, pfedgate, pa3dfl, leaderboard, privacy)
+	$(BIN)/python -m experiments.paper $(NAME)
 
 defaults: $(STAMP) ## run every method with all its defaults on digits and HAR, and compare with fine-tuned FedAvg: hours
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.defaults
@@ -90,8 +96,30 @@ mutants: $(STAMP) ## check that each error in tests/mutants.py is noticed by its
 
 mutate: $(STAMP) ## mutate MODULE (default: the means) at every place, or at SAMPLE of them; list what no test notices
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[mutation]"
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutate $(or $(MODULE),sepal/server/means.py) --sample $(or $(SAMPLE),0)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutate $(or $(MODULE),sepal/protocol/means.py) --sample $(or $(SAMPLE),0)
+
+# A second environment: what .venv has, except Flower and what its release pins. So torch is not downloaded twice.
+SECOND := .venv-flower
+VERSION ?= $(shell sed -n 's/^flwr==//p' constraints-current.txt)
+SUBSET := tests/engines tests/attacks tests/sepal/server tests/test_imports.py tests/e2e/test_deployment.py \
+	tests/e2e/test_serving.py::test_only_the_fleet_api_listens_beyond_this_machine tests/e2e/test_refusals.py
+
+flower: $(STAMP) ## run engines, deployment and resume with another Flower: make flower VERSION=1.41.0
+	rm -rf $(SECOND) && $(BIN)/python -m venv --without-pip $(SECOND)
+	site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	theirs=$$($(SECOND)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	echo "import site; site.addsitedir('$$site')" > $$theirs/shared.pth
+	grep -vE '^(flwr|cryptography|uv|certifi)==' constraints-current.txt > $(SECOND)/constraints.txt
+	$(SECOND)/bin/python -m pip install --quiet -c $(SECOND)/constraints.txt "flwr[simulation]==$(VERSION)"
+	PATH="$(CURDIR)/$(SECOND)/bin:$$PATH" PYTHONPATH="$(CURDIR)" OMP_NUM_THREADS=1 \
+		$(SECOND)/bin/python -m pytest -n 2 --dist loadfile $(SUBSET)
+	PATH="$(CURDIR)/$(SECOND)/bin:$$PATH" PYTHONPATH="$(CURDIR)" $(SECOND)/bin/python -m experiments.chaos --runs 4 \
+		--kills 1 --spread 2 --limit 400 --kinds 'client process,answering process,server,superlink'
+
+flower-next: ## the same with the newest Flower that the index has, pre-releases too: says what an upgrade breaks
+	@newest=$$($(BIN)/python -m pip index versions flwr --pre 2>/dev/null | sed -n 's/^Available versions: \([^,]*\).*/\1/p'); \
+	echo "flower-next: flwr $$newest"; $(MAKE) --no-print-directory flower VERSION=$$newest
 
 clean: ## remove .venv and everything that tools leave; runs/ stays
-	rm -rf .venv build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-flower build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,9 +1,9 @@
-"""Extracts a client's model from its run, for any method, by recording what the client's predictor is made of."""
+"""Extracts a client's model from its run, for any method whose predictor says which networks it is made of."""
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ import torch
 
 from sepal.cli.portable import Origin
 from sepal.cli.runs import newest_state, read_run
-from sepal.client.network import Network
+from sepal.client.network import NetworkPredictor
 from sepal.client_app.build import Node, Shared, build_host, client_name
 from sepal.errors import ConfigError, ModelError
 from sepal.modules import frozen_tensors
-from sepal.protocol.method import Plan, Predictor
+from sepal.protocol.method import Plan, Predictor, resolve
 from sepal.strategies.assembly import assemble
 
 
@@ -35,23 +35,6 @@ class ClientModel:
     networks: list[dict[str, npt.NDArray[np.float32]]]
     inputs: npt.NDArray[Any]
     logits: npt.NDArray[np.float32]
-
-
-@dataclass
-class Recorder:
-    """Wraps a trainer, and records the networks that a predictor is made of."""
-
-    trainer: Any
-    made: list[Network] = field(default_factory=list)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.trainer, name)
-
-    def predictor(self, weights: Any, use: str = "model", make: Any = None) -> Predictor:
-        """Record the network and return the trainer's predictor."""
-        predict: Predictor = self.trainer.predictor(weights, use, make)
-        self.made.append(self.trainer.networks[use])
-        return predict
 
 
 def client_model(path: Path, client: str) -> ClientModel:
@@ -75,19 +58,16 @@ def client_model(path: Path, client: str) -> ClientModel:
         raise ConfigError("client", "one whose state can be read", f"{client}, whose state is damaged")
     node = Node(number, assembly.task.config.clients)
     host = build_host(Shared.around(assembly, "cpu"), node, "", newest.store)
-    algorithm: Any = host.algorithm  # all of our algorithms keep their trainer under this name
-    recorder = algorithm.trainer = Recorder(algorithm.trainer)
-    predict: Predictor | None = algorithm.predictor(newest.state, None, Plan(newest.round))
+    predict: Predictor | None = host.algorithm.predictor(newest.state, None, Plan(newest.round))
     if predict is None:
         raise ConfigError("client", "one that has a model of its own", f"{client}, which has none")
-    if not recorder.made:
-        got = f"{assembly.method.name}, which makes one for each example or batch"
+    if not isinstance(predict, NetworkPredictor):
+        got = f"{assembly.method.name}, whose predictions are not those of networks alone"
         raise ConfigError("client", "a model of one network", got)
-    combination = getattr(algorithm, "combination", None)
-    if len(recorder.made) > 1 and combination is None:
-        raise ConfigError("client", "a model of one network", f"{len(recorder.made)} networks that are used together")
-    rule, numbers = combination(newest.state) if combination and len(recorder.made) > 1 else ("", ())
-    x: torch.Tensor = recorder.x[:64]
+    if predict.combine and predict.combine is not resolve(assembly.method.combination):
+        got = f"{len(predict.networks)} networks that are used together"
+        raise ConfigError("client", "a model of one network", got)
+    x = torch.from_numpy(np.array(assembly.data.client(number, node.partitions, client).train.x[:64]))
     info, config = assembly.info, assembly.task.config
     origin = Origin(
         config.model,
@@ -101,11 +81,11 @@ def client_model(path: Path, client: str) -> ClientModel:
         config.dataset,
         path.name,
         client,
-        rule,
-        tuple(numbers),
+        config.method if predict.combine else "",
+        predict.numbers,
         tuple(info.class_names),
     )
-    networks = [{**network.read(), **frozen_tensors(network.module)} for network in recorder.made]
+    networks = [{**network.read(), **frozen_tensors(network.module)} for network in predict.networks]
     return ClientModel(origin, networks, x.numpy(), predict(x).numpy())
 
 

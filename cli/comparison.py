@@ -99,6 +99,11 @@ class Group:
         return int(mean) if mean.is_integer() else mean
 
     @property
+    def stopped(self) -> bool:
+        """Whether a run ended before its limit."""
+        return any((result.stored.summary or {}).get("stopped") for result in self.results)
+
+    @property
     def rising(self) -> Rise | None:
         """The rise at the end if the curves are still rising: the runs have not converged."""
         ended = [result for result in self.results if result.stored.summary is not None]

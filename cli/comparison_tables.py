@@ -45,7 +45,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         if cell:
             console.print(escape(cell), style="bold", highlight=False)
         _print_accuracy(console, groups, comparison.view)
-        if line := not_converged(groups):
+        for line in filter(None, (not_converged(groups), rounds_run(groups))):
             console.print(escape(line), highlight=False)
             console.print()
         _print_cost(console, groups)
@@ -75,6 +75,13 @@ def not_converged(groups: Sequence[Group]) -> str:
     found = [(group.label, group.rising) for group in groups]
     words = [f"{label} (+{100 * each.mean:.1f} points in {each.points} rounds)" for label, each in found if each]
     return f"{MARK} not converged, still rising at the last round: {', '.join(words)}" if words else ""
+
+
+def rounds_run(groups: Sequence[Group]) -> str:
+    """Return a line with the rounds of each group if a run ended before its limit, or nothing."""
+    limits = {group.label: group.first.stored.config["rounds"] for group in groups}
+    words = [f"{group.label} {group.rounds:.4g} of at most {limits[group.label]}" for group in groups]
+    return f"rounds that were run, mean over seeds: {', '.join(words)}" if any(g.stopped for g in groups) else ""
 
 
 def named(group: Group) -> str:

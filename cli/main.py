@@ -22,7 +22,6 @@ from typer.models import ArgumentInfo
 from sepal import user_modules
 from sepal.cli import deployment, joining, serving
 from sepal.cli.export import export, predict
-from sepal.cli.paper.command import paper
 from sepal.cli.plans.compare import compare
 from sepal.cli.plans.tune import tune
 from sepal.config import Flat, RunConfig
@@ -226,7 +225,7 @@ def report(
 @app.command()
 def methods(
     keys: Annotated[bool, typer.Option("--keys", help="With each method's own keys.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="As README's table.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As the table in docs/methods.md.")] = False,
 ) -> None:
     """List the methods."""
     from sepal.strategies import registry
@@ -247,7 +246,7 @@ def methods(
 
 
 def markdown_table() -> str:
-    """Return the methods as README shows them."""
+    """Return the table of docs/methods.md."""
     from sepal.strategies import registry
 
     rows = ["| name | method | source | deployed |", "|---|---|---|---|"]
@@ -285,7 +284,7 @@ def print_keys(console: Console, title: str, model: Any, prefix: str) -> None:
     console.print(table)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (compare, tune, paper, export, predict, serving.serve, joining.join)
+COMMANDS: tuple[Callable[..., None], ...] = (compare, tune, export, predict, serving.serve, joining.join)
 COMMANDS += (serving.watch, deployment.certs, deployment.submit)
 for command in COMMANDS:
     app.command()(command)

@@ -25,9 +25,9 @@ from sepal import models
 from sepal.errors import ModelError, StateError
 from sepal.modules import bring_back, floating, frozen_tensors, tied_names
 from sepal.protocol.method import resolve
+from sepal.strategies import registry
 
 FORMAT = "sepal.model.v1"
-RULES = {"dmpfl-adaptive": "sepal.strategies.dmpfl.client:adaptive"}  # logits of each network, then numbers → logits
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Origin:
         mean: Mean of each channel, subtracted from images after their bytes were scaled to 0 … 1.
         std: Standard deviation of each channel, by which they are then divided.
         class_names: Name of each class; empty if classes are known by their numbers.
-        rule: How several networks are combined into one predictor: a name in :data:`RULES`; empty for one network.
+        rule: How several networks are combined into one predictor: the method, whose record names
+            the ``combination``; empty for one network.
         numbers: What the rule takes besides the networks' logits.
     """
 
@@ -164,9 +165,10 @@ def _module(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> n
     networks = [fill(build(), part) for _, part in sorted(parts.items())]
     if not origin.rule and len(networks) == 1:
         return networks[0]
-    if origin.rule not in RULES:
-        raise ModelError("model", f"networks combined by one of {', '.join(RULES)}", origin.rule or len(networks))
-    return Combined(networks, resolve(RULES[origin.rule]), origin.numbers)
+    known = registry.get(origin.method).combination if origin.rule and origin.method in registry.table() else ""
+    if not known:
+        raise ModelError("model", "networks that its method says how to combine", origin.rule or len(networks))
+    return Combined(networks, resolve(known), origin.numbers)
 
 
 class Combined(nn.Module):

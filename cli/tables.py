@@ -34,6 +34,9 @@ def print_run(console: Console, run: StoredRun, yardstick: StoredRun | None = No
     console.print(rounds_table(run, yardstick))
     console.print(LEGEND, style="italic", highlight=False)
     if run.summary is not None:
+        if run.summary.get("stopped"):
+            words = f"Ended after round {run.summary['rounds']}: {run.summary['stopped']['reason']}"
+            console.print(printable(words), highlight=False)
         console.print()
         console.print(figures_table(run, yardstick))
         if run.summary.get("novel"):
@@ -59,7 +62,10 @@ def headline(run: StoredRun) -> str:
     """Return one line with the run's name, configuration and progress."""
     config, done = run.config, run.lines[-1]["round"] if run.lines else 0
     state = "complete" if run.summary is not None else f"at round {done}"
-    parts = f"{config['clients'] or 'all'} clients, {config['rounds']} rounds, seed {config['seed']}"
+    rounds = f"{config['rounds']} rounds"
+    if run.summary and run.summary.get("stopped"):
+        rounds = f"{run.summary['rounds']} of at most {rounds}"
+    parts = f"{config['clients'] or 'all'} clients, {rounds}, seed {config['seed']}"
     return f"{run.path.name}: {config['method']} on {config['dataset']}, {parts}, {state}"
 
 

@@ -16,6 +16,7 @@ from flwr.app import RecordDict
 
 from sepal.client.state_store import Origin, StateStore, Stored
 from sepal.errors import ProtocolError, SepalError, StateError
+from sepal.protocol.algorithms import ClientAlgorithm
 from sepal.protocol.messages import (
     GREATEST,
     Content,
@@ -27,7 +28,7 @@ from sepal.protocol.messages import (
     write_error,
     write_reply,
 )
-from sepal.protocol.method import ClientAlgorithm, ClientInfo, Kind, Payload, Predictor
+from sepal.protocol.method import ClientInfo, Kind, Payload, Predictor
 from sepal.protocol.payloads import seal, unseal
 from sepal.storage.serialize import digest
 

@@ -1,116 +1,184 @@
-"""README's tables of results, from the result files in docs/results: ``python -m experiments.readme`` writes them.
+"""README's picture, table and advice from stored results: ``python -m experiments.readme`` writes them.
 
-The first table has each paper's headline: the variant that a block of its plan names (``headline``), next to FedAvg,
-FedAvg with fine-tuning and Local on the same clients. The second has the leaderboard's mean ranks, once it has been
-run. A plan without a result file next to its page is left out.
+The results are those of the leaderboard on HAR: eleven methods on the same 30 people, three seeds, each method at the
+rate that validation data chose. A lead is called one only where its 95 % interval over the seeds excludes 0.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
-from sepal.cli.paper.markdown import table
-from sepal.cli.paper.ranks import SETTINGS, mean_ranks
-from sepal.cli.paper.report import accuracy, read_results
-from sepal.cli.plans.model import Block, Plan
-from sepal.cli.plans.plan import read_plan
+from scipy import stats
+
 from sepal.errors import ConfigError
 from sepal.storage.files import write_atomically
+from sepal.strategies import registry
 
 ROOT = Path(__file__).resolve().parents[1]
-README, PLANS, RESULTS = ROOT / "README.md", ROOT / "experiments" / "papers", ROOT / "docs" / "results"
-PART = re.compile(r"(<!-- results: .*? -->)\n.*?(<!-- /results -->)", re.DOTALL)
-OURS, OTHERS = ("kept", "received", "trained"), ("FedAvg, received", "FedAvg + fine-tuning", "Local")
-HEADER = ("data", "method", *OURS, *OTHERS, "MB", "MB of FedAvg")
-YARDSTICKS = (("fedavg", "received"), ("fedavg-ft", "trained"), ("local", "kept"))
+DOCS = ROOT / "docs"
+README, ROWS = ROOT / "README.md", DOCS / "results" / "leaderboard.ndjson"
+BLOCK = "har"
+PART = re.compile(r"(<!-- (table|advice|methods): .*? -->)\n.*?(<!-- /\2 -->)", re.DOTALL)
+NAMES = {
+    **{"fedavg": "FedAvg", "fedavg-ft": "FedAvg + fine-tuning", "local": "Local", "ditto": "Ditto", "fedper": "FedPer"},
+    **{"fedstc": "FedSTC", "fedpse": "FedPSE", "dmpfl": "DM-PFL", "subfedavg": "Sub-FedAvg", "pa3dfl": "Pa3dFL"},
+    "pfedgate": "pFedGate",
+}
+PAPERS = {  # what each does
+    "fedpse": "each client sends the largest tenth of its update and receives its own mixture of the others'",
+    "dmpfl": "a sparse global and a sparse personal model that share weights, half of them each",
+    "subfedavg": "each client prunes its model step by step; only what is left is averaged",
+    "pfedgate": "a private gate picks blocks of one model for each client, within its budget",
+    "pa3dfl": "models of each client's width; a hypernetwork makes their personal factors",
+}
+OLD_START = {"pfedgate": ", with the paper's start (the default is newer)"}  # as leaderboard.toml sets it
 
-Found = Mapping[str, Any]
+
+@dataclass(frozen=True)
+class Figures:
+    """A method's runs on the same clients.
+
+    Attributes:
+        method: Its name.
+        accuracy: The deployed model's mean accuracy over clients, in %, by seed.
+        shifted: The same under full test-time shift: all test data drawn from all clients'.
+        megabytes: MB per client in the whole run, both ways, by seed.
+    """
+
+    method: str
+    accuracy: Mapping[int, float]
+    shifted: Mapping[int, float]
+    megabytes: Mapping[int, float]
+
+    @property
+    def shown(self) -> str:
+        """Accuracy, mean ± standard deviation over seeds."""
+        return _spread(self.accuracy)
+
+    @property
+    def sent(self) -> float:
+        """MB per client, mean over seeds."""
+        return mean(self.megabytes.values())
 
 
-def rewritten(text: str, results: Path = RESULTS) -> str:
-    """Return README's ``text`` with the part between its markers regenerated.
+def _spread(by_seed: Mapping[int, float]) -> str:
+    return f"{mean(by_seed.values()):.1f} ± {stdev(by_seed.values()):.1f}"
 
-    Args:
-        text: The text, with ``<!-- results: … -->`` and ``<!-- /results -->``.
-        results: Directory of the ``.ndjson`` files.
+
+def read(file: Path = ROWS) -> dict[str, Figures]:
+    """Return the figures of each method, from a results file.
 
     Raises:
-        ConfigError: There are no markers.
+        ConfigError: The file has no run of the block.
     """
-    body = "\n".join(lines(results))
-    new, count = PART.subn(lambda match: f"{match[1]}\n{body}{match[2]}", text)
-    if not count:
-        raise ConfigError("README.md", "<!-- results: … --> and <!-- /results -->", "neither")
-    return new
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in map(json.loads, file.read_text().splitlines()):
+        if row["block"] == BLOCK:
+            rows.setdefault(row["variant"], []).append(row)
+    if not rows:
+        raise ConfigError(file.name, f"runs of the block {BLOCK}", "none")
+    return {method: _figures(method, found) for method, found in rows.items()}
 
 
-def lines(results: Path) -> Iterator[str]:
-    """Yield the lines of both tables."""
-    rows: list[list[str]] = []
-    for file in sorted(PLANS.glob("*.toml")):
-        stored = results / f"{file.stem}.ndjson"
-        if stored.is_file():
-            plan, found = read_plan(file), read_results(stored)
-            rows += _headlines(plan, found, f"docs/results/{file.stem}.md")
-    yield from table(HEADER, rows)
-    for file in sorted(PLANS.glob("*.toml")):
-        stored, plan = results / f"{file.stem}.ndjson", read_plan(file)
-        if plan.ranks and stored.is_file():
-            yield from _ranks(plan, read_results(stored), f"docs/results/{file.stem}.md")
+def _figures(method: str, rows: Sequence[Mapping[str, Any]]) -> Figures:
+    view = registry.deployed(method)
+    by_seed = {row["seed"]: row for row in rows}
+    return Figures(
+        method,
+        {seed: 100 * row["accuracy"][view]["mean"] for seed, row in by_seed.items()},
+        {seed: 100 * mean(row["clients"][f"{view}-shift-100"]) for seed, row in by_seed.items()},
+        {
+            seed: (row["megabytes"]["up"] + row["megabytes"]["down"]) / len(row["clients"]["name"])
+            for seed, row in by_seed.items()
+        },
+    )
 
 
-def _headlines(plan: Plan, results: Mapping[str, Found], page: str) -> Iterator[list[str]]:
-    """Yield a row for each cell of the blocks that have a headline."""
-    for block in plan.block:
-        if block.headline is None:
-            continue
-        for cell in dict.fromkeys(run.cell for run in plan.runs(block.name)):
-            groups: dict[str, list[Found]] = {}
-            for run in plan.runs(block.name):
-                if run.cell == cell and run.name in results:
-                    groups.setdefault(run.variant, []).append(results[run.name])
-            if block.headline in groups:
-                yield _row(plan, block, cell, groups, page)
+def compared(one: Mapping[int, float], other: Mapping[int, float], name: str) -> str:
+    """Return the words for a difference of accuracies by seed: a lead only where a 95 % interval excludes 0."""
+    gaps = [one[seed] - other[seed] for seed in one]
+    gap, half = mean(gaps), stats.t.ppf(0.975, len(gaps) - 1) * stdev(gaps) / math.sqrt(len(gaps))
+    figures = f"{abs(gap):.1f} ± {half:.1f} points"
+    if abs(gap) <= half:
+        return f"within the noise of {name} ({gap:+.1f} ± {half:.1f})"
+    return f"{figures} {'ahead of' if gap > 0 else 'behind'} {name}"
 
 
-def _row(plan: Plan, block: Block, cell: str, groups: Mapping[str, Sequence[Found]], page: str) -> list[str]:
-    """Return a row. The yardsticks are the block's first variants of their methods: a plan may give them a width."""
-    assert block.headline is not None  # noqa: S101  (for mypy; the caller has checked)
-    ours = groups[block.headline]
-    place = ", ".join(filter(None, (block.title, cell.replace("lambda=", "λ=").replace("=", " = "))))
-    method = str(plan.variants.get(block.headline, {}).get("method", block.headline))
-    name = f"`{method}`" + f" ({block.headline})" * (method != block.headline)
-    row = [f"[{place}]({page})", name, *(accuracy(ours, view) for view in OURS)]
-    of = {}
-    for name in reversed(list(groups)):
-        of[str(plan.variants.get(name, {}).get("method", name))] = groups[name]
-    row += [accuracy(of.get(method, ()), view) for method, view in YARDSTICKS]
-    return [*row, _megabytes(ours), _megabytes(of.get("fedavg", ()))]
+def table(found: Mapping[str, Figures]) -> Iterator[str]:
+    """Yield the table of papers."""
+    yield "| method | paper | what it does | measured on HAR: deployed model, MB per client |"
+    yield "|---|---|---|---|"
+    for method, what in PAPERS.items():
+        own = found[method]
+        measured = f"{own.shown} %, {own.sent:.1f} MB{OLD_START.get(method, '')}"
+        source = registry.get(method).source
+        yield f"| `{method}` | {source} | {what} | [{measured}](docs/results/{method}.md) |"
+    others = [found[method] for method in ("fedavg", "fedavg-ft", "local")]
+    beside = "; ".join(f"{NAMES[other.method]} {other.shown} %, {other.sent:.1f} MB" for other in others)
+    yield ""
+    yield f"On the same clients: {beside}."
 
 
-def _megabytes(group: Sequence[Found]) -> str:
-    """Return the MB of all clients and rounds, both ways, mean over seeds."""
-    sizes = [one["megabytes"]["up"] + one["megabytes"]["down"] for one in group]
-    mean = sum(sizes) / len(sizes) if sizes else math.nan
-    return f"{mean:,.0f}" if mean >= 1000 else f"{mean:.3g}" if sizes else "–"
+def advice(found: Mapping[str, Figures]) -> Iterator[str]:
+    """Yield the lines that say when to use which method."""
+    own = {method: each.accuracy for method, each in found.items()}
+    shifted = {method: each.shifted for method, each in found.items()}
+    share = {method: f"{100 * each.sent / found['fedavg'].sent:.0f} %" for method, each in found.items()}
+
+    def versus(figures: Mapping[str, Mapping[int, float]], one: str, other: str) -> str:
+        return compared(figures[one], figures[other], NAMES[other])
+
+    yield "- **Local**: each client has enough data of its own. It sends nothing: what it beats wastes bytes."
+    tuned = versus(own, "fedavg-ft", "local")
+    yield f"- **FedAvg + fine-tuning**: bytes do not matter. It is the baseline to beat: {tuned}."
+    behind = versus(shifted, "fedavg-ft", "fedavg")
+    yield f"- **FedAvg**: clients will meet data like that of other clients. There, FedAvg + fine-tuning is {behind}."
+    stc = versus(own, "fedstc", "fedavg")
+    yield f"- **FedSTC**: one model for all is enough, and bytes count: {share['fedstc']} of FedAvg's, {stc}."
+    pse = f"{versus(own, 'fedpse', 'fedavg-ft')} and {versus(own, 'fedpse', 'local')}"
+    yield f"- **FedPSE**: personal models for {share['fedpse']} of FedAvg's bytes: {pse}."
+    sub, mask = versus(own, "subfedavg", "fedavg-ft"), versus(own, "dmpfl", "local")
+    yield f"- **Sub-FedAvg, DM-PFL**: the models themselves must be sparse. Sub-FedAvg is {sub}; DM-PFL is {mask}."
+    yield "- **Pa3dFL, pFedGate**: clients differ in capacity or budget. Such runs have one seed so far: compare first."
 
 
-def _ranks(plan: Plan, results: Mapping[str, Found], page: str) -> Iterator[str]:
-    found = {setting.title: mean_ranks(plan, results, setting) for setting in SETTINGS}
-    there = {title: means for title, means in found.items() if means}
-    names = next(iter(there.values()), {})
-    rows = [[f"`{name}`", *(f"{m[name]:.1f}" if name in m else "–" for m in there.values())] for name in names]
-    yield from table([f"mean rank, 1 is best ([leaderboard]({page}))", *there], rows)
+def rewritten(text: str, parts: Mapping[str, Iterable[str]]) -> str:
+    """Return a page's ``text`` with the parts between its markers made anew.
+
+    Args:
+        text: The text, with ``<!-- NAME: … -->`` and ``<!-- /NAME -->`` for each part.
+        parts: From each part's name to its lines.
+
+    Raises:
+        ConfigError: The markers are not those of the parts.
+    """
+    if (found := [match[2] for match in PART.finditer(text)]) != list(parts):
+        raise ConfigError("page", f"markers <!-- NAME: … --> and <!-- /NAME --> of {', '.join(parts)}", found or "none")
+    return PART.sub(lambda match: "\n".join((match[1], *parts[match[2]], match[3])), text)
+
+
+def written() -> Iterator[tuple[Path, str]]:
+    """Yield each file that this module makes, with its content."""
+    from experiments.readme_picture import PALETTES, svg
+
+    found = read()
+    yield README, rewritten(README.read_text(), {"table": table(found), "advice": advice(found)})
+    for name, palette in PALETTES.items():
+        yield DOCS / f"accuracy-{name}.svg", svg(found, palette)
 
 
 def main() -> None:
-    """Rewrite README.md."""
-    write_atomically(README, rewritten(README.read_text()).encode())
-    print(f"written to {README}")
+    """Write the files."""
+    for file, text in written():
+        write_atomically(file, text.encode())
+        print(f"written to {file}")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ class RoundLog:
         """Log the round's accuracy, bytes and time."""
         views = [f"{view} {100 * f['mean']:.1f} %" for view, f in line["accuracy"].items() if f]
         sent = f"MB up {line['bytes']['up'] / 1e6:.3g} down {line['bytes']['down'] / 1e6:.3g}"
-        which = "closing round" if record.round > self._total else f"round {record.round}/{self._total}"
+        which = "closing round" if line["phase"] == "closing" else f"round {record.round}/{self._total}"
         log.info("%s: %s, %s, %.1f s", which, " ".join(views) or "not evaluated", sent, record.seconds["total"])
 
     def closed(self, progress: RunState, report: Report) -> None:

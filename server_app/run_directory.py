@@ -156,9 +156,12 @@ class RunDirectory:
             if stored is None:
                 path = self.path / "config.toml"
                 raise StateError(str(path), "the keys with which the run was started, beside its files", "no file")
+            method = self._assembly.method
+            defaults = {**RunConfig().flat(), **flatten(method.hyper(), f"{method.name}.")}
+            begun_with = {**defaults, **stored}  # a run of an earlier version lacks keys that are newer
             for key in {**stored, **wanted}:
-                if key not in self._free and stored.get(key) != wanted.get(key):
-                    expected = f"{stored.get(key)!r}, with which the run {self.path.name} was started"
+                if key not in self._free and begun_with.get(key) != wanted.get(key):
+                    expected = f"{begun_with.get(key)!r}, with which the run {self.path.name} was started"
                     raise ConfigError(key, expected, repr(wanted.get(key)))
         if stored != wanted:
             write_atomically(self.path / "config.toml", tomli_w.dumps(wanted).encode())

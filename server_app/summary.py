@@ -6,6 +6,7 @@ import hashlib
 import platform
 import subprocess
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -13,10 +14,10 @@ from typing import Any
 
 import sepal
 from sepal.data.own import PRIVATE
-from sepal.protocol.method import ServerAlgorithm
+from sepal.protocol.algorithms import ServerAlgorithm
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server.report import Report, populations
-from sepal.server.run_state import RunState, learned
+from sepal.server.run_state import RunState
 from sepal.server_app.privacy import privacy
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import Assembly
@@ -35,9 +36,9 @@ def summarise(
         report: The figures of all rounds.
         name: The run's name.
         engine: Name of the engine.
-        rounds: Number of rounds, without the closing round.
+        rounds: The most rounds that the run might have had, without the closing round.
     """
-    config = assembly.task.config
+    config, done = assembly.task.config, progress.round - 1
     clients_sha256 = digest_clients(report.digests)
     algorithm = assembly.method.make_server(assembly.task)
     return {
@@ -48,7 +49,9 @@ def summarise(
         "dataset": config.dataset,
         "model": config.model,
         "engine": engine,
-        "rounds": rounds,
+        "rounds": done,
+        "limit": rounds,
+        "stopped": asdict(report.stopped) if report.stopped and done < rounds else None,
         "seed": config.seed,
         "clients": len(progress.roster),
         "populations": populations(len(progress.roster), len(progress.novel)),
@@ -100,8 +103,8 @@ def seconds(spent: Mapping[str, float]) -> dict[str, float]:
 
 
 def weights_digest(algorithm: ServerAlgorithm[Any], state: Any) -> str:
-    """Return the digest of all arrays that the server learned; empty if there are none."""
-    arrays = dict(learned(algorithm, state))
+    """Return the digest of the global model; empty if the server has none."""
+    arrays = dict(algorithm.model(state))
     return digest_arrays(arrays) if arrays else ""
 
 

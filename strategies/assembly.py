@@ -1,16 +1,16 @@
 """Builds the parts of a run from flat keys: configuration, model layout, initial weights.
 
-Server, clients, the ``sepal`` command and custom ServerApps all use this module, so the same keys give the same run.
+Server, clients, the ``sepal`` command and custom ServerApps all use this module, so the same keys give the same run. It
+imports no server code, because clients import it.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,17 +19,12 @@ from sepal.config import RunConfig, Settings, flatten, parse
 from sepal.config.agreement import agreed_text
 from sepal.data import DatasetInfo, FederatedData, federated_data
 from sepal.errors import ConfigError, StateError
-from sepal.protocol.layout import Layout, statistics, trained
+from sepal.protocol.layout import Layout
 from sepal.protocol.method import Method, Task, Weights
-from sepal.server.observer import Observer
-from sepal.server.strategy import SepalStrategy
+from sepal.strategies import registry, rules
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from sepal.server.run_store import RunStore
-
-log = logging.getLogger("sepal")
 
 
 @dataclass(frozen=True)
@@ -71,8 +66,6 @@ def assemble(
     Raises:
         SepalError: A key, the data set or the model is invalid.
     """
-    from sepal.strategies import registry
-
     hypers: Mapping[str, Any] = registry.Hypers()
     if method is not None:
         hypers = {**{name: hypers[name] for name in _prefixes(flat) if name in hypers}, method.name: method.hyper}
@@ -81,20 +74,13 @@ def assemble(
     chosen = method or registry.get(config.method)
     data = federated_data(config)
     known = data.info
-    if config.evaluate.corruption != "none" and known.kind != "image":
-        raise ConfigError("evaluate.corruption", f"none for data of kind {known.kind}", config.evaluate.corruption)
-    if config.evaluate.shift and data.private:
-        raise ConfigError("evaluate.shift", f"false ({data.private})", "true")
-    check_private(chosen, config)
+    rules.check_data(config, data)
+    rules.check_method(chosen, config)
     config, hyper, notes = complete(config, hyper, chosen, known)
     make = partial(models.build, config.model, known.input_shape, known.classes, known.vocabulary, config.width)
     first = first_weights(config, make)
-    layout = first.layout
-    if config.privacy.clip and statistics(layout):
-        expected = "a model without running statistics, which no clipping bounds (such as one with group norm)"
-        raise ConfigError("model", f"{expected}, with privacy.clip", config.model)
     agreed = agreed_text(config, hyper, flat, sources or {})
-    task = Task(layout, first.weights, config, hyper, make, known.input_shape, first.given, first.frozen)
+    task = Task(first.layout, first.weights, config, hyper, make, known.input_shape, first.given, first.frozen)
     if chosen.draws and (first.given or config.initial_weights):
         notes = (*notes, f"model: {chosen.name} starts from {chosen.draws}, not from weights that are given")
     return Assembly(chosen, task, data, make, agreed, (*notes, *first.notes))
@@ -124,20 +110,6 @@ def complete(
     chosen = [f"{key} = {after[key]:g}" for key, value in before.items() if value != after[key] and key in found.keys]
     origin = found.origin + (f", times 1 - momentum = {scale:g}" if scale < 1 else "")
     return full, own, (f"{', '.join(chosen)}: {origin}",) if chosen else ()
-
-
-def check_private(method: Method, config: RunConfig) -> None:
-    """Raise if ``privacy.*`` is set and the method has no upload that these keys protect.
-
-    Raises:
-        ConfigError: See above; the error names the methods that have one.
-    """
-    from sepal.strategies import registry
-
-    if config.privacy.clip and not method.private:
-        others = ", ".join(name for name in registry.METHODS if registry.get(name).private)
-        expected = f"0: uploads of {method.name} are not clipped and noised (those of {others} are)"
-        raise ConfigError("privacy.clip", expected, config.privacy.clip)
 
 
 def _prefixes(flat: Mapping[str, Any]) -> set[str]:
@@ -171,15 +143,14 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
     drawn from the run's seed by NumPy, as for built-in models, so that all machines have the same.
 
     Raises:
-        ConfigError: No parameter of the model is trained, or the file does not fit.
+        ConfigError: The model is refused (:func:`sepal.strategies.rules.check_model`), or the file does not fit it.
     """
     from sepal.models.weights import initial_weights, layout, read_weights
     from sepal.modules import frozen_tensors
 
     module = make()
     parameters, frozen = layout(module), frozen_tensors(module)
-    if not trained(parameters):
-        raise ConfigError("model", "at least one parameter that is trained", f"{config.model}, which freezes all")
+    rules.check_model(config, parameters)
     kept = (f"model: {len(frozen)} frozen tensors stay as {config.model} sets them",) if frozen else ()
     if config.initial_weights:
         return FirstWeights(parameters, _read(config, parameters), frozenset(), frozen, kept)
@@ -212,32 +183,3 @@ def _read(config: RunConfig, parameters: Layout) -> Weights:
         if not np.isfinite(array).all():
             raise ConfigError(f"initial-weights: {name}", "finite numbers of float32", "NaN or infinity")
     return weights
-
-
-class MethodStrategy(SepalStrategy):
-    """A method as a Flower Strategy for a custom ServerApp; clients run Sepal's ClientApp.
-
-    ``FedPSE(keep=0.1).start(grid)``, or with the run's own keys
-    ``FedPSE(context.run_config, keep=0.1).start(grid, num_rounds=20)``.
-
-    Args:
-        run_config: Flat keys, as in Flower's run config; missing ones have their default value.
-        store: Stores what is needed to resume; by default in memory only.
-        observers: Called after every round.
-        keys: The method's own keys, with underscores for hyphens. Clients read keys from their run config, which must
-            have the same values; a difference raises an error before the first round.
-    """
-
-    method: ClassVar[Method]
-
-    def __init__(
-        self,
-        run_config: Mapping[str, Any] | None = None,
-        store: RunStore | None = None,
-        observers: tuple[Observer, ...] = (),
-        **keys: Any,
-    ) -> None:
-        own = {f"{self.method.name}.{key.replace('_', '-')}": value for key, value in keys.items()}
-        sources = {key: f"argument {name}={keys[name]!r}" for key, name in zip(own, keys, strict=True)}
-        made = assemble({**(run_config or {}), **own}, type(self).method, sources)
-        super().__init__(type(self).method, made.task, store, observers, agreed=made.agreed)

@@ -1,17 +1,59 @@
-"""Registers a method: creates its record and its Flower Strategy."""
+"""Registers a method: creates its record, which is also its Flower Strategy for a custom ServerApp."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from sepal.config import Settings
 from sepal.protocol.method import ClientFactory, Method, Scalar, ServerFactory
-from sepal.strategies.assembly import MethodStrategy
+
+if TYPE_CHECKING:
+    from sepal.server.observer import Observer
+    from sepal.server.run_store import RunStore
+    from sepal.server.strategy import SepalStrategy
 
 
 class NoKeys(Settings):
     """The keys of a method that has none."""
+
+
+@dataclass(frozen=True)
+class Registered(Method):
+    """A method's record. Called, it returns the method as a Flower Strategy; clients run Sepal's ClientApp.
+
+    ``FedPSE(keep=0.1).start(grid)``, or with the run's own keys
+    ``FedPSE(context.run_config, keep=0.1).start(grid, num_rounds=20)``.
+    """
+
+    def __call__(
+        self,
+        run_config: Mapping[str, Any] | None = None,
+        store: RunStore | None = None,
+        observers: tuple[Observer, ...] = (),
+        **keys: Any,
+    ) -> SepalStrategy:
+        """Return the method as a Flower Strategy.
+
+        Args:
+            run_config: Flat keys, as in Flower's run config; missing ones have their default value.
+            store: Stores what is needed to resume; by default in memory only.
+            observers: Called after every round.
+            keys: The method's own keys, with underscores for hyphens. Clients read keys from their run config, which
+                must have the same values; a difference raises an error before the first round.
+
+        Raises:
+            SepalError: A key, the data set or the model is invalid.
+        """
+        # Here, because a client imports its method but no server code.
+        from sepal.server.strategy import SepalStrategy
+        from sepal.strategies.assembly import assemble
+
+        own = {f"{self.name}.{key.replace('_', '-')}": value for key, value in keys.items()}
+        sources = {key: f"argument {name}={keys[name]!r}" for key, name in zip(own, keys, strict=True)}
+        made = assemble({**(run_config or {}), **own}, self, sources)
+        return SepalStrategy(self, made.task, store, observers, agreed=made.agreed)
 
 
 def register(
@@ -28,16 +70,9 @@ def register(
     private: tuple[str, ...] = (),
     deployed: Literal["kept", "received", "trained"] = "kept",
     draws: str = "",
-) -> type[MethodStrategy]:
-    """Return the method as a Flower Strategy, with its record as ``method``. Arguments are those of :class:`Method`.
-
-    State types are taken from the return annotations of ``init``. The Strategy is named like the client algorithm,
-    without ``Client``.
-    """
-    rest = (received, uses_capacity, private, deployed, draws)
-    record = Method(name, title, source, hyper, server, client, defaults or {}, *rest)
-    doc = f"{title} ({source}) as a Flower Strategy, for a custom ServerApp."
-    side = client if isinstance(client, str) else client.__name__
-    own = side.rpartition(":")[2].removesuffix("Client")
-    made: type[MethodStrategy] = type(own, (MethodStrategy,), {"method": record, "__doc__": doc})
-    return made
+    robust: bool = False,
+    combination: str = "",
+) -> Registered:
+    """Return the method's record. Arguments are those of :class:`Method`."""
+    rest = (received, uses_capacity, private, deployed, draws, robust, combination)
+    return Registered(name, title, source, hyper, server, client, defaults or {}, *rest)

@@ -21,6 +21,10 @@ METHODS = {
     "fedavg-ft": "sepal.strategies.baselines.fedavg_ft:FedAvgFt",
     "fedstc": "sepal.strategies.baselines.fedstc:FedSTC",
     "fedscr": "sepal.strategies.baselines.fedscr:FedSCR",
+    "fedavgm": "sepal.strategies.baselines.fedavgm:FedAvgM",
+    "fedadam": "sepal.strategies.baselines.fedopt:FedAdam",
+    "fedyogi": "sepal.strategies.baselines.fedopt:FedYogi",
+    "fedadagrad": "sepal.strategies.baselines.fedopt:FedAdagrad",
     "fedprox": "sepal.strategies.baselines.fedprox:FedProx",
     "ditto": "sepal.strategies.baselines.ditto:Ditto",
     "apfl": "sepal.strategies.baselines.apfl:APFL",
@@ -74,7 +78,7 @@ def get(name: str) -> Method:
     known = table()
     if name not in known:
         raise ConfigError("method", f"one of {', '.join(known)}", suggest(name, name, known))
-    found = getattr(resolve(known[name]), "method", resolve(known[name]))
+    found = resolve(known[name])
     if not isinstance(found, Method):
         raise ConfigError("method", f"{known[name]} to be a sepal.protocol.method.Method", type(found).__name__)
     return found

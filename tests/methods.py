@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
 from functools import cache
+
+import pytest
 
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.engines.in_process import run_in_process
-from sepal.storage.serialize import digest
+from sepal.server.run_state import RoundStart, RunState
+from sepal.server.run_store import MemoryRunStore
+from sepal.server.strategy import SepalStrategy
+from sepal.server.uploads import RoundUploads
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
-from tests.stores import ScratchStore
+from tests.scratch_store import ScratchStore
 
 CASES = {  # name of the case: its keys; a variant of a method joins by a line
     **{name: {"method": name} for name in registry.METHODS},
@@ -32,7 +39,7 @@ CASES = {  # name of the case: its keys; a variant of a method joins by a line
     "local-width-mixed": {"method": "local-width", "capacity.profile": "0.05,0.25,1"},
     "pa3dfl-mixed": {"method": "pa3dfl", "capacity.profile": "0.05,0.25,1"},
     "fedrolex-mixed": {"method": "fedrolex", "capacity.profile": "0.05,0.25,1", "model": "digits-cnn-bn"},
-    "fjord-mixed": {"method": "fjord", "capacity.profile": "0.05,0.25,1", "fjord.distill": True},
+    "fjord-mixed": {"method": "fjord", "capacity.profile": "0.05,0.25,1", "fjord.distill": False},
     "tailorfl-mixed": {"method": "tailorfl", "capacity.profile": "0.05,0.25,1"},
     "pfedgate": {"method": "pfedgate", "pfedgate.keep": 0.3},  # at .5 every block is on for some example of a round
     "pfedgate-batch": {
@@ -50,10 +57,15 @@ CASES = {  # name of the case: its keys; a variant of a method joins by a line
         "capacity.profile": "0.15,0.6",
     },
 }
-TO_LEARN = {  # keys with which a case learns within a few rounds
+TO_LEARN = {  # keys with which a case learns within a few rounds; those of CASES are there to take other paths
     "flanc": {"momentum": 0.0},  # products of factors: momentum diverges at this rate
-    "tailorfl-mixed": {"capacity.profile": "0.25,1"},  # a twentieth of the model learns little in six rounds
+    "fedmask": {"local-epochs": 3},
+    "pfedhn": {"pfedhn.inner-rate": 0.02},
+    "pfedme": {"pfedme.steps": 2},
+    "pfedgate-batch": {"pfedgate.shift": 0.0},  # a shift is the distance from the weights that learnt without gates
+    "pfedgate-client": {"pfedgate.shift": 0.0, "capacity.profile": "0.5,1"},
 }
+LEARNING = [*registry.METHODS, "subfedavg-hy", "fjord-mixed", "pfedgate-batch", "pfedgate-client"]  # own ways to train
 FLAT = {
     "dataset": "digits",
     "clients": 4,
@@ -102,15 +114,54 @@ class StopAfter(Lines):
             raise Stop
 
 
+class Checkpoints(MemoryRunStore):
+    """Keeps the checkpoint that a run begins with."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = None
+
+    def checkpoint(self, progress):
+        self.first = self.first or progress
+        super().checkpoint(progress)
+
+
+@dataclass
+class Finished:
+    """A run that several tests look at.
+
+    Attributes:
+        start: The run's state before the first round.
+        composed: How often the download of a round and client was composed.
+        decoded: How often the upload of a round and client was decoded.
+    """
+
+    strategy: SepalStrategy
+    lines: Lines
+    start: RunState
+    composed: Counter[tuple[int, str]]
+    decoded: Counter[tuple[int, str]]
+
+
 @cache
 def finished(name, **keys):
-    lines = Lines()
-    strategy = run_in_process(assemble(flat(name, **keys)), observers=[lines])
-    return strategy, lines
+    """Run a case with further keys, once per process: xdist keeps the tests of a case together."""
+    lines, store, composed, decoded = Lines(), Checkpoints(), Counter(), Counter()
+    download, decode = RoundStart.download, RoundUploads._decode
 
+    def counted_download(start, client, *rest):
+        composed[start.plan.round, client] += 1
+        return download(start, client, *rest)
 
-def outcome(strategy):
-    return digest(strategy.progress.server), dict(strategy.report.digests), strategy.report.totals
+    def counted_decode(uploads, client, *rest):
+        decoded[uploads._start.plan.round, client] += 1
+        return decode(uploads, client, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RoundStart, "download", counted_download)
+        patch.setattr(RoundUploads, "_decode", counted_decode)
+        strategy = run_in_process(assemble(flat(name, **keys)), store=store, observers=[lines])
+    return Finished(strategy, lines, store.first, composed, decoded)
 
 
 @cache

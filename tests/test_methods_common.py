@@ -3,12 +3,12 @@
 A variant that takes other paths joins by a line in ``CASES`` of tests/methods.py.
 
 Four rounds on handwritten digits with four clients, two of them sampled each round, and everything asked of the method
-from outside: no test here knows a method by name.
+from outside: no test here knows a method by name. The tests of a case share its run, so xdist gives them to one worker.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import hashlib
 from dataclasses import replace
 
 import pytest
@@ -21,37 +21,38 @@ from sepal.protocol.method import Kind, resolve
 from sepal.protocol.payloads import seal, unseal
 from sepal.server.run_state import RoundStart
 from sepal.server.run_store import DiskRunStore
-from sepal.server.uploads import RoundUploads
 from sepal.server_app.summary import summarise
 from sepal.storage.serialize import digest, restore
 from sepal.storage.serialize import flatten as flatten_state
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import ValueCoding
-from tests.contract.harness import Recording
-from tests.methods import CASES, TO_LEARN, Lines, Stop, StopAfter, codings, finished, flat, outcome
-from tests.stores import ScratchStore
+from tests.methods import CASES, LEARNING, TO_LEARN, Stop, StopAfter, codings, finished, flat
+from tests.scratch_store import ScratchStore
 
 GENERATES = {"pa3dfl", "pfedhn"}
-METHODS = pytest.mark.parametrize("name", CASES)
+METHODS = pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in CASES])
+# A kill before the first checkpoint and one at a checkpoint take the engine's path, whatever the method: one case per
+# kind of state. The same holds for the two codings of 16 bits: one dense and one sparse upload.
+KILLS = [(name, 3) for name in CASES]
+KILLS += [(name, after) for name in ("fedavg", "fedstc", "fedpse", "dmpfl", "subfedavg", "pa3dfl") for after in (1, 2)]
+SMALLER = [*((name, "fp16") for name in CASES), ("fedavg", "bf16"), ("fedpse", "bf16")]
 
 
-@METHODS
-def test_the_same_seed_gives_the_same_bits(name):
-    again = run_in_process(assemble(flat(name)))
-    assert outcome(again) == outcome(finished(name)[0])
+def grouped(pairs):
+    """Mark (name of a case, value) to run where the other tests of the case do."""
+    return [pytest.param(*pair, marks=pytest.mark.xdist_group(pair[0])) for pair in pairs]
 
 
-@METHODS
-def test_another_seed_gives_other_bits(name):
-    other = run_in_process(assemble(flat(name, seed=4)))
-    assert other.report.digests != finished(name)[0].report.digests
+def trained(run):
+    """The ledger's entries of training."""
+    return [entry for record in run.lines.records for entry in record.ledger if entry.purpose == "training"]
 
 
 @METHODS
 def test_every_client_is_evaluated_at_the_end_in_all_views_that_exist(name):
-    strategy, lines = finished(name)
-    method = strategy._method
+    run = finished(name)
+    method, lines = run.strategy._method, run.lines
     last = lines.lines[-1]
     assert last["phase"] == "closing"
     assert last["population"] == 4
@@ -64,12 +65,12 @@ def test_every_client_is_evaluated_at_the_end_in_all_views_that_exist(name):
     assert {line["round"]: line["full"] for line in lines.lines} == {1: False, 2: True, 3: False, 4: True, 5: True}
 
 
-@METHODS
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in LEARNING])
 def test_training_learns_something(name):
     """Ten classes at Dirichlet(1): the most frequent class of one's own data is worth about .3."""
-    keys = {"rounds": 6, "local-epochs": 3, "clients-per-round": 0, "batch-size": 8, "partition.subsample": 600}
+    keys = {"rounds": 4, "local-epochs": 2, "clients-per-round": 0, "batch-size": 16, "partition.subsample": 600}
     # Sparse models start slowly: their signals are small at first. The rates are not those of a calibration.
-    keys |= {"momentum": 0.8, "lr": 0.05, "pfedhn.inner-rate": 0.005}
+    keys |= {"momentum": 0.8, "lr": 0.1, "evaluate-every": 0}
     strategy = run_in_process(assemble(flat(name, **(keys | TO_LEARN.get(name, {})))))
     assert strategy.report.accuracy["trained"]["mean"] > 0.5
 
@@ -77,23 +78,23 @@ def test_training_learns_something(name):
 @METHODS
 def test_the_ledger_counts_the_encoded_bytes(name):
     """Each message of round 1 is made and sealed once more, in both directions; its length is what the ledger says."""
-    strategy, lines = finished(name)
+    run = finished(name)
+    strategy, lines = run.strategy, run.lines
     shared = Shared.around(assemble(flat(name)), "cpu")
     hosts = [build_host(shared, Node(number, 4), "run", ScratchStore()) for number in range(4)]
-    algorithms = {host.info.name: host.algorithm for host in hosts}
-    progress = Recording()
-    run_in_process(assemble(flat(name, rounds=1)), store=progress)
-    start = progress.checkpoints[0]
-    begun = RoundStart(strategy.algorithm, start, strategy.algorithm.plan(1))
+    by_name = {host.info.name: host for host in hosts}
+    begun = RoundStart(strategy.algorithm, run.start, strategy.algorithm.plan(1))
     for entry in lines.records[0].ledger:
         download = begun.download(entry.client)
         if entry.direction == "down":
             assert entry.payload == len(seal(download).data)
         elif entry.purpose == "training":
-            algorithm = algorithms[entry.client]
+            host, algorithm = by_name[entry.client], by_name[entry.client].algorithm
+            asked = f"train|1|{begun.plan.phase}|False||{seal(download).digest()}"  # determines the noise
+            host.set_request(hashlib.sha256(asked.encode()).digest())
             _, upload = algorithm.train(algorithm.init(), download, begun.plan)
             assert entry.payload == len(seal(upload).data)
-    training = [e for record in lines.records for e in record.ledger if e.purpose == "training"]
+    training = trained(run)
     totals = strategy.report.totals.training
     assert totals.up == sum(e.payload for e in training if e.direction == "up")
     assert totals.down == sum(e.payload for e in training if e.direction == "down")
@@ -102,41 +103,29 @@ def test_the_ledger_counts_the_encoded_bytes(name):
 @METHODS
 def test_no_weights_are_downloaded_in_the_first_round(name):
     """Clients derive W_0 from the seed. Hypernetworks generate personal tensors that no client can derive."""
-    _, lines = finished(name)
-    sizes = [entry.payload for entry in lines.records[0].ledger if entry.direction == "down"]
+    sizes = [entry.payload for entry in finished(name).lines.records[0].ledger if entry.direction == "down"]
     assert sizes
     least_model = 1000 * 4  # bytes; FedPSE sends its empty sparse update, 187 bytes
     assert all((size > least_model) == (name.partition("-")[0] in GENERATES) for size in sizes)
 
 
 @METHODS
-def test_a_download_is_composed_once_and_an_upload_decoded_at_most_twice(name, monkeypatch):
-    composed, decoded = Counter(), Counter()
-
-    def counted(kind, name, calls, start_of):
-        original = getattr(kind, name)
-
-        def call(self, client, *rest):
-            calls[start_of(self).plan.round, client] += 1
-            return original(self, client, *rest)
-
-        monkeypatch.setattr(kind, name, call)
-
-    counted(RoundStart, "download", composed, lambda start: start)
-    counted(RoundUploads, "_decode", decoded, lambda uploads: uploads._start)
-    lines = Lines()
-    run_in_process(assemble(flat(name, **{"rounds": 2, "evaluate-every": 0})), observers=[lines])
-    replies = [reply for record in lines.records for reply in record.replies.values()]
-    assert composed == {(reply.round, reply.client.name): 1 for reply in replies}
-    assert set(decoded) == {(reply.round, reply.client.name) for reply in replies if reply.kind is Kind.TRAIN}
-    assert max(decoded.values()) <= 2
+def test_a_download_is_composed_once_and_an_upload_decoded_at_most_twice(name):
+    run = finished(name)
+    replies = [reply for record in run.lines.records for reply in record.replies.values()]
+    assert run.composed == {(reply.round, reply.client.name): 1 for reply in replies}
+    assert set(run.decoded) == {(reply.round, reply.client.name) for reply in replies if reply.kind is Kind.TRAIN}
+    assert max(run.decoded.values()) <= 2
 
 
-@METHODS
-@pytest.mark.parametrize("killed_after", [1, 2, 3])
+@pytest.mark.parametrize(("name", "killed_after"), grouped(KILLS))
 def test_a_killed_server_resumes_to_the_same_end(name, killed_after, tmp_path):
-    """Killed while the round is being reported, after its record was written: it is replayed, not trained again."""
-    assembly = assemble(flat(name))
+    """Killed while the round is being reported, after its record was written: it is replayed, not trained again.
+
+    The run without a kill evaluates every second round, this one every round, and its rounds before the kill are
+    computed anew. So equal bits also say that evaluation is read only, and that a seed determines them.
+    """
+    assembly = assemble(flat(name, **{"evaluate-every": 1}))
     state = resolve(assembly.method.server_state)
     directory = {"state_dir": tmp_path / "clients"}
     with pytest.raises(Stop):
@@ -147,29 +136,38 @@ def test_a_killed_server_resumes_to_the_same_end(name, killed_after, tmp_path):
             **directory,
         )
     resumed = run_in_process(assembly, store=DiskRunStore(tmp_path / "server", state), **directory)
-    assert outcome(resumed) == outcome(finished(name)[0])
+    whole = finished(name).strategy
+    assert digest(resumed.progress.server) == digest(whole.progress.server)
+    assert resumed.report.digests == whole.report.digests
+    assert len(whole.report.digests) == 4
+    assert resumed.report.totals.training == whole.report.totals.training
 
 
 @METHODS
 def test_states_survive_the_disk(name):
-    strategy, _ = finished(name)
+    strategy = finished(name).strategy
     server = strategy.progress.server
     arrays, structure = flatten_state(server)
     assert digest(restore(resolve(strategy._method.server_state), arrays, structure)) == digest(server)
 
 
-@METHODS
-@pytest.mark.parametrize("values", ["fp16", "bf16"])
+@pytest.mark.parametrize(("name", "values"), grouped(SMALLER))
 def test_smaller_values_make_fewer_bytes(name, values):
-    """Nothing is sent in full behind the run's back: two bytes a value instead of four must show.
+    """Nothing is sent in full behind the run's back: two bytes a value instead of four must show in two rounds.
 
     Where an upload holds no such values (signs, masks, nothing at all), the key must change nothing.
     """
-    full, small = finished(name)[0].report.totals.training, finished(name, values=values)[0].report.totals.training
+    small, full = (
+        {
+            way: sum(entry.payload for entry in trained(run) if entry.direction == way and entry.round <= 2)
+            for way in ("up", "down")
+        }
+        for run in (finished(name, values=values, rounds=2, **{"evaluate-every": 0}), finished(name))
+    )
     if codings(name) <= {ValueCoding.SIGN, ValueCoding.NONE}:
-        assert (small.up, small.down) == (full.up, full.down)
+        assert small == full
     else:
-        assert small.up < 0.8 * full.up
+        assert small["up"] < 0.8 * full["up"]
 
 
 @METHODS
@@ -196,18 +194,19 @@ def test_an_upload_follows_the_contract_and_a_bent_one_does_not(name):
 
 
 @METHODS
-def test_training_again_from_the_same_state_gives_the_same_bits(name):
-    assembly = assemble(flat(name))
-    server = assembly.method.make_server(assembly.task)
-    outcomes = set()
-    for _ in range(2):
+def test_training_again_from_the_same_state_gives_the_same_bits_and_another_seed_gives_others(name):
+    outcomes = []
+    for seed in (3, 3, 4):
+        assembly = assemble(flat(name, seed=seed))
+        server = assembly.method.make_server(assembly.task)
         host = build_host(Shared.around(assembly, "cpu"), Node(2, 4), "run", ScratchStore())
         plan = server.plan(1)
         after, upload = host.algorithm.train(
             host.algorithm.init(), server.newcomer(server.init(), host.info, plan), plan
         )
-        outcomes.add((digest(after), seal(upload).digest()))
-    assert len(outcomes) == 1
+        outcomes.append((digest(after), seal(upload).digest()))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0] != outcomes[2]
 
 
 @pytest.mark.parametrize("name", registry.METHODS)
@@ -219,27 +218,19 @@ def test_its_keys_have_defaults_and_descriptions(name):
 
 
 @METHODS
-def test_predictions_do_not_change_the_weights(name):
-    """Evaluation is read only: who is evaluated in every round ends with the bits of who is evaluated at the end."""
-    often, seldom = (finished(name, **{"evaluate-every": every})[0] for every in (1, 0))
-    assert len(often.report.digests) == 4
-    assert often.report.digests == seldom.report.digests
-    assert digest(often.progress.server) == digest(seldom.progress.server)
-
-
-@METHODS
 def test_novel_clients_never_train_and_are_reported_apart(name):
     """One of four joins in the closing round. It starts from the method's first state, and from a newcomer's download:
     its private part, where the method has one, is as fresh as a new client's, and adapted by the method's own rule.
     """
-    strategy, lines = finished(name, **{"novel-clients": 0.25})
+    run = finished(name, rounds=2, **{"novel-clients": 0.25})
+    strategy, lines = run.strategy, run.lines
     (novel,) = strategy.progress.novel
     *before, closing = lines.records
     assert all(novel not in record.replies for record in before)
     assert all(novel != entry.client for record in before for entry in record.ledger)
     assert closing.replies[novel].kind is Kind.ADAPT
-    assembly = assemble(flat(name, **{"novel-clients": 0.25}))
-    summary = summarise(assembly, strategy.progress, strategy.report, name=name, engine="in-process", rounds=4)
+    assembly = assemble(flat(name, rounds=2, **{"novel-clients": 0.25}))
+    summary = summarise(assembly, strategy.progress, strategy.report, name=name, engine="in-process", rounds=2)
     assert summary["populations"] == {"participants": 3, "novel": 1}
     theirs = summary["novel"]["accuracy"]
     for view in ("received", "trained", "pooled"):
@@ -251,7 +242,7 @@ def test_novel_clients_never_train_and_are_reported_apart(name):
     assert theirs["kept"] is None, "there was no model before the closing round"
     shared, algorithm = Shared.around(assembly, "cpu"), strategy.algorithm
     hosts = {host.info.name: host for n in range(4) for host in [build_host(shared, Node(n, 4), "run", ScratchStore())]}
-    host, plan = hosts[novel], replace(algorithm.plan(5), novel=True)
+    host, plan = hosts[novel], replace(algorithm.plan(3), novel=True)
     start = host.algorithm.init()
     download = algorithm.newcomer(strategy.progress.server, host.info, plan)
     after = host.algorithm.adapt(start, unseal(seal(download), host.algorithm.download_schema(start, plan)), plan)

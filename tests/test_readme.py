@@ -1,15 +1,20 @@
-"""README's commands and its Python block, with fewer rounds; tests/e2e/test_readme.py runs them as they stand."""
+"""The commands and Python blocks of README and of the tutorial, with fewer rounds.
+
+tests/e2e/test_readme.py runs the commands as they stand.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
+import shutil
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
@@ -19,20 +24,33 @@ from sepal.strategies.assembly import assemble
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```([a-z]*)\n(.*?)^```", TEXT, re.M | re.S)
-COMMANDS = [
-    line.removeprefix(".venv/bin/sepal ")
-    for _, block in BLOCKS
-    for line in block.splitlines()
-    if re.match(r"\.venv/bin/sepal (run|show|methods|keys)\b", line)
-]
+
+
+def blocks(text):
+    """The language and the lines of each block of a page."""
+    return re.findall(r"^```([a-z]*)\n(.*?)^```", text, re.M | re.S)
+
+
+def page(name):
+    return blocks((ROOT / "docs" / name).read_text())
+
+
+BLOCKS, TUTORIAL = blocks(TEXT), page("tutorial.md")
+ALONE = re.compile(r"\.venv/bin/sepal (run|show|methods|keys|compare)\b")  # needs no other terminal
+
+
+def commands(found):
+    lines = [line for _, block in found for line in block.splitlines()]
+    return [line.removeprefix(".venv/bin/sepal ") for line in lines if ALONE.match(line)]
+
+
 SHORT = "--workers 1 --set rounds=1 --set evaluate-every=0"  # in this process, a round
 
 
 @pytest.fixture
 def there(tmp_path, monkeypatch):
     """A directory with README's examples, in which commands run."""
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "home"))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -43,12 +61,14 @@ def sepal(arguments):
     return CliRunner().invoke(app, shlex.split(arguments))
 
 
-def test_readme_has_commands():
-    assert len(COMMANDS) >= 3
+SMALL = 'methods = ["local"]\n[settings]\nrounds = 1\nevaluate-every = 0\n'
 
 
-def test_readmes_commands_work_but_for_the_number_of_rounds(there):
-    for command in COMMANDS:
+@pytest.mark.parametrize(("found", "count"), [(BLOCKS, 4), (TUTORIAL, 6)], ids=["README", "tutorial"])
+def test_the_commands_work_but_for_the_number_of_rounds(there, found, count):
+    assert len(commands(found)) == count
+    (there / "examples" / "compare.toml").write_text(SMALL)
+    for command in commands(found):
         done = sepal(f"{command} {SHORT}" if command.startswith("run ") else command)
         assert done.exit_code == 0, f"{command}: {done.output}"
         assert done.stdout
@@ -69,8 +89,25 @@ def test_readmes_server_app_runs(tmp_path):
 
 
 def test_files_that_readme_names_are_there():
-    for name in re.findall(r"\]\(([^)#:]+)\)", TEXT):
-        assert (ROOT / name).exists(), name
+    names = re.findall(r"\]\(([^)#:]+)\)", TEXT) + re.findall(r'src(?:set)?="([^"]+)"', TEXT)
+    assert [name for name in names if not (ROOT / name).is_file()] == []
+
+
+def test_other_pages_blocks_are_readmes():
+    """What a test runs as README's stands in these pages, too."""
+    (server,) = (block for _, block in BLOCKS if "sepal serve" in block)
+    assert server in [block for _, block in page("tutorial-deployment.md")]
+    (code,) = (block for language, block in BLOCKS if language == "python")
+    (whole,) = (block for language, block in page("flower-app.md") if language == "python")
+    assert whole.endswith(code.partition("\n\n\n")[2])
+    assert code.splitlines()[0] in whole.splitlines()
+
+
+def test_the_page_on_own_models_has_a_model():
+    (code,) = (block for language, block in page("own-model.md") if language == "python")
+    names = {}
+    exec(code, names)
+    assert names["build"]((30,), 2)(torch.zeros(4, 30)).shape == (4, 2)
 
 
 def test_the_own_data_example_says_what_is_missing(there):

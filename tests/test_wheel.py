@@ -110,17 +110,12 @@ def test_commands_work_in_an_empty_folder(environment, tmp_path):
     keys = ["--set", "partition.subsample=200", "--set", "clients=2", "--set", "rounds=1"]
     for arguments in (
         ["methods"],
-        ["keys", "fedpse"],
         ["run", *keys, "--workers", "2", "--name", "first"],
-        ["show", "first"],
-        ["paper", str(plan)],
+        ["compare", str(plan), "--workers", "1", "--no-report"],
     ):
         done = sepal(environment, folder, *arguments)
         assert done.returncode == 0, f"{arguments}: {done.stderr}"
         assert done.stdout
-    named = sepal(environment, folder, "paper", "fedpse")
-    assert (named.returncode, named.stderr.count("\n")) == (2, 1)
-    assert "the papers' plans come with a checkout of Sepal" in named.stderr
     assert (folder / "runs" / "first" / "summary.json").exists()
     assert list((folder / "runs" / "plan").glob("*/summary.json"))
 

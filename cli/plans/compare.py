@@ -31,8 +31,8 @@ def compare(
     If it is killed, start it again to continue.
     """
     from sepal.cli.comparison import read_comparison, write_index
+    from sepal.cli.comparison_markdown import write_markdown
     from sepal.cli.comparison_tables import print_comparison, write_csv
-    from sepal.cli.paper.report import write_report
     from sepal.cli.plans.plan import check_keys, read_plan
     from sepal.cli.plans.rates import rate_notes
     from sepal.cli.plans.trials import Executor, chosen, failures, in_stages, tried
@@ -46,12 +46,13 @@ def compare(
     failed = in_stages(found, "", place, execute)
     runs = list(found.runs(chosen=chosen(found, place, failures(place))))
     write_index(found, runs, place, rate_notes(found, runs), tried(found, place, failures(place)))
-    written = write_report(found, runs, place)
+    written = []
     if len(failed) < len(runs):
         comparison = read_comparison([str(place)])
         print_comparison(Console(), comparison)
         write_csv(comparison, place / "comparison.csv")
-        written.append(place / "comparison.csv")
+        write_markdown(comparison, place / "tables.md")
+        written += [place / "comparison.csv", place / "tables.md"]
         if report:
             written += _report(place)
     for path in written:

@@ -13,12 +13,15 @@ from pathlib import Path
 
 import tomli_w
 
-from sepal.cli.paper.figures import has_ended
 from sepal.cli.plans.display import PlanDisplay
 from sepal.cli.plans.model import PlannedRun
+from sepal.data.locations import data_directory
 from sepal.data.own import OWN
 from sepal.data.sources import check
+from sepal.errors import ConfigError
+from sepal.server_app.run_directory import begun, stored_config, stored_summary
 from sepal.storage.files import private_directory
+from sepal.strategies import registry
 
 POLL = 0.1  # seconds between checks of the processes
 
@@ -80,6 +83,26 @@ def execute(
                 process.wait()
             signal.signal(signal.SIGTERM, before)
     return [run.name for run in runs if run.name in failed]
+
+
+def has_ended(run: PlannedRun, out: Path) -> bool:
+    """Return whether the run exists and has ended.
+
+    Raises:
+        ConfigError: The existing run's keys differ from the plan's.
+    """
+    stored = stored_config(out / run.name)
+    if stored is None or not begun(out / run.name):
+        return False
+    others = set(registry.table()) - {run.keys.get("method")}  # a run does not store other methods' keys
+    keys = {key: value for key, value in run.keys.items() if key.partition(".")[0] not in others}
+    if keys.get("data-dir"):  # stored as an absolute path
+        keys["data-dir"] = str(data_directory(str(keys["data-dir"])))
+    for key, value in keys.items():  # 0, "" and "auto" are stored as the defaults that they stand for
+        if value not in (0, "", "auto") and stored.get(key) != value:
+            expected = f"{value!r}, as in the plan (delete that run, or give another --out)"
+            raise ConfigError(f"{run.name}: {key}", expected, stored.get(key))
+    return stored_summary(out / run.name) is not None
 
 
 def _check_data(runs: Sequence[PlannedRun]) -> None:

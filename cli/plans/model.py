@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from sepal.cli.arguments import Value, flatten_tables
+from sepal.cli.plans.converged import CONVERGED, resolved
 from sepal.errors import ConfigError
 
 Keys = dict[str, Any]
@@ -46,9 +47,9 @@ class Block(BaseModel):
     grid: dict[str, tuple[Value, ...]] = {}  # dotted keys are quoted
     grids: dict[Name, dict[str, tuple[Value, ...]]] = {}  # of single variants, beyond ``grid``
     published: tuple[Published, ...] = ()
-    tables: tuple[str, ...] = ()  # of the paper, for `sepal paper --table`: "1", "figure 4"
+    tables: tuple[str, ...] = ()  # of the paper, for `python -m experiments.paper --table`: "1", "figure 4"
     trials: str = ""  # name of the block whose cells are trials
-    headline: Name | None = None  # the variant whose figures README shows (experiments/readme.py)
+    headline: Name | None = None  # the variant whose own figures are shown by round
     scales: tuple[Scale, ...] = SCALES
 
     def grid_of(self, variant: str) -> dict[str, tuple[Value, ...]]:
@@ -172,12 +173,15 @@ class Plan(BaseModel):
     ) -> PlannedRun:
         own = self.variants.get(variant, {"method": variant})
         tables = (self.keys, block.keys, best or {}, cell, own)
-        keys = {key: value for table in tables for key, value in flatten_tables(table)}
+        flat = [dict(flatten_tables(table)) for table in tables]
+        keys = {key: value for table in flat for key, value in table.items()}
+        if any(table.get("rounds") == CONVERGED for table in flat):
+            keys = resolved(keys)
         place = cell_name(cell)
         name = "-".join(filter(None, (block.name, place, variant, f"seed{seed}")))
         name = re.sub(r"[^A-Za-z0-9_.+-]", "_", name)
-        flat = {**keys, "seed": seed, "name": name}
-        return PlannedRun(block.name, place, variant, seed, flat, best or {}, not block.trials or best is not None)
+        keys |= {"seed": seed, "name": name}
+        return PlannedRun(block.name, place, variant, seed, keys, best or {}, not block.trials or best is not None)
 
 
 def cell_name(cell: Mapping[str, Value]) -> str:

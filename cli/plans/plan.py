@@ -14,6 +14,13 @@ One comparison::
     method = "fedavg"
     width = 0.5
 
+``rounds = "converged"``, for all methods or for one, ends each run when its validation accuracy has stopped rising
+(:mod:`sepal.server.stopping`), at most after ``limit = N`` rounds beside it (:mod:`sepal.cli.plans.converged`)::
+
+    [settings]
+    rounds = "converged"
+    limit = 100                  # optional; by default three times the data set's rounds
+
 ``tune = true``, or `sepal compare --tune`, searches each method's rate first (:mod:`sepal.cli.plans.tuning`)::
 
     tune = true
@@ -34,7 +41,7 @@ Several tables, as a paper has them::
     name = "n5"
     variants = ["fedpse", "NAME", "fedavg"]
     seeds = [0, 1, 2]
-    tables = ["1", "figure 3"]   # optional: the paper's tables, for `sepal paper --table`
+    tables = ["1", "figure 3"]   # optional: the paper's tables, for `python -m experiments.paper --table`
     headline = "fedpse"          # optional: the variant that README's table of results shows
     [block.keys]
     clients = 5
@@ -52,7 +59,7 @@ them.
 A block's ``trials = "BLOCK"`` names another block whose cells are trials: when they have ended, each variant runs with
 the values of the cell in which its validation accuracy was best.
 
-A plan at another scale (`sepal paper --scale`)::
+A plan at another scale (`python -m experiments.paper --scale`)::
 
     [scale.quick]                # or full; the default is cpu: the plan as written
     blocks = ["n5"]              # only these; otherwise all that have the scale in their ``scales``
@@ -61,7 +68,7 @@ A plan at another scale (`sepal paper --scale`)::
                                  # keep their seeds and rounds
     published = false            # leave out published figures, if they belong to other data
 
-Variants ranked over several blocks, seeds and clients (:mod:`sepal.cli.paper.ranks`)::
+Variants ranked over several blocks, seeds and clients (:mod:`experiments.paper.ranks`)::
 
     [ranks]
     blocks = ["har", "fashion"]
@@ -198,7 +205,7 @@ def check_keys(file: str, runs: list[PlannedRun]) -> None:
         ConfigError: A key is unknown or has an invalid value.
     """
     from sepal.strategies import registry
-    from sepal.strategies.assembly import check_private
+    from sepal.strategies.rules import check_method
 
     hypers = registry.Hypers()
     for run in {(run.block, run.cell, run.variant): run for run in runs}.values():
@@ -209,7 +216,7 @@ def check_keys(file: str, runs: list[PlannedRun]) -> None:
             raise ConfigError(f"{file}: methods", words, method)
         flat: Flat = {key: value for key, value in run.keys.items() if key != "name"}
         try:
-            check_private(registry.get(method), parse(flat, hypers)[0])
+            check_method(registry.get(method), parse(flat, hypers)[0])
         except ConfigError as error:
             where = f"{file}: {run.variant}{f', {run.cell}' * bool(run.cell)}: {error.key}"
             raise ConfigError(where, error.expected, error.got) from None

@@ -117,6 +117,7 @@ class Search:
         """Write the whole grid, and the chosen settings of every method whose trials have all ended."""
         seeds = sorted({run.seed for run in runs})
         rounds = runs[0].keys.get("rounds", "the data set's default number of")
+        words = f"{'at most ' * bool(runs[0].keys.get('stop-after'))}{rounds} rounds"
         grid, chosen = out / "grid.ndjson", out / "chosen.toml"
         best = choose(trials)
         rows = [
@@ -133,7 +134,7 @@ class Search:
         ]
         write_atomically(grid, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
         count = len(trials) // len(self.views)
-        head = f"# Chosen by `sepal tune {self.file}`: {count} trials a method, {rounds} rounds, seeds {seeds}, "
+        head = f"# Chosen by `sepal tune {self.file}`: {count} trials a method, {words}, seeds {seeds}, "
         head += (
             f"on {runs[0].keys.get('dataset', 'digits')}.\n# By validation accuracy alone; all trials: grid.ndjson.\n"
         )

@@ -17,6 +17,7 @@ from itertools import count, islice
 from typing import Any
 
 from sepal.cli.arguments import Value, flatten_tables
+from sepal.cli.plans.converged import resolved
 from sepal.cli.plans.model import Block, Plan, cell_name
 from sepal.cli.plans.rates import completed
 from sepal.cli.plans.settings import own_keys, split
@@ -102,4 +103,4 @@ def _grids(
 
 def _rate(keys: Mapping[str, Any]) -> float:
     """Return the calibrated learning rate of a run with the flat ``keys``."""
-    return completed({key: value for key, value in keys.items() if key != LR})[0].lr
+    return completed({key: value for key, value in resolved(keys).items() if key != LR})[0].lr

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sepal.cli.comparison import Comparison, Group
-from sepal.cli.paper.pruning import courses
+from sepal.cli.report.pruning import courses
 from sepal.errors import SepalError
 
 Row = dict[str, Any]
@@ -39,7 +39,7 @@ def _head(group: Group) -> Row:
 
 
 def _masks(group: Group) -> dict[str, Rows]:
-    from sepal.cli.paper.masks import analyse
+    from sepal.cli.report.masks import analyse
 
     try:
         found = analyse(group.first.stored.path)
@@ -60,7 +60,7 @@ def _masks(group: Group) -> dict[str, Rows]:
 
 
 def _tree(group: Group) -> Rows:
-    from sepal.cli.paper.clusters import analyse
+    from sepal.cli.report.clusters import analyse
 
     try:
         found = analyse(group.first.stored.path)

@@ -22,6 +22,7 @@ from sepal.cli.comparison_tables import (
     accuracies,
     named,
     not_converged,
+    rounds_run,
     tuning_rows,
     tuning_title,
     without_yardsticks,
@@ -189,7 +190,7 @@ def _overview(comparison: Comparison) -> Iterator[str]:
             cells = "".join(f"<td>{each}</td>" for each in _cells(group, comparison.view))
             yield f'<tr><th scope="row">{html.escape(named(group))}</th>{cells}</tr>'
         yield "</tbody></table></section>"
-        for words in filter(None, (not_converged(groups), *conclusions(comparison, cell))):
+        for words in filter(None, (not_converged(groups), rounds_run(groups), *conclusions(comparison, cell))):
             yield f'<p class="conclusion" {place}>{html.escape(words)}</p>'
         yield f'<p class="reading" {place}>{LEGEND}</p>'
     for note in comparison.notes:

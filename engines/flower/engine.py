@@ -22,6 +22,7 @@ import tomli_w
 from sepal.engines.flower.credentials import NodeCredentials, ServerCredentials
 from sepal.engines.flower.processes import FlowerError, Processes, dialled, free_port, healthy, listening
 from sepal.errors import one_line
+from sepal.protocol.flower.versions import require_supported, speaks_http
 from sepal.protocol.method import Scalar
 
 COMPLETED = "finished:completed"
@@ -32,7 +33,7 @@ RAISED = "ServerApp failed with exception: "  # flwr.superlink.runtime.run_serve
 
 @dataclass(frozen=True)
 class Ports:
-    """Ports of a SuperLink: the Fleet API for SuperNodes (gRPC), and the Control API (HTTP)."""
+    """Ports of a SuperLink: the Fleet API for SuperNodes (gRPC; HTTP from Flower 1.40), and the Control API (HTTP)."""
 
     fleet: int
     control: int
@@ -123,6 +124,7 @@ class Flower(Processes):
         authority: Path | None = None,
         host: str = "127.0.0.1",
     ) -> subprocess.Popen[bytes]:
+        require_supported()
         control, log = self.ports.control, self.home / "superlink.log"
         self.connect(authority)
         process = self.spawn(*command, log=log.name)
@@ -281,9 +283,11 @@ def superlink_command(ports: Ports, host: str, home: Path, credentials: ServerCr
     used to submit an app, which runs code on the server and on every client.
     """
     security = credentials.options() if credentials else ["--insecure"]
-    command = ["flower-superlink", *security, "--database", str(home / "state.db")]
-    command += ["--fleet-api-address", f"{host}:{ports.fleet}"]
-    return [*command, "--host", "127.0.0.1", "--port", str(ports.control)]
+    rest = [*security, "--database", str(home / "state.db"), "--host", "127.0.0.1", "--port", str(ports.control)]
+    fleet = f"{host}:{ports.fleet}"
+    if speaks_http():  # one address for all APIs: a listener of our own for the Fleet API
+        return [sys.executable, "-P", "-m", "sepal.protocol.flower.superlink", fleet, *rest]
+    return ["flower-superlink", "--fleet-api-address", fleet, *rest]
 
 
 def simulation_command(ports: Ports) -> list[str]:

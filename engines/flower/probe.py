@@ -1,7 +1,7 @@
 """Finds out, from the client's side, what keeps a client from joining: port, TLS, certificate, key, clock, version.
 
-Nothing changes on the server: the calls (:mod:`sepal.engines.flower.fleet`) are refused before they have an effect, and
-the error tells what is wrong.
+Nothing changes on the server: the calls (:mod:`sepal.protocol.flower.fleet`) are refused before they have an effect,
+and the error tells what is wrong.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from datetime import UTC, datetime
 from importlib.metadata import version as installed
 from pathlib import Path
 
-import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sepal.engines.flower.credentials import NodeCredentials
-from sepal.engines.flower.fleet import AHEAD, BAD_CLOCK, BUSY, FLOWER, KNOWN_KEY, OLD, activation
 from sepal.errors import ConfigError
+from sepal.protocol.flower.fleet import AHEAD, BAD_CLOCK, BUSY, KNOWN_KEY, OLD, activation
+from sepal.protocol.flower.versions import FlowerChangedError, require_supported, speaks_http, transport
 
 DAY = 86_400
 NOT_REGISTERED = (
@@ -92,9 +92,19 @@ def split(address: str) -> tuple[str, int]:
 
 
 def _versions() -> Finding:
-    found = installed("flwr")
-    good = found == FLOWER or found.startswith(f"{FLOWER}.")
-    return Finding("version", good, f"Flower {found} here" + ("" if good else f", expected {FLOWER} on both sides"))
+    words = f"Flower {installed('flwr')} here"
+    try:
+        require_supported()
+    except FlowerChangedError as reason:
+        return Finding("version", False, f"{words}, expected {reason.expected}")
+    return Finding("version", True, words)
+
+
+def _other_transport() -> Finding:
+    """Return that the server's Flower speaks the other transport than this machine's."""
+    theirs, versions = ("gRPC", "1.39") if speaks_http() else ("HTTP", "1.40 or later")
+    words = f"the server speaks {theirs} (Flower {versions}), Flower {installed('flwr')} here speaks {transport()}"
+    return Finding("version", False, f"{words}: they do not talk, install the same release on both sides")
 
 
 def _open(host: str, port: int, timeout: float) -> socket.socket | str:
@@ -116,21 +126,25 @@ def _security(host: str, port: int, credentials: NodeCredentials | None, timeout
     if credentials is None:
         if isinstance(_handshake(host, port, None, timeout), ssl.SSLSocket):
             yield Finding("TLS", False, "the server speaks TLS: give the client its --certs")
+        elif _plain(host, port, timeout) == ("gRPC" if speaks_http() else "HTTP"):
+            yield _other_transport()
         else:
             yield Finding("TLS", True, "none: everybody on the way can read and change everything")
         return
     found = _handshake(host, port, credentials.authority, timeout)
     if isinstance(found, ssl.SSLSocket):
-        certificate = found.getpeercert()
+        certificate, grpc = found.getpeercert(), found.selected_alpn_protocol() == "h2"
         found.close()
         ends = ssl.cert_time_to_seconds(str((certificate or {})["notAfter"]))
         yield Finding("certificate", True, f"valid for {host} for {(ends - time.time()) / DAY:.0f} more days")
+        if grpc == speaks_http():
+            yield _other_transport()
     elif isinstance(found, ssl.SSLCertVerificationError):
         yield Finding("certificate", False, _why(found, host, port, credentials, timeout))
-    elif _speaks_plain_http2(host, port, timeout):
+    elif _plain(host, port, timeout):
         yield Finding("TLS", False, "the server speaks plain text: start it with --certs")
     else:
-        yield Finding("TLS", False, f"no TLS and no gRPC there: {found}")
+        yield Finding("TLS", False, f"no TLS and no Fleet API there: {found}")
 
 
 def _handshake(host: str, port: int, authority: Path | None, timeout: float) -> ssl.SSLSocket | Exception:
@@ -168,32 +182,33 @@ def _why(
     return f"for {there}, not for {host}: run `sepal certs --host {host}` and restart the server"
 
 
-def _speaks_plain_http2(host: str, port: int, timeout: float) -> bool:
-    """Return whether a gRPC server without TLS is there: it answers HTTP/2's preface with a SETTINGS frame."""
+def _plain(host: str, port: int, timeout: float) -> str:
+    """Return ``gRPC`` or ``HTTP`` if a server without TLS is there, else ``""``.
+
+    A gRPC server answers HTTP/2's preface with a SETTINGS frame, a server of HTTP/1.1 with a line of text.
+    """
     try:
         with socket.create_connection((host, port), timeout) as connection:
             connection.sendall(_PREFACE)
             answer = connection.recv(9)
-            return len(answer) > 3 and answer[3] == _SETTINGS
     except OSError:
-        return False
+        return ""
+    if answer.startswith(b"HTTP/1"):
+        return "HTTP"
+    return "gRPC" if len(answer) > 3 and answer[3] == _SETTINGS else ""
 
 
 def _fleet(address: str, credentials: NodeCredentials | None, timeout: float) -> Iterator[Finding]:
     """Check whether the Fleet API answers, accepts this machine's clock, and knows the client's key."""
     if credentials is None:
         key: ec.EllipticCurvePrivateKey = ec.generate_private_key(ec.SECP384R1())
-        channel = grpc.insecure_channel(address)
     else:
         loaded = serialization.load_ssh_private_key(credentials.key.read_bytes(), None)
         if not isinstance(loaded, ec.EllipticCurvePrivateKey):
             yield Finding("curve", False, f"{credentials.key} is no key on a NIST curve, which Flower expects")
             return
         key = loaded
-        trust = grpc.ssl_channel_credentials(credentials.authority.read_bytes())
-        channel = grpc.secure_channel(address, trust)
-    with channel:
-        ask = activation(channel, key, timeout)
+    with activation(address, key, credentials.authority if credentials else None, timeout) as ask:
         refusal = ask(0.0)
         if refusal == BAD_CLOCK:
             skew = clock_skew(lambda offset: ask(offset) != BAD_CLOCK)

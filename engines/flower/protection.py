@@ -5,14 +5,7 @@ from __future__ import annotations
 import tomllib
 import zipfile
 from io import BytesIO
-from logging import WARNING
 from pathlib import Path
-from types import ModuleType
-from typing import Any
-
-from flwr.app import Error, Message
-from flwr.common.constant import ErrorCode
-from flwr.supercore import log
 
 from sepal.engines.flower.certificates import make_certificates
 from sepal.errors import SepalError
@@ -49,39 +42,6 @@ def refuse_code(bundle: bytes) -> None:
         raise CodeError("app bundle", expected, f"one that cannot be read ({type(reason).__name__})") from None
     if components != COMPONENTS:
         raise CodeError("app bundle", expected, f"the app {components}"[:200])
-
-
-def refuse_bundles_with_code(module: ModuleType) -> None:
-    """Make ``module`` answer messages of a run whose app has code with an error, before its bundle is stored.
-
-    So neither the resident process nor one of Flower's own ever unpacks or imports it.
-    """
-    pull, insert = module._pull_and_store_message, module._insert_message
-
-    def pull_or_refuse(*, state: Any, object_store: Any, receive: Any, get_fab: Any, **further: Any) -> int | None:
-        received: list[Message] = []
-
-        def noted() -> Any:
-            found = receive()
-            received[:] = [found[0]] if found else []
-            return found
-
-        def checked(*which: Any) -> Any:
-            fab = get_fab(*which)
-            refuse_code(fab.content)
-            return fab
-
-        try:
-            run: int | None = pull(state=state, object_store=object_store, receive=noted, get_fab=checked, **further)
-            return run
-        except CodeError as reason:
-            (message,) = received
-            log(WARNING, "run %s: %s", message.metadata.run_id, reason)
-            error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(reason))
-            insert(Message(error, reply_to=message), state, object_store)
-            return message.metadata.run_id
-
-    module._pull_and_store_message = pull_or_refuse  # type: ignore[attr-defined]
 
 
 def own_tls(directory: Path) -> list[str]:

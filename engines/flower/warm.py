@@ -28,30 +28,35 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from flwr.app import Context, Error, Message
-from flwr.common.constant import ErrorCode
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushTaskOutputRequest
-from flwr.supercore import log
-from flwr.supercore.constant import TaskType
-from flwr.supercore.fab import Fab
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
-from flwr.supercore.protobuf.client import ProtobufClientInterceptor
-from flwr.supercore.retry import make_simple_http_retry_invoker
-from flwr.supercore.run import Run
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
-from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
-from flwr.supercore.superexec.plugin import AutoExecPlugin
-from flwr.supercore.utils import get_flwr_home
 
 from sepal.engines.flower.code import Code, preload
 from sepal.engines.flower.unpacking import bundles, unpack
 from sepal.errors import ProtocolError
+from sepal.protocol.flower.executor import (
+    AcquireTaskRequest,
+    AutoExecPlugin,
+    ErrorCode,
+    ExecutionSpec,
+    Fab,
+    LaunchResult,
+    ProtobufClientInterceptor,
+    ProtoMessage,
+    PushTaskOutputRequest,
+    Run,
+    RuntimeHttpClient,
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SubprocessExecutor,
+    SuperExecAuthHttpInterceptor,
+    TaskType,
+    get_flwr_home,
+    log,
+    make_simple_http_retry_invoker,
+    message_from_proto,
+    message_to_proto,
+    remove_content_from_message,
+    runner,
+)
 
 Pull: TypeAlias = Callable[[RuntimeHttpClient], tuple[Message, Context, Run, Fab]]
 R = TypeVar("R")
@@ -169,7 +174,7 @@ def answer(
     """
     code = 1
     try:
-        from flwr.supernode.runtime import run_clientapp as flower
+        flower = runner()
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
@@ -218,22 +223,19 @@ def after(check: Callable[[], None], step: Callable[..., R]) -> Callable[..., R]
 
 def outline(message: Message) -> ProtoMessage:
     """Return a message without its content."""
-    from flwr.app.message import remove_content_from_message
-
     return message_to_proto(remove_content_from_message(message))
 
 
 def answer_for(spec: ExecutionSpec, certificates: bytes | None, words: bytes, reason: str) -> None:
     """Send the error reply of a fork that was killed, and finish its task."""
     from flwr.app import RecordDict
-    from flwr.supernode.runtime.run_clientapp import push_message
 
     message = message_from_proto(ProtoMessage.FromString(words))
     about = message.metadata
     reply = Message(Error(ErrorCode.CLIENT_APP_CRASHED, reason), reply_to=message)
     client = connect(spec.runtime_api_address, spec.insecure, certificates, token=spec.token)
     try:
-        push_message(client, reply, Context(about.run_id, about.dst_node_id, {}, RecordDict(), {}))
+        runner().push_message(client, reply, Context(about.run_id, about.dst_node_id, {}, RecordDict(), {}))
         client.PushTaskOutput(PushTaskOutputRequest(sub_status="failed", details=reason))
     finally:
         client.close()
@@ -260,6 +262,7 @@ def connect(
 def serve(arguments: argparse.Namespace) -> None:
     """Acquire tasks and launch them until the SuperNode ends."""
     code = Code.imported_by(preload)
+    runner()  # raises an error here if Flower has changed, not in each fork
     gc.freeze()  # forks share the pages of what was imported
     path = arguments.root_certificates
     certificates = Path(path).read_bytes() if path else None

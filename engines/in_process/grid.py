@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from sepal.server.flower_private import CLIENT_APP_RAISED, enter_run, set_message_id
+from sepal.protocol.flower.replies import CLIENT_APP_RAISED, enter_run, set_message_id
 
 log = logging.getLogger("sepal")
 

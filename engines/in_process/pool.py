@@ -28,7 +28,7 @@ from sepal import user_modules
 from sepal.engines.in_process.grid import answer
 from sepal.engines.in_process.worker import Clients
 from sepal.errors import StateError
-from sepal.server.flower_private import enter_run
+from sepal.protocol.flower.replies import enter_run
 from sepal.strategies.assembly import Assembly
 
 log = logging.getLogger("sepal")

@@ -46,7 +46,7 @@ def _run(clients: int, queue: Any) -> None:
             reply = replace(reply, download=digest, version=reached)
         return Message(write_reply(reply, content), reply_to=message)
 
-    strategy = SepalStrategy(FedAvg.method, task)
+    strategy = SepalStrategy(FedAvg, task)
     strategy.start(InProcessGrid(dict.fromkeys(range(1, clients + 1), answer)))
     mean = strategy.progress.server.weights["w"][0]
     queue.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, float(mean)))

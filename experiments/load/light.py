@@ -14,11 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from flwr.app import Message
-from flwr.client.grpc_rere_client.connection import grpc_request_response
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
-from flwr.supercore.retry import make_simple_grpc_retry_invoker
 
+from sepal.protocol.flower.connection import connect, pulled, push
 from sepal.protocol.messages import Content, Reply, read_order, version, write_reply
 from sepal.protocol.method import ClientInfo, Kind
 
@@ -91,13 +88,8 @@ class Light:
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        options: dict[str, Any] = {
-            "insecure": True,
-            "retry_invoker": make_simple_grpc_retry_invoker(),
-            **self.connection,
-        }
         try:
-            with grpc_request_response(self.address, **options) as connection:
+            with connect(self.address, **self.connection) as connection:
                 while not self._stop.is_set():
                     try:
                         with self.turn:
@@ -111,7 +103,7 @@ class Light:
             self.failures.append(f"connection: {type(reason).__name__}: {reason}"[:300])
 
     def _exchange(
-        self, node: int, receive: Any, send: Any, _run: Any, _fab: Any, pull: Any, push: Any, confirm: Any
+        self, node: int, receive: Any, send: Any, _run: Any, _fab: Any, pull: Any, push_object: Any, confirm: Any
     ) -> bool:
         """Poll for a message and answer it; return whether there was one."""
         found = receive()
@@ -119,26 +111,13 @@ class Light:
             return False
         outline, tree = found
         run, begun = outline.metadata.run_id, time.monotonic()
-        message = pull_and_inflate_object_from_tree(
-            tree, lambda name: pull(run, name), lambda name: confirm(run, name), return_type=Message
-        )
-        message.metadata.__dict__["_message_id"] = tree.object_id
+        message = pulled(tree, run, pull, confirm)
         down = time.monotonic() - begun
         for reply in self.answer(message, node, run):
             try:
                 begun = time.monotonic()
-                size = _push(reply, run, send, push)
+                size = push(reply, run, send, push_object)
                 self.timings.append({"down": down, "up": time.monotonic() - begun, "bytes": float(size)})
             except Exception as reason:  # later replies are still sent
                 self.failures.append(f"{type(reason).__name__}: {reason}"[:300])
         return True
-
-
-def _push(reply: Message, run: int, send: Any, push: Any) -> int:
-    """Send a reply; return the bytes that the SuperLink asked for."""
-    reply.metadata.__dict__["_message_id"] = reply.object_id
-    contents = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
-    wanted, session = send(reply, get_object_tree(reply), 0.0)
-    for name in wanted:
-        push(run, session, name, contents[name])
-    return sum(len(contents[name]) for name in wanted)

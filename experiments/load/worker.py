@@ -9,16 +9,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
-import grpc
 import numpy as np
-from flwr.client.grpc_rere_client import connection
-from flwr.supercore.grpc import create_channel
-from flwr.supercore.task_identity import TaskIdentity
 
 from experiments.load.light import Light, Premade
 from sepal import user_modules
+from sepal.protocol.flower.connection import enter_task, watch_no_channels
 from sepal.protocol.method import ClientInfo, Payload
 from sepal.protocol.payloads import seal
 from sepal.storage.serialize import digest_arrays
@@ -27,21 +23,6 @@ from sepal.wire.tensors import whole
 
 CALLING = 8  # clients of a process that call at the same time
 UPLOADS = 50  # of 1 MB, more than a process's clients send in a round of 100 clients in four processes
-
-
-def watch_no_channels() -> None:
-    """Keep Flower's client connection from asking for its channel's state, which it only logs.
-
-    gRPC watches the state in a thread that wakes five times a second: with 1,000 channels on one machine, that takes
-    the CPU time that the SuperLink needs.
-    """
-
-    def quiet(*args: Any, **options: Any) -> grpc.Channel:
-        channel = create_channel(*args, **options)
-        channel.subscribe = lambda *_: None
-        return channel
-
-    connection.create_channel = quiet  # type: ignore[attr-defined]
 
 
 def main() -> None:
@@ -63,7 +44,7 @@ def main() -> None:
         for _ in range(UPLOADS)
     ]
     uploads = itertools.cycle(made)  # all clients take from it, so none sends what another is sending
-    TaskIdentity.task_id = 1
+    enter_task()
     turn = threading.BoundedSemaphore(CALLING)
     lights = [
         Light(address, Premade(ClientInfo(f"client-{number:05d}", 10), uploads, facts), look, turn=turn)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.client.hooks import Hooks
-from sepal.client.training import Trainer
+from sepal.client.training import Group, Trainer
 from sepal.protocol.layout import Layout
 from sepal.protocol.method import Payload, Plan, Predictor, Schema, Task, Weights
 from sepal.protocol.tensors import dense, dense_schema
@@ -75,6 +75,7 @@ class ClientBase(Generic[C]):
         epochs: int | None = None,
         purpose: str = "train",
         only: Layout | None = None,
+        lr: float | None = None,
     ) -> dict[str, npt.NDArray[np.float32]]:
         """Return the weights after training from ``start``.
 
@@ -85,6 +86,7 @@ class ClientBase(Generic[C]):
             epochs: Passes over the data; None for ``local-epochs``.
             purpose: Distinguishes several calls in one round; each purpose has its own batches.
             only: The tensors to train; None for all. No gradient is computed for the others.
+            lr: Learning rate of the first round; None for the run's. ``lr-decay`` applies to it too.
         """
         network = self.trainer.network()
         network.load(start)
@@ -95,7 +97,8 @@ class ClientBase(Generic[C]):
             parameter.requires_grad_(name in names)
         if chosen:
             hooks = hooks or self.hooks(start, plan)
-            self.trainer.fit(network.module, plan.round, hooks, epochs=epochs, purpose=purpose, parameters=chosen)
+            groups = [Group(chosen, lr)]
+            self.trainer.fit(network.module, plan.round, hooks, epochs=epochs, purpose=purpose, parameters=groups)
         network.module.requires_grad_(True)
         return network.read()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -43,6 +45,37 @@ class Network:
     def read(self) -> dict[str, npt.NDArray[np.float32]]:
         """Return copies of the weights, float32 by name, in the module's order."""
         return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self.tensors.items()}
+
+
+class NetworkPredictor:
+    """Networks, with their weights, as a function from a batch to logits; `sepal export` takes it apart.
+
+    It is valid until other weights are loaded into one of the networks.
+
+    Attributes:
+        networks: One or more.
+        combine: Maps the logits of several networks, in their order, and ``numbers`` to logits. `sepal export` needs
+            to find it again: it is what the method's record names as ``combination``.
+        numbers: What ``combine`` takes besides.
+    """
+
+    def __init__(
+        self,
+        networks: Sequence[Network],
+        combine: Callable[..., torch.Tensor] | None = None,
+        numbers: tuple[float, ...] = (),
+    ) -> None:
+        if (combine is None) != (len(networks) == 1):
+            raise ValueError("give one network, or several and what combines their logits")
+        self.networks, self.combine, self.numbers = tuple(networks), combine, numbers
+        for network in self.networks:
+            network.module.eval()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits (n, classes) of a batch."""
+        with torch.no_grad():
+            logits: list[torch.Tensor] = [network.module(x) for network in self.networks]
+            return self.combine(*logits, *self.numbers) if self.combine else logits[0]
 
 
 def read_gradients(module: nn.Module) -> dict[str, npt.NDArray[np.float32]]:

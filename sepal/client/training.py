@@ -19,14 +19,14 @@ from torch import nn
 
 from sepal.client.hooks import Hooks, Loss, cross_entropy, frozen
 from sepal.client.multiply_adds import costs
-from sepal.client.network import Network, read_gradients
+from sepal.client.network import Network, NetworkPredictor, read_gradients
 from sepal.client.optimizers import Group, OptimizerState, Trained, load_state, make_optimizer, read_state
 from sepal.client.privacy import Released, release
 from sepal.client.steps import Optimizer
 from sepal.config import RunConfig
 from sepal.errors import ConfigError, ProtocolError
 from sepal.protocol.messages import GREATEST, NAME
-from sepal.protocol.method import ClientInfo, Predictor, Weights
+from sepal.protocol.method import ClientInfo, Weights
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.rng import derive, derive_seed
 from sepal.wire.tensors import Values
@@ -92,21 +92,16 @@ class Trainer:
             del self.networks[next(iter(self.networks))]
         return network
 
-    def predictor(self, weights: Weights, use: str = "model", make: Callable[[], nn.Module] | None = None) -> Predictor:
+    def predictor(
+        self, weights: Weights, use: str = "model", make: Callable[[], nn.Module] | None = None
+    ) -> NetworkPredictor:
         """Return the model with ``weights`` as a function from a batch to logits.
 
         The function is valid until other weights are loaded into the network for ``use``.
         """
         network = self.network(use, make)
         network.load(weights)
-        module = network.module.eval()
-
-        def predict(x: torch.Tensor) -> torch.Tensor:
-            with torch.no_grad():
-                logits: torch.Tensor = module(x)
-            return logits
-
-        return predict
+        return NetworkPredictor([network])
 
     def fit(
         self,

@@ -20,7 +20,7 @@ VERSION = "version of Sepal"
 SERVER_ONLY = frozenset(
     {
         *("name", "out", "rounds", "clients-per-round", "evaluate-every", "evaluate-sampled", "evaluate-clients"),
-        *("on-missing", "roster", "min-replies", "novel-clients", "timeout", "checkpoint-every"),
+        *("stop-after", "on-missing", "roster", "min-replies", "novel-clients", "timeout", "checkpoint-every"),
         *("max-message-bytes", "max-update-norm", "robust-mean", "privacy.delta"),
     }
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from sepal.config.base import Settings, flat_keys, kebab, validate
+from sepal.config.rules import check_together
 from sepal.config.run import PARTS, RunConfig
 from sepal.errors import ConfigError, nearest, suggest
 
@@ -44,7 +45,7 @@ def parse(flat: Flat, methods: Mapping[str, type[Settings]]) -> tuple[RunConfig,
     if config.method not in methods:
         known = ", ".join(methods)
         raise ConfigError("method", f"one of {known}", suggest(config.method, config.method, methods))
-    _check_together(config)
+    check_together(config)
     return config, validate(methods[config.method], groups.get(config.method, {}), f"{config.method}.")
 
 
@@ -58,13 +59,3 @@ def _check_known(flat: Flat, methods: Mapping[str, type[Settings]]) -> None:
         own = flat_keys(methods[method], f"{method}.") if method else []
         if key not in own and key not in shared:
             raise ConfigError(key, "a known key", suggest("an unknown one", key, [*own, *shared]))
-
-
-def _check_together(config: RunConfig) -> None:
-    if config.privacy.noise and not config.privacy.clip:
-        raise ConfigError("privacy.clip", "above 0 with privacy.noise, which is a multiple of it", config.privacy.clip)
-    if config.clients and config.clients_per_round > config.clients:
-        raise ConfigError("clients-per-round", f"at most clients = {config.clients}", config.clients_per_round)
-    asked = config.clients_per_round or config.clients
-    if asked and config.min_replies > asked:
-        raise ConfigError("min-replies", f"at most the {asked} clients of a round", config.min_replies)

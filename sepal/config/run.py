@@ -91,6 +91,12 @@ class RunConfig(Settings):
         0.0, ge=0, lt=1, description="share of the clients that never train and only join in the closing round"
     )
     rounds: int = Field(0, ge=0, description="federated rounds; 0: the data set's default")
+    stop_after: int = Field(
+        0,
+        ge=0,
+        description="end the run when the mean validation accuracy of the last five evaluated rounds has not risen by "
+        "more than half a point for so many rounds; rounds is then the limit; 0: never",
+    )
     local_epochs: int = Field(0, ge=0, description="E, local epochs per round; 0: the data set's default")
     batch_size: int = Field(0, ge=0, description="examples per step; 0: the data set's default")
     optimizer: Literal["auto", "sgd", "adam"] = Field("auto", description="optimizer for local training")

@@ -181,15 +181,7 @@ def _validation(train: Examples, fraction: float, seed: int) -> tuple[Examples, 
 
 
 def own_info(keys: OwnSettings) -> DatasetInfo:
-    """Return the metadata from the keys ``own.*``.
-
-    Raises:
-        ConfigError: A key is missing.
-    """
-    if not keys.shape:
-        raise ConfigError("own.shape", "the shape of one example, such as 1x28x28 (dataset = own)", "nothing")
-    if keys.classes < 2:
-        raise ConfigError("own.classes", "at least 2 (dataset = own)", keys.classes)
+    """Return the metadata from the keys ``own.*``."""
     shape = tuple(int(side) for side in keys.shape.split("x"))
     untokened: Literal["image", "signal"] = "image" if len(shape) == 3 else "signal"
     kind: Literal["text", "image", "signal"] = "text" if keys.vocabulary else untokened

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sepal.config import PartitionSettings, SplitSettings
-from sepal.errors import ConfigError, DataError
+from sepal.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,6 @@ class DataSpec:
     def __post_init__(self) -> None:
         if self.clients < 1:
             raise DataError("clients", "at least 1", self.clients)
-        if self.split.test_of_labels and self.split.test_fraction > 0:
-            raise ConfigError("split.test-of-labels", "split.test-fraction = 0 beside it", self.split.test_fraction)
 
     @property
     def data_seed(self) -> int:

@@ -1,4 +1,4 @@
-"""The interface of a method: its record, and the protocols of its server and client algorithms.
+"""The interface of a method: its record, and what its server and client algorithms take and return.
 
 A method is a pair of plain objects. The *server algorithm* composes each client's download and turns a state and
 uploads into a new state. The *client algorithm* turns a state and a download into a new state and an upload. Neither
@@ -17,7 +17,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from sepal.config import RunConfig, Settings
+    from sepal.protocol.algorithms import ClientAlgorithm, ServerAlgorithm
 
 Scalar: TypeAlias = int | float | str | bool
 Weights: TypeAlias = Mapping[str, npt.NDArray[np.float32]]
@@ -164,111 +165,6 @@ class Task:
         return {**self.weights, **self.frozen}
 
 
-S = TypeVar("S")
-C = TypeVar("C")
-
-
-class ServerAlgorithm(Protocol[S]):
-    """The server side of a method, with states of type ``S``."""
-
-    def init(self) -> S:
-        """Return the state before round 1."""
-        ...
-
-    def plan(self, round: int) -> Plan:
-        """Return the plan of ``round``. It must depend on the number only, so that a resumed run has the same plan."""
-        ...
-
-    def download(self, state: S, client: ClientInfo, plan: Plan) -> Payload:
-        """Return the payload for ``client``, relative to its last accepted upload.
-
-        Must return the same payload until the client's upload is accepted; what was prepared for a client is kept in
-        the state until then.
-        """
-        ...
-
-    def newcomer(self, state: S, client: ClientInfo, plan: Plan) -> Payload:
-        """Return the payload for a client without an accepted upload; the client starts from its ``init``."""
-        ...
-
-    def upload_schema(self, state: S, client: ClientInfo, plan: Plan) -> Schema:
-        """Return the schema of ``client``'s upload. Support SAME refers to the download that it answers."""
-        ...
-
-    def aggregate(self, state: S, uploads: Uploads, plan: Plan) -> tuple[S, Metrics]:
-        """Return the state after the round, and figures for metrics.jsonl. Sums should run in float64."""
-        ...
-
-    def model(self, state: S) -> Weights:
-        """Return the global model, float32 by name; empty if the server has none."""
-        ...
-
-
-@runtime_checkable
-class LearnsRoster(Protocol[S]):
-    """A server algorithm that is told when clients join, for example to create an embedding for each."""
-
-    def joined(self, state: S, clients: Sequence[ClientInfo]) -> S:
-        """Return the state with new clients added. Called before round 1, and between rounds when clients join.
-
-        Novel clients, which never train, are added before the closing round. Must be pure: a resumed run calls it
-        again with the same clients, sorted by name.
-        """
-        ...
-
-
-@runtime_checkable
-class ForgetsEvicted(Protocol[S]):
-    """A server algorithm that stores something about each client that other clients' downloads depend on."""
-
-    def evicted(self, state: S, names: Sequence[str]) -> S:
-        """Return the state without anything about the clients ``names``, sorted; some may be unknown.
-
-        Called at the end of the round in which they were evicted, after ``aggregate``. Must be pure.
-        """
-        ...
-
-
-@runtime_checkable
-class Learns(Protocol):
-    """A server algorithm that learns more than its model, such as a hypernetwork."""
-
-    def learned(self, state: Any) -> Mapping[str, npt.NDArray[Any]]:
-        """Return every array that the server learned, by name. Without this method, the model's tensors are used."""
-        ...
-
-
-class ClientAlgorithm(Protocol[C]):
-    """The client side of a method, with states of type ``C``."""
-
-    def init(self) -> C:
-        """Return the state of a client that has not yet taken part."""
-        ...
-
-    def download_schema(self, state: C, plan: Plan) -> Schema:
-        """Return the schema of the download in this round."""
-        ...
-
-    def train(self, state: C, download: Payload, plan: Plan) -> tuple[C, Payload]:
-        """Train from ``download`` and return the new state and the upload."""
-        ...
-
-    def adapt(self, state: C, download: Payload, plan: Plan) -> C:
-        """Train for evaluation, without an upload, and return the new state.
-
-        The closing round delivers the last downloads this way, so an error residual or anything else that a later
-        upload needs must be kept.
-        """
-        ...
-
-    def predictor(self, state: C, download: Payload | None, plan: Plan) -> Predictor | None:
-        """Return a function from a batch to logits (batch, classes), or None if there is no model.
-
-        With a download: the *received* model, before any local step. Without: the model that the client would use now.
-        """
-        ...
-
-
 ServerFactory: TypeAlias = Callable[[Task], "ServerAlgorithm[Any]"]
 ClientFactory: TypeAlias = Callable[[Task, Any], "ClientAlgorithm[Any]"]
 
@@ -291,6 +187,11 @@ class Method:
         deployed: View of the model that a user of a deployed client predicts with: ``kept`` (the client's own after
             its last training), ``received`` (the server's newest) or ``trained`` (fine-tuned from that).
         draws: What the method starts from if it is not W_0, such as new factors; empty if it is W_0.
+        robust: Whether the run-config key ``robust-mean`` applies: the server takes no other means of uploads than
+            :func:`sepal.protocol.means.weighted_mean` and ``sparse_mean``, and gives them the key. If not, the key is
+            refused.
+        combination: ``"module:function"`` by which a predictor of several networks combines their logits
+            (:class:`sepal.client.network.NetworkPredictor`), so that an exported model can; empty: none is exported.
         private: Phases (:attr:`Plan.phase`) whose uploads ``privacy.*`` clips and noises. Empty: the method refuses
             these keys.
     """
@@ -307,6 +208,8 @@ class Method:
     private: tuple[str, ...] = ()
     deployed: Literal["kept", "received", "trained"] = "kept"
     draws: str = ""
+    robust: bool = False
+    combination: str = ""
 
     @property
     def server_state(self) -> type:
@@ -335,8 +238,8 @@ def _returned(function: Callable[..., Any]) -> type:
 
 
 def resolve(reference: Any) -> Any:
-    """Return the object that ``"package.module:object"`` names; any other argument is returned unchanged."""
-    if not isinstance(reference, str):
+    """Return the object that ``"package.module:object"`` names; what is no text, or empty, is returned unchanged."""
+    if not isinstance(reference, str) or not reference:
         return reference
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)

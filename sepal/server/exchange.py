@@ -27,8 +27,8 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from sepal.errors import one_line
+from sepal.protocol.flower.replies import REPLY_GONE, Pull, at_hand
 from sepal.protocol.method import Kind
-from sepal.server.flower_private import REPLY_GONE, Pull, at_hand
 
 log = logging.getLogger("sepal")
 

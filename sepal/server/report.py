@@ -16,6 +16,7 @@ from sepal.protocol.views import CLOSING_VIEWS, MODELS
 from sepal.server.accuracy import Figures, capacity_group, client_accuracy, view_figures
 from sepal.server.ledger import Totals
 from sepal.server.run_state import RoundRecord
+from sepal.server.stopping import Stopped
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class Report:
             empty where all have the same capacity.
         uploads: Client name to phase to the number of uploads in training that the server has seen, also those that it
             refused or that came too late.
+        stopped: Why the run ended before its limit, or in the last round of it; else None.
     """
 
     totals: Totals = field(default_factory=Totals)
@@ -95,6 +97,7 @@ class Report:
     novel: Mapping[str, Any] | None = None
     by_capacity: Mapping[str, Mapping[str, Figures]] = field(default_factory=dict)
     uploads: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    stopped: Stopped | None = None
 
     def plus(self, record: RoundRecord, phase: str = "") -> Report:
         """Return the report with the next round added; ``phase`` is that of the round's plan."""

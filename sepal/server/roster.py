@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sepal.config.agreement import disagreement
-from sepal.errors import ConfigError, DataError, ProtocolError, RosterError, SepalError
+from sepal.errors import DataError, ProtocolError, RosterError, SepalError
 from sepal.protocol.messages import Reply
-from sepal.protocol.method import ClientInfo, Method
+from sepal.protocol.method import ClientInfo
 from sepal.rng import derive
+from sepal.server.rules import check_novel
 
 log = logging.getLogger("sepal")
 
@@ -52,7 +53,7 @@ class Connections:
         nodes: Client name to node id.
         stores: Client name to the identity of its state store, fixed when the client is first seen.
         infos: Client name to roster entry.
-        least: Smallest capacity that can hold the model; see :func:`require_capacity`.
+        least: Smallest capacity that can hold the model; see :func:`sepal.server.rules.require_capacity`.
         fits: Raises for a client whose capacity the method cannot use.
         invited: The only clients that may take part; None for all.
         evicted: Clients that may not take part.
@@ -223,23 +224,6 @@ def _raise_for_other_data(refusals: Sequence[SepalError], needed: Sequence[str])
             raise refusal  # waiting for the client would not help
 
 
-def require_capacity(method: Method, width: float, roster: Mapping[str, ClientInfo]) -> float:
-    """Return the capacity that every client needs: ``width``², or 0 if the method adapts the model to each client.
-
-    A model with a share ``width`` of the channels costs about ``width``² of the full one (Pa3dFL, section 5).
-
-    Raises:
-        ConfigError: A client of ``roster`` has less.
-    """
-    least = 0.0 if method.uses_capacity else width**2 * (1 - 1e-9)  # .4² is a little above .16
-    smallest = min(roster.values(), key=lambda client: (client.capacity, client.name), default=None)
-    if smallest is not None and smallest.capacity < least:
-        most = math.floor(1000 * smallest.capacity**0.5) / 1000
-        why = f"{method.name} has one model for all clients, and {smallest.name} a capacity of {smallest.capacity:.3g}"
-        raise ConfigError("width", f"at most {most:g}: {why}", width)
-    return least
-
-
 def draw_novel(roster: Mapping[str, ClientInfo], share: float, seed: int) -> list[str]:
     """Return the sorted names of the novel clients, drawn uniformly from the roster.
 
@@ -249,10 +233,9 @@ def draw_novel(roster: Mapping[str, ClientInfo], share: float, seed: int) -> lis
         ConfigError: The roster has a single client.
     """
     names = sorted(roster)
+    check_novel(share, names)
     if not share:
         return []
-    if len(names) < 2:
-        raise ConfigError("novel-clients", "0 for a single client, which must train", share)
     count = min(len(names) - 1, max(1, math.floor(share * len(names) + 0.5)))
     drawn = derive(seed, "novel").choice(len(names), count, replace=False)
     return sorted(names[number] for number in drawn)

@@ -16,12 +16,12 @@ from typing import TypeAlias
 from flwr.app import RecordDict
 
 from sepal.errors import ProtocolError, RoundError, SepalError
+from sepal.protocol.flower.replies import CLIENT_APP_FAILED
 from sepal.protocol.messages import Content, Order, Reply, read_reply, version, write_order
 from sepal.protocol.method import ClientInfo, Kind, Task
 from sepal.protocol.views import CLOSING_VIEWS, VIEWS, check_counts, further_views
 from sepal.server.downloads import Downloads, most_message_bytes, room
 from sepal.server.exchange import Compose, Take
-from sepal.server.flower_private import CLIENT_APP_FAILED
 from sepal.server.ledger import LedgerEntry, check_size, message_bytes
 from sepal.server.roster import sample
 from sepal.server.run_state import RoundRecord, RoundStart
@@ -69,9 +69,7 @@ class Round:
         self._plan, self._joined, self._stores = start.plan, joined, stores or {}
         self._dense = 4 * sum(parameter.size for parameter in task.layout)
         self._downloads = Downloads(start, room(task))
-        self.uploads = RoundUploads(
-            start, self._downloads, partial(store.read, start.plan.round), room(task), self._config.robust_mean
-        )
+        self.uploads = RoundUploads(start, self._downloads, partial(store.read, start.plan.round), room(task))
         self._most = most_message_bytes(task)
         self._digests: dict[str, str] = {}
         self._started = time.monotonic()

@@ -12,19 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy.typing as npt
-
+from sepal.protocol.algorithms import ForgetsEvicted, LearnsRoster, ServerAlgorithm
 from sepal.protocol.messages import Reply
 from sepal.protocol.method import (
     ClientInfo,
-    ForgetsEvicted,
-    Learns,
-    LearnsRoster,
     Metrics,
     Payload,
     Plan,
     Schema,
-    ServerAlgorithm,
     Uploads,
 )
 from sepal.server.ledger import LedgerEntry
@@ -84,6 +79,7 @@ class RoundRecord:
         seconds: ``total`` until the last reply, ``train`` of the slowest client, and ``server`` for the server's own
             work since the previous round's last reply.
         evicted: All clients that had been evicted when the round ended, sorted.
+        stopped: Whether ``should_stop`` ended the run after this round (:mod:`sepal.server.stopping`).
     """
 
     round: int
@@ -96,6 +92,7 @@ class RoundRecord:
     seconds: Mapping[str, float]
     novel: tuple[str, ...] = ()
     evicted: tuple[str, ...] = ()
+    stopped: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,11 +163,6 @@ def _tell(algorithm: ServerAlgorithm[Any], state: RunState, clients: Sequence[Cl
     if not clients or not isinstance(algorithm, LearnsRoster):
         return state
     return replace(state, server=algorithm.joined(state.server, clients))
-
-
-def learned(algorithm: ServerAlgorithm[Any], state: Any) -> Mapping[str, npt.NDArray[Any]]:
-    """Return every array that the server learned; ``weights_sha256`` covers these."""
-    return algorithm.learned(state) if isinstance(algorithm, Learns) else algorithm.model(state)
 
 
 def advance(start: RoundStart, record: RoundRecord, uploads: Uploads) -> tuple[RunState, Metrics]:

@@ -20,19 +20,21 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from sepal.errors import ConfigError, DamagedError, ProtocolError, RoundError, SepalError, StateError
+from sepal.protocol.flower.replies import bound_replies
 from sepal.protocol.messages import Content, Order, Reply, read_reply, write_order
 from sepal.protocol.method import ClientInfo, Kind, Method, Plan, Task
 from sepal.protocol.threads import set_threads
 from sepal.server.downloads import largest_reply, most_message_bytes
 from sepal.server.exchange import Compose, Exchange, LocalGrid, Take
-from sepal.server.flower_private import bound_replies
 from sepal.server.ledger import check_size
 from sepal.server.observer import Observer
 from sepal.server.report import Report, metrics_line
-from sepal.server.roster import PATIENCE, Connections, draw_novel, require_capacity, wait
+from sepal.server.roster import PATIENCE, Connections, draw_novel, wait
 from sepal.server.round import Round
+from sepal.server.rules import check_replies, require_capacity
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, admit, advance, start_round
 from sepal.server.run_store import MemoryRunStore, RunStore
+from sepal.server.stopping import Stopping
 from sepal.server.uploads import RoundUploads, replayed_uploads
 from sepal.storage.serialize import digest_arrays
 
@@ -76,10 +78,20 @@ class SepalStrategy(Strategy):
             raise StateError("initial weights", expected, f"{weights[:12]}: another model, seed or file")
         self._fresh = stored is None
         self._progress = stored or RunState(uuid.uuid4().hex, 0, self.algorithm.init(), weights)
-        self._report = Report()
-        for record in self.store.records(self._progress.round):
-            self._report = self._report.plus(record, self.algorithm.plan(record.round).phase)
+        self._read_records()
         self._spent = 0.0
+
+    def _read_records(self) -> None:
+        """Compute what follows from the records of the rounds up to the checkpoint."""
+        self._report, self._stopping = Report(), Stopping.of(self.config, self._method, self.algorithm.plan)
+        for record in self.store.records(self._progress.round):
+            self._add(record)
+
+    def _add(self, record: RoundRecord) -> None:
+        """Add a completed round to the figures and to what decides whether the run ends."""
+        self._stopping = self._stopping.plus(record)
+        report = self._report.plus(record, self.algorithm.plan(record.round).phase)
+        self._report = replace(report, stopped=self._stopping.stopped)
 
     @property
     def progress(self) -> RunState:
@@ -100,8 +112,11 @@ class SepalStrategy(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Any = None,
+        should_stop: Callable[[int, Result], bool] | None = None,
     ) -> Result:
         """Run all rounds and the closing round. Return the global model and the figures of the last evaluation.
+
+        A run may end earlier, by ``stop-after`` or ``should_stop``; the closing round follows all the same.
 
         Args:
             grid: Any Flower Grid.
@@ -112,6 +127,9 @@ class SepalStrategy(Strategy):
             train_config: Must be empty; clients are configured by the run config.
             evaluate_config: Must be empty.
             evaluate_fn: Must be None.
+            should_stop: Called after each round with its number and what ``start`` would return; true ends the run.
+                The signature is that of Flower 1.43. That it was true is stored in the round's record; otherwise a
+                resumed run asks about its last round again.
 
         Raises:
             RosterError: Too few clients registered, or one of them does not fit the run.
@@ -129,6 +147,7 @@ class SepalStrategy(Strategy):
         self.summary()
         self._open(grid)
         while not self._progress.closed:
+            self._ask_to_stop(should_stop)
             self._round(grid)
         return self._result()
 
@@ -141,9 +160,19 @@ class SepalStrategy(Strategy):
             self.config = self.config.model_copy(update=changes)
             self.task = replace(self.task, config=self.config)
             self.algorithm = self._method.make_server(self.task)
-        progress = self._progress
-        if progress.closed and progress.round != self.config.rounds + 1:
-            raise ConfigError("rounds", f"{progress.round - 1}: the run has ended", self.config.rounds)
+            self._read_records()
+        done, limit = self._progress.round - 1, self.config.rounds
+        if self._progress.closed and not (done == limit or (self._stopping.stopped and done < limit)):
+            raise ConfigError("rounds", f"{done}: the run has ended", limit)
+
+    def _ask_to_stop(self, should_stop: Callable[[int, Result], bool] | None) -> None:
+        """Ask whether the run ends after the last completed round, and store it in that round's record if so."""
+        round = self._progress.round
+        if should_stop is None or round == 0 or self._stopping.stopped or not should_stop(round, self._result()):
+            return
+        if record := self.store.replay(round):
+            self.store.commit(replace(record, stopped=True))
+        self._stopping = self._stopping.asked()
 
     def _check_initial(self, arrays: ArrayRecord | None) -> None:
         given = None if arrays is None else {name: array.numpy() for name, array in arrays.items()}
@@ -179,7 +208,7 @@ class SepalStrategy(Strategy):
             found.least = require_capacity(self._method, config.width, found.infos)
             joined = [found.infos[name] for name in sorted(found.infos)]
             novel = tuple(draw_novel(found.infos, config.novel_clients, config.seed))
-            self._check_replies(len(joined) - len(novel))
+            check_replies(config, len(joined) - len(novel))
             self._progress = admit(self.algorithm, replace(progress, novel=novel), joined, dict(found.stores))
             self.store.checkpoint(self._progress)
             self._fresh = False
@@ -206,11 +235,6 @@ class SepalStrategy(Strategy):
         records = write_order(Order(self._progress.run, Kind.QUERY, Plan(0, reason[:256])), Content())
         if self._exchange:
             self._exchange.notify(node, Kind.QUERY, records, str(self._progress.round + 1), PATIENCE)
-
-    def _check_replies(self, participants: int) -> None:
-        if self.config.min_replies > participants:
-            expected = f"at most the {participants} clients that train"
-            raise ConfigError("min-replies", expected, self.config.min_replies)
 
     def _replay(self) -> None:
         """Replay the rounds completed after the checkpoint, up to the first record that cannot be read."""
@@ -252,6 +276,8 @@ class SepalStrategy(Strategy):
 
     def _start(self, round: int, joined: Sequence[ClientInfo], stores: Mapping[str, str]) -> RoundStart:
         plan, closing = self.algorithm.plan(round), round > self.config.rounds
+        if self._stopping.stopped and not closing:  # it closes as at its limit, not with what the schedule has now
+            plan, closing = replace(self.algorithm.plan(self.config.rounds + 1), round=round), True
         return start_round(self.algorithm, self._progress, plan, closing, joined, stores)
 
     def _round(self, grid: Grid) -> None:
@@ -288,10 +314,11 @@ class SepalStrategy(Strategy):
     def _finish(self, record: RoundRecord, start: RoundStart, uploads: RoundUploads) -> None:
         """Apply a recorded round to the state. Replayed rounds use the same code as live ones."""
         self._progress, method = advance(start, record, uploads)
-        uploads.check_robust()
         if record.joined:
             self._pin_data()
-        self._report = self._report.plus(record, start.plan.phase)
+        self._add(record)
+        if self._stopping.stopped and not start.closing and record.round < self.config.rounds:
+            log.info("ends after round %d: %s", record.round, self._stopping.stopped.reason)
         line = metrics_line(record, start.plan, start.closing, method, self._report.totals)
         for observer in self._observers:
             observer.round(self._progress, record, line)

@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from sepal.errors import ConfigError
 from sepal.protocol.messages import Content
 from sepal.protocol.method import ClientInfo, Kind, Payload, Task, Upload
 from sepal.protocol.payloads import unseal
@@ -29,7 +28,6 @@ class RoundUploads:
         downloads: The downloads that the uploads answer.
         read: Returns the content of an accepted upload, by client name.
         limit: Bytes of decoded uploads to keep in memory.
-        robust: The run's ``robust-mean``, which :mod:`sepal.server.means` reads.
     """
 
     def __init__(
@@ -38,10 +36,7 @@ class RoundUploads:
         downloads: Downloads,
         read: Callable[[str], Content],
         limit: int,
-        robust: str = "none",
     ) -> None:
-        self.robust = robust
-        self.averaged: set[str] = set()  # tensors of which a robust mean was taken
         self._start, self._downloads, self._read = start, downloads, read
         self._decoded: Kept[Payload] = Kept(limit)
         self._names: set[str] = set()
@@ -83,18 +78,6 @@ class RoundUploads:
                 tensor.values.setflags(write=False)
         return payload
 
-    def check_robust(self) -> None:
-        """Check, after the aggregation, that the robust mean was taken of all that was uploaded.
-
-        Raises:
-            ConfigError: The method takes another mean of a tensor, so ``robust-mean`` would protect nothing.
-        """
-        if self.robust == "none" or not self._names:
-            return
-        others = next(iter(self)).payload.tensors.keys() - self.averaged
-        if others:
-            raise ConfigError("robust-mean", f"none: this method has a mean of its own for {min(others)}", self.robust)
-
     @property
     def clients(self) -> list[ClientInfo]:
         """The clients that uploaded, sorted by name; does not decode any upload."""
@@ -114,9 +97,7 @@ class RoundUploads:
 
 def replayed_uploads(start: RoundStart, record: RoundRecord, store: RunStore, task: Task) -> RoundUploads:
     """Return the uploads of a recorded round, from the store."""
-    uploads = RoundUploads(
-        start, Downloads(start, room(task)), partial(store.read, record.round), room(task), task.config.robust_mean
-    )
+    uploads = RoundUploads(start, Downloads(start, room(task)), partial(store.read, record.round), room(task))
     for name, reply in record.replies.items():
         if reply.kind is Kind.TRAIN:
             uploads.accept(name)

@@ -128,5 +128,11 @@ class APFLClient(ClientBase[ClientState]):
 
 
 APFL = register(
-    "apfl", "A personal model mixed with the global one", "Deng et al., 2020", FedAvgServer, APFLClient, Hyper
+    "apfl",
+    "A personal model mixed with the global one",
+    "Deng et al., 2020",
+    FedAvgServer,
+    APFLClient,
+    Hyper,
+    robust=True,
 )

@@ -68,5 +68,11 @@ class DittoClient(ClientBase[ClientState]):
 
 
 Ditto = register(
-    "ditto", "A personal model near the global one", "Li et al., ICML 2021", FedAvgServer, DittoClient, Hyper
+    "ditto",
+    "A personal model near the global one",
+    "Li et al., ICML 2021",
+    FedAvgServer,
+    DittoClient,
+    Hyper,
+    robust=True,
 )

@@ -12,17 +12,17 @@ derive W_0 from the seed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from sepal.client.algorithm import ClientBase
 from sepal.config import Settings
 from sepal.masks.flat import Flat
+from sepal.protocol.means import weighted_mean
 from sepal.protocol.method import Metrics, Payload, Plan, Upload, Uploads, Weights
+from sepal.protocol.server_base import ServerBase
 from sepal.protocol.tensors import dense
-from sepal.server.algorithm import ServerBase
-from sepal.server.means import weighted_mean
 from sepal.strategies.registration import register
 
 
@@ -54,12 +54,19 @@ class FedAvgServer(ServerBase[ServerState]):
         return ServerState({p.name: self.task.weights[p.name] for p in self.shared()})
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
-        """Update W ← Σ n_i·w_i / Σ n_i."""
-        return ServerState(weighted_mean(uploads, state.weights, weigh=self.weigh)), {}
+        """Update W with the mean of the uploads."""
+        return self.update(state, weighted_mean(uploads, state.weights, weigh=self.weigh, robust=self.robust)), {}
+
+    def update(self, state: Any, mean: Weights) -> Any:
+        """Return the state after a round whose uploads have the mean Σ n_i·w_i / Σ n_i; by default, the mean is W.
+
+        Override it for a step of the server's own. ``state`` is what ``init`` or the last ``update`` returned.
+        """
+        return ServerState(mean)
 
     def weigh(self, upload: Upload) -> float:
-        """Return n_i, or 1 if the method's key ``weights`` is ``equal``."""
-        return 1 if getattr(self.hyper, "weights", "examples") == "equal" else super().weigh(upload)
+        """Return n_i, or 1 with ``fedavg.weights = equal``."""
+        return 1 if isinstance(self.hyper, Hyper) and self.hyper.weights == "equal" else super().weigh(upload)
 
     def model(self, state: ServerState) -> Weights:
         """Return the averaged tensors."""
@@ -102,4 +109,5 @@ FedAvg = register(
     Hyper,
     private=("",),
     deployed="received",
+    robust=True,
 )

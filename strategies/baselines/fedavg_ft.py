@@ -58,4 +58,5 @@ FedAvgFt = register(
     FedAvgFtClient,
     Hyper,
     deployed="trained",
+    robust=True,
 )

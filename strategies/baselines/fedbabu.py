@@ -5,8 +5,8 @@ Oh, Kim, Yun, "FedBABU: Towards Enhanced Representation for Federated Image Clas
 evaluation and in the closing round, clients that do not upload fine-tune the whole model, which is *trained* then.
 A deployed client predicts with the fine-tuned model; *kept* is the model of its last training, with the initial head.
 
-Deviations: the mean is weighted by n_i, and the authors' code uses equal weights; fine-tuning uses the round's learning
-rate, and the authors' code the last one of its schedule.
+Deviations: the mean is weighted by n_i, and the authors' code uses equal weights; the rate falls only with
+``lr-decay``, and the authors' in two steps (see ``tuning``).
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from pydantic import Field
 from sepal.config import Settings
 from sepal.protocol.layout import Layout, layers
 from sepal.protocol.method import Payload, Plan, Task, Weights
-from sepal.strategies.baselines.fedavg import ClientState, FedAvgServer
-from sepal.strategies.baselines.fedavg_ft import FedAvgFtClient
+from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer
 from sepal.strategies.registration import register
 
 
@@ -27,6 +26,9 @@ class Hyper(Settings):
     head_layers: int = Field(1, ge=0, description="number of last layers that form the head; 0 is FedAvg")
     # The authors' code fine-tunes for 5 epochs.
     epochs: int = Field(5, ge=1, description="epochs of fine-tuning the whole model")
+    # The authors' code trains at .1, which falls to .001 in two steps, and fine-tunes at .001. At the rate of training
+    # fine-tuning destroys the model: the body has grown large features to make up for the small initial head.
+    tuning: float = Field(0.01, gt=0, description="learning rate of fine-tuning, as a multiple of the run's")
 
 
 class Body:
@@ -43,12 +45,17 @@ class FedBabuServer(Body, FedAvgServer):
     """FedAvg's server for the body."""
 
 
-class FedBabuClient(Body, FedAvgFtClient):
-    """Trains the body with the initial head; fine-tunes both as FedAvg+FT does."""
+class FedBabuClient(Body, FedAvgClient):
+    """Trains the body with the initial head; fine-tunes both at a lower rate."""
 
     def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the averaged body with the initial head."""
         return {**self.task.weights, **super().arrived(state, download, plan)}
+
+    def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
+        """Fine-tune the received body and the initial head, without an upload."""
+        start, lr = self.arrived(state, download, plan), self.hyper.tuning * self.task.config.lr
+        return ClientState(self.fit(start, plan, epochs=self.hyper.epochs, purpose="finetune", lr=lr))
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train the body."""
@@ -64,4 +71,5 @@ FedBabu = register(
     FedBabuClient,
     Hyper,
     deployed="trained",
+    robust=True,
 )

@@ -39,10 +39,10 @@ from sepal.masks.packed import Mask, Masks, density, masked
 from sepal.masks.schedules import prune, regrow
 from sepal.masks.selection import largest
 from sepal.protocol.layout import Layout, Role
+from sepal.protocol.means import mean_of_holders
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Uploads, Weights
+from sepal.protocol.server_base import ServerBase
 from sepal.protocol.tensors import at_masks, at_masks_specs
-from sepal.server.algorithm import ServerBase
-from sepal.server.means import mean_of_holders
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient
 from sepal.strategies.registration import register
 

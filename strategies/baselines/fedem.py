@@ -190,4 +190,5 @@ FedEM = register(
     FedEmClient,
     Hyper,
     deployed="received",
+    robust=True,
 )

@@ -58,8 +58,8 @@ from sepal.protocol.method import (
     Uploads,
     Weights,
 )
+from sepal.protocol.server_base import ServerBase
 from sepal.rng import derive
-from sepal.server.algorithm import ServerBase
 from sepal.strategies.registration import register
 from sepal.wire.tensors import SparseTensor, Tensors, TensorSpec, members
 

@@ -80,5 +80,11 @@ class FedPerClient(Body, PartClient):
 
 
 FedPer = register(
-    "fedper", "A personal head over a shared body", "Arivazhagan et al., 2019", FedPerServer, FedPerClient, Hyper
+    "fedper",
+    "A personal head over a shared body",
+    "Arivazhagan et al., 2019",
+    FedPerServer,
+    FedPerClient,
+    Hyper,
+    robust=True,
 )

@@ -59,4 +59,5 @@ FedRep = register(
     FedPerServer,
     FedRepClient,
     Hyper,
+    robust=True,
 )

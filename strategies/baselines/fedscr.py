@@ -33,9 +33,9 @@ from sepal.config import Settings
 from sepal.errors import SepalError
 from sepal.masks.selection import count
 from sepal.protocol.layout import Layout, statistics, trained
+from sepal.protocol.means import sparse_mean, weighted_mean
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, SpecLike, Task, Uploads, Weights
 from sepal.protocol.tensors import dense, dense_specs
-from sepal.server.means import sparse_mean, weighted_mean
 from sepal.strategies.baselines.fedavg import FedAvgServer, ServerState
 from sepal.strategies.registration import register
 from sepal.wire import rounded
@@ -105,9 +105,11 @@ class FedSCRServer(FedAvgServer):
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Update W ← W + Σ n_i·u_i / Σ n_i."""
         parts = trained(self.task.layout)
-        mean = sparse_mean(uploads, {p.name: p.shape for p in parts}, self.weigh)
+        mean = sparse_mean(uploads, {p.name: p.shape for p in parts}, self.weigh, self.robust)
         moved = {p.name: (state.weights[p.name] + mean[p.name]).astype(np.float32) for p in parts}
-        fixed = weighted_mean(uploads, state.weights, [p.name for p in statistics(self.task.layout)])
+        fixed = weighted_mean(
+            uploads, state.weights, [p.name for p in statistics(self.task.layout)], robust=self.robust
+        )
         return ServerState({p.name: {**moved, **fixed}[p.name] for p in self.task.layout}), {}
 
 
@@ -163,4 +165,5 @@ FedSCR = register(
     FedSCRClient,
     Hyper,
     deployed="received",
+    robust=True,
 )

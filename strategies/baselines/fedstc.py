@@ -34,10 +34,10 @@ from sepal.config import Settings
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count, top_k
 from sepal.protocol.layout import statistics, trained
+from sepal.protocol.means import sparse_mean
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, SpecLike, Task, Uploads, Weights
+from sepal.protocol.server_base import ServerBase
 from sepal.protocol.tensors import dense, dense_specs
-from sepal.server.algorithm import ServerBase
-from sepal.server.means import sparse_mean
 from sepal.strategies.registration import register
 from sepal.wire import rounded
 from sepal.wire.tensors import Index, SparseTensor, TensorSpec, ValueCoding, Values, at
@@ -164,7 +164,7 @@ class FedSTCServer(ServerBase[ServerState]):
         if not len(uploads):
             return replace(state, round=plan.round), {}
         shapes = {"update": (self.flat.size,), **{p.name: p.shape for p in self.fixed}}
-        mean = sparse_mean(uploads, shapes, self.weigh)
+        mean = sparse_mean(uploads, shapes, self.weigh, self.robust)
         total = (mean["update"] + state.residual).astype(np.float32)
         update = stc(total, self.task)
         changed = state.changed.copy()
@@ -254,4 +254,5 @@ FedSTC = register(
     Hyper,
     private=("",),
     deployed="received",
+    robust=True,
 )

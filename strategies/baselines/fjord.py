@@ -3,10 +3,10 @@
 Horváth, Laskaridis, Almeida, Leontiadis, Venieris, Lane, "FjORD: Fair and Accurate Federated Learning under
 heterogeneous targets with Ordered Dropout", NeurIPS 2021, Algorithm 1 (https://arxiv.org/abs/2102.13451). A client
 holds the first channels of every hidden layer, up to its width p_max. For each batch, a width p ≤ p_max is drawn
-uniformly from the method's widths, and the part of that width is trained. The server averages each entry over the
-clients that hold it, weighted by n_i. With ``fjord.distill`` the whole model is trained on the labels and the part on
-the whole model's outputs, in one step. A deployed client predicts with its part of the server's model, of width p_max,
-which is *received*; *kept* is its part after its last local epochs.
+uniformly from the method's widths. The client's whole model is trained on the labels and the part of width p on the
+whole model's outputs, in one step; with ``fjord.distill = false`` the part alone is trained, on the labels. The server
+averages each entry over the clients that hold it, weighted by n_i. A deployed client predicts with its part of the
+server's model, of width p_max, which is *received*; *kept* is its part after its last local epochs.
 
 Deviations: batch norms share their statistics between widths (the paper has a set for each);
 distillation uses temperature 1 and weight 1, as the authors' code does; layers must follow one
@@ -35,7 +35,8 @@ class Hyper(WidthSettings):
     widths: str = Field(
         "0.2,0.4,0.6,0.8,1", description="model widths; each client gets the largest with width² ≤ capacity"
     )
-    distill: bool = Field(False, description="train the whole model on labels, its parts on the whole model's outputs")
+    # The abstract names self-distillation as a part of FjORD; the authors' Flower baseline runs both.
+    distill: bool = Field(True, description="train the whole model on labels, its parts on the whole model's outputs")
 
 
 class FjordClient(WidthClient):

@@ -32,8 +32,8 @@ from torch.nn import functional
 from sepal.client.hooks import Hooks
 from sepal.client.training import Trainer
 from sepal.protocol.layout import Layout, layers
+from sepal.protocol.means import Part
 from sepal.protocol.method import ClientInfo, Payload, Plan, Schema, Task, Upload, Weights
-from sepal.server.means import Part
 from sepal.strategies.baselines.fedavg import ServerState
 from sepal.strategies.baselines.widths import ClientState, Cuts, Dense, WidthClient, WidthServer, WidthSettings
 from sepal.strategies.registration import register

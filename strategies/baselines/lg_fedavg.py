@@ -65,4 +65,5 @@ LgFedAvg = register(
     LgFedAvgServer,
     LgFedAvgClient,
     Hyper,
+    robust=True,
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sepal.protocol.layout import Layout
 from sepal.protocol.method import Metrics, Payload, Plan, Predictor, Uploads, Weights
-from sepal.server.algorithm import ServerBase
+from sepal.protocol.server_base import ServerBase
 from sepal.strategies.baselines.fedper import ClientState, PartClient
 from sepal.strategies.registration import register
 
@@ -60,4 +60,5 @@ Local = register(
     LocalServer,
     LocalClient,
     received="nothing is sent, so there is no received model",
+    robust=True,
 )

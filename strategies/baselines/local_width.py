@@ -61,4 +61,5 @@ LocalWidth = register(
     WidthSettings,
     received="nothing is sent, so there is no received model",
     uses_capacity=True,
+    robust=True,
 )

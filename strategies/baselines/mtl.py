@@ -35,8 +35,8 @@ from sepal.client.hooks import Hooks
 from sepal.config import NotNegativeOrAuto, Settings, auto
 from sepal.protocol.layout import Layout, layers, trained
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Task, Uploads, Weights
+from sepal.protocol.server_base import ServerBase
 from sepal.protocol.tensors import dense, dense_specs
-from sepal.server.algorithm import ServerBase
 from sepal.strategies.baselines.fedper import ClientState
 from sepal.strategies.registration import register
 

@@ -39,9 +39,9 @@ from sepal.config import NotNegativeOrAuto, Settings, auto
 from sepal.errors import ConfigError, ModelError, RoundError
 from sepal.protocol.layout import Layout, trained
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Uploads, Weights
+from sepal.protocol.server_base import ServerBase
 from sepal.protocol.tensors import dense, dense_schema
 from sepal.rng import derive
-from sepal.server.algorithm import ServerBase
 from sepal.strategies.baselines.fedper import ClientState
 from sepal.strategies.registration import register
 

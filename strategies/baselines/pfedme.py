@@ -22,7 +22,7 @@ from torch import nn
 from sepal.client.hooks import Hooks, cross_entropy
 from sepal.config import PositiveOrAuto, Settings, auto
 from sepal.protocol.layout import trained
-from sepal.protocol.method import Metrics, Payload, Plan, Uploads
+from sepal.protocol.method import Payload, Plan, Weights
 from sepal.protocol.tensors import dense
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer, ServerState
 from sepal.strategies.registration import register
@@ -42,12 +42,11 @@ class Hyper(Settings):
 class PFedMeServer(FedAvgServer):
     """FedAvg's server, which moves by β towards the mean."""
 
-    def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
+    def update(self, state: ServerState, mean: Weights) -> ServerState:
         """W ← (1 - β)·W + β·mean; statistics are the mean, because beyond it a variance may be below 0."""
-        after, metrics = super().aggregate(state, uploads, plan)
         keep, take = np.float32(1 - self.hyper.beta), np.float32(self.hyper.beta)
-        moved = {p.name: keep * state.weights[p.name] + take * after.weights[p.name] for p in trained(self.layout)}
-        return ServerState({**after.weights, **moved}), metrics
+        moved = {p.name: keep * state.weights[p.name] + take * mean[p.name] for p in trained(self.layout)}
+        return ServerState({**mean, **moved})
 
 
 class PFedMeClient(FedAvgClient):
@@ -102,4 +101,5 @@ PFedMe = register(
     PFedMeClient,
     Hyper,
     defaults={"lr": 0.09},  # the authors' rate of θ; it must be below 2/λ
+    robust=True,
 )

@@ -39,10 +39,10 @@ from torch.nn import functional
 from sepal.client.hooks import Hooks
 from sepal.masks.cuts import ChannelGroup, Cut, Index, windows
 from sepal.protocol.layout import Role
+from sepal.protocol.means import Part, mean_of_parts
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Upload, Uploads, Weights
+from sepal.protocol.server_base import ServerBase
 from sepal.protocol.tensors import dense, dense_schema
-from sepal.server.algorithm import ServerBase
-from sepal.server.means import Part, mean_of_parts
 from sepal.strategies.baselines.widths import ClientState, Cuts, Dense, WidthClient, WidthSettings
 from sepal.strategies.registration import register
 from sepal.wire.tensors import TensorSpec, whole

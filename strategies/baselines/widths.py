@@ -29,9 +29,9 @@ from sepal.errors import ModelError
 from sepal.masks.cuts import Coupling, Cut, parameters, windows
 from sepal.models import coupling, cut_model
 from sepal.protocol.layout import Layout
+from sepal.protocol.means import Part, mean_of_parts
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Task, Upload, Uploads, Weights
 from sepal.protocol.tensors import dense, dense_schema
-from sepal.server.means import Part, mean_of_parts
 from sepal.strategies.baselines.fedavg import FedAvgServer, ServerState
 
 Dense = dict[str, npt.NDArray[np.float32]]

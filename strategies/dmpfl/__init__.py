@@ -11,4 +11,5 @@ DmPfl = register(
     "sepal.strategies.dmpfl.client:DmPflClient",
     Hyper,
     private=("2a",),
+    combination="sepal.strategies.dmpfl.client:adaptive",
 )

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from sepal.client.algorithm import ClientBase
 from sepal.client.hooks import frozen
-from sepal.client.network import Network
+from sepal.client.network import Network, NetworkPredictor
 from sepal.client.training import Trainer
 from sepal.errors import ProtocolError
 from sepal.masks.packed import Masks, density, pack, spread, take, unpack
@@ -178,12 +178,7 @@ class DmPflClient(ClientBase[ClientState]):
         if not self.hyper.adaptive_inference or not state.entropies:
             return personal
         shared = self.trainer.predictor(self.global_model(state), "global")
-        entropies = state.entropies
-        return lambda x: adaptive(personal(x), shared(x), *entropies)
-
-    def combination(self, state: ClientState) -> tuple[str, tuple[float, ...]]:
-        """Return the name of the rule by which an exported model combines the networks of :meth:`predictor`."""
-        return "dmpfl-adaptive", state.entropies
+        return NetworkPredictor([*personal.networks, *shared.networks], adaptive, state.entropies)
 
     def _base_entropies(self, state: ClientState) -> tuple[float, ...]:
         """Return BE(θ_c) and BE(θ_g), the mean entropies of the outputs on the client's training data, in nats."""

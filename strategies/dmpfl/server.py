@@ -18,10 +18,10 @@ from sepal.masks.packed import Masks, Packed, masked, pack, unpack
 from sepal.masks.schedules import cosine
 from sepal.masks.selection import largest
 from sepal.protocol.layout import Layout
+from sepal.protocol.means import mean_of_holders
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Upload, Uploads, Weights
+from sepal.protocol.server_base import ServerBase
 from sepal.protocol.tensors import at_masks, at_masks_specs
-from sepal.server.algorithm import ServerBase
-from sepal.server.means import mean_of_holders
 from sepal.strategies.dmpfl.contract import (
     Held,
     ServerState,

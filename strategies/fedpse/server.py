@@ -15,11 +15,11 @@ import numpy.typing as npt
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count, random_subset, top_k
 from sepal.protocol.layout import statistics, trained
+from sepal.protocol.means import weighted_mean
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Upload, Uploads, Weights
+from sepal.protocol.server_base import ServerBase
 from sepal.protocol.tensors import dense
 from sepal.rng import derive
-from sepal.server.algorithm import ServerBase
-from sepal.server.means import weighted_mean
 from sepal.strategies.fedpse.contract import ServerState, budget, by_layer, upload_schema
 from sepal.wire.tensors import Array, Index, SparseTensor, Values
 

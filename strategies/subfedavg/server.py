@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from sepal.masks.packed import Mask, Packed, unpack
+from sepal.protocol.means import mean_of_holders
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Upload, Uploads, Weights
+from sepal.protocol.server_base import ServerBase
 from sepal.protocol.tensors import at_masks
-from sepal.server.algorithm import ServerBase
-from sepal.server.means import mean_of_holders
 from sepal.strategies.subfedavg.contract import ServerState
 from sepal.strategies.subfedavg.parts import Prunable, paper_cost
 

@@ -14,7 +14,7 @@ from sepal.protocol.method import Kind, Payload
 from sepal.protocol.payloads import seal
 from sepal.storage.serialize import digest
 from sepal.wire.tensors import Support, at, members, whole
-from tests.attacks.hostile import EVIL, ROUND, Hostile, changed, renamed
+from tests.attacks.attacked_federation import EVIL, ROUND, Hostile, changed, renamed
 from tests.contract.fakes import FAKES
 from tests.contract.harness import Federation, Nodes
 

@@ -11,8 +11,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.superlink.grid import http_grid
 
 from sepal.errors import RosterError
+from sepal.protocol.flower.replies import MOST_OBJECTS, arrays_bytes, bound_replies, enter_run
 from sepal.server.downloads import largest_reply
-from sepal.server.flower_private import MOST_OBJECTS, arrays_bytes, bound_replies, enter_run
 from sepal.server.strategy import SepalStrategy
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
@@ -89,7 +89,7 @@ def test_a_second_run_in_the_process_sets_its_own_bound():
     bound_replies(64 * MEBIBYTE)
     name, objects = contents(1000)
     assert http_grid.inflate_object_from_contents(name, objects)
-    assert not hasattr(http_grid.inflate_object_from_contents.bounded, "bounded")
+    assert not hasattr(http_grid.inflate_object_from_contents.flowers, "flowers")
 
 
 class Nobody(Grid):

@@ -12,9 +12,9 @@ from flwr.app import Context, Message, RecordDict
 
 from sepal.client_app.app import handle
 from sepal.errors import SepalError
+from sepal.protocol.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, read_reply, write_order
 from sepal.protocol.method import Kind, Plan
-from sepal.server.flower_private import enter_run
 
 SECRET = "row 17: patient 'Jane Roe'"
 OWN = {"dataset": "own", "own.shape": "1x8x8", "own.classes": 2, "model": "digits-cnn", "clients": 1}

@@ -13,7 +13,7 @@ from sepal.engines.in_process import run_in_process
 from sepal.errors import DataError
 from sepal.server.run_store import DiskRunStore
 from sepal.strategies.assembly import assemble
-from tests.attacks.hostile import EVIL, Hostile
+from tests.attacks.attacked_federation import EVIL, Hostile
 from tests.contract.fakes import FAKES
 from tests.contract.harness import Killed
 

@@ -15,7 +15,7 @@ from sepal.protocol.method import Kind, Payload, Plan
 from sepal.protocol.payloads import seal
 from sepal.protocol.tensors import dense
 from sepal.wire.tensors import ValueCoding
-from tests.attacks.hostile import EVIL, Hostile, changed
+from tests.attacks.attacked_federation import EVIL, Hostile, changed
 
 RUN = {"dataset": "digits", "clients": 2, "partition.subsample": 200, "privacy.clip": 0.1, "privacy.noise": 1.0}
 

@@ -11,7 +11,7 @@ from sepal.protocol.messages import read_order
 from sepal.protocol.method import Kind
 from sepal.server.run_store import DiskRunStore, evict
 from sepal.server.strategy import SepalStrategy
-from tests.attacks.hostile import Hostile, silence
+from tests.attacks.attacked_federation import Hostile, silence
 from tests.contract.fakes import FAKES
 from tests.contract.harness import Killed
 

@@ -86,7 +86,7 @@ def test_other_bad_input_is_one_line_too(here, arguments, message):
 
 def test_missing_data_is_one_line_that_says_what_to_put_where(here, monkeypatch):
     monkeypatch.setenv("SEPAL_DOWNLOAD", "0")
-    result = sepal("run", "--set", "dataset=mnist", "--set", f"data-dir={here}", "--name", "a")
+    result = sepal("run", "--set", "dataset=mnist", "--set", f"data-dir={here}", "--name", "a", "--workers", 1)
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     assert "train-images-idx3-ubyte" in result.stderr
@@ -138,13 +138,13 @@ def test_a_config_file_gives_the_same_run(finished):
 
 
 def test_an_interrupted_run_says_how_it_goes_on_and_does(here, monkeypatch):
-    import sepal.engines.in_process
+    from sepal.engines import in_process
 
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(sepal.engines.in_process, "run_in_process", interrupted)
+        patch.setattr(in_process, "run_in_process", interrupted)
         result = sepal("run", *SETS, "--name", "cut")
     assert result.exit_code == 130
     assert result.stderr == "sepal: interrupted; `sepal run --name cut` continues it\n"
@@ -261,8 +261,9 @@ def test_every_key_of_every_method_is_described(name):
     assert [key.name for key in keys if not key.description] == []
 
 
-def test_readme_lists_the_methods():
-    assert cli.markdown_table() in (ROOT / "README.md").read_text()
+def test_the_page_of_methods_lists_them_all():
+    """If this fails: python -m experiments.methods."""
+    assert f"\n{cli.markdown_table()}\n<!-- /methods -->\n" in (ROOT / "docs" / "methods.md").read_text()
     assert sepal("methods", "--markdown").stdout.strip() == cli.markdown_table()
 
 
@@ -286,5 +287,5 @@ def test_flowers_run_config_declares_every_key_with_its_default():
     for key, value in declared.items():
         flat |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
     expected = registry.defaults()
-    assert flat == expected
+    assert flat == expected, "to write them: python -m experiments.methods"
     assert {key: type(value) for key, value in flat.items()} == {key: type(value) for key, value in expected.items()}

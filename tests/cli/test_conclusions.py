@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from experiments.paper.figures import figures
 from sepal.cli.comparison import read_comparison
 from sepal.cli.comparison_tables import print_comparison, write_csv
 from sepal.cli.conclusions import conclusions
 from sepal.cli.convergence import mean_rise, rise
-from sepal.cli.paper.figures import figures
 from sepal.cli.plans.model import PlannedRun
 from tests.cli.runs_for_tests import write_run
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from sepal.cli.client_model import client_model
 from sepal.cli.main import app
 from sepal.cli.portable import load, save
-from sepal.errors import StateError
+from sepal.errors import ConfigError, ModelError, StateError
 
 
 def sepal(*arguments):
@@ -138,6 +138,27 @@ def test_a_model_file_with_other_class_names_is_refused(runs, tmp_path, names):
     save(tmp_path / "named", replace(found.origin, class_names=names), found.networks)
     with pytest.raises(StateError, match="class_names without a printable name for each of 10 classes"):
         load(tmp_path / "named")
+
+
+@pytest.mark.parametrize(("method", "readable"), [("dmpfl", True), ("fedavg", False), ("unknown", False)])
+def test_several_networks_are_combined_as_the_record_of_their_method_says(runs, tmp_path, method, readable):
+    """A file's own word for the rule does not count: older versions wrote ``dmpfl-adaptive``."""
+    found = client_model(runs / "dmpfl", "client-00000")
+    save(tmp_path / "two", replace(found.origin, method=method, rule="dmpfl-adaptive"), found.networks)
+    if readable:
+        np.testing.assert_allclose(load(tmp_path / "two")(found.inputs), found.logits, atol=1e-5)
+    else:
+        with pytest.raises(ModelError, match="expected networks that its method says how to combine"):
+            load(tmp_path / "two")
+
+
+@pytest.mark.parametrize("method", ["fedem", "pfedgate"])
+def test_a_model_that_is_not_of_networks_alone_is_not_exported(tmp_path, method):
+    sets = [f"method={method}", "dataset=digits", "rounds=1", "clients=2", "partition.subsample=60", "local-epochs=1"]
+    options = [part for text in sets for part in ("--set", text)]
+    assert sepal("run", *options, "--name", method, "--out", tmp_path, "--workers", 1).exit_code == 0
+    with pytest.raises(ConfigError, match=f"a model of one network, got {method}, whose predictions are not those of"):
+        client_model(tmp_path / method, "client-00000")
 
 
 def test_a_torn_model_file_is_refused(tmp_path):

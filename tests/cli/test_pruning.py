@@ -1,6 +1,6 @@
 """The course of pruning: only rounds in which a client pruned and was evaluated, or took part, count."""
 
-from sepal.cli.paper.pruning import courses, distances
+from sepal.cli.report.pruning import courses, distances
 
 
 def client(name, trained, **metrics):

@@ -1,4 +1,4 @@
-"""Blocks whose cells are trials, plans at another scale, a paper by its name, and one table of it."""
+"""Blocks whose cells are trials, and plans at another scale."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from sepal.cli.main import app
-from sepal.cli.paper import command, report
+from experiments.paper import __main__ as paper
 from sepal.cli.plans import trials
 from sepal.cli.plans.model import PlannedRun
 from sepal.cli.plans.plan import read_plan
@@ -121,9 +119,8 @@ def test_a_later_call_knows_which_trials_failed(file: Path, tmp_path: Path, monk
     Executor(out, jobs=1, workers=1, hours=1)(list(plan.runs("rates")))
     assert failures(out) == ["rates-lr_0.3-fedavg-seed0"]
     given: list[PlannedRun] = []
-    monkeypatch.setattr(report, "write_report", lambda _, runs, __: given.extend(runs) or [])
-    result = CliRunner().invoke(app, ["paper", str(file), "--out", str(out), "--report"])
-    assert result.exit_code == 0, result.output
+    monkeypatch.setattr(paper, "write_report", lambda _, runs, __: given.extend(runs) or [])
+    paper.main([str(file), "--out", str(out), "--report"])
     assert [dict(run.chosen) for run in given if (run.block, run.variant) == ("main", "fedavg")] == [{"lr": 0.1}] * 2
 
 
@@ -220,31 +217,3 @@ def test_a_bad_plan_is_one_line(file: Path, old: str, new: str, words: str) -> N
     file.write_text(PLAN.replace(old, new))
     with pytest.raises(ConfigError, match=words):
         read_plan(file)
-
-
-def sepal(*arguments: object):
-    return CliRunner().invoke(app, ["paper", *(str(argument) for argument in arguments)])
-
-
-@pytest.mark.usefixtures("here")
-def test_a_paper_is_found_by_its_name_and_one_table_of_it_is_taken(tmp_path: Path) -> None:
-    """The sweep of p has twelve runs, of which none is begun."""
-    done = sepal("fedpse", "--table", "figure 4", "--hours", "0")
-    assert done.exit_code == 0, done.output
-    tables = (tmp_path / "runs" / "fedpse" / "tables.md").read_text()
-    assert "Not there: 12 of 12 runs: sweep-keep_0.9-fedpse-seed0" in tables
-    assert tables in done.stdout
-    done = sepal("fedpse", "--scale", "quick", "--hours", "0")
-    assert done.exit_code == 0, done.output
-    assert "Not there: 24 of 24 runs" in (tmp_path / "runs" / "fedpse-quick" / "tables.md").read_text()
-
-
-@pytest.mark.usefixtures("here")
-def test_a_paper_that_is_not_there_is_one_line(monkeypatch, tmp_path: Path) -> None:
-    done = sepal("fedpsse")
-    assert done.exit_code == 2
-    assert "plan: expected a path, or one of dmpfl, fedpse, leaderboard" in done.stderr
-    monkeypatch.setattr(command, "PLANS", tmp_path / "none")
-    done = sepal("fedpse")
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert "the papers' plans come with a checkout of Sepal" in done.stderr

@@ -176,7 +176,9 @@ def test_the_deployed_models_validation_accuracy_decides(tmp_path, execute):
     assert [row["name"] for row in index["runs"]] == calls[1], "trials are not compared"
     assert [row["chosen"] for row in index["tuning"]] == ["lr=0.1"] * 3
     tables = (tmp_path / "out" / "tables.md").read_text()
-    assert "| fedavg | **80.0** | 70.0 |" in tables.partition("## Trials")[2]
+    assert "| fedavg | received | lr=0.1: 80.0, lr=0.3: 70.0 | lr=0.1 (edge) |" in tables
+    assert "| accuracy, % | deployed | trained | received |" in tables
+    assert "| fedavg | 40.0 ± 0.0 | 40.0 ± 0.0 |" in tables
     shown = sepal("show", tmp_path / "out")
     assert "lr=0.1: 80.0, lr=0.3: 70.0" in " ".join(shown.stdout.split())
 
@@ -197,7 +199,7 @@ def test_a_trial_that_diverges_with_one_seed_is_not_chosen_and_is_no_error(tmp_p
     assert (done.exit_code, "5 that failed, the first: tune-lr_0.1-local-seed1001" in done.stderr) == (2, True)
 
 
-def test_a_search_runs_once(tmp_path):
+def test_a_search_runs_once(tmp_path, runs_in_this_process):
     """In real runs: two trials, then the chosen rate; a second call starts nothing."""
     text = 'methods = ["local"]\nseeds = [5]\n[settings]\ndataset = "digits"\nrounds = 1\nclients = 2\n'
     text += '"partition.subsample" = 200\n[grid]\nlr = [0.0001, 0.1]\n'

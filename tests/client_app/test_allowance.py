@@ -16,9 +16,9 @@ from sepal.client_app.allowance import Allowance
 from sepal.client_app.app import handle
 from sepal.client_app.build import Node
 from sepal.errors import ConfigError, ModelError, ProtocolError, SepalError, StateError
+from sepal.protocol.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, read_reply, write_order
 from sepal.protocol.method import Kind, Plan
-from sepal.server.flower_private import enter_run
 
 RUN = {"dataset": "digits", "clients": 2, "partition.subsample": 100, "privacy.clip": 1.0, "privacy.noise": 1.0}
 WORDS = r"uploads: expected at most 2 over all runs, as this node demands .*, got a request for one more"

@@ -21,7 +21,7 @@ from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import MemoryRunStore, RunStore
 from sepal.server.strategy import SepalStrategy
 from tests.contract.fakes import SIZE
-from tests.stores import ScratchStore
+from tests.scratch_store import ScratchStore
 
 
 @dataclass

@@ -8,7 +8,7 @@ from sepal.engines.flower.certificates import make_certificates
 from sepal.engines.flower.credentials import ServerCredentials
 from sepal.engines.flower.engine import Flower
 from sepal.engines.flower.registration import Registry
-from tests.e2e.light import EVIL, GUEST, HONEST
+from tests.e2e.attacking_client import EVIL, GUEST, HONEST
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from sepal.engines.flower.bundle import write_app
 from sepal.engines.flower.credentials import NodeCredentials
 from sepal.protocol.messages import Content, read_order, read_reply, write_reply
 from sepal.protocol.method import Kind
-from tests.e2e.light import EVIL, GUEST, HONEST, light_client
+from tests.e2e.attacking_client import EVIL, GUEST, HONEST, light_client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -124,12 +124,12 @@ def ledger(server, address, certs, told, tmp_path_factory):
         clients.append(light_client(address, NodeCredentials.of(certs, name), node, FLAT, **attack))
         clients[-1].start()
 
-    def hear(message: Message, reply: Message) -> list[Message]:
+    def listen(message: Message, reply: Message) -> list[Message]:
         told.append((read_order(message.content)[0].kind, read_order(message.content)[0].plan.phase))
         return [reply]
 
     node = {"name": GUEST, "partition-id": 0, "num-partitions": 2, "state-dir": str(out / "states")}
-    guest = light_client(address, NodeCredentials.of(certs, GUEST), node, FLAT, attack=hear)
+    guest = light_client(address, NodeCredentials.of(certs, GUEST), node, FLAT, attack=listen)
     after_round(out / "attacked" / "metrics.jsonl", 1, guest.start)
     write_app(out / "app")
     run = server.run_app(out / "app", {**FLAT, "out": str(out), "name": "attacked"}, timeout=240)

@@ -1,4 +1,4 @@
-"""README's blocks as they stand: ``sepal run`` and ``show``, and ``flwr run`` with Flower's simulation.
+"""The blocks of README and the tutorial as they stand: ``sepal`` alone, and ``flwr run`` with Flower's simulation.
 
 The three terminals of ``serve`` are in test_serving.py. The Python block is run in Flower's simulation, as an app of
 its own.
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sepal.engines.flower.processes import MARK, Processes
-from tests.test_readme import BLOCKS, ROOT
+from tests.test_readme import BLOCKS, ROOT, TUTORIAL, commands
 
 pytestmark = [pytest.mark.e2e, pytest.mark.simulation, pytest.mark.timeout(600)]
 BIN = Path(sys.executable).parent
@@ -43,13 +43,15 @@ def shell(block: str, directory: Path, home: Path) -> str:
     return done.stdout
 
 
-def test_readmes_commands_work_as_they_stand(tmp_path):
+def test_the_commands_work_as_they_stand(tmp_path):
+    """Each once: those of the tutorial are mostly README's."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    blocks = [block for _, block in BLOCKS if re.match(r"\.venv/bin/sepal (run|show|methods|keys)\b", block)]
-    assert blocks
-    for block in blocks:
-        assert shell(block, tmp_path, tmp_path / "home")
+    lines = dict.fromkeys([*commands(BLOCKS), *commands(TUTORIAL)])
+    assert {line.split()[0] for line in lines} == {"run", "show", "methods", "keys", "compare"}
+    for line in lines:
+        assert shell(f".venv/bin/sepal {line}\n", tmp_path, tmp_path / "home")
     assert (tmp_path / "runs" / "first" / "summary.json").exists()
+    assert (tmp_path / "runs" / "compare" / "report.html").exists()
 
 
 def test_readmes_simulation_works_as_it_stands(tmp_path):

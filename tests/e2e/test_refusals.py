@@ -17,7 +17,7 @@ import pytest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
 from sepal.cli.joining import wait_until_welcome
-from sepal.engines.flower import fleet, warm
+from sepal.engines.flower import warm
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.flower.certificates import make_certificates
 from sepal.engines.flower.credentials import NodeCredentials, ServerCredentials
@@ -26,7 +26,9 @@ from sepal.engines.flower.probe import NOT_REGISTERED, examine
 from sepal.engines.flower.processes import free_port, healthy
 from sepal.engines.flower.registration import Registry
 from sepal.errors import ConfigError
-from tests.e2e.light import HONEST
+from sepal.protocol.flower import fleet
+from sepal.protocol.flower.versions import speaks_http
+from tests.e2e.attacking_client import HONEST
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -106,6 +108,10 @@ def plain_text():
 
 def test_a_server_that_is_not_flowers_is_named(plain_text):
     found = list(examine(plain_text, None))
+    if speaks_http():
+        assert found[-1].what == "version"
+        assert "the server speaks gRPC (Flower 1.39), Flower 1.4" in found[-1].words
+        return
     assert found[-1].what == "API"
     assert "not the Fleet API of Flower 1.39" in found[-1].words
 

@@ -14,8 +14,9 @@ from flwr.app import Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 
 from sepal.engines.flower.bundle import write_app
-from sepal.engines.flower.protection import CodeError, refuse_bundles_with_code, refuse_code
-from sepal.server.flower_private import enter_run
+from sepal.engines.flower.protection import CodeError, refuse_code
+from sepal.protocol.flower.replies import enter_run
+from sepal.protocol.flower.supernode import refuse_bundles
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_the_server_gets_one_line_and_the_node_keeps_nothing(ours):
 
     insert = lambda reply, state, store: replies.append(reply)  # noqa: E731
     module = SimpleNamespace(_pull_and_store_message=pull, _insert_message=insert)
-    refuse_bundles_with_code(module)
+    refuse_bundles(module, refuse_code)
     enter_run()
     message = Message(RecordDict(), dst_node_id=1, message_type="train")
     message.metadata.__dict__["_run_id"] = 7

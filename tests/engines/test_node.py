@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import inspect
 import os
+import re
 import sys
 import threading
 import time
@@ -16,19 +17,74 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.task_identity import TaskIdentity
 
 from sepal.engines.flower import node
+from sepal.protocol.flower import supernode, versions
 
 
 @pytest.fixture
 def slept(monkeypatch):
     found = []
-    monkeypatch.setattr(node.time, "sleep", found.append)
+    monkeypatch.setattr(supernode.time, "sleep", found.append)
     return found
+
+
+def replies_in(state):
+    """What Flower's loop asks for, which has another name from 1.41 on."""
+    inner = getattr(state, "_state", state)
+    return getattr(state, "get_messages_legacy" if hasattr(inner, "get_messages_legacy") else "get_messages")(
+        is_reply=True
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["start_client_internal", "_pull_and_store_message", "_push_messages", "_insert_message"]
+)
+def test_a_changed_flower_is_noticed_at_the_start(monkeypatch, name):
+    internal = importlib.import_module("flwr.supernode.start_client_internal")
+    supernode.loop()
+
+    def changed(**_):
+        """Another function than the one that we know."""
+
+    monkeypatch.setattr(internal, name, changed)
+    with pytest.raises(
+        versions.FlowerChangedError, match=f"{name}: expected the source of Flower 1.39 to 1.42, got"
+    ) as e:
+        supernode.loop()
+    assert "\n" not in str(e.value)
+    monkeypatch.delattr(internal, name)
+    with pytest.raises(versions.FlowerChangedError, match="got nothing in 1"):
+        supernode.loop()
+
+
+def test_the_functions_around_flowers_own_are_told_from_a_change(monkeypatch):
+    internal = importlib.import_module("flwr.supernode.start_client_internal")
+    for name in ("_pull_and_store_message", "_push_messages"):
+        monkeypatch.setattr(internal, name, getattr(internal, name))
+    supernode.push_late_replies(internal)
+    supernode.give_up_lost_content(internal)
+    supernode.answer_abandoned(internal)
+    supernode.loop()
+
+
+def test_a_state_that_keeps_its_messages_elsewhere_is_noticed(monkeypatch):
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    monkeypatch.setattr(InMemoryNodeState, "store_message", lambda self, message: None)
+    with pytest.raises(versions.FlowerChangedError, match="InMemoryNodeState"):
+        supernode.loop()
+
+
+@pytest.mark.parametrize("found", ["1.38.0", "1.43.0", "2.0.0"])
+def test_another_release_is_refused_in_one_line(monkeypatch, found):
+    monkeypatch.setattr(versions, "version", lambda _: found)
+    with pytest.raises(versions.FlowerChangedError, match=f"flwr: expected 1.39 to 1.42, got {found}"):
+        versions.require_supported()
 
 
 def test_pauses_grow_to_flowers_own_and_are_short_again_after_a_message(slept):
     read, write = os.pipe()
     os.set_blocking(write, False)
-    pauses = node.Pauses(write)
+    pauses = supernode.Pauses(write)
     for _ in range(40):
         pauses.sleep(3)
     assert slept[0] == 0.1
@@ -44,7 +100,7 @@ def test_pauses_grow_to_flowers_own_and_are_short_again_after_a_message(slept):
 
 
 def test_a_client_that_waits_looks_as_seldom_as_it_is_told(slept):
-    pauses = node.Pauses(os.open(os.devnull, os.O_WRONLY), look=30.0)
+    pauses = supernode.Pauses(os.open(os.devnull, os.O_WRONLY), look=30.0)
     for _ in range(40):
         pauses.sleep(3)
     assert (slept[0], slept[-1]) == (0.1, 30.0)
@@ -58,7 +114,7 @@ def test_a_client_that_waits_looks_as_seldom_as_it_is_told(slept):
 def test_a_reader_that_does_not_read_does_not_stop_the_supernode(slept):
     _, write = os.pipe()
     os.set_blocking(write, False)
-    pauses = node.Pauses(write)
+    pauses = supernode.Pauses(write)
     for _ in range(70_000):
         pauses.sleep(0.5)
     assert len(slept) == 70_000
@@ -70,11 +126,10 @@ def test_flowers_module_is_built_as_expected():
     module = importlib.import_module("flwr.supernode.start_client_internal")
     before = module.time
     try:
-        assert node.shorten(module, node.Pauses(-1))
+        supernode.shorten(module, supernode.Pauses(-1))
         assert module.time.sleep is not time.sleep
     finally:
         module.time = before
-    assert not node.shorten(types.ModuleType("another"), node.Pauses(-1))
 
 
 def test_a_late_reply_is_pushed_although_no_message_comes():
@@ -83,7 +138,7 @@ def test_a_late_reply_is_pushed_although_no_message_comes():
 
     module, state = types.ModuleType("flowers"), InMemoryNodeState(object_store=None)
     module._pull_and_store_message = lambda *, state, name: 7 if name == "a message" else None
-    assert node.push_late_replies(module)
+    supernode.push_late_replies(module)
     assert module._pull_and_store_message(state=state, name="a message") == 7
     made = [
         types.SimpleNamespace(message_id=name, run_id=1, reply_to_message_id=to) for name, to in (("m", ""), ("r", "m"))
@@ -93,9 +148,8 @@ def test_a_late_reply_is_pushed_although_no_message_comes():
     assert module._pull_and_store_message(state=state, name="none") is None, "no reply: Flower waits and looks again"
     state.store_message(reply)
     assert module._pull_and_store_message(state=state, name="none") is not None, "Flower goes on to the push stage"
-    assert [each.metadata.message_id for each in state.get_messages(is_reply=True)] == ["r"], "still there for it"
+    assert [each.metadata.message_id for each in replies_in(state)] == ["r"], "still there for it"
     assert module._pull_and_store_message(state=state, name="none") is None
-    assert not node.push_late_replies(types.ModuleType("another"))
 
 
 def test_flowers_loop_pulls_by_keyword_and_pushes_unless_none_was_pulled():
@@ -104,7 +158,7 @@ def test_flowers_loop_pulls_by_keyword_and_pushes_unless_none_was_pulled():
     source = inspect.getsource(module.start_client_internal)
     assert "_pull_and_store_message(\n                state=state," in source
     assert "if run_id is None:" in source
-    assert "state.get_messages(is_reply=True)" in inspect.getsource(module._push_messages)
+    assert re.search(r"state\.get_messages(_legacy)?\(is_reply=True\)", inspect.getsource(module._push_messages))
 
 
 class Waiting:
@@ -121,7 +175,7 @@ class Waiting:
 
 def test_a_reply_whose_content_never_comes_is_given_up(monkeypatch):
     """A process that was killed between a reply and its content would stop the SuperNode for good."""
-    monkeypatch.setattr(node, "CONTENT", 0.05)
+    monkeypatch.setattr(supernode, "CONTENT", 0.05)
     module, store, found = types.ModuleType("flowers"), Waiting(), []
 
     def push(*, state, object_store):
@@ -132,10 +186,9 @@ def test_a_reply_whose_content_never_comes_is_given_up(monkeypatch):
         object_store.delete("reply")
 
     module._push_messages = push
-    assert node.give_up_lost_content(module)
+    supernode.give_up_lost_content(module)
     module._push_messages(state=None, object_store=store)
     assert (found, store.deleted) == ([b"content"], ("reply",))
-    assert not node.give_up_lost_content(types.ModuleType("another"))
 
 
 def test_flower_waits_for_content_without_end_and_survives_an_exception():
@@ -177,7 +230,7 @@ def test_a_message_whose_task_ended_without_a_reply_is_answered(asked):
     module, state, number, store = asked
     assert state.claim_task(number)
     assert state.activate_task(number)
-    assert node.abandoned(state) == []
+    assert supernode.abandoned(state) == []
     assert state.finish_task(number, "failed", "no heartbeat")
     sent = []
 
@@ -185,7 +238,7 @@ def test_a_message_whose_task_ended_without_a_reply_is_answered(asked):
         sent.append(message)
         return set(), "session"
 
-    assert node.answer_abandoned(module)
+    supernode.answer_abandoned(module)
     push = threading.Thread(
         target=module._push_messages,
         kwargs={"state": state, "object_store": store, "send": send, "push_object": None},
@@ -196,7 +249,6 @@ def test_a_message_whose_task_ended_without_a_reply_is_answered(asked):
     assert not push.is_alive()
     assert [(message.has_error(), message.error.code, message.metadata.run_id) for message in sent] == [(True, 8, RUN)]
     assert not state.msg_store, "neither is left for the next message's task"
-    assert not node.answer_abandoned(types.ModuleType("another"))
 
 
 def test_a_message_with_a_reply_or_an_open_task_is_not_answered_for(asked):
@@ -205,13 +257,13 @@ def test_a_message_with_a_reply_or_an_open_task_is_not_answered_for(asked):
     module, state, number, store = asked
     state.create_task(task_type=TaskType.CLIENT_APP, run_id=RUN, fab_hash="f")
     state.finish_task(number, "failed", "no heartbeat")
-    assert node.abandoned(state) == [], "another task of the run may still read the message"
+    assert supernode.abandoned(state) == [], "another task of the run may still read the message"
     for task in state.get_tasks(run_ids=[RUN]):
         state.finish_task(task.task_id, "failed", "no heartbeat")
-    (message,) = node.abandoned(state)
+    (message,) = supernode.abandoned(state)
     module._insert_message(Message(Error(2, "the client's own"), reply_to=message), state, store)
-    assert node.abandoned(state) == []
-    replies = node.AnsweringState(state, pytest.fail).get_messages(is_reply=True)
+    assert supernode.abandoned(state) == []
+    replies = replies_in(supernode.AnsweringState(state, pytest.fail))
     assert [reply.error.reason for reply in replies] == ["the client's own"]
 
 
@@ -235,7 +287,7 @@ def test_the_supernode_runs_with_every_change(monkeypatch, cold, look):
     def started():
         if look:
             pauses = internal.time.sleep.__self__
-            assert pauses._longest[node.MESSAGE] == 60.0
+            assert pauses._longest[supernode.MESSAGE] == 60.0
         found.extend(wrapped(internal._push_messages))
         found.extend(name for name, value in own.items() if getattr(internal, name) is not value)
         tls = [part for part in sys.argv if part.startswith("--ssl-")]

@@ -8,9 +8,9 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from sepal.engines.flower import nodes
 from sepal.engines.flower.certificates import make_certificates
 from sepal.engines.flower.credentials import fingerprint
+from sepal.protocol.flower import nodes
 
 
 def test_registered_nodes_are_found_by_their_key_files_and_what_is_no_key_is_left_out(tmp_path, monkeypatch):

@@ -28,6 +28,8 @@ KEYS = {
     "subfedavg": {"subfedavg.accuracy": 0.1},
     "fedprox": {"fedprox.mu": 0.1},
     "ditto": {"ditto.lambda": 1.0, "ditto.epochs": 2},
+    "fedbabu": {"fedbabu.tuning": 1.0},
+    "fjord": {"fjord.distill": False},
     "mtl": {"mtl.lambda": 0.01},
     "feddst": {"rounds": 4},
     "pa3dfl": {"pa3dfl.rate": 0.1},

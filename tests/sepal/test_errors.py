@@ -6,7 +6,7 @@ import pytest
 
 from sepal import errors
 from sepal.errors import ConfigError, SepalError, one_line
-from tests.pipe import through_a_pipe
+from tests.worker_pipe import through_a_pipe
 
 
 def test_an_error_says_key_expected_and_got():

@@ -15,7 +15,6 @@ from dp_accounting.rdp import RdpAccountant
 from rich.console import Console
 
 from sepal.cli.comparison import read_comparison
-from sepal.cli.paper.further import privacy_table
 from sepal.cli.report.page import render
 from sepal.cli.runs import read_run
 from sepal.cli.tables import print_run, privacy_line
@@ -121,17 +120,6 @@ def test_the_summary_has_it(method, reason, tmp_path):
     print_run(Console(file=shown, width=200), read_run(tmp_path / "run"))
     assert privacy_line(summary) in shown.getvalue()
     assert html.escape(f"{method}: {privacy_line(summary)}") in render(read_comparison([str(tmp_path / "run")]))
-
-
-def test_the_tables_of_a_plan_have_it():
-    """The largest ε of a variant's seeds; none where one of them has none."""
-    settings = {"clip": 1.0, "noise": 2.0, "delta": 1e-5}
-    found = [{**settings, "epsilon": e, "epsilon_zero_out": e and e / 3, "uploads": 4} for e in (1.0, 3.0, None)]
-    groups = {"plain": [{}], "two": [{"privacy": found[0]}, {"privacy": found[1]}], "odd": [{"privacy": found[2]}]}
-    assert list(privacy_table(groups)[1]) == [
-        ["two", "1", "2", "1e-05", "3", "1", "4"],
-        ["odd", "1", "2", "1e-05", "none", "none", "4"],
-    ]
 
 
 def test_the_table_of_the_docs_is_computed():

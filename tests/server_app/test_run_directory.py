@@ -22,7 +22,7 @@ from sepal.server_app.run_directory import (
     stored_config,
 )
 from sepal.strategies.assembly import assemble
-from tests.server_app.written import lines
+from tests.server_app.json_lines import lines
 
 
 def record(round):

@@ -2,11 +2,13 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sepal.cli.tables import capacity_table, novel_line
+from sepal.cli.runs import read_run
+from sepal.cli.tables import capacity_table, headline, novel_line
 from sepal.engines.in_process import run_in_process
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server.accuracy import capacity_group
@@ -17,7 +19,7 @@ from sepal.server_app.run_directory import (
 )
 from sepal.server_app.summary import digest_clients
 from sepal.strategies.assembly import assemble
-from tests.server_app.written import lines
+from tests.server_app.json_lines import lines
 
 
 class KilledError(Exception):
@@ -180,6 +182,52 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_summary_gets_one(finis
     assert {k: v for k, v in after.items() if k != "written"} == {k: v for k, v in before.items() if k != "written"}
 
 
+# A run that ends before its limit
+
+
+@pytest.fixture(scope="module")
+def plateau(keys):
+    """Nothing is learnt at this rate: the first mean of five points is in round 5, and the run ends after round 7."""
+    more = {"method": "fedavg", "rounds": 12, "stop-after": 2, "evaluate-every": 0, "lr": 1e-6}
+    return assemble({**keys, **more})
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, plateau):
+    return complete(tmp_path_factory.mktemp("stopped") / "whole", plateau)
+
+
+def test_a_run_whose_accuracy_stands_still_ends_early_and_says_why(stopped):
+    summary, rows = stored_summary(stopped), lines(stopped / "metrics.jsonl")
+    assert [(row["round"], row["phase"]) for row in rows] == [*((n, "") for n in range(1, 8)), (8, "closing")]
+    assert (summary["rounds"], summary["limit"], summary["accuracy_round"], summary["model_round"]) == (7, 12, 8, 7)
+    assert summary["stopped"]["by"] == "stop-after"
+    first = rows[4]["validation"]["received"]["mean"]
+    assert f"since {100 * first:.1f} % in round 5" in summary["stopped"]["reason"]
+    assert "7 of at most 12 rounds" in headline(read_run(stopped))
+
+
+@pytest.mark.parametrize("round", [5, 6, 7, 8])
+def test_a_run_that_ends_early_ends_the_same_after_a_kill(stopped, plateau, tmp_path, round):
+    """Killed after round 7, it has decided; its checkpoint is that of round 6, without the record of round 7."""
+    path = tmp_path / "killed"
+    with pytest.raises(KilledError):
+        complete(path, plateau, KillAt(round))
+    complete(path, plateau)
+    assert without_chance(stored_summary(path)) == without_chance(stored_summary(stopped))
+    assert lines(path / "ledger.jsonl") == lines(stopped / "ledger.jsonl")
+    (path / "summary.json").unlink()
+    complete(path, plateau)
+    assert without_chance(stored_summary(path)) == without_chance(stored_summary(stopped)), "only the summary is new"
+
+
+def test_a_plateau_in_the_last_round_is_no_early_end(tmp_path, plateau):
+    config = plateau.task.config.model_copy(update={"rounds": 7})
+    path = complete(tmp_path / "limit", replace(plateau, task=replace(plateau.task, config=config)))
+    summary = stored_summary(path)
+    assert (summary["rounds"], summary["limit"], summary["stopped"]) == (7, 7, None)
+
+
 def test_local_has_no_received_view_and_the_clients_digest_as_weights(tmp_path, keys):
     local = assemble({**keys, "method": "local", "rounds": 1})
     summary = stored_summary(complete(tmp_path / "local", local))
@@ -198,7 +246,7 @@ def test_the_clients_digest_does_not_depend_on_order():
 # docs/run-directory.md
 
 
-def test_every_field_is_documented(finished):
+def test_every_field_is_documented(finished, stopped):
     text = (Path(__file__).resolve().parents[2] / "docs" / "run-directory.md").read_text()
 
     def names(value):
@@ -206,7 +254,8 @@ def test_every_field_is_documented(finished):
             return {key for key in value if "sha" not in value} | {n for item in value.values() for n in names(item)}
         return {n for item in value for n in names(item)} if isinstance(value, list) else set()
 
-    for source in (stored_summary(finished), lines(finished / "metrics.jsonl"), lines(finished / "ledger.jsonl")):
+    rows = lines(finished / "metrics.jsonl"), lines(finished / "ledger.jsonl")
+    for source in (stored_summary(finished), stored_summary(stopped), *rows):
         assert {name for name in names(source) if f"`{name}`" not in text} == set()
     assert {path.name for path in finished.iterdir() if f"`{path.name}" not in text} == set()
     assert {key for key in FREE if f"`{key}`" not in text} == set()

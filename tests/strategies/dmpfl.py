@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.strategies.assembly import assemble
-from tests.stores import ScratchStore
+from tests.scratch_store import ScratchStore
 
 FLAT = {
     "method": "dmpfl",

@@ -6,7 +6,7 @@ from sepal.client_app.build import Node, Shared, build_host
 from sepal.protocol.method import Upload
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies.assembly import assemble
-from tests.stores import ScratchStore
+from tests.scratch_store import ScratchStore
 from tests.strategies.baselines import Sent
 
 FLAT = {

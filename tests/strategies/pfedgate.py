@@ -10,7 +10,7 @@ from sepal.client_app.build import Node, Shared, build_host
 from sepal.protocol.method import ClientInfo
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.client import PFedGateClient
-from tests.stores import ScratchStore
+from tests.scratch_store import ScratchStore
 
 FLAT = {
     "method": "pfedgate",

@@ -14,7 +14,7 @@ from sepal.protocol.payloads import seal, unseal
 from sepal.protocol.tensors import at_masks
 from sepal.strategies.assembly import assemble
 from sepal.strategies.subfedavg.client import SubFedAvgClient
-from tests.stores import ScratchStore
+from tests.scratch_store import ScratchStore
 
 FLAT = {
     "method": "subfedavg",

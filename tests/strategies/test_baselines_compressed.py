@@ -13,7 +13,7 @@ from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines import fedscr, fedstc
 from sepal.wire import IndexCoding, encode, inspect
 from sepal.wire.tensors import SparseTensor, ValueCoding, whole
-from tests.stores import ScratchStore
+from tests.scratch_store import ScratchStore
 from tests.strategies.baselines import BASE, Sent, assert_same_model, run
 
 

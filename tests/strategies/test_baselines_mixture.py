@@ -79,6 +79,25 @@ def test_two_rounds_of_pfedme_against_numpy():
         assert state.weights["w"][0] == pytest.approx(expected, rel=1e-5)
 
 
+def test_w_of_pfedme_descends_the_moreau_envelope_once_theta_has_converged():
+    """F(w) = min over θ of f(θ) + λ/2·(θ - w)² has the gradient λ·(w - θ̂), θ̂ its minimiser (the paper's section 3).
+
+    After K = 200 steps θ is θ̂, which solves f'(θ) = λ·(w - θ); one batch moves w by -η·F'(w), here from the
+    difference quotient of F on a grid of θ. With K = 1 neither holds.
+    """
+    theta, lam, w, eta = np.linspace(-2, 2, 4_000_001), 0.8, 0.7, 0.3
+    f = np.mean([np.log1p(np.exp(-sign * theta * x)) for sign, x in zip(SIGNS, X, strict=True)], axis=0)
+    low, high = (np.min(f + lam / 2 * (theta - at) ** 2) for at in (w - 1e-3, w + 1e-3))
+    keys = {"pfedme.lambda": lam, "pfedme.rate": eta, "pfedme.mu": 0.0, "local-epochs": 1}
+    for steps, converged in ((200, True), (1, False)):
+        _, client = both("pfedme", **keys, **{"pfedme.steps": steps})
+        mine, upload = client.train(client.init(), down(w=w), Plan(2))
+        own = float(mine.model["w"][0])
+        moved = w - eta * (high - low) / 2e-3
+        assert (abs(slopes(own).mean() - lam * (w - own)) < 1e-6) == converged
+        assert (abs(upload.tensors["w"].values[0] - moved) < 1e-5) == converged
+
+
 def test_pfedme_counts_every_step_of_a_batch():
     totals = []
     for steps in (1, 4):
@@ -142,9 +161,11 @@ def test_the_models_of_fedem_start_apart_and_the_first_at_w_0():
 
 
 def test_one_model_of_fedem_is_fedavg():
+    """To rounding: the loss is a mean of products with q = 1, and FedAvg's a mean."""
     ours, theirs = run("fedem", **{"fedem.models": 1}), run("fedavg")
     for name, array in model(theirs).items():
         np.testing.assert_allclose(model(ours)[f"0/{name}"], array, rtol=0, atol=1e-5)
+    assert max(np.abs(array - theirs.task.weights[name]).max() for name, array in model(theirs).items()) > 1e-2
 
 
 def test_a_model_of_fedem_with_a_negative_running_variance_has_no_part_until_it_is_trained():

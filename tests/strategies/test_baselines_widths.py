@@ -208,14 +208,23 @@ def test_units_that_nobody_holds_and_classes_that_nobody_has_keep_their_value():
     assert (after.weights["fc2.bias"][known] != state.weights["fc2.bias"][known]).all()
 
 
-def test_at_width_1_fjord_is_fedavg_bit_for_bit():
-    assert_same_model(run("fjord", **{"fjord.widths": "1"}), run("fedavg"))
+PART, ALL = {"clients-per-round": 2}, {"clients-per-round": 0}
 
 
+@pytest.mark.parametrize("sampled", [PART, ALL], ids=["part", "all"])
+def test_fjord_of_one_width_is_fedavg_bit_for_bit(sampled):
+    keys = {"fjord.widths": "1", "fjord.distill": False}
+    assert_same_model(run("fjord", **keys, **sampled), run("fedavg", **sampled))
+
+
+@pytest.mark.parametrize(("scaler", "sampled"), [(False, PART), (True, ALL)], ids=["part", "scaler-all"])
 @pytest.mark.parametrize("method", ["heterofl", "fedrolex"])
-def test_at_width_1_unmasked_and_unclipped_heterofl_is_fedavg_with_equal_weights_bit_for_bit(method):
-    keys = {f"{method}.masked": False, f"{method}.clip": 1e9}
-    assert_same_model(run(method, **keys), run("fedavg", **{"fedavg.weights": "equal"}))
+def test_at_full_width_unmasked_and_unclipped_heterofl_is_fedavg_with_equal_weights_bit_for_bit(
+    method, scaler, sampled
+):
+    """With or without the scaler, which divides by 1; FedRolex's window holds all channels."""
+    keys = {f"{method}.masked": False, f"{method}.clip": 1e9, f"{method}.scaler": scaler}
+    assert_same_model(run(method, **keys, **sampled), run("fedavg", **{"fedavg.weights": "equal"}, **sampled))
 
 
 def test_statistics_are_those_of_the_trained_model_over_the_training_data():
@@ -246,8 +255,8 @@ def test_a_part_of_a_model_trains_the_first_entries_and_their_statistics():
 
 
 def test_multiply_adds_are_those_of_the_parts_that_were_trained():
-    full = Federation([1.0], method="fjord", **{"fjord.widths": "1"})
-    parts = Federation([1.0], method="fjord", **{"local-epochs": 8})
+    full = Federation([1.0], method="fjord", **{"fjord.widths": "1", "fjord.distill": False})
+    parts = Federation([1.0], method="fjord", **{"fjord.distill": False, "local-epochs": 8})
     for federation in (full, parts):
         federation.round(federation.server.init(), 1)
     whole, some = (f.hosts[0].algorithm.trainer.spent()["multiply-adds"] for f in (full, parts))

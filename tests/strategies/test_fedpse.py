@@ -16,7 +16,7 @@ from sepal.rng import derive
 from sepal.strategies.assembly import assemble
 from sepal.strategies.fedpse.server import aggregate, correlation_distance, members, personal_support
 from sepal.wire.tensors import SparseTensor
-from tests.stores import ScratchStore
+from tests.scratch_store import ScratchStore
 
 PAIR = Flat((Parameter("w", (2,), Role.WEIGHT),))
 

@@ -9,7 +9,7 @@ from sepal.client_app.build import Node, Shared, build_host
 from sepal.protocol.method import Payload
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
-from tests.stores import ScratchStore
+from tests.scratch_store import ScratchStore
 from tests.strategies.baselines import BASE
 
 

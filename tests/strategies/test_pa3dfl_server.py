@@ -19,8 +19,8 @@ from sepal.strategies.pa3dfl.contract import Shape
 from sepal.strategies.pa3dfl.server import Pa3dFLServer
 from sepal.wire import decode
 from tests.strategies.baselines import Sent
-from tests.strategies.heard import everything_in, hear
 from tests.strategies.pa3dfl import CAPACITIES, FLAT, Federation, arrays
+from tests.strategies.recorded_messages import bytes_of, record_messages
 
 # -------------------------------------------------------------------------------------------------------------- widths
 
@@ -135,7 +135,7 @@ def test_mixed_capacities_run_to_the_end_and_a_killed_run_continues_to_the_same_
 
 
 def test_embeddings_and_hypernetwork_appear_in_no_message_of_a_whole_run(monkeypatch):
-    heard, states, aggregate = hear(monkeypatch), [], Pa3dFLServer.aggregate
+    recorded, states, aggregate = record_messages(monkeypatch), [], Pa3dFLServer.aggregate
 
     def kept(server, state, uploads, plan):
         after = aggregate(server, state, uploads, plan)
@@ -144,7 +144,7 @@ def test_embeddings_and_hypernetwork_appear_in_no_message_of_a_whole_run(monkeyp
 
     monkeypatch.setattr(Pa3dFLServer, "aggregate", kept)
     strategy = run_in_process(assemble({**FLAT, "evaluate-every": 1}))
-    messages = b"".join(everything_in(part) for pair in heard for part in pair)
+    messages = b"".join(bytes_of(part) for pair in recorded for part in pair)
     general = strategy.progress.server.general["body.conv1.theta_u"].ravel()
     assert general[:4].tobytes() in messages, "what does travel is found in this way"
     networks = [state.hypernetwork for state in states]

@@ -18,10 +18,10 @@ from sepal.protocol.payloads import seal, unseal
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.server import PFedGateServer
 from sepal.wire.tensors import whole
-from tests.stores import ScratchStore
+from tests.scratch_store import ScratchStore
 from tests.strategies.baselines import Sent
-from tests.strategies.heard import everything_in, hear
 from tests.strategies.pfedgate import BATCH, FLAT, alone, flat, parts
+from tests.strategies.recorded_messages import bytes_of, record_messages
 
 # The server
 
@@ -131,7 +131,7 @@ OWN_FIGURES |= {"unseen-test-labels"}
 @pytest.mark.parametrize("gating", ["sample", "batch", "client"])
 def test_the_gate_never_appears_in_any_message(gating, monkeypatch):
     """Of a whole run with optimizer states: every message to and from a client, and every state that was stored."""
-    heard, states, save = hear(monkeypatch), [], CachedStore.save
+    recorded, states, save = record_messages(monkeypatch), [], CachedStore.save
 
     def kept(store, name, stored, origin):
         states.append(stored.state)
@@ -140,8 +140,8 @@ def test_the_gate_never_appears_in_any_message(gating, monkeypatch):
     monkeypatch.setattr(CachedStore, "save", kept)
     keys = {"pfedgate.gating": gating, "pfedgate.keep-optimizer": True, "momentum": 0.9, "evaluate-every": 1}
     strategy = run_in_process(assemble({**FLAT, **keys}))
-    metrics = {name for _, reply in heard for name in read_reply(reply)[0].metrics}
-    messages = [everything_in(part) for pair in heard for part in pair]
+    metrics = {name for _, reply in recorded for name in read_reply(reply)[0].metrics}
+    messages = [bytes_of(part) for pair in recorded for part in pair]
     assert len(messages) >= 40
     assert len(states) >= 12
     assert {name for name in metrics if "." not in name} == OWN_FIGURES

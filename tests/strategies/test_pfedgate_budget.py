@@ -21,7 +21,7 @@ from sepal.strategies.pfedgate.server import PFedGateServer
 from sepal.wire import encode
 from sepal.wire.tensors import SparseTensor, Support, members
 from tests.methods import Lines
-from tests.stores import ScratchStore
+from tests.scratch_store import ScratchStore
 from tests.strategies.pfedgate import BATCH, FLAT, alone, parts
 
 TASKS = {

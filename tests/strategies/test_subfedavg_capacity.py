@@ -13,7 +13,7 @@ from sepal.protocol.payloads import seal, unseal
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.strategies.subfedavg.parts import Prunable
-from tests.stores import ScratchStore
+from tests.scratch_store import ScratchStore
 from tests.strategies.subfedavg import FLAT, HYBRID, exchange, parts, rounds, sent
 
 SHUT = {"subfedavg.accuracy": 1.0, "lr": 1e-6}  # gates that never open

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.client.trainers import X, make, work
 from torch import nn
 
 from sepal.client.network import Network
 from sepal.errors import ModelError
+from tests.sepal.client.small_trainer import X, make, work
 
 
 class Odd(nn.Module):

@@ -99,9 +99,3 @@ def test_a_run_that_could_not_be_evaluated_is_refused_before_it_starts():
     keys = {"dataset": "own", "own.shape": "4", "own.classes": 2, "own.data": "x:y", "model": "har-mlp"}
     with pytest.raises(ConfigError, match=r"evaluate\.corruption: expected none for data of kind signal"):
         assemble({**keys, "evaluate.corruption": "contrast"})
-
-
-def test_corruption_of_signals_is_refused():
-    info = DatasetInfo("toy", 2, (9, 128), "signal", False, {})
-    with pytest.raises(ConfigError, match=r"evaluate\.corruption: expected none for data of kind signal"):
-        corrupt(np.zeros((1, 9, 128), np.float32), info, "contrast", 1, derive(0, "x"))

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tests.client.trainers import X, Y, make, trained, work
 from torch import nn
 from torch.nn import functional
 
@@ -16,6 +15,7 @@ from sepal.client.optimizers import make_optimizer
 from sepal.client.training import choose_device
 from sepal.errors import ConfigError
 from sepal.protocol.threads import set_threads
+from tests.sepal.client.small_trainer import X, Y, make, trained, work
 
 
 def equal(a, b):

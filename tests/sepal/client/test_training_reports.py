@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.client.trainers import trained, work
 
 from sepal.errors import ProtocolError
+from tests.sepal.client.small_trainer import trained, work
 
 
 def test_spent_counts_since_it_was_last_asked():

@@ -70,6 +70,13 @@ def read(**flat):
         ({"method": "fedpze"}, "method", "one of chosen, other", "fedpze"),
         ({"clients": 4, "clients-per-round": 5}, "clients-per-round", "at most clients = 4", "5"),
         ({"clients": 4, "min-replies": 5}, "min-replies", "at most the 4 clients of a round", "5"),
+        ({"stop-after": 5, "split.validation": 0.0}, "stop-after", "0 with split.validation = 0", "5"),
+        (
+            {"stop-after": 5, "evaluate-sampled": False, "evaluate-every": 0},
+            "stop-after",
+            "0 with evaluate-sampled = false and evaluate-every = 0",
+            "5",
+        ),
         ({"clients-per-round": 2, "min-replies": 3}, "min-replies", "at most the 2 clients of a round", "3"),
     ],
 )

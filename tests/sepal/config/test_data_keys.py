@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from sepal.config import PartitionSettings, SplitSettings
+from sepal.config import PartitionSettings, Settings, SplitSettings, parse
 from sepal.data import DataSpec
 from sepal.errors import ConfigError, DataError
-from tests.pipe import through_a_pipe
+from tests.worker_pipe import through_a_pipe
 
 
 def test_aliases_are_the_run_config_keys():
@@ -88,4 +88,4 @@ def test_spec_needs_a_client():
 
 def test_test_of_labels_excludes_a_fraction():
     with pytest.raises(ConfigError, match=r"split.test-of-labels: expected split.test-fraction = 0"):
-        DataSpec("digits", split=SplitSettings(test_of_labels=True, test_fraction=0.2))
+        parse({"method": "m", "split.test-of-labels": True, "split.test-fraction": 0.2}, {"m": Settings})

@@ -11,7 +11,7 @@ import pytest
 from sepal.config import OwnSettings, PartitionSettings, RunConfig, SplitSettings
 from sepal.data import DataSpec, OwnData, client_data, federated_data, pooled_test
 from sepal.errors import ConfigError, DataError
-from tests.pipe import through_a_pipe
+from tests.worker_pipe import through_a_pipe
 
 CLINIC = RunConfig(dataset="own", own=OwnSettings(shape="4", classes=2, data="clinic:load"), seed=3)
 

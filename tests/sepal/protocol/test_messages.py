@@ -22,7 +22,7 @@ from sepal.protocol.messages import (
     write_reply,
 )
 from sepal.protocol.method import ClientInfo, Kind, Plan
-from tests.sepal.letters import BASE, CONTENT, ORDER, REPLY, RUN, changed
+from tests.sepal.example_messages import BASE, CONTENT, ORDER, REPLY, RUN, changed
 
 
 def journey(records: RecordDict) -> RecordDict:

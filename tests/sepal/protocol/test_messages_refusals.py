@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from sepal import errors
 from sepal.errors import ProtocolError
 from sepal.protocol.messages import read_order, read_reply, version_round, write_order, write_reply
-from tests.sepal.letters import CONTENT, ORDER, REPLY, changed
+from tests.sepal.example_messages import CONTENT, ORDER, REPLY, changed
 
 HEX = "a" * 24
 

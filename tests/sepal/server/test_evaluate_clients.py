@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.attacks.hostile import Hostile
+from tests.attacks.attacked_federation import Hostile
 from tests.contract.fakes import FAKES
 
 

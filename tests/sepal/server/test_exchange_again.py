@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sepal.protocol.flower.replies import enter_run, set_message_id
 from sepal.server.exchange import OVERDUE, Exchange
-from sepal.server.flower_private import enter_run, set_message_id
-from tests.sepal.server.orders import answer, compose
+from tests.sepal.server.exchange_messages import answer, compose
 
 
 class SuperLink:

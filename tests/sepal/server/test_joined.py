@@ -13,7 +13,6 @@ import torch
 from sepal.protocol.method import Method, Payload
 from sepal.rng import derive
 from sepal.server.run_store import DiskRunStore
-from sepal.server_app.summary import weights_digest
 from sepal.storage.serialize import digest
 from sepal.wire.tensors import whole
 from tests.contract.fakes import SIZE, LagClient, LagServer, NoKeys
@@ -53,9 +52,6 @@ class Server(LagServer):
         after, metrics = super().aggregate(state, uploads, plan)
         embeddings = {n: e + moved.get(n, np.float32(0)) for n, e in state.embeddings.items()}
         return State(after.w, after.synced, embeddings), metrics
-
-    def learned(self, state):
-        return {"w": state.w, **{f"embedding/{name}": e for name, e in state.embeddings.items()}}
 
 
 METHOD = Method("roster", "roster", "a fake", NoKeys, Server, LagClient, uses_capacity=True)
@@ -111,14 +107,6 @@ def test_a_resumed_run_tells_it_the_same(killed_at, tmp_path):
         serve(subject, DiskRunStore(tmp_path / "server", State))
     subject.killed_at = 0
     assert outcome(serve(subject, DiskRunStore(tmp_path / "server", State))) == whole_run
-
-
-def test_the_digest_of_the_weights_covers_all_that_was_learned():
-    strategy = serve(federation())
-    algorithm, state = strategy.algorithm, strategy.progress.server
-    name = next(iter(state.embeddings))
-    other = replace(state, embeddings={**state.embeddings, name: state.embeddings[name] + 1})
-    assert weights_digest(algorithm, state) != weights_digest(algorithm, other)
 
 
 def test_the_server_works_with_the_threads_that_the_run_says():

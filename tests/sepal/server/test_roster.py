@@ -12,7 +12,8 @@ from sepal.errors import ConfigError, DataError, ProtocolError, RosterError
 from sepal.protocol.messages import Reply
 from sepal.protocol.method import ClientInfo, Kind
 from sepal.server import roster
-from sepal.server.roster import Connections, require_capacity, sample, wait
+from sepal.server.roster import Connections, sample, wait
+from sepal.server.rules import require_capacity
 
 W0 = "a" * 64
 

@@ -12,9 +12,9 @@ from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.superlink.grid import http_grid
 
+from sepal.protocol.flower.replies import at_hand, enter_run, set_message_id
 from sepal.protocol.method import Kind
 from sepal.server.exchange import TOGETHER, Exchange
-from sepal.server.flower_private import at_hand, enter_run, set_message_id
 
 
 class Client:

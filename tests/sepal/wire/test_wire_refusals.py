@@ -12,7 +12,7 @@ from sepal.wire import (
     inspect,
     whole,
 )
-from tests.sepal.wire.spoiled import one, refused, wrap
+from tests.sepal.wire.damaged_payloads import one, refused, wrap
 
 
 def test_the_payload_that_the_others_spoil_is_valid():

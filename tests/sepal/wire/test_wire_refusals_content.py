@@ -14,7 +14,7 @@ from sepal.wire import (
     encode,
     whole,
 )
-from tests.sepal.wire.spoiled import one, refused, wrap
+from tests.sepal.wire.damaged_payloads import one, refused, wrap
 
 # Schema
 

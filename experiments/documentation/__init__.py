@@ -1,0 +1,1 @@
+"""The documentation site: MkDocs builds it from ``docs/`` (``make docs``), with the pages that :mod:`.hook` adds."""

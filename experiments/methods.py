@@ -1,0 +1,65 @@
+"""What is made from the registry of methods: ``python -m experiments.methods`` writes it.
+
+That is the table in docs/methods.md, and the run-config keys in pyproject.toml: Flower refuses keys that its app does
+not declare there. Each key is declared once, in ``sepal.config`` or in its method's ``Hyper``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from experiments.readme import DOCS, ROOT, rewritten
+from sepal.cli.main import markdown_table
+from sepal.errors import ConfigError
+from sepal.storage.files import write_atomically
+from sepal.strategies import registry
+
+METHODS, PYPROJECT = DOCS / "methods.md", ROOT / "pyproject.toml"
+KEYS = re.compile(r"^\[tool\.flwr\.app\.config\]\n.*?(?=^\[(?!tool\.flwr\.app\.config))", re.DOTALL | re.MULTILINE)
+
+
+def declared() -> str:
+    """Return the tables ``[tool.flwr.app.config…]`` with every key and its default, as TOML."""
+    tables: dict[str, Any] = {}
+    for key, value in registry.defaults().items():
+        group, dot, name = key.partition(".")
+        if dot:
+            tables.setdefault(group, {})[name] = value
+        else:
+            tables[key] = value
+    return tomli_w.dumps({"tool": {"flwr": {"app": {"config": tables}}}})
+
+
+def with_keys(text: str) -> str:
+    """Return pyproject.toml's ``text`` with its run-config keys made anew.
+
+    Raises:
+        ConfigError: It has no table of them.
+    """
+    new, count = KEYS.subn(lambda match: f"{declared()}\n", text)
+    if count != 1:
+        raise ConfigError("pyproject.toml", "one table [tool.flwr.app.config], and another one after it", count)
+    return new
+
+
+def written() -> Iterator[tuple[Path, str]]:
+    """Yield each file that this module writes, with its content."""
+    yield PYPROJECT, with_keys(PYPROJECT.read_text())
+    yield METHODS, rewritten(METHODS.read_text(), {"methods": [markdown_table()]})
+
+
+def main() -> None:
+    """Write the files that have changed."""
+    for file, text in written():
+        if file.read_text() != text:
+            write_atomically(file, text.encode())
+            print(f"written to {file}")
+
+
+if __name__ == "__main__":
+    main()

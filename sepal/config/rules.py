@@ -1,0 +1,36 @@
+"""The rules between run-config keys alone.
+
+The rules between keys and a run's method, data and model are in :mod:`sepal.strategies.rules`, and those between keys
+and the clients that have registered in :mod:`sepal.server.rules`. A rule of one method's own keys is in its folder.
+"""
+
+from __future__ import annotations
+
+from sepal.config.run import RunConfig
+from sepal.errors import ConfigError
+
+
+def check_together(config: RunConfig) -> None:
+    """Raise if two keys do not go together.
+
+    Raises:
+        ConfigError: See above.
+    """
+    if config.privacy.noise and not config.privacy.clip:
+        raise ConfigError("privacy.clip", "above 0 with privacy.noise, which is a multiple of it", config.privacy.clip)
+    if config.stop_after and not config.split.validation:
+        raise ConfigError("stop-after", "0 with split.validation = 0: it needs validation data", config.stop_after)
+    if config.stop_after and not (config.evaluate_sampled or config.evaluate_every):
+        expected = "0 with evaluate-sampled = false and evaluate-every = 0: it needs evaluations"
+        raise ConfigError("stop-after", expected, config.stop_after)
+    if config.clients and config.clients_per_round > config.clients:
+        raise ConfigError("clients-per-round", f"at most clients = {config.clients}", config.clients_per_round)
+    asked = config.clients_per_round or config.clients
+    if asked and config.min_replies > asked:
+        raise ConfigError("min-replies", f"at most the {asked} clients of a round", config.min_replies)
+    if config.split.test_of_labels and config.split.test_fraction:
+        raise ConfigError("split.test-of-labels", "split.test-fraction = 0 beside it", config.split.test_fraction)
+    if config.dataset == "own" and not config.own.shape:
+        raise ConfigError("own.shape", "the shape of one example, such as 1x28x28 (dataset = own)", "nothing")
+    if config.dataset == "own" and config.own.classes < 2:
+        raise ConfigError("own.classes", "at least 2 (dataset = own)", config.own.classes)

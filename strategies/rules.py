@@ -1,0 +1,62 @@
+"""The rules between run-config keys and a run's method, data and model.
+
+:func:`sepal.strategies.assembly.assemble` checks them, so every engine, every client and every command refuses the same
+keys before a run starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sepal.config import RunConfig
+from sepal.data import FederatedData
+from sepal.errors import ConfigError
+from sepal.protocol.layout import Layout, statistics, trained
+from sepal.protocol.method import Method
+from sepal.strategies import registry
+
+
+def check_method(method: Method, config: RunConfig) -> None:
+    """Raise if a key is set that the method does not take.
+
+    Raises:
+        ConfigError: See above; the error names the methods that take it.
+    """
+    if config.privacy.clip and not method.private:
+        others = _names(lambda other: bool(other.private))
+        expected = f"0: uploads of {method.name} are not clipped and noised (those of {others} are)"
+        raise ConfigError("privacy.clip", expected, config.privacy.clip)
+    if config.robust_mean != "none" and not method.robust:
+        others = _names(lambda other: other.robust)
+        expected = f"none: {method.name} has a mean of its own (methods that take it: {others})"
+        raise ConfigError("robust-mean", expected, config.robust_mean)
+
+
+def check_data(config: RunConfig, data: FederatedData) -> None:
+    """Raise if an evaluation is asked for that is impossible with the data.
+
+    Raises:
+        ConfigError: See above.
+    """
+    kind = data.info.kind
+    if config.evaluate.corruption != "none" and kind != "image":
+        raise ConfigError("evaluate.corruption", f"none for data of kind {kind}", config.evaluate.corruption)
+    if config.evaluate.shift and data.private:
+        raise ConfigError("evaluate.shift", f"false ({data.private})", "true")
+
+
+def check_model(config: RunConfig, layout: Layout) -> None:
+    """Raise if the model has no parameter to train, or running statistics in a run whose uploads are clipped.
+
+    Raises:
+        ConfigError: See above.
+    """
+    if not trained(layout):
+        raise ConfigError("model", "at least one parameter that is trained", f"{config.model}, which freezes all")
+    if config.privacy.clip and statistics(layout):
+        expected = "a model without running statistics, which no clipping bounds (such as one with group norm)"
+        raise ConfigError("model", f"{expected}, with privacy.clip", config.model)
+
+
+def _names(which: Callable[[Method], bool]) -> str:
+    return ", ".join(name for name in registry.METHODS if which(registry.get(name)))
