@@ -1,6 +1,35 @@
 """Settings of all tests: no test is judged by how long it took, on a machine that may be busy."""
 
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+@pytest.fixture
+def runs_in_this_process(monkeypatch):
+    """Runs of a plan are executed here and not in a process each, which takes seconds to start.
+
+    That the processes of a plan work and may be killed is tested in ``tests/cli/test_compare.py``.
+    """
+    from sepal.cli.main import BAD_INPUT, run_flat
+    from sepal.cli.plans import execute
+    from sepal.errors import SepalError
+
+    def start(run, out, scratch, workers):
+        with (scratch / run.name).open("w") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+            try:
+                run_flat({**run.keys, "out": str(out)}, Path.cwd(), workers=1)
+            except SepalError as error:
+                print(f"sepal: {error}", file=log)
+                return SimpleNamespace(poll=lambda: BAD_INPUT, returncode=BAD_INPUT)
+        return SimpleNamespace(poll=lambda: 0, returncode=0)
+
+    monkeypatch.setattr(execute, "_start", start)

@@ -14,7 +14,6 @@ from sepal.server.run_state import RoundStart, RunState
 from sepal.server.run_store import MemoryRunStore
 from sepal.server.strategy import SepalStrategy
 from sepal.server.uploads import RoundUploads
-from sepal.storage.serialize import digest
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from tests.scratch_store import ScratchStore
@@ -163,10 +162,6 @@ def finished(name, **keys):
         patch.setattr(RoundUploads, "_decode", counted_decode)
         strategy = run_in_process(assemble(flat(name, **keys)), store=store, observers=[lines])
     return Finished(strategy, lines, store.first, composed, decoded)
-
-
-def outcome(strategy):
-    return digest(strategy.progress.server), dict(strategy.report.digests), strategy.report.totals
 
 
 @cache

@@ -253,7 +253,7 @@ MUTANTS = (
         "return self.trainer.predictor(weights) if weights else None",
         "[value.__iadd__(0.01) for value in weights.values() if value.flags.writeable]\n"
         "        return self.trainer.predictor(weights) if weights else None",
-        "tests/test_methods_common.py::test_predictions_do_not_change_the_weights[fedper]",
+        "tests/test_methods_common.py::test_a_killed_server_resumes_to_the_same_end[fedper-3]",
     ),
     Mutant(
         "an upload's recorded payload is halved",

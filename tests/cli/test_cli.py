@@ -86,7 +86,7 @@ def test_other_bad_input_is_one_line_too(here, arguments, message):
 
 def test_missing_data_is_one_line_that_says_what_to_put_where(here, monkeypatch):
     monkeypatch.setenv("SEPAL_DOWNLOAD", "0")
-    result = sepal("run", "--set", "dataset=mnist", "--set", f"data-dir={here}", "--name", "a")
+    result = sepal("run", "--set", "dataset=mnist", "--set", f"data-dir={here}", "--name", "a", "--workers", 1)
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     assert "train-images-idx3-ubyte" in result.stderr

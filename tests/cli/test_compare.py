@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from sepal.cli.comparison import read_comparison
 from sepal.cli.main import app
 from sepal.cli.plans.display import LINES, PlanDisplay
+from sepal.cli.plans.execute import execute
 from sepal.cli.plans.model import PlannedRun
 from sepal.cli.plans.plan import check_keys, read_plan
 from sepal.cli.results import difference, over_seeds
@@ -216,7 +217,7 @@ evaluate-every = 0
 """
 
 
-def test_a_comparison_survives_a_kill_with_the_same_bits_and_runs_nothing_twice(tmp_path):
+def test_a_comparison_survives_a_kill_with_the_same_bits_and_runs_nothing_twice(tmp_path, request):
     plan, out = plan_file(tmp_path, TINY), tmp_path / "out"
     command = [sys.executable, "-m", "sepal.cli", "compare", str(plan), "--out", str(out), "--no-report"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
@@ -229,6 +230,7 @@ def test_a_comparison_survives_a_kill_with_the_same_bits_and_runs_nothing_twice(
     process.wait()
     assert not (out / "local-seed0" / "summary.json").exists() or not (out / "fedavg-seed0" / "summary.json").exists()
 
+    request.getfixturevalue("runs_in_this_process")  # from here on
     result = sepal("compare", plan, "--out", out, "--no-report")
     assert result.exit_code == 0, result.output
     assert "0 of 2 runs are there already" in result.stderr or "1 of 2" in result.stderr
@@ -250,6 +252,14 @@ def test_a_comparison_survives_a_kill_with_the_same_bits_and_runs_nothing_twice(
     assert float(rows[0]["megabytes_up"]) > float(rows[1]["megabytes_up"]) == 0
     again = sepal("compare", plan, "--out", out, "--no-report")
     assert "2 of 2 runs are there already" in again.stderr
+
+
+def test_a_run_that_fails_in_its_process_says_why_in_its_last_line(tmp_path):
+    text = io.StringIO()
+    run = PlannedRun("", "", "wrong", 0, {"name": "wrong", "method": "no-method"})
+    display = PlanDisplay(Console(file=text, width=200))
+    assert execute([run], tmp_path / "out", display, jobs=1, workers=1, hours=1) == ["wrong"]
+    assert "wrong failed: sepal: method: expected one of" in text.getvalue()
 
 
 def test_one_display_shows_every_run_that_goes_on(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
 
 import numpy as np
@@ -87,9 +87,12 @@ def test_gates_of_other_budgets_are_not_clustered(tmp_path):
 
 
 @pytest.mark.parametrize("module", ["clusters", "masks", "pruning"])
-def test_a_directory_without_a_run_is_named_in_one_line(tmp_path, module):
-    command = [sys.executable, "-m", f"sepal.cli.report.{module}", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert str(tmp_path) in line
+def test_a_directory_without_a_run_is_named_in_one_line(tmp_path, module, monkeypatch, capsys):
+    name = f"sepal.cli.report.{module}"
+    monkeypatch.setattr(sys, "argv", [module, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, name, raising=False)  # as `python -m` finds it: not imported
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_module(name, run_name="__main__")
+    shown = capsys.readouterr()
+    (line,) = shown.err.splitlines()
+    assert (shown.out, str(tmp_path) in line) == ("", True)

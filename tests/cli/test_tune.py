@@ -103,7 +103,7 @@ def test_validation_decides_and_test_data_does_not(tmp_path):
     assert set(choose(search.judged(tmp_path, runs))) == {"fedavg"}
 
 
-def test_a_small_search_runs(tmp_path):
+def test_a_small_search_runs(tmp_path, runs_in_this_process):
     text = PLAN.replace('["ditto", "fedavg"]', '["fedavg"]').partition("[settings.ditto]")[0] + "[grid]\nlr = [0.1]\n"
     text = text.replace("trials = 2", "").replace("clients = 3", 'clients = 2\n"partition.subsample" = 200')
     result = CliRunner().invoke(app, ["tune", str(plan_file(tmp_path, text)), "--out", str(tmp_path / "out")])

@@ -199,7 +199,7 @@ def test_a_trial_that_diverges_with_one_seed_is_not_chosen_and_is_no_error(tmp_p
     assert (done.exit_code, "5 that failed, the first: tune-lr_0.1-local-seed1001" in done.stderr) == (2, True)
 
 
-def test_a_search_runs_once(tmp_path):
+def test_a_search_runs_once(tmp_path, runs_in_this_process):
     """In real runs: two trials, then the chosen rate; a second call starts nothing."""
     text = 'methods = ["local"]\nseeds = [5]\n[settings]\ndataset = "digits"\nrounds = 1\nclients = 2\n'
     text += '"partition.subsample" = 200\n[grid]\nlr = [0.0001, 0.1]\n'

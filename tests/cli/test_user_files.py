@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = ["--set", "method=fedavg", "--set", "partition.subsample=200", "--set", "clients=2", "--set", "rounds=1"]
+OWN = [
+    part
+    for key in ("dataset=own", 'own.shape="5"', "own.classes=2", "own.data=clinic:load", "clients=2", "rounds=1")
+    for part in ("--set", key)
+]
+OWN += ["--set", "method=fedavg"]
 CLINIC = """
 import numpy as np
 
@@ -68,30 +73,21 @@ def crowded(tmp_path):
     return work
 
 
-@pytest.mark.parametrize("arguments", [["methods"], ["keys", "fedpse"]])
-def test_commands_work_beside_files_of_our_names(sepal, arguments):
-    done = sepal(*arguments)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("first", [False, True], ids=["installed", "PYTHONPATH=."])
-def test_a_run_works_beside_files_of_our_names(sepal, site, first):
-    """With worker processes."""
-    environment = {"PYTHONPATH": os.pathsep.join(["", str(site)])} if first else {}
-    done = sepal("run", *RUN, "--workers", "2", "--name", "mine", **environment)
+def test_a_command_works_beside_files_of_our_names(sepal):
+    done = sepal("methods")
     assert done.returncode == 0, done.stderr
 
 
 def test_data_and_model_of_the_users_own_are_found_there_in_workers_too(sepal):
-    keys = [
-        "dataset=own",
-        'own.shape="5"',
-        "own.classes=2",
-        "own.data=clinic:load",
-        "model=clinic:build",
-        *RUN[1::2][2:],
-    ]
-    done = sepal("run", *[part for key in keys for part in ("--set", key)], "--workers", "2", "--name", "own")
+    done = sepal("run", *OWN, "--set", "model=clinic:build", "--workers", "2", "--name", "own")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_users_module_may_have_the_name_of_one_of_our_folders(sepal, site, crowded):
+    """Also where the working directory is on the path before Sepal, as with ``python -m`` or PYTHONPATH=. it is."""
+    (crowded / "models.py").write_text(CLINIC)
+    path = os.pathsep.join(["", str(site)])
+    done = sepal("run", *OWN, "--set", "model=models:build", "--workers", "2", "--name", "own", PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
 
 
@@ -109,19 +105,8 @@ def test_from_python_a_users_files_are_not_taken_for_ours(crowded, site):
     assert "digits-cnn" in done.stdout, done.stderr
 
 
-def test_a_users_module_may_have_the_name_of_one_of_our_folders(crowded, sepal):
-    (crowded / "models.py").write_text(CLINIC)
-    keys = ["dataset=own", 'own.shape="5"', "own.classes=2", "own.data=clinic:load", "model=models:build"]
-    sets = [part for key in [*keys, "clients=2", "rounds=1", "method=fedavg"] for part in ("--set", key)]
-    done = sepal("run", *sets, "--workers", "2", "--name", "own")
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_users_module_that_an_installed_one_hides_is_one_line(crowded, sepal):
     (crowded / "rich.py").write_text(CLINIC)
-    keys = ["dataset=own", 'own.shape="5"', "own.classes=2", "clients=2", "rounds=1", "model=clinic:build"]
-    sets = [part for key in [*keys, "own.data=rich:load"] for part in ("--set", key)]
-    line = sepal("run", *sets).stderr.splitlines()[-1]
-    assert (
-        "expected package.module:function that can be imported, got rich:load (module 'rich' has no attribute" in line
-    )
+    done = sepal("run", *OWN, "--set", "model=clinic:build", "--set", "own.data=rich:load", "--workers", "1")
+    expected = "expected package.module:function that can be imported, got rich:load (module 'rich' has no attribute"
+    assert expected in done.stderr.splitlines()[-1]

@@ -92,7 +92,6 @@ def test_a_run_with_a_silent_client_counts_the_others(tmp_path, monkeypatch):
         assert not line["not_accepted"]
     assert summary["accuracy"]["trained"]["clients"] == 2
     assert sepal("show", path).exit_code == 0
-    assert sepal("report", path, "--out", tmp_path / "r.html").exit_code == 0
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pa3dfl", "subfedavg", "pfedgate"])
@@ -107,9 +106,11 @@ def test_a_run_of_silent_clients_is_complete_and_shows_dashes(method, tmp_path, 
     shown = sepal("show", path)
     assert shown.exit_code == 0, shown.output
     assert " - " in shown.output
-    for more in (["show", path, "--csv", tmp_path / "t.csv"], ["report", path, "--out", tmp_path / "r.html"]):
-        result = sepal(*more)
-        assert result.exit_code == 0, result.output
+    tables = sepal("show", path, "--csv", tmp_path / "t.csv")
+    assert tables.exit_code == 0, tables.output
+    if method in ("fedavg", "pa3dfl"):  # without figures of its own, and with them
+        page = sepal("report", path, "--out", tmp_path / "r.html")
+        assert page.exit_code == 0, page.output
 
 
 def test_the_server_learns_the_same_model(tmp_path, monkeypatch):

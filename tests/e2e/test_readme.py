@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sepal.engines.flower.processes import MARK, Processes
-from tests.test_readme import ALONE, BLOCKS, ROOT, TUTORIAL
+from tests.test_readme import BLOCKS, ROOT, TUTORIAL, commands
 
 pytestmark = [pytest.mark.e2e, pytest.mark.simulation, pytest.mark.timeout(600)]
 BIN = Path(sys.executable).parent
@@ -43,14 +43,15 @@ def shell(block: str, directory: Path, home: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("blocks", [BLOCKS, TUTORIAL], ids=["README", "tutorial"])
-def test_the_commands_work_as_they_stand(tmp_path, blocks):
+def test_the_commands_work_as_they_stand(tmp_path):
+    """Each once: those of the tutorial are mostly README's."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    found = [block for _, block in blocks if ALONE.match(block)]
-    assert found
-    for block in found:
-        assert shell(block, tmp_path, tmp_path / "home")
+    lines = dict.fromkeys([*commands(BLOCKS), *commands(TUTORIAL)])
+    assert {line.split()[0] for line in lines} == {"run", "show", "methods", "keys", "compare"}
+    for line in lines:
+        assert shell(f".venv/bin/sepal {line}\n", tmp_path, tmp_path / "home")
     assert (tmp_path / "runs" / "first" / "summary.json").exists()
+    assert (tmp_path / "runs" / "compare" / "report.html").exists()
 
 
 def test_readmes_simulation_works_as_it_stands(tmp_path):

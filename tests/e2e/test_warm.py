@@ -145,7 +145,7 @@ def test_another_version_of_the_bundle_runs_its_own_code(deployment, tmp_path, v
     """
     app = tmp_path / "app"
     for name in ("client_app", "server_app", "sepal", "strategies", "models"):
-        shutil.copytree(ROOT / name, app / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, app / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     text = (ROOT / "pyproject.toml").read_text()
     assert 'clientapp = "sepal.client_app.app:app"' in text
     text = text.replace('version = "0.1.0"', f'version = "{version}"', 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import shutil
@@ -97,7 +98,7 @@ def test_a_file_that_is_replaced_while_it_is_imported_is_an_upgrade(tmp_path, mo
 
 def test_the_running_code_is_that_of_this_checkout(tmp_path):
 
-    found = Code.imported_by(lambda: None)
+    found = Code.imported_by(lambda: importlib.import_module("sepal.client_app.app"))
     shutil.copytree(ROOT / "sepal", tmp_path / "installed" / "sepal")
     assert found.same_as(tmp_path / "installed")
     shutil.copytree(ROOT / "sepal", tmp_path / "bundle" / "sepal", ignore=shutil.ignore_patterns("client_app"))

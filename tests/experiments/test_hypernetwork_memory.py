@@ -25,7 +25,7 @@ def test_a_run_in_memory():
 
 
 def whole_run():
-    """Return by how much a run of three rounds exceeds one with small decoders at its peak, and its decoders' bytes."""
+    """Return by how much a run of two rounds exceeds one with small decoders at its peak, and its decoders' bytes."""
     run(1)  # what libraries allocate at first use
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # what was held before does not count as a peak
@@ -38,5 +38,5 @@ def run(rank):
     from sepal.engines.in_process import run_in_process
     from sepal.strategies.assembly import assemble
 
-    keys = {"method": "pa3dfl", "dataset": "digits", "clients": 4, "rounds": 3, "local-epochs": 1}
+    keys = {"method": "pa3dfl", "dataset": "digits", "clients": 4, "rounds": 2, "local-epochs": 1}
     return run_in_process(assemble({**keys, "pa3dfl.decoder-rank": rank, "checkpoint-every": 1}))

@@ -116,7 +116,7 @@ def test_a_bad_plan_is_one_line(tmp_path: Path, old: str, new: str, words: str) 
         read_plan(plan_file(tmp_path, SMALL.replace(old, new)))
 
 
-def test_a_small_paper(tmp_path: Path, capsys: Any) -> None:
+def test_a_small_paper(tmp_path: Path, capsys: Any, runs_in_this_process: None) -> None:
     """Runs, tables and data; a second call runs nothing; a failing variant fails the command and leaves the others."""
     plan, out = plan_file(tmp_path, SMALL), tmp_path / "out"
     arguments = [str(plan), "--out", str(out), "--jobs", "2", "--workers", "1"]

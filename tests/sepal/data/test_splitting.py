@@ -90,8 +90,7 @@ def test_by_default_people_are_the_clients_where_examples_have_owners(toy):
     assert str(split(spec("auto", 3), toy(labels))) == str(split(spec("dirichlet", 3), toy(labels)))
 
 
-@pytest.mark.parametrize("case", ALIKE)
-@pytest.mark.parametrize("subsample", [0, 12_000])
+@pytest.mark.parametrize(("case", "subsample"), [*((case, 12_000) for case in ALIKE), ("dirichlet", 0)])
 def test_every_client_is_tested_on_the_labels_that_it_trains_on(toy, case, subsample):
     values, bound = ALIKE[case]
     rng, clients = np.random.default_rng(5), 5
