@@ -243,8 +243,8 @@ MUTANTS = (
     Mutant(
         "a predictor adds .01 to all weights",
         "sepal/client/training.py",
-        "network.load(weights)\n        module",
-        "network.load({name: value + 0.01 for name, value in weights.items()})\n        module",
+        "network.load(weights)\n        return NetworkPredictor",
+        "network.load({name: value + 0.01 for name, value in weights.items()})\n        return NetworkPredictor",
         TWO + "a_predictor_has_exactly_the_weights_that_it_was_given",
     ),
     Mutant(
@@ -279,8 +279,8 @@ MUTANTS = (
     Mutant(
         "noise depends on the round and not on the update",
         "sepal/client/privacy.py",
-        'hmac.digest(key, head + content, "sha256")',
-        'hmac.digest(key, head, "sha256")',
+        'hmac.digest(key, head + content + request, "sha256")',
+        'hmac.digest(key, head + request, "sha256")',
         "tests/sepal/client/test_privacy.py::test_the_difference_of_two_uploads_never_cancels_the_noise",
     ),
     Mutant(
