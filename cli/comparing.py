@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from sepal.cli.app import app
+from sepal.cli.notices import starting
 from sepal.errors import ConfigError, SepalError
 
 
@@ -30,17 +31,18 @@ def compare(
 
     If it is killed, start it again to continue.
     """
-    from rich.console import Console
+    with starting():
+        from rich.console import Console
 
-    from sepal.cli.comparison import read_comparison, write_index
-    from sepal.cli.files import by_variant, write_csv
-    from sepal.cli.markdown import write_markdown
-    from sepal.cli.plans.model import PlanFile
-    from sepal.cli.plans.plan import check_keys, read_plan
-    from sepal.cli.plans.rates import rate_notes
-    from sepal.cli.plans.trials import Executor, chosen, failures, in_stages, tried, without_result
-    from sepal.cli.progress import PlanDisplay
-    from sepal.cli.tables import print_comparison
+        from sepal.cli.comparison import read_comparison, write_index
+        from sepal.cli.files import by_variant, write_csv
+        from sepal.cli.markdown import write_markdown
+        from sepal.cli.plans.model import PlanFile
+        from sepal.cli.plans.plan import check_keys, read_plan
+        from sepal.cli.plans.rates import rate_notes
+        from sepal.cli.plans.trials import Executor, chosen, failures, in_stages, tried, without_result
+        from sepal.cli.progress import PlanDisplay
+        from sepal.cli.tables import print_comparison
 
     found: PlanFile = read_plan(plan, tune)
     runs = list(found.runs())
@@ -88,14 +90,15 @@ def tune(
     hours: Annotated[float | None, typer.Option(help="Start no run after so many hours.")] = None,
 ) -> None:
     """Try a small grid of settings for each method, with the same number of trials; choose by validation data alone."""
-    from rich.console import Console
+    with starting():
+        from rich.console import Console
 
-    from sepal.cli.plans.execute import execute
-    from sepal.cli.plans.plan import check_keys
-    from sepal.cli.plans.search import choose, read_search
-    from sepal.cli.progress import PlanDisplay
-    from sepal.cli.sheets import NONE, Sheet
-    from sepal.cli.tables import print_sheet
+        from sepal.cli.plans.execute import execute
+        from sepal.cli.plans.plan import check_keys
+        from sepal.cli.plans.search import choose, read_search
+        from sepal.cli.progress import PlanDisplay
+        from sepal.cli.sheets import NONE, Sheet
+        from sepal.cli.tables import print_sheet
 
     search = read_search(plan)
     runs = list(search.plan.runs())

@@ -10,7 +10,7 @@ import typer
 
 from sepal import __version__
 from sepal.cli.app import app
-from sepal.cli.notices import tell, tell_command, warn_of_plain_text
+from sepal.cli.notices import starting, tell, tell_command, warn_of_plain_text
 from sepal.errors import ConfigError
 
 deploy = typer.Typer(help="Check a deployment.", no_args_is_help=True, rich_markup_mode=None)
@@ -91,14 +91,15 @@ def submit(
     ] = 1,
 ) -> None:
     """Register the nodes and run a federation on a SuperLink that already runs on this machine."""
-    from sepal.cli.arguments import gather_to_serve
-    from sepal.engines.flower.credentials import ServerCredentials
-    from sepal.engines.flower.engine import COMPLETED, Flower, Ports
-    from sepal.engines.flower.processes import healthy
-    from sepal.engines.flower.registration import Registry
-    from sepal.engines.flower.submission import alone, run_bundle
-    from sepal.storage.home import private_home
-    from sepal.strategies.assembly import assemble
+    with starting():
+        from sepal.cli.arguments import gather_to_serve
+        from sepal.engines.flower.credentials import ServerCredentials
+        from sepal.engines.flower.engine import COMPLETED, Flower, Ports
+        from sepal.engines.flower.processes import healthy
+        from sepal.engines.flower.registration import Registry
+        from sepal.engines.flower.submission import alone, run_bundle
+        from sepal.storage.home import private_home
+        from sepal.strategies.assembly import assemble
 
     flat = gather_to_serve(config, sets or [], name, out)
     assemble(flat)  # reports bad keys before anything is started

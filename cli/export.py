@@ -14,6 +14,7 @@ import numpy.typing as npt
 import typer
 
 from sepal.cli.app import app
+from sepal.cli.notices import starting
 from sepal.errors import ConfigError, DataError
 from sepal.storage.files import write_atomically
 
@@ -33,11 +34,12 @@ def export(
     ] = False,
 ) -> None:
     """Write a client's own model, after its last training, as safetensors and, with --onnx, as ONNX."""
-    import torch
+    with starting():
+        import torch
 
-    from sepal.cli.runs import find_run
-    from sepal.client_app.client_model import write_onnx
-    from sepal.client_app.portable import load, save
+        from sepal.cli.runs import find_run
+        from sepal.client_app.client_model import write_onnx
+        from sepal.client_app.portable import load, save
 
     path = find_run(run)
     file = out or path / f"{client}.safetensors"
@@ -80,7 +82,8 @@ def predict(
     ] = None,
 ) -> None:
     """Run an exported model; print a line for each example, with its label, the label's name and probability."""
-    from sepal.client_app.portable import load
+    with starting():
+        from sepal.client_app.portable import load
 
     found = load(model, allow or ())
     names, x = read_inputs(data)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from sepal.cli.app import app
-from sepal.cli.notices import tell, tell_command, warn_of_plain_text
+from sepal.cli.notices import starting, tell, tell_command, warn_of_plain_text
 from sepal.errors import ConfigError, one_line
 
 
@@ -65,12 +65,13 @@ def join(
     ] = False,
 ) -> None:
     """Join a server as a client, until Ctrl-C is pressed."""
-    from sepal.client_app.build import Node
-    from sepal.engines.flower.credentials import NodeCredentials
-    from sepal.engines.flower.probe import split
-    from sepal.engines.flower.rejoining import stay
-    from sepal.engines.flower.slots import claimed
-    from sepal.storage.home import private_home
+    with starting():
+        from sepal.client_app.build import Node
+        from sepal.engines.flower.credentials import NodeCredentials
+        from sepal.engines.flower.probe import split
+        from sepal.engines.flower.rejoining import stay
+        from sepal.engines.flower.slots import claimed
+        from sepal.storage.home import private_home
 
     paths = {"state-dir": state_dir, "data-dir": data_dir, "initial-weights": initial_weights}
     texts = {key: str(Path(path).expanduser().absolute()) if path else "" for key, path in paths.items()}

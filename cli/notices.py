@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import typer
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Say so on a terminal while a command imports what it needs, which can take seconds."""
+    words, erase = ("sepal: starting …", "\r\x1b[K") if sys.stderr.isatty() else ("", "")
+    typer.echo(words, nl=False, err=True)
+    try:
+        yield
+    finally:
+        typer.echo(erase, nl=False, err=True)
 
 
 def tell(line: str) -> None:

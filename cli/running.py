@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sepal.cli.app import INTERRUPTED, app
+from sepal.cli.notices import starting
 
 if TYPE_CHECKING:
     from sepal.config import Flat
@@ -55,16 +56,17 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
     Raises:
         SepalError: The run cannot be started or completed.
     """
-    from rich.console import Console
+    with starting():
+        from rich.console import Console
 
-    from sepal.cli.progress import RoundDisplay
-    from sepal.config import RunConfig
-    from sepal.data.locations import data_directory
-    from sepal.engines.in_process import check_clients, run_in_process
-    from sepal.server.observer import Observer
-    from sepal.server_app.places import IN_PROCESS, run_path
-    from sepal.server_app.run_directory import RunDirectory
-    from sepal.strategies.assembly import assemble
+        from sepal.cli.progress import RoundDisplay
+        from sepal.config import RunConfig
+        from sepal.data.locations import data_directory
+        from sepal.engines.in_process import check_clients, run_in_process
+        from sepal.server.observer import Observer
+        from sepal.server_app.places import IN_PROCESS, run_path
+        from sepal.server_app.run_directory import RunDirectory
+        from sepal.strategies.assembly import assemble
 
     logging.basicConfig(level=logging.WARNING, format="sepal: %(message)s", stream=sys.stderr)
     if flat.get("data-dir"):  # so that reports and exports find the data from anywhere

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from sepal.cli.app import app
-from sepal.cli.notices import tell, tell_command, warn_of_plain_text
+from sepal.cli.notices import starting, tell, tell_command, warn_of_plain_text
 from sepal.errors import ConfigError
 
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
@@ -36,15 +36,16 @@ def serve(
     ] = None,
 ) -> None:
     """Start a server, run a federation with the clients that join, and show its progress."""
-    from sepal.cli.arguments import gather_to_serve
-    from sepal.engines.flower.credentials import ServerCredentials
-    from sepal.engines.flower.engine import Flower, Ports
-    from sepal.engines.flower.processes import unusable
-    from sepal.engines.flower.registration import Registry
-    from sepal.engines.flower.submission import alone, run_bundle
-    from sepal.engines.flower.unpacking import clear
-    from sepal.storage.home import private_home
-    from sepal.strategies.assembly import assemble
+    with starting():
+        from sepal.cli.arguments import gather_to_serve
+        from sepal.engines.flower.credentials import ServerCredentials
+        from sepal.engines.flower.engine import Flower, Ports
+        from sepal.engines.flower.processes import unusable
+        from sepal.engines.flower.registration import Registry
+        from sepal.engines.flower.submission import alone, run_bundle
+        from sepal.engines.flower.unpacking import clear
+        from sepal.storage.home import private_home
+        from sepal.strategies.assembly import assemble
 
     flat = gather_to_serve(config, sets or [], name, out)
     assemble(flat)  # reports bad keys before any process is started

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sepal.cli.app import app
+from sepal.cli.notices import starting
 from sepal.errors import ConfigError
 
 POLL = 0.2  # seconds between reads by watch
@@ -23,14 +24,15 @@ def show(
     tensorboard: Annotated[Path | None, typer.Option(help="Write them to this directory for TensorBoard.")] = None,
 ) -> None:
     """Show a run, or the directory of a comparison: accuracy, cost, and bytes next to their dense equivalent."""
-    from rich.console import Console
+    with starting():
+        from rich.console import Console
 
-    from sepal.cli.comparison import check_comparable
-    from sepal.cli.files import by_round, write_csv, write_tensorboard
-    from sepal.cli.results import read_result
-    from sepal.cli.runs import INDEX, find_place, find_run, naming
-    from sepal.cli.tables import print_run
-    from sepal.server_app.run_directory import read_run
+        from sepal.cli.comparison import check_comparable
+        from sepal.cli.files import by_round, write_csv, write_tensorboard
+        from sepal.cli.results import read_result
+        from sepal.cli.runs import INDEX, find_place, find_run, naming
+        from sepal.cli.tables import print_run
+        from sepal.server_app.run_directory import read_run
 
     path = find_place(run)
     if (path / INDEX).is_file():
@@ -70,8 +72,9 @@ def report(
     out: Annotated[Path | None, typer.Option(help="The file; by default report.html beside the runs.")] = None,
 ) -> None:
     """Write report.html for a run or a comparison: one file that opens offline."""
-    from sepal.cli.report import write_html
-    from sepal.cli.runs import find_place, naming
+    with starting():
+        from sepal.cli.report import write_html
+        from sepal.cli.runs import find_place, naming
 
     first = Path(runs[0]).expanduser()
     place = first if first.is_dir() else find_place(runs[0])
@@ -85,12 +88,13 @@ def methods(
     markdown: Annotated[bool, typer.Option("--markdown", help="As the table in docs/methods.md.")] = False,
 ) -> None:
     """List the methods."""
-    from sepal.strategies import registry
+    with starting():
+        from sepal.strategies import registry
 
+        found = [registry.get(name) for name in registry.names()]  # imports them
     if markdown:
         typer.echo(markdown_table())
         return
-    found = [registry.get(name) for name in registry.names()]
     rows = ((method.name, method.title, method.source, method.deployed) for method in found)
     _print_table("", ("name", "title", "source", "deployed"), rows)
     for method in found if keys else []:

@@ -19,21 +19,20 @@ SHARE = 0.1  # of a client's examples; labels with at least this share are named
 def compare_masks(found: ClientMasks, labels: Matrix) -> dict[str, Any]:
     """Return how alike the masks of clients are.
 
+    - ``clients``: names, in the order of rows and columns below;
+    - ``distinct``: number of different personal masks;
+    - ``similarity``: |m_a ∩ m_b| / |m_b| for each pair of clients' personal masks;
+    - ``labels``: cosine of each pair of clients' training label counts, which ``similarity`` is compared with;
+    - ``overlap``: |m_g ∩ m_c| / |m_c| for each client; null without a global mask;
+    - ``global_labels``: cosine of each client's label counts and those of all clients together;
+    - ``layers``: for each masked part, its ``name`` and the share of its entries that masks keep, ``personal``
+      (mean over clients) and ``global`` (null without a global mask);
+    - ``correlation``: Pearson's r of ``similarity`` with ``labels`` over pairs of clients, and of ``overlap`` with
+      ``global_labels`` over clients; null if either of the two does not vary.
+
     Args:
         found: The masks.
         labels: float64 (clients, classes), the clients' numbers of training examples of each label.
-
-    Returns:
-        - ``clients``: names, in the order of rows and columns below;
-        - ``distinct``: number of different personal masks;
-        - ``similarity``: |m_a ∩ m_b| / |m_b| for each pair of clients' personal masks;
-        - ``labels``: cosine of each pair of clients' training label counts, which ``similarity`` is compared with;
-        - ``overlap``: |m_g ∩ m_c| / |m_c| for each client; null without a global mask;
-        - ``global_labels``: cosine of each client's label counts and those of all clients together;
-        - ``layers``: for each masked part, its ``name`` and the share of its entries that masks keep, ``personal``
-          (mean over clients) and ``global`` (null without a global mask);
-        - ``correlation``: Pearson's r of ``similarity`` with ``labels`` over pairs of clients, and of ``overlap`` with
-          ``global_labels`` over clients; null if either of the two does not vary.
     """
     similarity = (found.personal @ found.personal.T) / found.personal.sum(1)
     pairs = np.triu_indices(len(found.names), 1)
@@ -57,18 +56,17 @@ def compare_masks(found: ClientMasks, labels: Matrix) -> dict[str, Any]:
 def cluster(vectors: Mapping[str, Matrix], counts: Callable[[list[str]], Matrix]) -> dict[str, Any]:
     """Return clients clustered by Ward's method on the Euclidean distances of their vectors.
 
+    - ``clients``: names, in the order of the tree's leaves;
+    - ``labels``: for each client, the labels that each make up at least a tenth of its training examples;
+    - ``links``: for each merge, the four points (distance, place) of its bracket; leaves are at places 0, 1, …
+    - ``distances``: the Euclidean distance of each pair of clients, in that order;
+    - ``alike``: cosine of each pair of clients' training label counts, in that order;
+    - ``correlation``: Pearson's r of the last two over pairs of clients; negative if clients with similar labels
+      lie close to each other, null if either does not vary.
+
     Args:
         vectors: Client → float64 vector.
         counts: Returns the numbers of training examples of each label, float64 (clients, classes), of named clients.
-
-    Returns:
-        - ``clients``: names, in the order of the tree's leaves;
-        - ``labels``: for each client, the labels that each make up at least a tenth of its training examples;
-        - ``links``: for each merge, the four points (distance, place) of its bracket; leaves are at places 0, 1, …
-        - ``distances``: the Euclidean distance of each pair of clients, in that order;
-        - ``alike``: cosine of each pair of clients' training label counts, in that order;
-        - ``correlation``: Pearson's r of the last two over pairs of clients; negative if clients with similar labels
-          lie close to each other, null if either does not vary.
 
     Raises:
         ConfigError: There are fewer than two vectors, or their lengths differ.

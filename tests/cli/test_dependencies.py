@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import pty
 import re
 import subprocess
 import sys
@@ -20,6 +22,14 @@ def test_help_imports_nothing_heavy():
     code = f"import sys, sepal.cli.main; print(*(name for name in {HEAVY} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.split() == []
+
+
+def test_on_a_terminal_a_command_says_at_once_that_it_starts():
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "sepal.cli", "methods"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, cwd=ROOT):
+        assert os.read(ours, 100).decode() == "sepal: starting …"
+    assert os.read(ours, 100).decode() == "\r\x1b[K", "and takes it back"
 
 
 def texts(file: Path) -> Iterator[str]:
