@@ -80,7 +80,7 @@ def test_a_node_that_takes_far_longer_than_before_is_asked_again(impatient):
 
 
 def test_no_node_is_asked_again_within_a_minute():
-    """As docs/deployment.md says; half of it is the longest pause between two looks that `sepal join --look` takes."""
+    """As docs/deployment.md says; half of it is the longest pause between two polls that `sepal join --poll` takes."""
     assert OVERDUE == 60
     grid = Forgetful({3})
     exchange = Exchange(grid, poll=0.001)
