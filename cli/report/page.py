@@ -6,6 +6,7 @@ import html
 import json
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -101,11 +102,18 @@ def render(comparison: Comparison, live: bool = False) -> str:
 def _library() -> str:
     try:
         import altair
-        import vl_convert
+        import vl_convert  # noqa: F401
     except ImportError as missing:
         expected = "Altair and vl-convert: pip install 'altair<7' vl-convert-python"
         raise ConfigError("report", expected, f"no module {missing.name}") from None
     version = ".".join(altair.SCHEMA_VERSION.lstrip("v").split(".")[:2])
+    return _bundle(version)
+
+
+@cache  # it takes a second, and a page that is served grows with its run
+def _bundle(version: str) -> str:
+    import vl_convert
+
     return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", version))
 
 
