@@ -129,7 +129,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary)
         for part in COPIED:
-            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / part, copy / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
         for module, operator, mutated in mutants(chosen):
             code = (ROOT / module).read_text()
