@@ -9,12 +9,12 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from typer.testing import CliRunner
 
-from sepal.cli import joining
 from sepal.cli.main import app
 from sepal.client.training import Trainer
 from sepal.client_app.allowance import Allowance
 from sepal.client_app.app import handle
 from sepal.client_app.build import Node
+from sepal.engines.flower import rejoining
 from sepal.errors import ConfigError, ModelError, ProtocolError, SepalError, StateError
 from sepal.protocol.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, read_reply, write_order
@@ -157,7 +157,7 @@ def test_the_key_is_a_whole_number(value):
 def test_the_options_of_join_reach_the_node(monkeypatch, tmp_path):
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path))
     seen = []
-    monkeypatch.setattr(joining, "stay", lambda client, node_config, *rest: seen.append(node_config))
+    monkeypatch.setattr(rejoining, "stay", lambda client, node_config, *rest: seen.append(node_config))
     options = ["--most-uploads", "7", "--no-accuracies", "--least-noise", "1.5"]
     result = CliRunner().invoke(app, ["join", "127.0.0.1:9092", *options])
     assert result.exit_code == 0, result.output
