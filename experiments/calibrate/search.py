@@ -29,6 +29,9 @@ LEAST, MOST = 1e-4, 30.0  # no rate beyond these is tried
 OWN: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "ditto": {"lambda": (1.0, 0.1, 0.3, 3.0)},
     "fedprox": {"mu": (0.01, 0.001, 0.1, 1.0)},
+    "fedadagrad": {"rate": (0.1, 0.03, 0.3)},
+    "fedadam": {"rate": (0.01, 0.003, 0.03, 0.1)},
+    "fedyogi": {"rate": (0.01, 0.003, 0.03, 0.1)},
     "mtl": {"lambda": (0.0, 0.001, 0.01, 0.1)},
     "pa3dfl": {"rate": (0.1, 0.01, 1.0)},
     # The paper's λ of 15 and η of .005 want 800 rounds. At η·λ = 1 the local w moves onto θ after each batch.
