@@ -15,7 +15,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from sepal import user_modules
-from sepal.client_app.build import Node, Shared, build_host, open_allowance, open_store
+from sepal.client_app.build import Node, Shared, build_host, open_store, open_upload_count
 from sepal.client_app.guard import check_noise, check_sizes, local_config, on_one_machine
 from sepal.client_app.simulation import protect_ray, starts_ray
 from sepal.errors import ConfigError, one_line
@@ -122,7 +122,7 @@ def handle(message: Message, context: Context) -> Message:
             secret = b"" if on_one_machine() else store.secret.encode()  # a simulation is repeatable from its seed
             host = build_host(shared, node, order.run, store, secret)
             if not on_one_machine() and (node.most_uploads or shared.assembly.task.config.privacy.noise):
-                host = replace(host, spend=open_allowance(shared, node).spend)
+                host = replace(host, spend=open_upload_count(shared, node).spend)
             return Message(host.answer(message.content), reply_to=message)
     except Exception as error:  # Flower would send the text of an exception to the server
         code = uuid.uuid4().hex[:8]

@@ -21,9 +21,9 @@ from sepal.client.evaluation import Evaluator, Shift, no_examples
 from sepal.client.network import Network
 from sepal.client.state_store import DiskStateStore, StateStore
 from sepal.client.training import Trainer, choose_device
-from sepal.client_app.allowance import Allowance
 from sepal.client_app.guard import parse_allowed
 from sepal.client_app.host import ClientHost
+from sepal.client_app.upload_count import UploadCount
 from sepal.data import ClientData, Examples, FederatedData, OwnData
 from sepal.data.corruption import corrupt
 from sepal.errors import ConfigError, DataError
@@ -274,9 +274,9 @@ def open_store(shared: Shared, node: Node, run: str) -> DiskStateStore:
     return DiskStateStore(state_dir(shared, node) / run / node.client, shared.assembly.method.client_state)
 
 
-def open_allowance(shared: Shared, node: Node) -> Allowance:
+def open_upload_count(shared: Shared, node: Node) -> UploadCount:
     """Return the count of a deployed client's uploads, in a directory whose name no run has: it starts with a dot."""
-    return Allowance(state_dir(shared, node) / ".uploads" / node.client / "sent", node.most_uploads)
+    return UploadCount(state_dir(shared, node) / ".uploads" / node.client / "sent", node.most_uploads)
 
 
 def state_dir(shared: Shared, node: Node) -> Path:

@@ -61,7 +61,7 @@ class ClientHost:
         accuracies: Whether the client evaluates models and sends the counts. If not, a reply has no figures but its
             costs, whatever the server asks for.
         spend: Called with the run and the request of an upload with noise before training, and with a name of each
-            upload before it is stored and sent; see :meth:`sepal.client_app.allowance.Allowance.spend`.
+            upload before it is stored and sent; see :meth:`sepal.client_app.upload_count.UploadCount.spend`.
     """
 
     run: str

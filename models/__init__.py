@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from sepal.models.channels import coupling
-    from sepal.models.cuts import cut_model, forward_multiply_adds
+    from sepal.models.narrow import cut_model, forward_multiply_adds
     from sepal.models.weights import initial_weights, layout, load_weights, read_weights
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
 
 _HOMES = {  # name → module that imports torch and is only imported when the name is first used
     **dict.fromkeys(("initial_weights", "layout", "load_weights", "read_weights"), "sepal.models.weights"),
-    **dict.fromkeys(("cut_model", "forward_multiply_adds"), "sepal.models.cuts"),
+    **dict.fromkeys(("cut_model", "forward_multiply_adds"), "sepal.models.narrow"),
     "coupling": "sepal.models.channels",
 }
 
@@ -111,7 +111,7 @@ def _narrow(make: Callable[[], nn.Module], width: float) -> nn.Module:
     """Return the model with the first fraction ``width`` of every layer's channels, rounded down."""
     from sepal.masks.cuts import Cut, windows
     from sepal.models.channels import coupling
-    from sepal.models.cuts import cut_model
+    from sepal.models.narrow import cut_model
     from sepal.models.weights import layout
 
     full = make()

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.client.hooks import Hooks
-from sepal.client.training import Group, Trainer
+from sepal.client.training import ParameterGroup, Trainer
 from sepal.protocol.layout import Layout
 from sepal.protocol.method import Payload, Plan, Predictor, Schema, Task, Weights
 from sepal.protocol.tensors import dense, dense_schema
@@ -97,7 +97,7 @@ class ClientBase(Generic[C]):
             parameter.requires_grad_(name in names)
         if chosen:
             hooks = hooks or self.hooks(start, plan)
-            groups = [Group(chosen, lr)]
+            groups = [ParameterGroup(chosen, lr)]
             self.trainer.fit(network.module, plan.round, hooks, epochs=epochs, purpose=purpose, parameters=groups)
         network.module.requires_grad_(True)
         return network.read()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from sepal.client.steps import SGD, Adam, Optimizer
+from sepal.client.sgd_adam import SGD, Adam, Optimizer
 from sepal.config import RunConfig
 from sepal.errors import ModelError
 
@@ -24,7 +24,7 @@ OptimizerState: TypeAlias = Mapping[str, npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
-class Group:
+class ParameterGroup:
     """Parameters with options of their own; None uses the run's value.
 
     Attributes:
@@ -40,7 +40,7 @@ class Group:
     weight_decay: float | None = None
 
 
-Trained: TypeAlias = Sequence[nn.Parameter] | Sequence[Group]
+Trained: TypeAlias = Sequence[nn.Parameter] | Sequence[ParameterGroup]
 
 
 def make_optimizer(config: RunConfig, trained: Trained, round: int) -> Optimizer:
@@ -54,11 +54,11 @@ def make_optimizer(config: RunConfig, trained: Trained, round: int) -> Optimizer
     Raises:
         ValueError: There is no parameter.
     """
-    groups = [part if isinstance(part, Group) else Group([part]) for part in trained]
+    groups = [part if isinstance(part, ParameterGroup) else ParameterGroup([part]) for part in trained]
     if not any(len(group.parameters) for group in groups):
         raise ValueError("optimizer got an empty parameter list")
-    if not isinstance(trained[0], Group):  # one group, as torch makes one of a list
-        groups = [Group([parameter for group in groups for parameter in group.parameters])]
+    if not isinstance(trained[0], ParameterGroup):  # one group, as torch makes one of a list
+        groups = [ParameterGroup([parameter for group in groups for parameter in group.parameters])]
     adam = config.optimizer == "adam"
     settings = [
         {

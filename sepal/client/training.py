@@ -20,9 +20,9 @@ from torch import nn
 from sepal.client.hooks import Hooks, Loss, cross_entropy, frozen
 from sepal.client.multiply_adds import costs
 from sepal.client.network import Network, NetworkPredictor, read_gradients
-from sepal.client.optimizers import Group, OptimizerState, Trained, load_state, make_optimizer, read_state
+from sepal.client.optimizers import OptimizerState, ParameterGroup, Trained, load_state, make_optimizer, read_state
 from sepal.client.privacy import Released, release
-from sepal.client.steps import Optimizer
+from sepal.client.sgd_adam import Optimizer
 from sepal.config import RunConfig
 from sepal.errors import ConfigError, ProtocolError
 from sepal.protocol.messages import GREATEST, NAME
@@ -31,7 +31,7 @@ from sepal.protocol.views import CLOSING_VIEWS
 from sepal.rng import derive, derive_seed
 from sepal.wire.tensors import Values
 
-__all__ = ["Group", "Hooks", "Network", "Trainer", "cross_entropy", "frozen", "read_state"]
+__all__ = ["Hooks", "Network", "ParameterGroup", "Trainer", "cross_entropy", "frozen", "read_state"]
 
 BATCH = 512  # batch size where it only affects memory
 MOST_NETWORKS = 16  # networks kept by a process

@@ -33,7 +33,7 @@ def equally(upload: Upload) -> float:
 
 
 @dataclass(frozen=True)
-class Held:
+class MeanOfHolders:
     """The mean of each entry over the uploads that contain it.
 
     Attributes:
@@ -114,7 +114,7 @@ def sparse_mean(uploads: Uploads, shapes: Shapes, weigh: Weigh = by_examples, ro
     return {name: array / max(total, 1) for name, array in sums.items()}
 
 
-def mean_of_holders(uploads: Uploads, shapes: Shapes, weigh: Weigh = by_examples) -> Held:
+def mean_of_holders(uploads: Uploads, shapes: Shapes, weigh: Weigh = by_examples) -> MeanOfHolders:
     """Return the mean of each entry over the uploads that contain it; an entry sent with the value 0 counts.
 
     Args:
@@ -133,10 +133,10 @@ def mean_of_holders(uploads: Uploads, shapes: Shapes, weigh: Weigh = by_examples
             add(weights[name], tensor, float(weight))
             add(holders[name], tensor, 1)
     mean = {name: np.divide(array, weights[name], out=array, where=holders[name] > 0) for name, array in sums.items()}
-    return Held(mean, holders)
+    return MeanOfHolders(mean, holders)
 
 
-def mean_of_parts(uploads: Uploads, previous: Weights, parts: Parts, weigh: Weigh) -> Held:
+def mean_of_parts(uploads: Uploads, previous: Weights, parts: Parts, weigh: Weigh) -> MeanOfHolders:
     """Return the mean of each entry over the uploads that hold it, where each holds a block of every tensor.
 
     Args:
@@ -156,10 +156,10 @@ def mean_of_parts(uploads: Uploads, previous: Weights, parts: Parts, weigh: Weig
             weights[name][place] += weight
             holders[name][place] += 1
     mean = {name: np.divide(array, weights[name], out=array, where=holders[name] > 0) for name, array in sums.items()}
-    return Held(mean, holders)
+    return MeanOfHolders(mean, holders)
 
 
-def mean_of_prefixes(uploads: Uploads, previous: Weights, weigh: Weigh = equally) -> Held:
+def mean_of_prefixes(uploads: Uploads, previous: Weights, weigh: Weigh = equally) -> MeanOfHolders:
     """Return the mean of each entry over the uploads that contain it, for tensors that are prefixes of the full ones.
 
     Args:

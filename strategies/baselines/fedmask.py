@@ -41,7 +41,7 @@ from torch.func import functional_call
 
 from sepal.client.algorithm import ClientBase
 from sepal.client.hooks import frozen
-from sepal.client.optimizers import Group
+from sepal.client.optimizers import ParameterGroup
 from sepal.client.training import Trainer
 from sepal.config import Settings
 from sepal.masks.packed import Mask, Masks, Packed, pack, unpack
@@ -311,7 +311,7 @@ class FedMaskClient(ClientBase[ClientState]):
         network.load({**start, **{at: scores[name] for at, name in named.items()}})
         free = {name: np.ones(array.shape, np.bool_) for name, array in start.items()}
         hooks = frozen(network, {**free, **{at: held[name] for at, name in named.items()}})
-        group = Group(
+        group = ParameterGroup(
             list(typing.cast("Masked", network.module).scores.parameters()), self.hyper.lr or None, self.hyper.momentum
         )
         self.trainer.fit(network.module, plan.round, hooks, parameters=[group])

@@ -34,7 +34,7 @@ from torch.nn import functional
 
 from sepal.client.algorithm import ClientBase
 from sepal.client.hooks import Hooks
-from sepal.client.optimizers import Group
+from sepal.client.optimizers import ParameterGroup
 from sepal.config import NotNegativeOrAuto, Settings, auto
 from sepal.errors import ConfigError, ModelError, RoundError
 from sepal.protocol.layout import Layout, trained
@@ -237,7 +237,7 @@ class PFedHNClient(Generated, ClientBase[ClientState]):
         batches = math.ceil(len(self.trainer.y) / self.task.config.batch_size)
         epochs = max(1, round(hyper.steps / batches)) if hyper.steps else None
         own = (hyper.inner_rate or None, hyper.inner_momentum, hyper.inner_decay)
-        group = Group(list(network.module.parameters()), *own)
+        group = ParameterGroup(list(network.module.parameters()), *own)
 
         def clip(module: nn.Module) -> None:
             nn.utils.clip_grad_norm_(module.parameters(), hyper.clip)

@@ -62,7 +62,7 @@ class Hyper(Settings):
 
 
 @dataclass(frozen=True)
-class Held:
+class ClientHolds:
     """What a client has, as of its last accepted upload.
 
     Attributes:
@@ -92,7 +92,7 @@ class ServerState:
     global_mask: Packed
     weights_version: int = 0
     mask_version: int = 0
-    held: Mapping[str, Held] = field(default_factory=dict)
+    held: Mapping[str, ClientHolds] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Ta
 from sepal.protocol.server_base import ServerBase
 from sepal.protocol.tensors import at_masks, at_masks_specs
 from sepal.strategies.dmpfl.contract import (
-    Held,
+    ClientHolds,
     ServerState,
     budgets,
     first_masks,
@@ -61,7 +61,7 @@ class DmPflServer(ServerBase[ServerState]):
 
     def download(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
         """Return the parts of m_g ⊙ w_g that the client lacks; the support only if it has an older one."""
-        held = state.held.get(client.name, Held())
+        held = state.held.get(client.name, ClientHolds())
         scalars = {"mask": state.mask_version, "weights": state.weights_version}
         if held.weights == state.weights_version:
             return Payload({}, scalars)
@@ -85,7 +85,7 @@ class DmPflServer(ServerBase[ServerState]):
 
     def personal_mask(self, state: ServerState, client: str) -> Masks:
         """Return m_c as last uploaded, or the initial mask."""
-        mask = state.held.get(client, Held()).mask
+        mask = state.held.get(client, ClientHolds()).mask
         return unpack(mask or first_masks(self.task, self.budget, client), self.layout)
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
@@ -103,8 +103,8 @@ class DmPflServer(ServerBase[ServerState]):
             covered = mean_of_holders(uploads, {p.name: p.shape for p in self.layout}, note_mask)
         held = dict(state.held)
         for client in uploads.clients:
-            mask = masks.get(client.name, held.get(client.name, Held()).mask)
-            held[client.name] = Held(state.mask_version, state.weights_version, mask)
+            mask = masks.get(client.name, held.get(client.name, ClientHolds()).mask)
+            held[client.name] = ClientHolds(state.mask_version, state.weights_version, mask)
         if covered is None or not len(uploads):
             return replace(state, held=held), {}
         after = replace(state, weights=covered.over(state.weights), weights_version=plan.round, held=held)

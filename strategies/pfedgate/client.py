@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from sepal.client.algorithm import ClientBase
 from sepal.client.hooks import Hooks
 from sepal.client.network import Network
-from sepal.client.training import Group, Trainer, read_state
+from sepal.client.training import ParameterGroup, Trainer, read_state
 from sepal.models.gated import GatedModule
 from sepal.protocol.method import Payload, Plan, Predictor, Task, Weights
 from sepal.strategies.pfedgate.blocks import Mask
@@ -74,9 +74,9 @@ class PFedGateClient(ClientBase[ClientState]):
     def _fit(self, state: ClientState, start: Weights, plan: Plan) -> tuple[ClientState, GatedModule]:
         network, module = self._loaded(start, state)
         module.ever[:] = False
-        groups = [Group(list(module.gate.parameters()), float(self.hyper.rate))]
+        groups = [ParameterGroup(list(module.gate.parameters()), float(self.hyper.rate))]
         if not plan.novel:
-            groups.append(Group(list(module.model.parameters())))
+            groups.append(ParameterGroup(list(module.model.parameters())))
         module.model.requires_grad_(not plan.novel)
         optimizer = self.trainer.optimizer(module, plan.round, groups, state.optimizer)
         epochs, purpose = (self.hyper.novel_epochs, "novel") if plan.novel else (None, "train")

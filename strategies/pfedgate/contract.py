@@ -23,8 +23,8 @@ from pydantic import Field
 from sepal.config import PositiveOrAuto, Settings, auto
 from sepal.errors import ConfigError
 from sepal.masks.flat import Flat
-from sepal.models.cuts import forward_multiply_adds
 from sepal.models.gated import GatedModule
+from sepal.models.narrow import forward_multiply_adds
 from sepal.models.weights import initial_weights
 from sepal.protocol.layout import trained
 from sepal.protocol.method import ClientInfo, Schema, Task, Weights

@@ -13,7 +13,7 @@ from sepal.masks.packed import pack, unpack
 from sepal.protocol.method import Payload, Plan
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies.assembly import assemble
-from sepal.strategies.dmpfl.contract import PHASES, Held
+from sepal.strategies.dmpfl.contract import PHASES, ClientHolds
 from sepal.strategies.dmpfl.server import DmPflServer
 from sepal.wire import inspect
 from tests.strategies.dmpfl import FLAT, Watch, first_round, parts
@@ -38,9 +38,9 @@ def test_a_mask_travels_only_where_the_other_side_lacks_it():
     moved = replace(state, mask_version=3, weights_version=3)
     sizes = coded(server.newcomer(moved, host.info, one))
     assert {n for n, size in sizes.items() if size} == masked_names
-    held = replace(moved, held={name: Held(3, 2)})
+    held = replace(moved, held={name: ClientHolds(3, 2)})
     assert not any(coded(server.download(held, host.info, two_a)).values())
-    current = replace(moved, held={name: Held(3, 3)})
+    current = replace(moved, held={name: ClientHolds(3, 3)})
     assert server.download(current, host.info, two_b).tensors == {}
     assert server.download(current, host.info, two_a).tensors == {}
     assert not any(coded(first_round(server, host)[2]).values())

@@ -12,7 +12,7 @@ from sepal.masks.packed import spread, unpack
 from sepal.storage.serialize import digest
 from sepal.strategies.assembly import assemble
 from sepal.strategies.dmpfl import DmPfl
-from sepal.strategies.dmpfl.contract import Held
+from sepal.strategies.dmpfl.contract import ClientHolds
 from tests.contract.harness import Federation, Killed, Recording
 from tests.scratch_store import ScratchStore
 from tests.strategies.dmpfl import FLAT, Watch
@@ -49,7 +49,7 @@ class Digits(Federation):
         server, layout = progress.server, self.task.layout
         closed = progress.round > self.rounds
         for name, state in self.states(strategy).items():
-            held = server.held.get(name, Held())
+            held = server.held.get(name, ClientHolds())
             if not closed:
                 assert (held.global_mask, held.weights) == (state.mask_version, state.weights_version)
             believed = strategy.algorithm.personal_mask(server, name)

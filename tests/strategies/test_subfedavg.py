@@ -24,7 +24,7 @@ from tests.strategies.subfedavg import FLAT, HYBRID, Received, of_model, parts, 
     ("size", "rounds", "costs"),
     [
         # 500 rounds of 10 clients, LeNet-5: 5000 · 62,006 · (32 + 32·(1 - p) + p) / 8 bytes. (2.40 × FLOPs of its
-        # hybrid variant: tests/models/test_cuts.py.)
+        # hybrid variant: tests/models/test_narrow.py.)
         (62_006, 500, {0: 2.480e9, 0.3: 2.120e9, 0.5: 1.880e9, 0.7: 1.639e9}),
         # 300 rounds of 10 clients, 21,840 parameters: 3000 · 21,840 · 64 / 8 = 524.16 MB at p = 0.
         (21_840, 300, {0: 524.16e6, 0.3: 447.99e6, 0.5: 397.2e6, 0.7: 346.4e6}),

@@ -36,7 +36,7 @@ def test_the_module_that_trains_is_really_smaller(monkeypatch):
 
 
 def test_figures_of_lenet5_with_half_of_its_channels_are_those_of_table_2():
-    """651,720 / 271,320 multiply-adds = 2.40. Weights, biases and 11 norms: 35,970 + 22 (tests/models/test_cuts.py)."""
+    """651,720 / 271,320 multiply-adds = 2.40. Weights, biases, 11 norms: 35,970 + 22 (tests/models/test_narrow.py)."""
     algorithm = of_model("lenet5-bn", (3, 32, 32))
     half = {"conv1": np.arange(6) < 3, "conv2": np.arange(16) % 2 == 1}
     algorithm.report(algorithm.prunable.within({**algorithm.prunable.whole, **half}))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sepal.client.optimizers import Group, load_state, make_optimizer, read_state
+from sepal.client.optimizers import ParameterGroup, load_state, make_optimizer, read_state
 from sepal.client.training import Trainer
 from sepal.config import RunConfig
 from sepal.errors import ModelError
@@ -46,7 +46,7 @@ def test_two_learning_rates_in_one_call():
     """
     subject, module = trainer(lr_decay=0.5), make()
     gradient, before = subject.gradient(module), tensors(module)
-    groups = [Group(list(module[0].parameters())), Group(list(module[2].parameters()), lr=0.08)]
+    groups = [ParameterGroup(list(module[0].parameters())), ParameterGroup(list(module[2].parameters()), lr=0.08)]
     subject.fit(module, 3, parameters=groups)
     for name, tensor in module.state_dict().items():
         rate = 0.125 if name.startswith("0") else 0.02
@@ -55,7 +55,7 @@ def test_two_learning_rates_in_one_call():
 
 def test_a_group_has_momentum_and_weight_decay_of_its_own():
     module = make()
-    groups = [Group([module[0].weight], momentum=0.5, weight_decay=0.1), Group([module[0].bias])]
+    groups = [ParameterGroup([module[0].weight], momentum=0.5, weight_decay=0.1), ParameterGroup([module[0].bias])]
     made = make_optimizer(RunConfig(optimizer="sgd", lr=0.1, momentum=0.9, weight_decay=0.01), groups, 1)
     assert [(g["momentum"], g["weight_decay"]) for g in made.param_groups] == [(0.5, 0.1), (0.9, 0.01)]
     made = make_optimizer(RunConfig(optimizer="adam", lr=0.1), groups, 1)
@@ -63,7 +63,7 @@ def test_a_group_has_momentum_and_weight_decay_of_its_own():
 
 
 def test_no_parameter_is_refused():
-    for nobody in ([], [Group([])]):
+    for nobody in ([], [ParameterGroup([])]):
         with pytest.raises(ValueError, match="empty parameter list"):
             make_optimizer(RunConfig(optimizer="sgd", lr=0.1), nobody, 1)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sepal.client.steps import SGD, Adam
+from sepal.client.sgd_adam import SGD, Adam
 
 WITHOUT = """
 import sys

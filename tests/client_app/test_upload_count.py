@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from sepal.cli.main import app
 from sepal.client.training import Trainer
-from sepal.client_app.allowance import Allowance
 from sepal.client_app.app import handle
 from sepal.client_app.build import Node
+from sepal.client_app.upload_count import UploadCount
 from sepal.engines.flower import rejoining
 from sepal.errors import ConfigError, ModelError, ProtocolError, SepalError, StateError
 from sepal.protocol.flower.replies import enter_run
@@ -80,16 +80,16 @@ def test_without_noise_uploads_are_bounded_too(train):
 
 def test_a_line_that_a_power_failure_cut_counts(tmp_path):
     path = tmp_path / "uploads" / "sent"
-    Allowance(path).spend("run 1-x")
+    UploadCount(path).spend("run 1-x")
     path.write_bytes(b"run 1-")
     with pytest.raises(ProtocolError):
-        Allowance(path, 1).spend("run 2-x")
-    Allowance(path, 2).spend("run 2-x")
+        UploadCount(path, 1).spend("run 2-x")
+    UploadCount(path, 2).spend("run 2-x")
     assert path.read_bytes() == b"run 1-\nrun 2-x\n"
 
 
 def test_of_many_at_once_none_is_one_too_many(tmp_path):
-    allowance, refused = Allowance(tmp_path / "uploads" / "a", 5), []
+    allowance, refused = UploadCount(tmp_path / "uploads" / "a", 5), []
 
     def spend(number):
         try:
@@ -108,7 +108,7 @@ def test_of_many_at_once_none_is_one_too_many(tmp_path):
 
 def test_a_request_that_gives_another_upload_is_charged_again(tmp_path):
     """As on a GPU. The first upload of a request costs nothing beyond the request."""
-    allowance = Allowance(tmp_path / "uploads" / "a", 2)
+    allowance = UploadCount(tmp_path / "uploads" / "a", 2)
     for line in ("run request", "run request one", "run request", "run request one", "run request two"):
         allowance.spend(line)
     for line in ("run request three", "run other"):
@@ -144,7 +144,7 @@ def test_a_link_in_place_of_the_count_is_not_followed(tmp_path):
     (tmp_path / "other").write_text("")
     (tmp_path / "uploads" / "a").symlink_to(tmp_path / "other")
     with pytest.raises(StateError, match="no symbolic link"):
-        Allowance(tmp_path / "uploads" / "a").spend("x")
+        UploadCount(tmp_path / "uploads" / "a").spend("x")
     assert (tmp_path / "other").read_text() == ""
 
 

@@ -21,7 +21,7 @@ from sepal.storage.files import check_owner, make_directory
 
 
 @dataclass(frozen=True)
-class Allowance:
+class UploadCount:
     """The uploads of one client, in lines of a file next to its states.
 
     A line ``RUN REQUEST`` or ``RUN UPLOAD`` is one upload. ``RUN REQUEST UPLOAD`` names the upload of a request; a
