@@ -21,7 +21,7 @@ import numpy as np
 
 from experiments.paper.differences import MODELS, difference_tables
 from experiments.paper.figures import figures
-from experiments.paper.further import (
+from experiments.paper.some_runs import (
     Found,
     Group,
     by_capacity,

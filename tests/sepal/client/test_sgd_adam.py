@@ -14,7 +14,7 @@ from sepal.client.sgd_adam import SGD, Adam
 WITHOUT = """
 import sys
 from sepal.strategies.assembly import assemble
-from tests.sepal.client.test_steps import one_fit
+from tests.sepal.client.test_sgd_adam import one_fit
 one_fit()
 print(",".join(name for name in ("torch._dynamo", "sympy", "sklearn", "torchvision") if name in sys.modules))
 """
