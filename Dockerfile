@@ -36,6 +36,7 @@ COPY client_app client_app
 COPY server_app server_app
 COPY engines engines
 COPY study study
+COPY api api
 COPY cli cli
 RUN pip install --no-deps --force-reinstall .
 

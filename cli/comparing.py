@@ -38,25 +38,17 @@ def compare(
         from sepal.cli.markdown import write_markdown
         from sepal.cli.progress import PlanDisplay
         from sepal.cli.tables import print_comparison
-        from sepal.study.comparison import read_comparison, write_index
+        from sepal.study.comparison import read_comparison
         from sepal.study.plans.model import PlanFile
-        from sepal.study.plans.plan import check_keys, read_plan
-        from sepal.study.plans.rates import rate_notes
-        from sepal.study.plans.trials import Executor, chosen, failures, in_stages, tried, without_result
+        from sepal.study.plans.plan import read_plan
+        from sepal.study.plans.trials import run_plan
 
     found: PlanFile = read_plan(plan, tune)
-    runs = list(found.runs())
-    check_keys(plan.name, runs)
     place = (out or Path("runs") / f"{plan.stem}{'-tuned' * found.tune}").absolute()
-    limit = found.hours if hours is None else hours
-    notes = iter([rate_notes(found, runs)])  # shown once
     displays = partial(PlanDisplay, Console(stderr=True))
-    execute = Executor(place, lambda: displays(next(notes, ())), jobs, workers, limit)
-    failed = in_stages(found, "", place, execute)
-    runs = list(found.runs(chosen=chosen(found, place, failures(place))))
-    write_index(found, runs, place, rate_notes(found, runs), tried(found, place, failures(place)))
+    done = run_plan(found, place, displays, jobs=jobs, workers=workers, hours=hours)
     written = []
-    if len(failed) < len(runs):
+    if len(done.failed) < len(done.runs):
         comparison = read_comparison([str(place)])
         print_comparison(Console(), comparison)
         written.append(write_csv(list(by_variant(comparison)), place / "comparison.csv"))
@@ -65,8 +57,8 @@ def compare(
             written += _write_html(place)
     for path in written:
         typer.echo(f"written to {path}")
-    if bad := without_result(found, runs, failed):
-        raise SepalError(str(plan), f"{len(runs)} runs that end", f"{len(bad)} that failed, the first: {bad[0]}")
+    if bad := done.lost:
+        raise SepalError(str(plan), f"{len(done.runs)} runs that end", f"{len(bad)} that failed, the first: {bad[0]}")
 
 
 def _write_html(place: Path) -> list[Path]:

@@ -6,16 +6,21 @@ Worker processes, SuperNodes and their ClientApp processes inherit it. Each proc
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
+import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sepal.errors import SepalError
 
 VARIABLE = "SEPAL_USER_PATH"
+DEFINED = "defined_in_this_session"  # stands for a module
+_functions: dict[str, bytes] = {}  # name → the function, by cloudpickle
+_loaded: dict[str, Callable[..., Any]] = {}
 
 
 def directories() -> list[str]:
@@ -47,6 +52,8 @@ def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
     module, colon, name = target.partition(":")
     if not (module and colon and name):
         raise error(key, "package.module:function", target)
+    if module == DEFINED:
+        return _defined(key, name, error)
     sys.path.extend(directory for directory in directories() if directory not in sys.path)
     try:
         found: Any = getattr(importlib.import_module(module), name)
@@ -56,3 +63,41 @@ def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
         raise error(key, f"{target} to be a function", type(found).__name__)
     function: Callable[..., Any] = found
     return function
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return ``package.module:function`` for a function; one of a notebook's cell, a lambda or a closure is kept here.
+
+    It is kept by value, under the digest of its code and what it refers to. Worker processes, and the processes of a
+    comparison's runs, get it from :func:`exported`; a deployment cannot use it, because its clients have no such code.
+    """
+    module, name = function.__module__, function.__qualname__
+    found: Any = sys.modules.get(module) if module != "__main__" else None
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is function:
+        return f"{module}:{name}"
+    import cloudpickle
+
+    content: bytes = cloudpickle.dumps(function)
+    label = f"{function.__name__.strip('<>')}_{hashlib.sha256(content).hexdigest()[:12]}"
+    _functions[label], _loaded[label] = content, function
+    return f"{DEFINED}:{label}"
+
+
+def exported() -> Mapping[str, bytes]:
+    """Return the functions that :func:`name_of` has kept, for a process of this one."""
+    return dict(_functions)
+
+
+def receive(functions: Mapping[str, bytes]) -> None:
+    """Take the functions that the parent process has :func:`exported`."""
+    _functions.update(functions)
+
+
+def _defined(key: str, name: str, error: type[SepalError]) -> Callable[..., Any]:
+    if name not in _loaded:
+        if name not in _functions:
+            raise error(key, "a function of this session (run it again from the notebook that defined it)", name)
+        _loaded[name] = pickle.loads(_functions[name])  # from the process that started this one
+    return _loaded[name]

@@ -7,6 +7,7 @@ closed and the run ends at once. It can be continued from its last checkpoint, a
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from pathlib import Path
 from threading import Thread
@@ -22,9 +23,12 @@ def main() -> None:
     config, out, workers = sys.argv[1:]
     Thread(target=_end_with_parent, daemon=True).start()
     user_modules.enable(Path.cwd())
+    from sepal.study.plans.execute import FUNCTIONS
     from sepal.study.run import execute, prepare
     from sepal.study.run_keys import read_file
 
+    functions = Path(config).parent / FUNCTIONS
+    user_modules.receive(pickle.loads(functions.read_bytes()))  # of the process that started this one
     try:
         execute(prepare({**read_file(Path(config)), "out": out}, Path.cwd()), int(workers))
     except SepalError as error:

@@ -21,6 +21,7 @@ from sepal.engines.flower.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (
+    "api",
     "cli",
     "study",
     "client_app",

@@ -11,9 +11,9 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
 from multiprocessing.connection import Connection, wait
@@ -41,6 +41,7 @@ class WorkerSetup:
     assembly: Assembly
     directory: Path
     limit: int
+    functions: Mapping[str, bytes] = field(default_factory=user_modules.exported)
 
 
 def serve(connection: Connection, setup: WorkerSetup) -> None:
@@ -51,6 +52,7 @@ def serve(connection: Connection, setup: WorkerSetup) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops its workers
     enter_run()
     user_modules.enable()
+    user_modules.receive(setup.functions)
     os.environ["OMP_NUM_THREADS"] = str(setup.assembly.task.config.threads)
     clients = Clients(setup.assembly, setup.directory, setup.limit)
     inbox: SimpleQueue[tuple[str, Any]] = SimpleQueue()

@@ -10,11 +10,14 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from sepal.storage.files import write_atomically
-from sepal.study.comparison import Tried
+from sepal.study.comparison import Tried, write_index
 from sepal.study.plans.execute import Display, execute
 from sepal.study.plans.model import Block, Chosen, PlanFile, PlannedRun, cell_name
+from sepal.study.plans.plan import check_keys
+from sepal.study.plans.rates import rate_notes
 from sepal.study.plans.search import mean_of_trials, validation
 from sepal.study.run_keys import Value
 
@@ -149,6 +152,53 @@ class Executor:
         known = set(failures(self._out)) - {run.name for run in runs} | set(failed)
         write_atomically(self._out / FAILED, "".join(f"{name}\n" for name in sorted(known)).encode())
         return failed
+
+
+class Done(NamedTuple):
+    """What became of a plan's runs.
+
+    Attributes:
+        runs: The plan's runs, with what trials have chosen.
+        failed: Those that failed.
+        lost: Those of them that leave a variant without a result.
+    """
+
+    runs: list[PlannedRun]
+    failed: list[str]
+    lost: list[str]
+
+
+def run_plan(
+    plan: PlanFile,
+    out: Path,
+    displays: Callable[[Sequence[str]], Display],
+    *,
+    jobs: int = 0,
+    workers: int = 0,
+    hours: float | None = None,
+) -> Done:
+    """Execute the missing runs of a plan under ``out``, and write the list of its runs there.
+
+    Args:
+        plan: The plan.
+        out: Directory of run directories.
+        displays: Returns a display for each list of runs; its argument are lines to show first, once.
+        jobs: As for :func:`sepal.study.plans.execute.execute`.
+        workers: As there.
+        hours: No run is started after this many hours; None for the plan's own limit.
+
+    Raises:
+        ConfigError: A key is unknown or invalid, or ``out`` has a run of the same name with other keys.
+    """
+    runs = list(plan.runs())
+    check_keys(plan.title, runs)
+    notes = iter([rate_notes(plan, runs)])
+    limit = plan.hours if hours is None else hours
+    execute = Executor(out, lambda: displays(next(notes, ())), jobs, workers, limit)
+    failed = in_stages(plan, "", out, execute)
+    runs = list(plan.runs(chosen=chosen(plan, out, failures(out))))
+    write_index(plan, runs, out, rate_notes(plan, runs), tried(plan, out, failures(out)))
+    return Done(runs, failed, without_result(plan, runs, failed))
 
 
 def failures(out: Path) -> list[str]:
