@@ -44,9 +44,11 @@ def serve(
         from sepal.engines.flower.registration import Registry
         from sepal.engines.flower.submission import alone, run_bundle
         from sepal.engines.flower.unpacking import clear
+        from sepal.protocol.flower.versions import require_supported
         from sepal.storage.home import private_home
         from sepal.strategies.assembly import assemble
 
+    require_supported()
     flat = gather_to_serve(config, sets or [], name, out)
     assemble(flat)  # reports bad keys before any process is started
     credentials = ServerCredentials.of(certs) if certs else None

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sepal.config import RunConfig
 from sepal.config.agreement import disagreement
 from sepal.errors import DataError, ProtocolError, RosterError, SepalError
 from sepal.protocol.messages import Reply
@@ -239,6 +240,12 @@ def draw_novel(roster: Mapping[str, ClientInfo], share: float, seed: int) -> lis
     count = min(len(names) - 1, max(1, math.floor(share * len(names) + 0.5)))
     drawn = derive(seed, "novel").choice(len(names), count, replace=False)
     return sorted(names[number] for number in drawn)
+
+
+def draw_spare(others: Collection[str], config: RunConfig, round_number: int) -> list[str]:
+    """Return who of ``others`` is asked beyond ``clients-per-round`` (``oversample``), sorted."""
+    more = math.ceil(round(config.clients_per_round * (config.oversample - 1), 6))
+    return sample(list(others), more, config.seed, round_number, "oversample") if more else []
 
 
 def sample(names: Sequence[str], count: int, seed: int, round: int, purpose: str = "sample") -> list[str]:

@@ -8,6 +8,7 @@ server algorithm (:mod:`sepal.protocol.method`) decides what is sent and how upl
 from __future__ import annotations
 
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -267,10 +268,17 @@ class SepalStrategy(Strategy):
         self._connections.silent = {**known, **silent}
         return replies
 
-    def _deliver(self, timeout: float, nodes: Sequence[int], compose: Compose, take: Take) -> dict[int, str]:
+    def _deliver(
+        self,
+        timeout: float,
+        nodes: Sequence[int],
+        compose: Compose,
+        take: Take,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> dict[int, str]:
         if self._exchange is None:
             raise RoundError("grid", "start() to be called first", "no grid")
-        return self._exchange.deliver(nodes, compose, str(self._progress.round + 1), timeout, take)
+        return self._exchange.deliver(nodes, compose, str(self._progress.round + 1), timeout, take, enough)
 
     # One round
 
@@ -286,14 +294,17 @@ class SepalStrategy(Strategy):
         joined = [infos[name] for name in sorted(infos.keys() - others)]
         stores = {client.name: self._connections.stores[client.name] for client in joined}
         start = self._start(self._progress.round + 1, joined, stores)
-        round = Round(start, self.task, self.store, joined, stores, self._connections.evicted)
-        deadline = time.monotonic() + self.config.timeout
+        hurries = not isinstance(grid, LocalGrid)
+        round = Round(start, self.task, self.store, joined, stores, self._connections.evicted, hurries)
+        begun, patience = time.monotonic(), self.config.deadline or math.inf
+        deadline = begun + self.config.timeout
+        settled: Callable[[], bool] = lambda: round.settle(time.monotonic() - begun > patience)  # noqa: E731
         while True:
             remaining = max(1.0, deadline - time.monotonic())
-            round.send(self._connections.nodes, partial(self._deliver, remaining))
+            round.send(self._connections.nodes, partial(self._deliver, remaining, enough=settled))
             self._note_evicted()
             round.evict(self._connections.evicted)
-            if not round.waiting or self.config.on_missing == "skip" or time.monotonic() > deadline:
+            if settled() or self.config.on_missing == "skip" or time.monotonic() > deadline:
                 break
             time.sleep(self._pause)
             self._refresh(grid)
@@ -301,10 +312,10 @@ class SepalStrategy(Strategy):
         for node, late in self._exchange.latecomers() if self._exchange else []:
             round.note_late(names.get(node, f"node {node}"), late)
         record = round.record(self._spent)
-        begun = time.monotonic()
+        ended = time.monotonic()
         self.store.commit(record)
         self._finish(record, start, round.uploads)
-        self._spent = time.monotonic() - begun
+        self._spent = time.monotonic() - ended
 
     def _refresh(self, grid: Grid) -> None:
         self._note_evicted()
