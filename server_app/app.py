@@ -55,7 +55,8 @@ class RoundLog:
     def opened(self, progress: RunState, total: int) -> None:
         """Log the number of clients and rounds."""
         self._total = total
-        log.info("%d clients, from round %d of %d", len(progress.roster), progress.round + 1, total)
+        who = f"{len(progress.roster)} clients" if progress.roster else "clients to be drawn"
+        log.info("%s, from round %d of %d", who, progress.round + 1, total)
 
     def round(self, progress: RunState, record: RoundRecord, line: Mapping[str, Any]) -> None:
         """Log the round's accuracy, bytes and time."""

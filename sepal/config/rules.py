@@ -38,6 +38,10 @@ def _check_round(config: RunConfig) -> None:
         raise ConfigError("clients-per-round", f"at most clients = {config.clients}", config.clients_per_round)
     if config.oversample > 1 and not config.clients_per_round:
         raise ConfigError("oversample", "1 with clients-per-round = 0, which asks all", config.oversample)
+    if config.roster == "drawn" and not config.clients_per_round:
+        raise ConfigError("roster", "closed or open with clients-per-round = 0, which asks all", config.roster)
+    if config.roster == "drawn" and config.novel_clients:
+        raise ConfigError("roster", "closed or open with novel-clients, who are drawn from all", config.roster)
     if config.deadline > config.timeout:
         raise ConfigError("deadline", f"at most timeout = {config.timeout:g}", config.deadline)
     asked = config.clients_per_round or config.clients

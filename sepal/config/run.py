@@ -131,9 +131,11 @@ class RunConfig(Settings):
     on_missing: Literal["retry", "skip"] = Field(
         "retry", description="if a client does not reply: ask again, or continue without it"
     )
-    roster: Literal["closed", "open"] = Field(
+    roster: Literal["closed", "open", "drawn"] = Field(
         "closed",
-        description="closed: no client may join after the start; open (or clients = 0): any may, between rounds",
+        description="closed: no client may join after the start; open (or clients = 0): any may, between rounds; "
+        "drawn: up to clients may, and each joins when it is first drawn, so that a round starts at once with many "
+        "clients (in process as closed)",
     )
     max_update_norm: float = Field(
         0.0,

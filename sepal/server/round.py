@@ -23,7 +23,7 @@ from sepal.protocol.views import CLOSING_VIEWS, VIEWS, check_counts, further_vie
 from sepal.server.downloads import Downloads, most_message_bytes, room
 from sepal.server.exchange import Compose, Take
 from sepal.server.ledger import LedgerEntry, check_size, message_bytes
-from sepal.server.roster import draw_spare, sample
+from sepal.server.roster import sample, sample_spare
 from sepal.server.run_state import RoundRecord, RoundStart
 from sepal.server.run_store import RunStore
 from sepal.server.uploads import RoundUploads
@@ -54,6 +54,7 @@ class Round:
         joined: Clients that join the roster in this round.
         stores: Identity of each new client's state store.
         evicted: Clients that are not asked.
+        drawn: Who trains, if it was drawn already (``roster = "drawn"``); the last of them are spare.
         hurries: Whether it goes on without the late: ``oversample`` and ``deadline`` apply.
     """
 
@@ -65,6 +66,7 @@ class Round:
         joined: Sequence[ClientInfo] = (),
         stores: Mapping[str, str] | None = None,
         evicted: Collection[str] = (),
+        drawn: Sequence[str] | None = None,
         hurries: bool = False,
     ) -> None:
         self._start, self._store, self._config = start, store, task.config
@@ -82,6 +84,7 @@ class Round:
         self._away: set[str] = set()
         every = task.config.evaluate_every
         self.full = start.closing or bool(every and start.plan.round % every == 0)
+        self._drawn = drawn
         self._hurries = hurries and not start.closing
         self._spare: frozenset[str] = frozenset()
         self._late: dict[str, str] = {}
@@ -100,19 +103,28 @@ class Round:
             del self._failed[name]
 
     def _plan_requests(self) -> dict[str, Request]:
-        plan, config, state = self._plan, self._config, self._start.state
+        plan, state = self._plan, self._start.state
         if self._start.closing:
             return {name: self._request(name, trains=True) for name in self._evaluated(state.members)}
         if plan.who == "none":
             return {}
         everybody = state.participants
-        drawn = everybody if plan.who == "all" else sample(everybody, config.clients_per_round, config.seed, plan.round)
-        if self._hurries and plan.who == "sampled" and not self.full:
-            self._spare = frozenset(draw_spare(set(everybody) - set(drawn), config, plan.round))
+        drawn = list(everybody)
+        if plan.who == "sampled":
+            drawn, spare = self._draw(everybody)
+            self._spare = frozenset(spare if self._hurries and not self.full else ())
             drawn = sorted({*drawn, *self._spare})
         trained = set(drawn)
         asked = sorted(trained | set(self._evaluated(everybody))) if self.full else drawn
         return {name: self._request(name, name in trained) for name in asked}
+
+    def _draw(self, everybody: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return who is asked to train, and who beyond ``clients-per-round``."""
+        config, number = self._config, self._plan.round
+        if self._drawn is not None:
+            return list(self._drawn[: config.clients_per_round]), list(self._drawn[config.clients_per_round :])
+        drawn = sample(everybody, config.clients_per_round, config.seed, number)
+        return drawn, sample_spare(set(everybody) - set(drawn), config, number)
 
     def _evaluated(self, names: Sequence[str]) -> list[str]:
         """Return which of ``names`` a full evaluation asks: all, or ``evaluate-clients`` of them."""

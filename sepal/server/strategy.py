@@ -26,11 +26,12 @@ from sepal.protocol.messages import Content, Order, Reply, read_reply, write_ord
 from sepal.protocol.method import ClientInfo, Kind, Method, Plan, Task
 from sepal.protocol.threads import set_threads
 from sepal.server.downloads import largest_reply, most_message_bytes
+from sepal.server.drawing import Draw, await_nodes, newly
 from sepal.server.exchange import Compose, Exchange, LocalGrid, Take
 from sepal.server.ledger import check_size
 from sepal.server.observer import Observer
 from sepal.server.report import Report, metrics_line
-from sepal.server.roster import PATIENCE, Connections, draw_novel, wait
+from sepal.server.roster import PATIENCE, Connections, draw_novel, spare, wait
 from sepal.server.round import Round
 from sepal.server.rules import check_replies, require_capacity
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, admit, advance, start_round
@@ -198,32 +199,45 @@ class SepalStrategy(Strategy):
             found.fits = lambda client: self.algorithm.upload_schema(self._progress.server, client, second)
         found.stores.update(progress.stores)
         self._pin_data()
+        nodes: Callable[[], list[int]] = lambda: list(grid.get_node_ids())  # noqa: E731
+        if self._draws(grid):
+            found.least, found.most = require_capacity(self._method, config.width, progress.roster), config.clients
+            await_nodes(nodes, config.clients_per_round, config.timeout)
+            if self._fresh:
+                self._begin(progress)
+            return
         needed: Sequence[str] | int = config.clients if self._fresh else progress.members
         enough = 0 if config.on_missing == "retry" else min(config.min_replies, len(progress.members))
         if not self._fresh:  # an unknown client that cannot hold the model must not stop a resumed run
             found.least = require_capacity(self._method, config.width, progress.roster)
             self._close_roster()
-        nodes: Callable[[], list[int]] = lambda: list(grid.get_node_ids())  # noqa: E731
         wait(found, nodes, self._ask, needed, config.timeout, self._settle, enough, self._note_evicted)
         if self._fresh:
             found.least = require_capacity(self._method, config.width, found.infos)
             joined = [found.infos[name] for name in sorted(found.infos)]
             novel = tuple(draw_novel(found.infos, config.novel_clients, config.seed))
             check_replies(config, len(joined) - len(novel))
-            self._progress = admit(self.algorithm, replace(progress, novel=novel), joined, dict(found.stores))
-            self.store.checkpoint(self._progress)
-            self._fresh = False
+            self._begin(admit(self.algorithm, replace(progress, novel=novel), joined, dict(found.stores)))
             self._close_roster()
             self._pin_data()
-            for observer in self._observers:
-                observer.opened(self._progress, config.rounds)
+
+    def _begin(self, progress: RunState) -> None:
+        """Write a new run's first checkpoint."""
+        self._progress, self._fresh = progress, False
+        self.store.checkpoint(progress)
+        for observer in self._observers:
+            observer.opened(progress, self.config.rounds)
+
+    def _draws(self, grid: Grid) -> bool:
+        """Return whether clients are asked who they are when they are first drawn. In process, asking costs nothing."""
+        return self.config.roster == "drawn" and not isinstance(grid, LocalGrid)
 
     def _pin_data(self) -> None:
         self._connections.data = {name: client.data for name, client in self._progress.roster.items()}
 
     def _close_roster(self) -> None:
         """From now on, admit only the clients of the roster, unless it is open."""
-        if self.config.clients and self.config.roster == "closed":
+        if self.config.clients and self.config.roster != "open":
             self._connections.invited = frozenset(self._progress.roster)
 
     def _note_evicted(self) -> frozenset[str]:
@@ -289,13 +303,17 @@ class SepalStrategy(Strategy):
         return start_round(self.algorithm, self._progress, plan, closing, joined, stores)
 
     def _round(self, grid: Grid) -> None:
-        self._refresh(grid)
+        drawn = self._draw(grid) if self._draws(grid) else None
+        present = list(grid.get_node_ids())
+        self._refresh(grid, None if drawn is None else present)
         infos, others = self._connections.infos, self._progress.roster.keys() | self._connections.evicted
         joined = [infos[name] for name in sorted(infos.keys() - others)]
         stores = {client.name: self._connections.stores[client.name] for client in joined}
         start = self._start(self._progress.round + 1, joined, stores)
         hurries = not isinstance(grid, LocalGrid)
-        round = Round(start, self.task, self.store, joined, stores, self._connections.evicted, hurries)
+        round = Round(start, self.task, self.store, joined, stores, self._connections.evicted, drawn, hurries)
+        if drawn is not None and round.waiting - self._connections.nodes.keys():  # after a restart of the server
+            self._refresh(grid)
         begun, patience = time.monotonic(), self.config.deadline or math.inf
         deadline = begun + self.config.timeout
         settled: Callable[[], bool] = lambda: round.settle(time.monotonic() - begun > patience)  # noqa: E731
@@ -307,7 +325,7 @@ class SepalStrategy(Strategy):
             if settled() or self.config.on_missing == "skip" or time.monotonic() > deadline:
                 break
             time.sleep(self._pause)
-            self._refresh(grid)
+            self._refresh(grid, None if drawn is None or round.full else present)
         names = self._connections.names
         for node, late in self._exchange.latecomers() if self._exchange else []:
             round.note_late(names.get(node, f"node {node}"), late)
@@ -317,9 +335,30 @@ class SepalStrategy(Strategy):
         self._finish(record, start, round.uploads)
         self._spent = time.monotonic() - ended
 
-    def _refresh(self, grid: Grid) -> None:
+    def _refresh(self, grid: Grid, before: Sequence[int] | None = None) -> None:
+        """Ask the nodes that are not known yet; with ``before``, only those that have come since."""
         self._note_evicted()
-        for refusal in self._connections.refresh(list(grid.get_node_ids()), self._ask):
+        online = list(grid.get_node_ids())
+        self._warn(self._connections.refresh(online, self._ask, None if before is None else newly(online, before)))
+
+    def _draw(self, grid: Grid) -> list[str]:
+        """Draw the round's clients from the nodes, the spare ones last; nobody if the round draws nobody."""
+        self._note_evicted()
+        config, number = self.config, self._progress.round + 1
+        if number > config.rounds or self._stopping.stopped or self.algorithm.plan(number).who != "sampled":
+            return []
+        wanted = config.clients_per_round
+        least = wanted if config.on_missing == "retry" else config.min_replies
+        how = Draw(config.seed, wanted + spare(config), least, config.timeout, self._pause)
+        names, refusals = how.clients(self._connections, lambda: list(grid.get_node_ids()), self._ask, number)
+        self._warn(refusals)
+        known = self._progress.roster.keys()
+        log.info("round %d: %d clients drawn, %d for the first time", number, len(names), len(set(names) - known))
+        return names
+
+    @staticmethod
+    def _warn(refusals: Sequence[SepalError]) -> None:
+        for refusal in refusals:
             log.warning("refused: %s", refusal)
 
     def _finish(self, record: RoundRecord, start: RoundStart, uploads: RoundUploads) -> None:
