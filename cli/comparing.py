@@ -26,6 +26,7 @@ def compare(
     tune: Annotated[
         bool, typer.Option("--tune", help="First search each method's rate on validation data (tune = true).")
     ] = False,
+    mlflow: Annotated[str, typer.Option(metavar="URI", help="Log the runs to MLflow: a server or directory.")] = "",
 ) -> None:
     """Run the missing runs of methods × settings × seeds, and show all side by side.
 
@@ -43,7 +44,9 @@ def compare(
         from sepal.cli.plans.trials import Executor, chosen, failures, in_stages, tried, without_result
         from sepal.cli.progress import PlanDisplay
         from sepal.cli.tables import print_comparison
+        from sepal.cli.tracking import check_mlflow, log_runs
 
+    check_mlflow(mlflow)
     found: PlanFile = read_plan(plan, tune)
     runs = list(found.runs())
     check_keys(plan.name, runs)
@@ -65,6 +68,8 @@ def compare(
             written += _write_html(place)
     for path in written:
         typer.echo(f"written to {path}")
+    if mlflow:
+        typer.echo(log_runs(mlflow, place.name, [place / run.name for run in runs]))
     if bad := without_result(found, runs, failed):
         raise SepalError(str(plan), f"{len(runs)} runs that end", f"{len(bad)} that failed, the first: {bad[0]}")
 
