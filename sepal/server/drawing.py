@@ -10,12 +10,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flwr.app import RecordDict
 
 from sepal.errors import RosterError, RoundError, SepalError
+from sepal.protocol.messages import Content, Order, Reply, write_order
+from sepal.protocol.method import Kind
 from sepal.rng import derive
+from sepal.server.exchange import Compose, Take
 from sepal.server.roster import Ask, Connections
+from sepal.server.round import Deliver
 
 log = logging.getLogger("sepal")
 
@@ -78,12 +84,16 @@ class Draw:
                 raise RoundError(f"round {round}", f"{self.least} clients within {self.timeout:g} s", len(names))
             time.sleep(self.pause)
 
+    def order(self, online: Sequence[int], round: int) -> list[int]:
+        """Return the nodes in the order in which ``round`` draws them."""
+        nodes = sorted(online)
+        return [nodes[number] for number in derive(self.seed, "draw", round).permutation(len(nodes))]
+
     def _once(
         self, connections: Connections, online: Sequence[int], ask: Ask, round: int, refusals: list[SepalError]
     ) -> list[str]:
         """Draw nodes uniformly, ask those that are new together, and draw on for those that cannot take part."""
-        nodes = sorted(online)
-        left = [nodes[number] for number in derive(self.seed, "draw", round).permutation(len(nodes))]
+        left = self.order(online, round)
         drawn: list[str] = []
         while left and len(drawn) < self.count:
             missing = self.count - len(drawn)
@@ -92,6 +102,49 @@ class Draw:
             names = {node: name for name, node in connections.nodes.items()}
             drawn += [names[node] for node in some if node in names]
         return drawn
+
+
+@dataclass
+class Ahead:
+    """Nodes that the next round will draw and that were never asked: they are asked while this round trains.
+
+    Otherwise each round would first wait until its new clients have looked for messages.
+
+    Attributes:
+        read: Returns a node's answer from the content of its reply to an order.
+        asked: Node id to the order that it has not answered yet.
+        answers: Node id to its answer.
+    """
+
+    read: Callable[[int, Order, RecordDict], Reply | SepalError]
+    asked: dict[int, Order] = field(default_factory=dict)
+    answers: dict[int, Reply | SepalError] = field(default_factory=dict)
+
+    def note(self, node: int, content: RecordDict) -> bool:
+        """Keep a node's answer; return whether it was asked."""
+        order = self.asked.pop(node, None)
+        if order is not None:
+            self.answers[node] = self.read(node, order, content)
+        return order is not None
+
+    def take(self, nodes: Sequence[int]) -> dict[int, Reply | SepalError]:
+        """Return the answers that ``nodes`` have given, once."""
+        return {node: self.answers.pop(node) for node in nodes if node in self.answers}
+
+    def beside(self, deliver: Deliver, nodes: Sequence[int], order: Order) -> Deliver:
+        """Return a ``deliver`` that also asks ``nodes`` who they are."""
+        records = write_order(order, Content())
+
+        def both(others: Sequence[int], compose: Compose, take: Take) -> Mapping[int, str]:
+            self.asked |= dict.fromkeys(nodes, order)
+            missing = deliver(
+                [*nodes, *others],  # questions are small
+                lambda node: (Kind.QUERY, records) if node in nodes else compose(node),
+                lambda node, content: None if self.note(node, content) else take(node, content),
+            )
+            return {node: reason for node, reason in missing.items() if node not in nodes}
+
+        return both
 
 
 def newly(online: Sequence[int], before: Collection[int]) -> list[int]:

@@ -26,13 +26,13 @@ from sepal.protocol.messages import Content, Order, Reply, read_reply, write_ord
 from sepal.protocol.method import ClientInfo, Kind, Method, Plan, Task
 from sepal.protocol.threads import set_threads
 from sepal.server.downloads import largest_reply, most_message_bytes
-from sepal.server.drawing import Draw, await_nodes, newly
+from sepal.server.drawing import Ahead, Draw, await_nodes, newly
 from sepal.server.exchange import Compose, Exchange, LocalGrid, Take
 from sepal.server.ledger import check_size
 from sepal.server.observer import Observer
 from sepal.server.report import Report, metrics_line
 from sepal.server.roster import PATIENCE, Connections, draw_novel, spare, wait
-from sepal.server.round import Round
+from sepal.server.round import Deliver, Round
 from sepal.server.rules import check_replies, require_capacity
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, admit, advance, start_round
 from sepal.server.run_store import MemoryRunStore, RunStore
@@ -74,6 +74,7 @@ class SepalStrategy(Strategy):
         weights = digest_arrays(task.start)
         self._connections = Connections(weights, agreed, tell=self._tell)
         self._exchange: Exchange | None = None
+        self._ahead = Ahead(self._read_answer)
         stored = self.store.latest()
         if stored and stored.weights != weights:
             expected = f"digest {stored.weights[:12]}, with which the run was started"
@@ -262,25 +263,32 @@ class SepalStrategy(Strategy):
 
     def _ask(self, nodes: Sequence[int], timeout: float = PATIENCE) -> dict[int, Reply | SepalError]:
         """Query nodes for the roster."""
-        order = Order(self._progress.run, Kind.QUERY, Plan(self._progress.round))
+        replies = self._ahead.take(nodes)
+        nodes = [node for node in nodes if node not in replies]
+        if not nodes:
+            return replies
+        order = self._query()
         records = write_order(order, Content())
-        replies: dict[int, Reply | SepalError] = {}
-        most = most_message_bytes(self.task)
 
         def take(node: int, content: RecordDict) -> None:
-            try:
-                check_size(content, most)
-                replies[node] = _answer_to(order, read_reply(content)[0])
-            except SepalError as reason:  # the name in a reported error is the node's own choice
-                reported = "error" in content.config_records
-                key = f"node {node}: {reason.key}" if reported else reason.key
-                replies[node] = type(reason)(key, reason.expected, reason.got)
+            replies[node] = self._read_answer(node, order, content)
 
         limit = min(timeout, self.config.timeout)
         silent = self._deliver(limit, nodes, lambda node: (Kind.QUERY, records), take)
         known = {node: reason for node, reason in self._connections.silent.items() if node not in nodes}
         self._connections.silent = {**known, **silent}
         return replies
+
+    def _query(self) -> Order:
+        return Order(self._progress.run, Kind.QUERY, Plan(self._progress.round))
+
+    def _read_answer(self, node: int, order: Order, content: RecordDict) -> Reply | SepalError:
+        try:
+            check_size(content, most_message_bytes(self.task))
+            return _answer_to(order, read_reply(content)[0])
+        except SepalError as reason:  # the name in a reported error is the node's own choice
+            key = f"node {node}: {reason.key}" if "error" in content.config_records else reason.key
+            return type(reason)(key, reason.expected, reason.got)
 
     def _deliver(
         self,
@@ -317,9 +325,12 @@ class SepalStrategy(Strategy):
         begun, patience = time.monotonic(), self.config.deadline or math.inf
         deadline = begun + self.config.timeout
         settled: Callable[[], bool] = lambda: round.settle(time.monotonic() - begun > patience)  # noqa: E731
+        upcoming = self._upcoming(present) if drawn else []
         while True:
             remaining = max(1.0, deadline - time.monotonic())
-            round.send(self._connections.nodes, partial(self._deliver, remaining, enough=settled))
+            deliver: Deliver = partial(self._deliver, remaining, enough=settled)
+            round.send(self._connections.nodes, self._ahead.beside(deliver, upcoming, self._query()))
+            upcoming = []
             self._note_evicted()
             round.evict(self._connections.evicted)
             if settled() or self.config.on_missing == "skip" or time.monotonic() > deadline:
@@ -328,7 +339,8 @@ class SepalStrategy(Strategy):
             self._refresh(grid, None if drawn is None or round.full else present)
         names = self._connections.names
         for node, late in self._exchange.latecomers() if self._exchange else []:
-            round.note_late(names.get(node, f"node {node}"), late)
+            if not self._ahead.note(node, late):
+                round.note_late(names.get(node, f"node {node}"), late)
         record = round.record(self._spent)
         ended = time.monotonic()
         self.store.commit(record)
@@ -344,17 +356,29 @@ class SepalStrategy(Strategy):
     def _draw(self, grid: Grid) -> list[str]:
         """Draw the round's clients from the nodes, the spare ones last; nobody if the round draws nobody."""
         self._note_evicted()
-        config, number = self.config, self._progress.round + 1
-        if number > config.rounds or self._stopping.stopped or self.algorithm.plan(number).who != "sampled":
+        number, how = self._progress.round + 1, self._how(self._progress.round + 1)
+        if how is None:
             return []
-        wanted = config.clients_per_round
-        least = wanted if config.on_missing == "retry" else config.min_replies
-        how = Draw(config.seed, wanted + spare(config), least, config.timeout, self._pause)
         names, refusals = how.clients(self._connections, lambda: list(grid.get_node_ids()), self._ask, number)
         self._warn(refusals)
         known = self._progress.roster.keys()
         log.info("round %d: %d clients drawn, %d for the first time", number, len(names), len(set(names) - known))
         return names
+
+    def _how(self, number: int) -> Draw | None:
+        """Return how round ``number`` draws its clients; None if it draws nobody."""
+        config = self.config
+        if number > config.rounds or self._stopping.stopped or self.algorithm.plan(number).who != "sampled":
+            return None
+        wanted = config.clients_per_round
+        least = wanted if config.on_missing == "retry" else config.min_replies
+        return Draw(config.seed, wanted + spare(config), least, config.timeout, self._pause)
+
+    def _upcoming(self, online: Sequence[int]) -> list[int]:
+        """Return the nodes that the next round will probably draw and that were never asked."""
+        number, known = self._progress.round + 2, set(self._connections.names)
+        how = self._how(number)
+        return [node for node in how.order(online, number)[: how.count] if node not in known] if how else []
 
     @staticmethod
     def _warn(refusals: Sequence[SepalError]) -> None:
