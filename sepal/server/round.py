@@ -95,6 +95,21 @@ class Round:
         self._evicted: set[str] = set()
         self.evict(evicted)
 
+    @property
+    def number(self) -> int:
+        """The round's number, from 1."""
+        return self._plan.round
+
+    @property
+    def phase(self) -> str:
+        """The phase of its plan, or ``closing``."""
+        return "closing" if self._start.closing else self._plan.phase
+
+    @property
+    def asked(self) -> int:
+        """How many clients it asks."""
+        return len(self._requests)
+
     def evict(self, names: Collection[str]) -> None:
         """Stop waiting for the clients ``names``; an upload that was accepted before counts."""
         self._evicted.update(names)

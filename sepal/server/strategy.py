@@ -36,6 +36,7 @@ from sepal.server.round import Deliver, Round
 from sepal.server.rules import check_replies, require_capacity
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, admit, advance, start_round
 from sepal.server.run_store import MemoryRunStore, RunStore
+from sepal.server.status import Status
 from sepal.server.stopping import Stopping
 from sepal.server.uploads import RoundUploads, replayed_uploads
 from sepal.storage.serialize import digest_arrays
@@ -75,6 +76,7 @@ class SepalStrategy(Strategy):
         self._connections = Connections(weights, agreed, tell=self._tell)
         self._exchange: Exchange | None = None
         self._ahead = Ahead(self._read_answer)
+        self._current: Round | None = None
         stored = self.store.latest()
         if stored and stored.weights != weights:
             expected = f"digest {stored.weights[:12]}, with which the run was started"
@@ -105,6 +107,14 @@ class SepalStrategy(Strategy):
     def report(self) -> Report:
         """The run's figures up to the last completed round."""
         return self._report
+
+    def status(self) -> Status:
+        """Return what the run is doing; may be called from any thread."""
+        round, progress = self._current, self._progress
+        present, roster = len(self._connections.nodes), len(progress.roster)
+        if round is None or progress.closed:
+            return Status(progress.round + 1, "closed" if progress.closed else "waiting", roster, present)
+        return Status(round.number, round.phase, roster, present, round.asked, len(round.waiting))
 
     def start(  # Flower's signature; arguments that do not apply are refused
         self,
@@ -322,6 +332,7 @@ class SepalStrategy(Strategy):
         round = Round(start, self.task, self.store, joined, stores, self._connections.evicted, drawn, hurries)
         if drawn is not None and round.waiting - self._connections.nodes.keys():  # after a restart of the server
             self._refresh(grid)
+        self._current = round
         begun, patience = time.monotonic(), self.config.deadline or math.inf
         deadline = begun + self.config.timeout
         settled: Callable[[], bool] = lambda: round.settle(time.monotonic() - begun > patience)  # noqa: E731
