@@ -1,4 +1,4 @@
-"""Prometheus and Grafana in Compose: the dashboard shows figures that exist, and only Grafana is published, on loopback."""
+"""Prometheus and Grafana in Compose: the dashboard shows figures that exist; only Grafana is published, on loopback."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ def test_every_panel_shows_a_figure_that_exists(tmp_path):
 
 
 def test_prometheus_asks_the_ports_that_the_services_serve():
-    jobs = {
-        j["job_name"]: j for j in yaml.safe_load((ROOT / "monitoring/prometheus.yml").read_text())["scrape_configs"]
-    }
+    found = yaml.safe_load((ROOT / "monitoring" / "prometheus.yml").read_text())
+    jobs = {job["job_name"]: job for job in found["scrape_configs"]}
     server = COMPOSE["superlink"]["environment"]["SEPAL_METRICS"].rpartition(":")[2]
     assert jobs["sepal-server"]["static_configs"][0]["targets"] == [f"superlink:{server}"]
     asked = jobs["sepal-clients"]["dns_sd_configs"][0]

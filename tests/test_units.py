@@ -24,10 +24,10 @@ def units():
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
 @pytest.mark.parametrize("name", ["sepal-server", "sepal-client"])
 def test_the_units_of_the_page_are_accepted(name, tmp_path):
-    program = Path(sys.executable).with_name("sepal")
+    program = sys.executable  # any that exists
     file = tmp_path / f"{name}.service"
-    file.write_text(units()[name].replace("/opt/sepal/bin/sepal", str(program)))
-    assert str(program) in file.read_text()
+    file.write_text(units()[name].replace("/opt/sepal/bin/sepal", program))
+    assert program in file.read_text()
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(file)], capture_output=True, text=True, check=False
     )
