@@ -27,7 +27,7 @@ RUN pip install -c constraints.txt ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_
 
 # The dependencies alone, so that a change of the code does not install them again.
 COPY pyproject.toml README.md LICENSE ./
-RUN pip install -c constraints.txt .
+RUN pip install -c constraints.txt ".[operate]"
 
 COPY sepal sepal
 COPY models models

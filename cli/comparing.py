@@ -26,6 +26,7 @@ def compare(
     tune: Annotated[
         bool, typer.Option("--tune", help="First search each method's rate on validation data (tune = true).")
     ] = False,
+    mlflow: Annotated[str, typer.Option(metavar="URI", help="Log the runs to MLflow: a server or directory.")] = "",
 ) -> None:
     """Run the missing runs of methods × settings × seeds, and show all side by side.
 
@@ -38,11 +39,13 @@ def compare(
         from sepal.cli.markdown import write_markdown
         from sepal.cli.progress import PlanDisplay
         from sepal.cli.tables import print_comparison
+        from sepal.cli.tracking import check_mlflow, log_runs
         from sepal.study.comparison import read_comparison
         from sepal.study.plans.model import PlanFile
         from sepal.study.plans.plan import read_plan
         from sepal.study.plans.trials import run_plan
 
+    check_mlflow(mlflow)
     found: PlanFile = read_plan(plan, tune)
     place = (out or Path("runs") / f"{plan.stem}{'-tuned' * found.tune}").absolute()
     displays = partial(PlanDisplay, Console(stderr=True))
@@ -57,6 +60,8 @@ def compare(
             written += _write_html(place)
     for path in written:
         typer.echo(f"written to {path}")
+    if mlflow:
+        typer.echo(log_runs(mlflow, place.name, [place / run.name for run in done.runs]))
     if bad := done.lost:
         raise SepalError(str(plan), f"{len(done.runs)} runs that end", f"{len(bad)} that failed, the first: {bad[0]}")
 

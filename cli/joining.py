@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from sepal.cli.app import app
-from sepal.cli.notices import starting, tell, tell_command, warn_of_plain_text
+from sepal.cli.notices import set_log, starting, tell, tell_command, warn_of_plain_text
 from sepal.errors import ConfigError, one_line
 
 
@@ -63,6 +63,13 @@ def join(
     no_accuracies: Annotated[
         bool, typer.Option("--no-accuracies", help="Evaluate no model for the server; of its figures send only costs.")
     ] = False,
+    metrics: Annotated[
+        str,
+        typer.Option(
+            metavar="[HOST:]PORT", help="Serve /metrics for Prometheus and /healthz; by default on 127.0.0.1."
+        ),
+    ] = "",
+    log: Annotated[str, typer.Option(metavar="json", help="Write the client's log as JSON lines.")] = "",
 ) -> None:
     """Join a server as a client, until Ctrl-C is pressed."""
     with starting():
@@ -73,6 +80,7 @@ def join(
         from sepal.engines.flower.slots import claimed
         from sepal.storage.home import private_home
 
+    set_log(log)
     paths = {"state-dir": state_dir, "data-dir": data_dir, "initial-weights": initial_weights}
     texts = {key: str(Path(path).expanduser().absolute()) if path else "" for key, path in paths.items()}
     texts |= {"name": name, "data": data, "device": device, "allow": ",".join(allow or [])}
@@ -97,7 +105,7 @@ def join(
         credentials = NodeCredentials.of(certs, client) if certs else None
         if not credentials:
             warn_of_plain_text()
-        stay(client, node_config, address, credentials, cold, poll, allow_code, tell, tell_command)
+        stay(client, node_config, address, credentials, cold, poll, allow_code, tell, tell_command, metrics)
 
 
 def check_importable(target: str) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
+
+from sepal.errors import ConfigError
+from sepal.protocol.operation import LOG
 
 
 @contextmanager
@@ -18,6 +22,18 @@ def starting() -> Iterator[None]:
         yield
     finally:
         typer.echo(erase, nl=False, err=True)
+
+
+def set_log(form: str) -> None:
+    """Let all processes that this one starts write their log in ``form``: ``json``, or empty for text.
+
+    Raises:
+        ConfigError: It is another one.
+    """
+    if form not in ("", "json"):
+        raise ConfigError("--log", "json", form)
+    if form:
+        os.environ[LOG] = form
 
 
 def tell(line: str) -> None:

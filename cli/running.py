@@ -29,19 +29,24 @@ def run(
     from_round: Annotated[
         int | None, typer.Option(min=0, help="Go back to the checkpoint of this round, and continue from there.")
     ] = None,
+    mlflow: Annotated[str, typer.Option(metavar="URI", help="Log the run to MLflow: a server or directory.")] = "",
 ) -> None:
     """Run a federation on this machine, in process, with the same keys as Flower's run config."""
     from rich.console import Console
 
     from sepal.cli.tables import print_run
+    from sepal.cli.tracking import check_mlflow, log_runs
     from sepal.server_app.places import IN_PROCESS, default_base
     from sepal.server_app.run_directory import read_run
     from sepal.study.run_keys import gather
 
+    check_mlflow(mlflow)
     base = default_base(IN_PROCESS)
     flat = gather(config, sets or [], {"name": name, "out": out}, base)
     path = run_flat(flat, base, workers, from_round)
     print_run(Console(), read_run(path))
+    if mlflow:
+        typer.echo(log_runs(mlflow, "sepal", [path]))
 
 
 def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = None) -> Path:

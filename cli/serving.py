@@ -6,14 +6,16 @@ docs/deployment.md).
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sepal.cli.app import app
-from sepal.cli.notices import starting, tell, tell_command, warn_of_plain_text
+from sepal.cli.notices import set_log, starting, tell, tell_command, warn_of_plain_text
 from sepal.errors import ConfigError
+from sepal.protocol.operation import METRICS, place_of
 
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
@@ -34,6 +36,13 @@ def serve(
     certs: Annotated[
         Path | None, typer.Option(help="Directory of `sepal certs`, for TLS and registered node keys.")
     ] = None,
+    metrics: Annotated[
+        str,
+        typer.Option(
+            metavar="[HOST:]PORT", help="Serve /metrics for Prometheus and /healthz; by default on 127.0.0.1."
+        ),
+    ] = "",
+    log: Annotated[str, typer.Option(metavar="json", help="Write the server's log as JSON lines.")] = "",
 ) -> None:
     """Start a server, run a federation with the clients that join, and show its progress."""
     with starting():
@@ -43,10 +52,16 @@ def serve(
         from sepal.engines.flower.registration import Registry
         from sepal.engines.flower.submission import alone, run_bundle
         from sepal.engines.flower.unpacking import clear
+        from sepal.protocol.flower.versions import require_supported
         from sepal.storage.home import private_home
         from sepal.strategies.assembly import assemble
         from sepal.study.run_keys import gather_to_serve
 
+    require_supported()
+    set_log(log)
+    if metrics:
+        place_of(metrics, "--metrics")
+        os.environ[METRICS] = metrics
     flat = gather_to_serve(config, sets or [], name, out)
     assemble(flat)  # reports bad keys before any process is started
     credentials = ServerCredentials.of(certs) if certs else None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import TypeAlias
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from sepal import user_modules
@@ -21,8 +23,10 @@ from sepal.client_app.simulation import protect_ray, starts_ray
 from sepal.errors import ConfigError, one_line
 from sepal.protocol.messages import read_order, without_details, write_error
 from sepal.protocol.method import Kind
+from sepal.protocol.operation import STATS, log_as_json
 
 user_modules.enable()
+log_as_json()
 if starts_ray():
     protect_ray()
 log = logging.getLogger("sepal")
@@ -103,6 +107,29 @@ def _shared(run_config: tuple[tuple[str, object], ...], device: str) -> Shared:
 
 
 def handle(message: Message, context: Context) -> Message:
+    """Answer one message of any kind, and write a line about it to the file that ``SEPAL_STATS`` names."""
+    begun, path = time.monotonic(), os.environ.get(STATS)
+    reply = _handle(message, context)
+    if path:
+        down, up = _payload(message.content), _payload(reply.content)
+        result, round = "error" if "error" in reply.content.config_records else "answered", message.metadata.group_id
+        line = {
+            "kind": message.metadata.message_type,
+            "result": result,
+            "round": int(round) if round.isdecimal() else 0,
+            "down": down,
+            "up": up,
+        }
+        with suppress(OSError), open(path, "a") as file:
+            file.write(json.dumps({**line, "seconds": time.monotonic() - begun}) + "\n")
+    return reply
+
+
+def _payload(records: RecordDict) -> int:
+    return sum(len(array.data) for record in records.array_records.values() for array in record.values())
+
+
+def _handle(message: Message, context: Context) -> Message:
     """Answer one message of any kind for the client that ``context`` describes.
 
     If the node raises an error, the server gets its class and a code; the details are in the node's log.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,10 +12,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from sepal import user_modules
 from sepal.errors import SepalError
+from sepal.protocol.operation import METRICS, log_as_json, serve
 from sepal.server.observer import Observer
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.strategy import SepalStrategy
+from sepal.server_app.metrics import ServerFigures
 from sepal.server_app.places import default_base, run_path
 from sepal.server_app.run_directory import RunDirectory
 from sepal.strategies.assembly import assemble
@@ -27,12 +30,12 @@ log = logging.getLogger("sepal")
 
 def log_to_stderr() -> None:
     """Show Sepal's log in Flower's log stream."""
-    if not log.handlers:
+    if not log_as_json() and not log.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("sepal: %(message)s"))
         log.addHandler(handler)
-        log.setLevel(logging.INFO)
         log.propagate = False
+    log.setLevel(logging.INFO)
 
 
 class OneLine(logging.Filter):
@@ -55,7 +58,8 @@ class RoundLog:
     def opened(self, progress: RunState, total: int) -> None:
         """Log the number of clients and rounds."""
         self._total = total
-        log.info("%d clients, from round %d of %d", len(progress.roster), progress.round + 1, total)
+        who = f"{len(progress.roster)} clients" if progress.roster else "clients to be drawn"
+        log.info("%s, from round %d of %d", who, progress.round + 1, total)
 
     def round(self, progress: RunState, record: RoundRecord, line: Mapping[str, Any]) -> None:
         """Log the round's accuracy, bytes and time."""
@@ -85,5 +89,9 @@ def main(grid: Grid, context: Context) -> None:
         log.info("%s", note)
     observers: list[Observer] = [directory, RoundLog()]
     strategy = SepalStrategy(assembly.method, assembly.task, directory.store(), observers, agreed=assembly.agreed)
+    if place := os.environ.get(METRICS):
+        figures = ServerFigures(strategy.status)
+        observers.append(figures)
+        serve(place, figures)
     strategy.start(grid)
     log.info("run written to %s", directory.path)

@@ -33,7 +33,9 @@ Line = Mapping[str, Any]
 # Keys that a resumed run may change: locations, timeouts and limits, which do not change results.
 FREE = frozenset({"name", "out", "data-dir", "state-dir", "timeout", "checkpoint-every", "max-message-bytes"})
 # Keys that may also change if a run goes back: what the server accepts. A method's own key is marked "free-back".
-FREE_BACK = frozenset({"max-update-norm", "robust-mean", "on-missing", "min-replies", "roster"})
+FREE_BACK = frozenset(
+    {"max-update-norm", "robust-mean", "on-missing", "min-replies", "roster", "oversample", "deadline"}
+)
 
 
 def stored_config(path: Path) -> dict[str, Any] | None:

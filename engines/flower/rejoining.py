@@ -8,12 +8,14 @@ from pathlib import Path
 
 from sepal.engines.flower.credentials import NodeCredentials
 from sepal.engines.flower.engine import Flower
+from sepal.engines.flower.figures import ClientFigures
 from sepal.engines.flower.node import LOST
 from sepal.engines.flower.probe import examine
 from sepal.engines.flower.processes import FlowerError
 from sepal.engines.flower.unpacking import clear
 from sepal.errors import ConfigError
 from sepal.protocol.method import Scalar
+from sepal.protocol.operation import STATS, serve
 from sepal.storage.home import private_home
 
 LAPSE, AGAIN = 90.0, 5.0  # seconds for which a refused node is retried, and between two attempts
@@ -30,8 +32,9 @@ def stay(
     allow_code: bool = False,
     tell: Callable[[str], None] = lambda line: None,
     tell_command: Callable[[str], None] = lambda line: None,
+    metrics: str = "",
 ) -> None:
-    """Keep a SuperNode running.
+    """Keep a SuperNode running; with ``metrics``, serve its figures there (:func:`sepal.protocol.operation.serve`).
 
     Flower refuses a key whose node it believes to be online, as a second copy; a killed node counts as online for about
     48 seconds. So a registered key that is refused is retried for a while. A SuperNode whose call is not authenticated
@@ -45,6 +48,8 @@ def stay(
     """
     deadline, pause, rejoining = time.monotonic() + LAPSE, AGAIN, False
     with Flower(private_home() / "clients" / client, directory=Path.cwd(), tell=tell_command) as flower:
+        if metrics:
+            serve_figures(flower, client, metrics)
         while True:
             wait_until_welcome(address, credentials, LAPSE if rejoining else REGISTERED, rejoining, tell)
             clear(flower.home)
@@ -65,6 +70,18 @@ def stay(
                 raise FlowerError("flower-supernode", "exit code 0", code)
             tell("sepal: refused; an earlier session of this key may count as online still: trying again")
             time.sleep(AGAIN)
+
+
+def serve_figures(flower: Flower, client: str, place: str) -> None:
+    """Serve the figures of a client whose SuperNode ``flower`` starts."""
+    path = flower.home / "messages.jsonl"
+    flower.environment[STATS] = str(path)
+
+    def up() -> bool:
+        return client in flower.nodes and flower.nodes[client].poll() is None
+
+    figures = ClientFigures(path, up, flower.left)
+    serve(place, figures, lambda: "" if up() else "the SuperNode is not running", "--metrics")
 
 
 def wait_until_welcome(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from sepal.engines.flower.processes import FlowerError
 
 ROOT = Path(__file__).parents[2]
 MODELS = Path(__file__).parent / "models"
-ROSTER = ", from round 1 of "  # in the line of the run's log that says that all clients have answered
+BEGUN = re.compile(r", from round 1 of |round 1: \d+ clients drawn")  # the line of the run's log that says it begins
 
 
 class Watch(threading.Thread):
@@ -97,6 +98,7 @@ def measure(
             "evaluate-every": 0,
             "evaluate-sampled": False,
             "evaluate-clients": sampled,
+            "roster": "drawn" if sampled else "closed",
             "checkpoint-every": 5,
             "timeout": timeout,
         }
@@ -127,7 +129,7 @@ def measure(
             roster: dict[str, float] = {}
 
             def show(line: str) -> None:
-                if ROSTER in line and not roster:
+                if BEGUN.search(line) and "to be drawn" not in line and not roster:
                     cpu = watch.cpu["superlink"] - waited["superlink"]
                     roster.update(roster_s=time.monotonic() - begun, roster_superlink_cpu_s=cpu)
 

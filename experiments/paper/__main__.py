@@ -20,6 +20,7 @@ from experiments.paper.plan import SCALES, read_plan
 from experiments.paper.report import write_report
 from sepal import user_modules
 from sepal.cli.progress import PlanDisplay
+from sepal.cli.tracking import check_mlflow, log_runs
 from sepal.errors import ConfigError, SepalError, one_line
 from sepal.storage.files import write_atomically
 from sepal.study.comparison import write_index
@@ -57,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--jobs", type=_count, default=1, help="runs at a time; 0: one for each core")
     found.add_argument("--workers", type=_count, default=0, help="worker processes of each run; 0: by the cores")
     found.add_argument("--hours", type=float, help="start no run after so many hours; by default the plan's")
+    found.add_argument("--mlflow", default="", metavar="URI", help="log the runs to MLflow: a server or directory")
     found.add_argument("--report", action="store_true", help="start no run; write tables of the existing ones")
     found.add_argument("--pages", action="store_true", help="start no run; make the pages of docs/results")
     return found
@@ -73,6 +75,7 @@ def reproduce(given: argparse.Namespace) -> None:
             write_atomically(path, text.encode())
             print(f"written to {path}")
         return
+    check_mlflow(given.mlflow)
     file = find_plan(given.plan)
     plan = read_plan(file)
     plan = plan.at(given.scale)
@@ -94,6 +97,8 @@ def reproduce(given: argparse.Namespace) -> None:
         print(written[0].read_text())
     for path in written:
         print(f"written to {path}")
+    if given.mlflow:
+        print(log_runs(given.mlflow, place.name, [place / run.name for run in plan.runs()]))
     if failed:
         count = len(list(plan.runs(given.only)))
         raise SepalError(given.plan, f"{count} runs that end", f"{len(failed)} that failed, the first: {failed[0]}")

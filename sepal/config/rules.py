@@ -23,14 +23,27 @@ def check_together(config: RunConfig) -> None:
     if config.stop_after and not (config.evaluate_sampled or config.evaluate_every):
         expected = "0 with evaluate-sampled = false and evaluate-every = 0: it needs evaluations"
         raise ConfigError("stop-after", expected, config.stop_after)
-    if config.clients and config.clients_per_round > config.clients:
-        raise ConfigError("clients-per-round", f"at most clients = {config.clients}", config.clients_per_round)
-    asked = config.clients_per_round or config.clients
-    if asked and config.min_replies > asked:
-        raise ConfigError("min-replies", f"at most the {asked} clients of a round", config.min_replies)
+    _check_round(config)
     if config.split.test_of_labels and config.split.test_fraction:
         raise ConfigError("split.test-of-labels", "split.test-fraction = 0 beside it", config.split.test_fraction)
     if config.dataset == "own" and not config.own.shape:
         raise ConfigError("own.shape", "the shape of one example, such as 1x28x28 (dataset = own)", "nothing")
     if config.dataset == "own" and config.own.classes < 2:
         raise ConfigError("own.classes", "at least 2 (dataset = own)", config.own.classes)
+
+
+def _check_round(config: RunConfig) -> None:
+    """Raise if the keys that say who is asked in a round, and how long it waits, do not go together."""
+    if config.clients and config.clients_per_round > config.clients:
+        raise ConfigError("clients-per-round", f"at most clients = {config.clients}", config.clients_per_round)
+    if config.oversample > 1 and not config.clients_per_round:
+        raise ConfigError("oversample", "1 with clients-per-round = 0, which asks all", config.oversample)
+    if config.roster == "drawn" and not config.clients_per_round:
+        raise ConfigError("roster", "closed or open with clients-per-round = 0, which asks all", config.roster)
+    if config.roster == "drawn" and config.novel_clients:
+        raise ConfigError("roster", "closed or open with novel-clients, who are drawn from all", config.roster)
+    if config.deadline > config.timeout:
+        raise ConfigError("deadline", f"at most timeout = {config.timeout:g}", config.deadline)
+    asked = config.clients_per_round or config.clients
+    if asked and config.min_replies > asked:
+        raise ConfigError("min-replies", f"at most the {asked} clients of a round", config.min_replies)

@@ -98,6 +98,13 @@ class RunConfig(Settings):
     data_dir: str = Field("", description="directory of the data; empty: SEPAL_DATA, then ~/.cache/sepal/data")
     clients: int = Field(10, ge=0, description="clients needed to start; 0: all registered clients")
     clients_per_round: int = Field(0, ge=0, description="clients sampled each round; 0: all")
+    oversample: float = Field(
+        1.0,
+        ge=1,
+        le=10,
+        description="ask so many times clients-per-round to train, and take the first clients-per-round replies; later "
+        "ones are refused. In process, nobody is late, and it has no effect",
+    )
     novel_clients: float = Field(
         0.0, ge=0, lt=1, description="share of the clients that never train and only join in the closing round"
     )
@@ -135,9 +142,11 @@ class RunConfig(Settings):
     on_missing: Literal["retry", "skip"] = Field(
         "retry", description="if a client does not reply: ask again, or continue without it"
     )
-    roster: Literal["closed", "open"] = Field(
+    roster: Literal["closed", "open", "drawn"] = Field(
         "closed",
-        description="closed: no client may join after the start; open (or clients = 0): any may, between rounds",
+        description="closed: no client may join after the start; open (or clients = 0): any may, between rounds; "
+        "drawn: up to clients may, and each joins when it is first drawn, so that a round starts at once with many "
+        "clients (in process as closed)",
     )
     max_update_norm: float = Field(
         0.0,
@@ -150,6 +159,12 @@ class RunConfig(Settings):
     )
     min_replies: int = Field(1, ge=1, description="minimum number of replies for a round to count")
     timeout: float = Field(600.0, gt=0, description="seconds to wait for clients at the start and in each round")
+    deadline: float = Field(
+        0.0,
+        ge=0,
+        description="seconds after which a round needs only min-replies and goes on without the others; 0: never. It "
+        "does not apply in process and to the closing round",
+    )
     max_message_bytes: int = Field(
         0, ge=0, description="largest reply that the server accepts; 0: twice the method's largest message plus 64 KiB"
     )

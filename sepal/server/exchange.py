@@ -123,7 +123,15 @@ class Exchange:
         message = Message(records, dst_node_id=node, message_type=MESSAGE_TYPES[kind], ttl=ttl, group_id=group)
         list(self.grid.push_messages([message]))
 
-    def deliver(self, nodes: Sequence[int], compose: Compose, group: str, timeout: float, take: Take) -> dict[int, str]:
+    def deliver(
+        self,
+        nodes: Sequence[int],
+        compose: Compose,
+        group: str,
+        timeout: float,
+        take: Take,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> dict[int, str]:
         """Send a message to each node and pass every reply to ``take`` as it arrives.
 
         Messages are composed and pushed at most 8 at a time, fewer if they exceed 8 MiB, so that memory does not grow
@@ -136,6 +144,7 @@ class Exchange:
             group: Flower's group id, the round.
             timeout: Seconds; also the messages' time to live.
             take: Called with node id and content of each reply.
+            enough: Whether no further reply is waited for; those that come all the same are late.
 
         Returns:
             Node id to reason, for the nodes that gave no reply.
@@ -161,6 +170,9 @@ class Exchange:
             if local is None:
                 self._note_overdue(waiting, lost)
             left.extend(lost.again())
+            if enough():
+                self._stale |= {name: sent.node for name, sent in waiting.items()}
+                break
             if waiting and not left and time.monotonic() > deadline:
                 missing |= {sent.node: f"no reply within {timeout:g} s" for sent in waiting.values()}
                 self._stale |= {name: sent.node for name, sent in waiting.items()}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sepal.config import RunConfig
 from sepal.config.agreement import disagreement
 from sepal.errors import DataError, ProtocolError, RosterError, SepalError
 from sepal.protocol.messages import Reply
@@ -56,6 +57,7 @@ class Connections:
         least: Smallest capacity that can hold the model; see :func:`sepal.server.rules.require_capacity`.
         fits: Raises for a client whose capacity the method cannot use.
         invited: The only clients that may take part; None for all.
+        most: The largest number of clients that may take part; 0 for any.
         evicted: Clients that may not take part.
         data: Client name to the digest of its data, for the clients of the roster.
         tell: Tells a node why it was refused.
@@ -71,6 +73,7 @@ class Connections:
     least: float = 0.0
     fits: Callable[[ClientInfo], object] = lambda client: None
     invited: frozenset[str] | None = None
+    most: int = 0
     evicted: frozenset[str] = frozenset()
     data: Mapping[str, str] = field(default_factory=dict)
     tell: Callable[[int, str], None] = lambda node, reason: None
@@ -79,8 +82,8 @@ class Connections:
     _turn: int = 0
     _resting: dict[int, tuple[int, int]] = field(default_factory=dict)  # node id to (until which turn, for how long)
 
-    def refresh(self, online: Sequence[int], ask: Ask) -> list[SepalError]:
-        """Query the nodes that are not yet known, and return why nodes were refused.
+    def refresh(self, online: Sequence[int], ask: Ask, among: Collection[int] | None = None) -> list[SepalError]:
+        """Query the nodes that are not yet known (only those ``among``), and return why nodes were refused.
 
         A node that did not answer or was refused is skipped for 1, 2, 4, … refreshes before it is asked again, so that
         it does not delay every round.
@@ -90,7 +93,8 @@ class Connections:
         self.nodes = {n: node for n, node in self.nodes.items() if node in here and n not in self.evicted}
         self._resting = {node: rest for node, rest in self._resting.items() if node in here}
         known = set(self.nodes.values())
-        fresh = [node for node in online if node not in known and self._resting.get(node, (0, 0))[0] <= self._turn]
+        asked = here if among is None else here & set(among)
+        fresh = [node for node in online if node in asked and node not in known and self._rested(node)]
         answers = ask(fresh) if fresh else {}
         refusals = []
         for node in sorted(fresh):
@@ -110,14 +114,16 @@ class Connections:
             self.nodes[name], self.infos[name], self.stores[name] = node, answer.client, answer.facts["store"]
         return refusals
 
+    def _rested(self, node: int) -> bool:
+        return self._resting.get(node, (0, 0))[0] <= self._turn
+
     def _refusal(self, node: int, reply: Reply, ask: Ask) -> SepalError | None:
         """Return why ``node`` is refused as the client it claims to be; None if it is accepted."""
         name, store, weights = reply.client.name, reply.facts.get("store", ""), reply.facts.get("weights", "")
         if name in self.evicted:
             return EvictedError(f"client {name}", "a client that was not evicted", f"one that was (node {node})")
-        if self.invited is not None and name not in self.invited:
-            expected = f"one of the {len(self.invited)} clients of the start (roster = closed)"
-            return RosterError(f"client {name}", expected, f"another one (node {node})")
+        if uninvited := self._uninvited(name, node):
+            return uninvited
         if not store:
             return ProtocolError(f"{name}: store", "the identity of its state store", "none")
         if self.stores.get(name, store) != store:
@@ -136,6 +142,16 @@ class Connections:
             got = f"a second one (node {node}) on the same state directory"
             return RosterError(f"client {name}", "one client of that name", got)
         return None  # the other node is listed but does not answer: the client was restarted
+
+    def _uninvited(self, name: str, node: int) -> SepalError | None:
+        """Return why nobody expects the client; None if it may take part."""
+        if self.invited is not None and name not in self.invited:
+            expected = f"one of the {len(self.invited)} clients of the start (roster = closed)"
+            return RosterError(f"client {name}", expected, f"another one (node {node})")
+        known = self.infos.keys() | self.data.keys()
+        if self.most and name not in known and len(known) >= self.most:
+            return RosterError(f"client {name}", f"one of at most {self.most} clients (clients)", "one more")
+        return None
 
     def _too_small(self, client: ClientInfo) -> SepalError | None:
         """Return why the client's capacity is too small; None if it is not."""
@@ -239,6 +255,16 @@ def draw_novel(roster: Mapping[str, ClientInfo], share: float, seed: int) -> lis
     count = min(len(names) - 1, max(1, math.floor(share * len(names) + 0.5)))
     drawn = derive(seed, "novel").choice(len(names), count, replace=False)
     return sorted(names[number] for number in drawn)
+
+
+def spare(config: RunConfig) -> int:
+    """Return how many clients are asked beyond ``clients-per-round`` (``oversample``)."""
+    return math.ceil(round(config.clients_per_round * (config.oversample - 1), 6))
+
+
+def sample_spare(others: Collection[str], config: RunConfig, number: int) -> list[str]:
+    """Return which of ``others`` are asked beyond ``clients-per-round`` in round ``number``, sorted."""
+    return sample(list(others), spare(config), config.seed, number, "oversample") if spare(config) else []
 
 
 def sample(names: Sequence[str], count: int, seed: int, round: int, purpose: str = "sample") -> list[str]:

@@ -23,7 +23,7 @@ from sepal.protocol.views import CLOSING_VIEWS, VIEWS, check_counts, further_vie
 from sepal.server.downloads import Downloads, most_message_bytes, room
 from sepal.server.exchange import Compose, Take
 from sepal.server.ledger import LedgerEntry, check_size, message_bytes
-from sepal.server.roster import sample
+from sepal.server.roster import sample, sample_spare
 from sepal.server.run_state import RoundRecord, RoundStart
 from sepal.server.run_store import RunStore
 from sepal.server.uploads import RoundUploads
@@ -54,6 +54,8 @@ class Round:
         joined: Clients that join the roster in this round.
         stores: Identity of each new client's state store.
         evicted: Clients that are not asked.
+        drawn: Who trains, if it was drawn already (``roster = "drawn"``); the last of them are spare.
+        hurries: Whether it goes on without the late: ``oversample`` and ``deadline`` apply.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class Round:
         joined: Sequence[ClientInfo] = (),
         stores: Mapping[str, str] | None = None,
         evicted: Collection[str] = (),
+        drawn: Sequence[str] | None = None,
+        hurries: bool = False,
     ) -> None:
         self._start, self._store, self._config = start, store, task.config
         self._plan, self._joined, self._stores = start.plan, joined, stores or {}
@@ -80,11 +84,31 @@ class Round:
         self._away: set[str] = set()
         every = task.config.evaluate_every
         self.full = start.closing or bool(every and start.plan.round % every == 0)
+        self._drawn = drawn
+        self._hurries = hurries and not start.closing
+        self._spare: frozenset[str] = frozenset()
+        self._late: dict[str, str] = {}
+        self._settled = False
         self._requests = self._plan_requests()
         self.waiting = set(self._requests)
         self._norms: dict[str, float] = {}
         self._evicted: set[str] = set()
         self.evict(evicted)
+
+    @property
+    def number(self) -> int:
+        """The round's number, from 1."""
+        return self._plan.round
+
+    @property
+    def phase(self) -> str:
+        """The phase of its plan, or ``closing``."""
+        return "closing" if self._start.closing else self._plan.phase
+
+    @property
+    def asked(self) -> int:
+        """How many clients it asks."""
+        return len(self._requests)
 
     def evict(self, names: Collection[str]) -> None:
         """Stop waiting for the clients ``names``; an upload that was accepted before counts."""
@@ -94,16 +118,28 @@ class Round:
             del self._failed[name]
 
     def _plan_requests(self) -> dict[str, Request]:
-        plan, config, state = self._plan, self._config, self._start.state
+        plan, state = self._plan, self._start.state
         if self._start.closing:
             return {name: self._request(name, trains=True) for name in self._evaluated(state.members)}
         if plan.who == "none":
             return {}
         everybody = state.participants
-        drawn = everybody if plan.who == "all" else sample(everybody, config.clients_per_round, config.seed, plan.round)
+        drawn = list(everybody)
+        if plan.who == "sampled":
+            drawn, spare = self._draw(everybody)
+            self._spare = frozenset(spare if self._hurries and not self.full else ())
+            drawn = sorted({*drawn, *self._spare})
         trained = set(drawn)
         asked = sorted(trained | set(self._evaluated(everybody))) if self.full else drawn
         return {name: self._request(name, name in trained) for name in asked}
+
+    def _draw(self, everybody: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return who is asked to train, and who beyond ``clients-per-round``."""
+        config, number = self._config, self._plan.round
+        if self._drawn is not None:
+            return list(self._drawn[: config.clients_per_round]), list(self._drawn[config.clients_per_round :])
+        drawn = sample(everybody, config.clients_per_round, config.seed, number)
+        return drawn, sample_spare(set(everybody) - set(drawn), config, number)
 
     def _evaluated(self, names: Sequence[str]) -> list[str]:
         """Return which of ``names`` a full evaluation asks: all, or ``evaluate-clients`` of them."""
@@ -139,13 +175,15 @@ class Round:
             deliver: Sends a message to each node and passes on the replies; returns node id to reason for the nodes
                 that did not reply.
         """
-        names = {nodes[name]: name for name in sorted(self.waiting & set(nodes))}
+        here = sorted(self.waiting & set(nodes), key=lambda name: (name in self._spare, name))
+        names = {nodes[name]: name for name in here}
         absent = sorted(self.waiting - set(nodes))
         missing: Mapping[int, str] = {}
         if names:
             take: Take = lambda node, records: self.accept(names[node], records)  # noqa: E731
             missing = deliver(list(names), lambda node: self._compose(names[node]), take)
         for node, reason in missing.items():
+            self._late.pop(names[node], None)  # this says more
             self._enter(self._requests[names[node]], "up", Content(), None, ("missing", reason))
             if reason.startswith(FAILED):
                 self._count_failure(names[node], RoundError(names[node], "an answer", reason))
@@ -161,15 +199,40 @@ class Round:
             self.waiting.discard(name)
             self._failed[name] = reason
 
-    def note_late(self, name: str, records: RecordDict) -> None:
-        """Write a reply that nobody waited for, because its round had ended or it came twice, to the ledger."""
-        reason = "a second reply, or one to a round that had ended"
-        size = message_bytes(records)
+    def settle(self, overdue: bool = False) -> bool:
+        """Stop waiting for the late if the replies suffice, and return whether nobody is waited for any more.
+
+        The first replies to arrive count. Which ones did is in the round's record, so that a replay takes the same.
+
+        Args:
+            overdue: Whether ``deadline`` has passed.
+        """
+        if self.waiting and self._hurries:
+            counted, wanted = self._counted(), len(self._requests) - len(self._spare)
+            reason = f"the first {wanted} replies made the round" if self._spare and counted >= wanted else ""
+            if overdue and not reason and counted >= self._config.min_replies:
+                reason = f"expected a reply within {self._config.deadline:g} s (deadline)"
+            if reason:
+                self._late, self._settled = dict.fromkeys(sorted(self.waiting), reason), True
+                self.waiting.clear()
+        return not self.waiting
+
+    def _counted(self) -> int:
+        """Return how many clients that were asked for more than an evaluation have an accepted reply."""
+        return sum(self._requests[name].purpose != "evaluation" for name in self._replies)
+
+    def note_late(
+        self, name: str, records: RecordDict | None, reason: str = "a second reply, or one to a round that had ended"
+    ) -> None:
+        """Write a reply that nobody waited for to the ledger; ``records`` is None if it has not come."""
+        size = message_bytes(records) if records is not None else 0
         self._ledger.append(LedgerEntry(self._plan.round, name, "training", "up", 0, size, 0, "late", reason))
 
     def accept(self, name: str, records: RecordDict) -> None:
         """Check a reply against its order and the method's schema. Store its upload, or record why it was refused."""
         request = self._requests.get(name)
+        if name in self._late:
+            self.note_late(name, records, self._late.pop(name))
         if request is None or name not in self.waiting:
             return
         content = Content()
@@ -197,6 +260,7 @@ class Round:
             self.uploads.accept(name)
         self._replies[name] = reply
         self._enter(request, "up", content, records)
+        self.settle()
 
     def _check(self, request: Request, reply: Reply, content: Content) -> None:
         order, client = request.order, self._start.state.roster[request.client]
@@ -263,11 +327,11 @@ class Round:
 
     def _check_complete(self) -> None:
         key, config = f"round {self._plan.round}", self._config
-        if self._failed and config.on_missing == "retry":
+        if self._failed and config.on_missing == "retry" and not self._settled:
             raise RoundError(key, "every client to take part", "; ".join(str(e) for e in self._failed.values()))
         if self.waiting and config.on_missing == "retry":
             raise RoundError(key, f"a reply of every client within {config.timeout:g} s", _some(sorted(self.waiting)))
-        counted = sum(self._requests[name].purpose != "evaluation" for name in self._replies)
+        counted = self._counted()
         if self._requests and counted < config.min_replies:
             reasons = "; ".join(dict.fromkeys(entry.reason for entry in self._ledger if entry.reason))
             raise RoundError(key, f"at least {config.min_replies} replies", f"{counted}: {reasons}")
@@ -283,6 +347,8 @@ class Round:
         """
         self._refuse_large()
         self._check_complete()
+        for name, reason in self._late.items():
+            self.note_late(name, None, reason)
         trained = [reply.metrics.get("seconds", 0.0) for reply in self._replies.values()]
         return RoundRecord(
             round=self._plan.round,

@@ -8,6 +8,7 @@ server algorithm (:mod:`sepal.protocol.method`) decides what is sent and how upl
 from __future__ import annotations
 
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,15 +26,17 @@ from sepal.protocol.messages import Content, Order, Reply, read_reply, write_ord
 from sepal.protocol.method import ClientInfo, Kind, Method, Plan, Task
 from sepal.protocol.threads import set_threads
 from sepal.server.downloads import largest_reply, most_message_bytes
+from sepal.server.drawing import Ahead, Draw, await_nodes, newly
 from sepal.server.exchange import Compose, Exchange, LocalGrid, Take
 from sepal.server.ledger import check_size
 from sepal.server.observer import Observer
 from sepal.server.report import Report, metrics_line
-from sepal.server.roster import PATIENCE, Connections, draw_novel, wait
-from sepal.server.round import Round
+from sepal.server.roster import PATIENCE, Connections, draw_novel, spare, wait
+from sepal.server.round import Deliver, Round
 from sepal.server.rules import check_replies, require_capacity
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, admit, advance, start_round
 from sepal.server.run_store import MemoryRunStore, RunStore
+from sepal.server.status import Status
 from sepal.server.stopping import Stopping
 from sepal.server.uploads import RoundUploads, replayed_uploads
 from sepal.storage.serialize import digest_arrays
@@ -72,6 +75,8 @@ class SepalStrategy(Strategy):
         weights = digest_arrays(task.start)
         self._connections = Connections(weights, agreed, tell=self._tell)
         self._exchange: Exchange | None = None
+        self._ahead = Ahead(self._read_answer)
+        self._current: Round | None = None
         stored = self.store.latest()
         if stored and stored.weights != weights:
             expected = f"digest {stored.weights[:12]}, with which the run was started"
@@ -102,6 +107,14 @@ class SepalStrategy(Strategy):
     def report(self) -> Report:
         """The run's figures up to the last completed round."""
         return self._report
+
+    def status(self) -> Status:
+        """Return what the run is doing; may be called from any thread."""
+        round, progress = self._current, self._progress
+        present, roster = len(self._connections.nodes), len(progress.roster)
+        if round is None or progress.closed:
+            return Status(progress.round + 1, "closed" if progress.closed else "waiting", roster, present)
+        return Status(round.number, round.phase, roster, present, round.asked, len(round.waiting))
 
     def start(  # Flower's signature; arguments that do not apply are refused
         self,
@@ -197,32 +210,45 @@ class SepalStrategy(Strategy):
             found.fits = lambda client: self.algorithm.upload_schema(self._progress.server, client, second)
         found.stores.update(progress.stores)
         self._pin_data()
+        nodes: Callable[[], list[int]] = lambda: list(grid.get_node_ids())  # noqa: E731
+        if self._draws(grid):
+            found.least, found.most = require_capacity(self._method, config.width, progress.roster), config.clients
+            await_nodes(nodes, config.clients_per_round, config.timeout)
+            if self._fresh:
+                self._begin(progress)
+            return
         needed: Sequence[str] | int = config.clients if self._fresh else progress.members
         enough = 0 if config.on_missing == "retry" else min(config.min_replies, len(progress.members))
         if not self._fresh:  # an unknown client that cannot hold the model must not stop a resumed run
             found.least = require_capacity(self._method, config.width, progress.roster)
             self._close_roster()
-        nodes: Callable[[], list[int]] = lambda: list(grid.get_node_ids())  # noqa: E731
         wait(found, nodes, self._ask, needed, config.timeout, self._settle, enough, self._note_evicted)
         if self._fresh:
             found.least = require_capacity(self._method, config.width, found.infos)
             joined = [found.infos[name] for name in sorted(found.infos)]
             novel = tuple(draw_novel(found.infos, config.novel_clients, config.seed))
             check_replies(config, len(joined) - len(novel))
-            self._progress = admit(self.algorithm, replace(progress, novel=novel), joined, dict(found.stores))
-            self.store.checkpoint(self._progress)
-            self._fresh = False
+            self._begin(admit(self.algorithm, replace(progress, novel=novel), joined, dict(found.stores)))
             self._close_roster()
             self._pin_data()
-            for observer in self._observers:
-                observer.opened(self._progress, config.rounds)
+
+    def _begin(self, progress: RunState) -> None:
+        """Write a new run's first checkpoint."""
+        self._progress, self._fresh = progress, False
+        self.store.checkpoint(progress)
+        for observer in self._observers:
+            observer.opened(progress, self.config.rounds)
+
+    def _draws(self, grid: Grid) -> bool:
+        """Return whether clients are asked who they are when they are first drawn. In process, asking costs nothing."""
+        return self.config.roster == "drawn" and not isinstance(grid, LocalGrid)
 
     def _pin_data(self) -> None:
         self._connections.data = {name: client.data for name, client in self._progress.roster.items()}
 
     def _close_roster(self) -> None:
         """From now on, admit only the clients of the roster, unless it is open."""
-        if self.config.clients and self.config.roster == "closed":
+        if self.config.clients and self.config.roster != "open":
             self._connections.invited = frozenset(self._progress.roster)
 
     def _note_evicted(self) -> frozenset[str]:
@@ -247,19 +273,15 @@ class SepalStrategy(Strategy):
 
     def _ask(self, nodes: Sequence[int], timeout: float = PATIENCE) -> dict[int, Reply | SepalError]:
         """Query nodes for the roster."""
-        order = Order(self._progress.run, Kind.QUERY, Plan(self._progress.round))
+        replies = self._ahead.take(nodes)
+        nodes = [node for node in nodes if node not in replies]
+        if not nodes:
+            return replies
+        order = self._query()
         records = write_order(order, Content())
-        replies: dict[int, Reply | SepalError] = {}
-        most = most_message_bytes(self.task)
 
         def take(node: int, content: RecordDict) -> None:
-            try:
-                check_size(content, most)
-                replies[node] = _answer_to(order, read_reply(content)[0])
-            except SepalError as reason:  # the name in a reported error is the node's own choice
-                reported = "error" in content.config_records
-                key = f"node {node}: {reason.key}" if reported else reason.key
-                replies[node] = type(reason)(key, reason.expected, reason.got)
+            replies[node] = self._read_answer(node, order, content)
 
         limit = min(timeout, self.config.timeout)
         silent = self._deliver(limit, nodes, lambda node: (Kind.QUERY, records), take)
@@ -267,10 +289,28 @@ class SepalStrategy(Strategy):
         self._connections.silent = {**known, **silent}
         return replies
 
-    def _deliver(self, timeout: float, nodes: Sequence[int], compose: Compose, take: Take) -> dict[int, str]:
+    def _query(self) -> Order:
+        return Order(self._progress.run, Kind.QUERY, Plan(self._progress.round))
+
+    def _read_answer(self, node: int, order: Order, content: RecordDict) -> Reply | SepalError:
+        try:
+            check_size(content, most_message_bytes(self.task))
+            return _answer_to(order, read_reply(content)[0])
+        except SepalError as reason:  # the name in a reported error is the node's own choice
+            key = f"node {node}: {reason.key}" if "error" in content.config_records else reason.key
+            return type(reason)(key, reason.expected, reason.got)
+
+    def _deliver(
+        self,
+        timeout: float,
+        nodes: Sequence[int],
+        compose: Compose,
+        take: Take,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> dict[int, str]:
         if self._exchange is None:
             raise RoundError("grid", "start() to be called first", "no grid")
-        return self._exchange.deliver(nodes, compose, str(self._progress.round + 1), timeout, take)
+        return self._exchange.deliver(nodes, compose, str(self._progress.round + 1), timeout, take, enough)
 
     # One round
 
@@ -281,34 +321,79 @@ class SepalStrategy(Strategy):
         return start_round(self.algorithm, self._progress, plan, closing, joined, stores)
 
     def _round(self, grid: Grid) -> None:
-        self._refresh(grid)
+        drawn = self._draw(grid) if self._draws(grid) else None
+        present = list(grid.get_node_ids())
+        self._refresh(grid, None if drawn is None else present)
         infos, others = self._connections.infos, self._progress.roster.keys() | self._connections.evicted
         joined = [infos[name] for name in sorted(infos.keys() - others)]
         stores = {client.name: self._connections.stores[client.name] for client in joined}
         start = self._start(self._progress.round + 1, joined, stores)
-        round = Round(start, self.task, self.store, joined, stores, self._connections.evicted)
-        deadline = time.monotonic() + self.config.timeout
+        hurries = not isinstance(grid, LocalGrid)
+        round = Round(start, self.task, self.store, joined, stores, self._connections.evicted, drawn, hurries)
+        if drawn is not None and round.waiting - self._connections.nodes.keys():  # after a restart of the server
+            self._refresh(grid)
+        self._current = round
+        begun, patience = time.monotonic(), self.config.deadline or math.inf
+        deadline = begun + self.config.timeout
+        settled: Callable[[], bool] = lambda: round.settle(time.monotonic() - begun > patience)  # noqa: E731
+        upcoming = self._upcoming(present) if drawn else []
         while True:
             remaining = max(1.0, deadline - time.monotonic())
-            round.send(self._connections.nodes, partial(self._deliver, remaining))
+            deliver: Deliver = partial(self._deliver, remaining, enough=settled)
+            round.send(self._connections.nodes, self._ahead.beside(deliver, upcoming, self._query()))
+            upcoming = []
             self._note_evicted()
             round.evict(self._connections.evicted)
-            if not round.waiting or self.config.on_missing == "skip" or time.monotonic() > deadline:
+            if settled() or self.config.on_missing == "skip" or time.monotonic() > deadline:
                 break
             time.sleep(self._pause)
-            self._refresh(grid)
+            self._refresh(grid, None if drawn is None or round.full else present)
         names = self._connections.names
         for node, late in self._exchange.latecomers() if self._exchange else []:
-            round.note_late(names.get(node, f"node {node}"), late)
+            if not self._ahead.note(node, late):
+                round.note_late(names.get(node, f"node {node}"), late)
         record = round.record(self._spent)
-        begun = time.monotonic()
+        ended = time.monotonic()
         self.store.commit(record)
         self._finish(record, start, round.uploads)
-        self._spent = time.monotonic() - begun
+        self._spent = time.monotonic() - ended
 
-    def _refresh(self, grid: Grid) -> None:
+    def _refresh(self, grid: Grid, before: Sequence[int] | None = None) -> None:
+        """Ask the nodes that are not known yet; with ``before``, only those that have come since."""
         self._note_evicted()
-        for refusal in self._connections.refresh(list(grid.get_node_ids()), self._ask):
+        online = list(grid.get_node_ids())
+        self._warn(self._connections.refresh(online, self._ask, None if before is None else newly(online, before)))
+
+    def _draw(self, grid: Grid) -> list[str]:
+        """Draw the round's clients from the nodes, the spare ones last; nobody if the round draws nobody."""
+        self._note_evicted()
+        number, how = self._progress.round + 1, self._how(self._progress.round + 1)
+        if how is None:
+            return []
+        names, refusals = how.clients(self._connections, lambda: list(grid.get_node_ids()), self._ask, number)
+        self._warn(refusals)
+        known = self._progress.roster.keys()
+        log.info("round %d: %d clients drawn, %d for the first time", number, len(names), len(set(names) - known))
+        return names
+
+    def _how(self, number: int) -> Draw | None:
+        """Return how round ``number`` draws its clients; None if it draws nobody."""
+        config = self.config
+        if number > config.rounds or self._stopping.stopped or self.algorithm.plan(number).who != "sampled":
+            return None
+        wanted = config.clients_per_round
+        least = wanted if config.on_missing == "retry" else config.min_replies
+        return Draw(config.seed, wanted + spare(config), least, config.timeout, self._pause)
+
+    def _upcoming(self, online: Sequence[int]) -> list[int]:
+        """Return the nodes that the next round will probably draw and that were never asked."""
+        number, known = self._progress.round + 2, set(self._connections.names)
+        how = self._how(number)
+        return [node for node in how.order(online, number)[: how.count] if node not in known] if how else []
+
+    @staticmethod
+    def _warn(refusals: Sequence[SepalError]) -> None:
+        for refusal in refusals:
             log.warning("refused: %s", refusal)
 
     def _finish(self, record: RoundRecord, start: RoundStart, uploads: RoundUploads) -> None:

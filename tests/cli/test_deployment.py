@@ -152,3 +152,13 @@ def test_a_supernode_that_ends_by_itself_is_started_again(monkeypatch, tmp_path,
         rejoining.stay("site", {}, "127.0.0.1:1", credentials, False, 3.0)
     assert nodes.started == len(codes) + (ends is Interrupted)
     assert not (tmp_path / "apps").exists(), "a kill may have left a bundle half unpacked"
+
+
+def test_serve_refuses_a_flower_that_is_not_supported_before_it_starts_anything(tmp_path, monkeypatch):
+    monkeypatch.setattr("sepal.protocol.flower.versions.version", lambda name: "1.43.0")
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("sepal.engines.flower.engine.Flower.spawn", None)
+    result = CliRunner().invoke(app, ["serve", "--set", "dataset=digits", "--set", "clients=2", "--port", "19092"])
+    assert result.exit_code == 2, result.output
+    assert result.stderr.strip().splitlines()[-1] == "sepal: flwr: expected 1.39 to 1.42, got 1.43.0"
+    assert not (tmp_path / "home" / "server" / "superlink.log").exists()

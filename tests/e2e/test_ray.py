@@ -77,6 +77,9 @@ def simulation(tmp_path_factory):
     config = {"dataset": "digits", "clients": 2, "rounds": 2000, "out": str(home), "partition.subsample": 100}
     with Flower(environment={"SEPAL_HOME": str(home / "home")}) as flower:
         flower.start_simulation()
+        left = Path(flower.environment["RAY_TMPDIR"]) / "ray" / "ray_current_cluster"
+        left.parent.mkdir(parents=True, exist_ok=True)
+        left.write_text("127.0.0.1:9\n")  # of a cluster that was killed
 
         def run():
             with contextlib.suppress(FlowerError):  # it is killed
@@ -85,6 +88,11 @@ def simulation(tmp_path_factory):
         threading.Thread(target=run, daemon=True).start()
         wait_for(lambda: named(flower, "raylet") and named(flower, "ClientAppActor"))
         yield flower
+
+
+def test_a_cluster_that_was_left_behind_is_not_waited_for(simulation):
+    """Ray takes the address from that file; a run then stayed at "0 of N have answered" (RAY_ADDRESS = local)."""
+    wait_for(lambda: list(Path(simulation.environment["SEPAL_HOME"]).parent.glob("*/metrics.jsonl")))
 
 
 def test_all_of_rays_sockets_are_on_the_loopback_address(simulation):

@@ -236,13 +236,13 @@ def test_who_is_not_connected_is_entered_once_a_round(tmp_path):
     strategy._observers = [lines]
     refresh = strategy._refresh
 
-    def away_for_a_while(grid):
+    def away_for_a_while(grid, *before):
         looks.append(1)
         if len(looks) == 2:
             subject.held = subject.nodes.pop(100)
         if len(looks) == 8:
             subject.nodes[100] = subject.held
-        refresh(grid)
+        refresh(grid, *before)
 
     strategy._refresh = away_for_a_while
     subject.run(strategy=strategy)

@@ -58,13 +58,13 @@ def test_who_trains_is_drawn_from_the_roster_and_not_from_who_is_online(per_roun
     strategy, looks = subject.server(), []
     refresh = strategy._refresh
 
-    def go_away(grid):
+    def go_away(grid, *before):
         looks.append(1)
         if len(looks) == 2:
             subject.held = subject.nodes.pop(101)
         if len(looks) == 3:
             subject.nodes[101] = subject.held
-        refresh(grid)
+        refresh(grid, *before)
 
     strategy._refresh = go_away
     subject.run(strategy=strategy)

@@ -1,0 +1,84 @@
+"""A run's figures for Prometheus, from the ServerApp's process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sepal.server.report import Report
+from sepal.server.run_state import RoundRecord, RunState
+from sepal.server.status import Status
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+MOST_REASONS = 50  # clients choose some of the words; each would be a series of its own
+OTHER = "other"
+
+
+class ServerFigures:
+    """Counts what an :class:`sepal.server.observer.Observer` is told; a collector of prometheus-client.
+
+    Args:
+        status: Returns what the run is doing.
+    """
+
+    def __init__(self, status: Callable[[], Status]) -> None:
+        self._status, self._rounds = status, 0
+        self._uploads: Counter[tuple[str, str]] = Counter()
+        self._bytes: Counter[tuple[str, str]] = Counter()
+        self._seconds: Counter[str] = Counter()
+        self._accuracy: dict[str, float] = {}
+
+    def opened(self, progress: RunState, total: int) -> None:
+        """Keep the number of rounds."""
+        self._rounds = total
+
+    def round(self, progress: RunState, record: RoundRecord, line: Mapping[str, Any]) -> None:
+        """Count the round's messages."""
+        for entry in record.ledger:
+            self._bytes[entry.direction, entry.purpose] += entry.message
+            if entry.direction == "up":
+                self._uploads[entry.status, self._reason(entry.status, entry.reason)] += 1
+        self._seconds.update(record.seconds)
+        self._accuracy |= {view: found["mean"] for view, found in line["accuracy"].items() if found}
+
+    def _reason(self, status: str, reason: str) -> str:
+        word = reason.partition(": ")[0][:40] if status == "refused" else ""
+        known = (status, word) in self._uploads or len(self._uploads) < MOST_REASONS
+        return word if known else OTHER
+
+    def closed(self, progress: RunState, report: Report) -> None:
+        """Do nothing: the last round was counted."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the figures as they are now."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        now = self._status()
+        yield GaugeMetricFamily("sepal_round", "Round under way, from 1", now.round)
+        yield GaugeMetricFamily("sepal_rounds", "Rounds of the run, without the closing one", self._rounds)
+        phase = GaugeMetricFamily("sepal_phase", "1 for the phase under way", labels=["phase"])
+        phase.add_metric([now.phase], 1)
+        yield phase
+        clients = GaugeMetricFamily("sepal_clients", "Clients", labels=["state"])
+        for state in ("roster", "present", "asked", "missing"):
+            clients.add_metric([state], getattr(now, state))
+        yield clients
+        uploads = CounterMetricFamily("sepal_replies", "Replies by status and reason", labels=["status", "reason"])
+        for labels, count in sorted(self._uploads.items()):
+            uploads.add_metric(labels, count)
+        yield uploads
+        size = CounterMetricFamily("sepal_message_bytes", "Bytes of messages", labels=["direction", "purpose"])
+        for labels, count in sorted(self._bytes.items()):
+            size.add_metric(labels, count)
+        yield size
+        seconds = CounterMetricFamily("sepal_round_seconds", "Seconds of completed rounds", labels=["part"])
+        for part, spent in sorted(self._seconds.items()):
+            seconds.add_metric([part], spent)
+        yield seconds
+        accuracy = GaugeMetricFamily("sepal_accuracy", "Mean accuracy on test data, newest round", labels=["view"])
+        for view, mean in sorted(self._accuracy.items()):
+            accuracy.add_metric([view], mean)
+        yield accuracy

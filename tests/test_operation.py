@@ -1,0 +1,146 @@
+"""What operators see: /metrics and /healthz of a server and a client, and logs as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import urllib.error
+import urllib.request
+
+import psutil
+import pytest
+
+from sepal.engines.flower.figures import ClientFigures
+from sepal.engines.flower.processes import free_port
+from sepal.errors import ConfigError
+from sepal.protocol import operation
+from sepal.server_app.metrics import MOST_REASONS, OTHER, ServerFigures
+from tests.contract.fakes import FAKES
+from tests.contract.harness import Federation, Nodes
+
+
+def get(port, path="/metrics"):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        return answer.read().decode()
+
+
+def figures(text):
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
+
+
+@pytest.fixture
+def served():
+    pytest.importorskip("prometheus_client")
+    servers = []
+
+    def start(collector, *rest):
+        port = free_port()
+        servers.append(operation.serve(str(port), collector, *rest))
+        return port
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_servers_figures_follow_the_run(served):
+    subject = Federation(FAKES["queue"][0], rounds=4, settings={"evaluate_every": 0, "on_missing": "skip"})
+    subject.lost = {(2, "client-1")}
+    strategy, seen = subject.server(), {}
+    own = ServerFigures(strategy.status)
+    port = served(own)
+    assert figures(get(port))['sepal_phase{phase="waiting"}'] == 1
+
+    class During(Nodes):
+        def answer(self, message):
+            if message.metadata.group_id == "3":
+                seen.setdefault("during", figures(get(port)))
+            return super().answer(message)
+
+    strategy._observers = [own]
+    strategy.start(During(subject))
+    during, after = seen["during"], figures(get(port))
+    assert (during["sepal_round"], during["sepal_rounds"]) == (3, 4)
+    states = [during[f'sepal_clients{{state="{state}"}}'] for state in ("roster", "present", "asked", "missing")]
+    assert states == [4, 4, 4, 4]
+    assert after['sepal_replies_total{reason="",status="missing"}'] == 1
+    assert after['sepal_replies_total{reason="",status="accepted"}'] == 4 * 4 - 1 + 4
+    assert after['sepal_message_bytes_total{direction="up",purpose="training"}'] > 0
+    assert after['sepal_round_seconds_total{part="total"}'] > 0
+    assert after["process_resident_memory_bytes"] > 1e6
+    assert after['sepal_phase{phase="closed"}'] == 1
+
+
+def test_hostile_reasons_do_not_make_a_series_each():
+    own = ServerFigures(lambda: None)
+    for number in range(200):
+        own._uploads["refused", own._reason("refused", f"key-{number}: expected a, got b")] += 1
+    assert len(own._uploads) <= MOST_REASONS + 1
+    assert own._uploads["refused", OTHER] == 200 - MOST_REASONS
+
+
+def test_a_clients_figures_add_up_what_its_processes_wrote(served, tmp_path, monkeypatch):
+    from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+    from sepal.client_app import app
+    from sepal.protocol.flower.replies import enter_run
+
+    enter_run()
+    path = tmp_path / "messages.jsonl"
+    here = [True]
+    port = served(ClientFigures(path, lambda: here[0], lambda: [psutil.Process()]), lambda: "" if here[0] else "gone")
+    monkeypatch.setenv(operation.STATS, str(path))
+    message = Message(RecordDict({"x": ConfigRecord({"y": 1})}), dst_node_id=1, message_type="train", group_id="7")
+    app.handle(message, Context(1, 1, {}, RecordDict(), {}))
+    found = figures(get(port))
+    assert found['sepal_messages_total{kind="train",result="error"}'] == 1
+    assert (found["sepal_round"], found["sepal_client_up"]) == (7, 1)
+    assert found["sepal_client_memory_bytes"] > 1e6
+    with path.open("a") as file:
+        file.write('{"kind": "train", "result": "answered", "round": 8, "up": 5, "down": 6, "seconds": 0.5}\n{"cut')
+    found = figures(get(port))
+    assert (found["sepal_round"], found['sepal_payload_bytes_total{direction="up"}']) == (8, 5)
+    assert get(port, "/healthz") == "ok"
+    here[0] = False
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        get(port, "/healthz")
+    assert (caught.value.code, caught.value.read()) == (503, b"gone")
+
+
+def test_it_listens_on_the_loopback_address_unless_told_otherwise():
+    assert operation.place_of("9100", "--metrics") == ("127.0.0.1", 9100)
+    assert operation.place_of("0.0.0.0:9100", "--metrics") == ("0.0.0.0", 9100)
+    assert operation.place_of("[::1]:9100", "--metrics") == ("::1", 9100)
+    for text in ("", "nine", "1.2.3.4", "0", "70000"):
+        with pytest.raises(ConfigError, match=r"--metrics: expected \[HOST:\]PORT"):
+            operation.place_of(text, "--metrics")
+
+
+def test_a_port_in_use_and_a_missing_package_are_one_line(served, monkeypatch):
+    words = "SEPAL_METRICS: expected a port of this machine that is free"
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match=words):
+        operation.serve(str(taken.getsockname()[1]), ServerFigures(lambda: None))
+    monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
+    with pytest.raises(ConfigError, match="pip install prometheus-client"):
+        operation.serve("9100", ServerFigures(lambda: None))
+
+
+def test_logs_are_json_lines_on_request(monkeypatch, capsys):
+    logger = logging.getLogger("sepal")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [])
+    monkeypatch.setattr(logger, "propagate", True)
+    monkeypatch.delenv(operation.LOG, raising=False)
+    assert not operation.log_as_json()
+    monkeypatch.setenv(operation.LOG, "json")
+    assert operation.log_as_json()
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        logger.exception('round %d: "quoted"', 3)
+    line = json.loads(capsys.readouterr().err)
+    assert (line["level"], line["logger"], line["message"]) == ("ERROR", "sepal", 'round 3: "quoted"')
+    assert line["error"].endswith("ValueError: bad")
+    assert line["time"].endswith("Z")
