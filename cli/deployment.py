@@ -1,4 +1,4 @@
-"""``sepal certs``, ``sepal deploy check``, ``sepal submit``: what a deployment needs around a run."""
+"""``sepal certs``, ``sepal revoke``, ``sepal deploy check``, ``sepal submit``: what a deployment needs around a run."""
 
 from __future__ import annotations
 
@@ -46,6 +46,19 @@ def certs(
         typer.echo(
             f"{place}/nodes/{name}: {what}; goes to that client: sepal join ADDRESS --certs {name} --name {name}"
         )
+
+
+@app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(help="The client's name: its key is server/nodes/NAME.pub.")],
+    certs: Annotated[Path, typer.Option(help="The server's directory of certificates and node keys.")],
+) -> None:
+    """Take a client's key away for good. A server that runs cuts it off within ten seconds."""
+    from sepal.engines.flower.credentials import ServerCredentials
+
+    ServerCredentials.of(certs).revoke(name)
+    typer.echo(f"{name}: revoked; a server that runs cuts it off within ten seconds, another one when it starts")
+    typer.echo(f"a run that waits for it goes on with: sepal evict RUN {name}")
 
 
 @deploy.callback()

@@ -95,6 +95,11 @@ def join(
         client = Node.of(node_config).client
         split(address)
         credentials = NodeCredentials.of(certs, client) if certs else None
+        own = credentials.name if credentials else ""
+        if credentials and own and own != client:  # the server knows the key under this name alone
+            if texts["name"]:
+                raise ConfigError("--name", f"{own}, the name of the key in {credentials.directory}", client)
+            client = node_config["name"] = own
         if not credentials:
             warn_of_plain_text()
         stay(client, node_config, address, credentials, cold, poll, allow_code, tell, tell_command)

@@ -58,6 +58,7 @@ class Connections:
         invited: The only clients that may take part; None for all.
         evicted: Clients that may not take part.
         data: Client name to the digest of its data, for the clients of the roster.
+        bound: Returns the only client name that a node may have, by node id; nodes without a key of a name are absent.
         tell: Tells a node why it was refused.
         names: Node id to client name, for every node that ever answered; Flower never uses an id again.
         silent: Node id to the reason why its last query has no answer.
@@ -73,6 +74,7 @@ class Connections:
     invited: frozenset[str] | None = None
     evicted: frozenset[str] = frozenset()
     data: Mapping[str, str] = field(default_factory=dict)
+    bound: Callable[[], Mapping[int, str]] = dict
     tell: Callable[[int, str], None] = lambda node, reason: None
     names: dict[int, str] = field(default_factory=dict)
     silent: dict[int, str] = field(default_factory=dict)
@@ -92,10 +94,12 @@ class Connections:
         known = set(self.nodes.values())
         fresh = [node for node in online if node not in known and self._resting.get(node, (0, 0))[0] <= self._turn]
         answers = ask(fresh) if fresh else {}
+        bound = self.bound() if answers else {}
         refusals = []
         for node in sorted(fresh):
             answer = answers.get(node)
-            reason = self._refusal(node, answer, ask) if isinstance(answer, Reply) else answer
+            own = bound.get(node, "")
+            reason = self._refusal(node, answer, own, ask) if isinstance(answer, Reply) else answer
             if reason:
                 refusals.append(reason)
                 self.tell(node, str(reason))
@@ -110,14 +114,11 @@ class Connections:
             self.nodes[name], self.infos[name], self.stores[name] = node, answer.client, answer.facts["store"]
         return refusals
 
-    def _refusal(self, node: int, reply: Reply, ask: Ask) -> SepalError | None:
+    def _refusal(self, node: int, reply: Reply, own: str, ask: Ask) -> SepalError | None:
         """Return why ``node`` is refused as the client it claims to be; None if it is accepted."""
         name, store, weights = reply.client.name, reply.facts.get("store", ""), reply.facts.get("weights", "")
-        if name in self.evicted:
-            return EvictedError(f"client {name}", "a client that was not evicted", f"one that was (node {node})")
-        if self.invited is not None and name not in self.invited:
-            expected = f"one of the {len(self.invited)} clients of the start (roster = closed)"
-            return RosterError(f"client {name}", expected, f"another one (node {node})")
+        if (reason := self._refused_name(node, name, own)) is not None:
+            return reason
         if not store:
             return ProtocolError(f"{name}: store", "the identity of its state store", "none")
         if self.stores.get(name, store) != store:
@@ -136,6 +137,18 @@ class Connections:
             got = f"a second one (node {node}) on the same state directory"
             return RosterError(f"client {name}", "one client of that name", got)
         return None  # the other node is listed but does not answer: the client was restarted
+
+    def _refused_name(self, node: int, name: str, own: str) -> SepalError | None:
+        """Return why ``node`` may not take part under ``name``; ``own`` is the name of its key, if it has one."""
+        if own and own != name:
+            expected = f"{own}, the name of its node's key (nodes/{own}.pub)"
+            return RosterError(f"client {name}", expected, f"{name} (node {node})")
+        if name in self.evicted:
+            return EvictedError(f"client {name}", "a client that was not evicted", f"one that was (node {node})")
+        if self.invited is not None and name not in self.invited:
+            expected = f"one of the {len(self.invited)} clients of the start (roster = closed)"
+            return RosterError(f"client {name}", expected, f"another one (node {node})")
+        return None
 
     def _too_small(self, client: ClientInfo) -> SepalError | None:
         """Return why the client's capacity is too small; None if it is not."""

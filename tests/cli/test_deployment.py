@@ -33,6 +33,16 @@ def test_certs_say_what_goes_where(here):
     ]
 
 
+def test_a_key_is_revoked_by_its_name(here):
+    sepal("certs", "fl", "--node", "site-a", "--node", "site-b")
+    told = sepal("revoke", "site-a", "--certs", "fl/server").stdout
+    assert "site-a: revoked" in told
+    assert [path.name for path in (here / "fl/server/nodes").glob("*.pub")] == ["site-b.pub"]
+    again = sepal("revoke", "site-a", "--certs", "fl/server")
+    assert again.exit_code == 2
+    assert "NAME: expected one of site-b in " in str(again.output) + str(again.exception)
+
+
 def test_a_closed_port_is_said_in_one_line_and_the_exit_code_is_not_0(here):
     sepal("certs", "certs", "--node", "site")
     address = f"127.0.0.1:{free_port()}"
