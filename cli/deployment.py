@@ -10,7 +10,7 @@ import typer
 
 from sepal import __version__
 from sepal.cli.app import app
-from sepal.cli.notices import starting, tell, tell_command, warn_of_plain_text
+from sepal.cli.notices import check_plain_text, starting, tell, tell_command
 from sepal.errors import ConfigError
 
 deploy = typer.Typer(help="Check a deployment.", no_args_is_help=True, rich_markup_mode=None)
@@ -121,7 +121,7 @@ def submit(
     credentials = ServerCredentials.of(certs) if certs else None
     authority = credentials.authority if credentials else None
     if not credentials:
-        warn_of_plain_text()
+        check_plain_text("127.0.0.1", allowed=False)
     deadline = time.monotonic() + HEALTHY
     while not healthy(control, authority):
         if time.monotonic() > deadline:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from sepal.cli.app import app
-from sepal.cli.notices import starting, tell, tell_command, warn_of_plain_text
+from sepal.cli.notices import check_plain_text, starting, tell, tell_command
 from sepal.errors import ConfigError
 
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
@@ -34,6 +34,9 @@ def serve(
     certs: Annotated[
         Path | None, typer.Option(help="Directory of `sepal certs`, for TLS and registered node keys.")
     ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Take plain text from other machines, too; never on a shared network.")
+    ] = False,
 ) -> None:
     """Start a server, run a federation with the clients that join, and show its progress."""
     with starting():
@@ -56,7 +59,7 @@ def serve(
         if reason := unusable(address, number):
             raise ConfigError(key, "a port of this machine that is free", f"{address}:{number}: {reason}")
     if not credentials:
-        warn_of_plain_text()
+        check_plain_text(host, insecure)
     place = private_home() / "server"
     with alone(place), Flower(place, directory=Path.cwd(), tell=tell_command) as flower:
         flower.ports = Ports(port, control)

@@ -188,7 +188,7 @@ def sockets(process: int) -> dict[int, str]:
 
 def test_only_the_fleet_api_listens_beyond_this_machine(tmp_path):
     fleet, control = free_port(), free_port()
-    arguments = ["serve", "--host", "0.0.0.0", "--port", str(fleet), "--control", str(control)]
+    arguments = ["serve", "--insecure", "--host", "0.0.0.0", "--port", str(fleet), "--control", str(control)]
     server = sepal([*arguments, "--set", "dataset=digits", "--name", "open"], tmp_path, "serve.log")
     try:
         log = tmp_path / "serve.log"
