@@ -77,6 +77,12 @@ def join(
     no_accuracies: Annotated[
         bool, typer.Option("--no-accuracies", help="Evaluate no model for the server; of its figures send only costs.")
     ] = False,
+    audit: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|none", help="Log of what was asked and sent; by default NAME.jsonl in ~/.sepal/audit."
+        ),
+    ] = "",
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Speak plain text with another machine; never on a shared network.")
     ] = False,
@@ -117,6 +123,9 @@ def join(
             client = node_config["name"] = own
         if not credentials:
             check_plain_text(host, insecure)
+        if audit != "none":
+            file = Path(audit).expanduser() if audit else private_home() / "audit" / f"{client}.jsonl"
+            node_config["audit"] = str(file.absolute())
         stay(client, node_config, address, credentials, cold, poll, allow_code, tell, tell_command)
 
 
