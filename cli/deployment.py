@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +30,13 @@ def certs(
     nodes: Annotated[int, typer.Option(min=0, help="Make keys for the clients of this many partitions.")] = 0,
     node: Annotated[list[str] | None, typer.Option("--node", help="Make a key for a client of this name.")] = None,
     days: Annotated[int, typer.Option(min=1, help="Days for which a new server certificate is valid.")] = 365,
+    ca_days: Annotated[int, typer.Option(min=1, help="Days for which a new CA is valid.")] = 730,
+    permit: Annotated[
+        list[str] | None, typer.Option(help="A further domain or network for which a new CA may sign later.")
+    ] = None,
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Encrypt a new CA's key; the passphrase is asked for.")
+    ] = False,
 ) -> None:
     """Make a private CA, a server certificate and node keys.
 
@@ -36,9 +46,11 @@ def certs(
     from sepal.engines.flower.certificates import RENEW_DAYS, make_certificates
 
     names = [*map(client_name, range(nodes)), *(node or [])]
-    made = make_certificates(directory, host or [], names, days)
-    place = directory.absolute()
-    typer.echo(f"{place}/ca: {'made' if made.ca else 'kept'}; stays here: who has ca.key can pose as the server")
+    ask, now = ask_passphrase(directory), datetime.now(UTC)
+    made = make_certificates(directory, host or [], names, days, now, permit or [], ca_days, encrypt, ask)
+    place, which = directory.absolute(), "made" if made.ca else "kept"
+    until = f"valid until {made.until:%Y-%m-%d}"
+    typer.echo(f"{place}/ca: {which}, {until}; stays here: who has ca.key can pose as the server")
     kept = f"kept, valid for more than {RENEW_DAYS} days"
     typer.echo(f"{place}/server: {'made' if made.server else kept}; goes to the server: sepal serve --certs server")
     for name in dict.fromkeys(names):
@@ -46,6 +58,18 @@ def certs(
         typer.echo(
             f"{place}/nodes/{name}: {what}; goes to that client: sepal join ADDRESS --certs {name} --name {name}"
         )
+
+
+def ask_passphrase(directory: Path) -> Callable[[], bytes]:
+    """Return a function that asks for the passphrase of the CA's key, twice for a new one."""
+    new = not (directory / "ca" / "ca.key").exists()
+
+    def ask() -> bytes:
+        given = os.environ.get("SEPAL_CA_PASSPHRASE")
+        words = "Passphrase of ca/ca.key"
+        return (given or typer.prompt(words, hide_input=True, confirmation_prompt=new, err=True)).encode()
+
+    return ask
 
 
 @app.command()

@@ -36,6 +36,17 @@ def test_certs_say_what_goes_where(here):
     ]
 
 
+def test_the_passphrase_of_a_new_authority_is_asked_for_twice_and_then_where_it_is_needed(here, monkeypatch):
+    made = CliRunner().invoke(app, ["certs", "fl", "--encrypt"], input="right\nright\n")
+    assert made.exit_code == 0, made.output
+    assert b"ENCRYPTED" in (here / "fl" / "ca" / "ca.key").read_bytes()
+    assert "right" not in made.output
+    assert sepal("certs", "fl", "--node", "a").exit_code == 0
+    assert CliRunner().invoke(app, ["certs", "fl", "--host", "a.localhost"], input="wrong\n").exit_code == 2
+    monkeypatch.setenv("SEPAL_CA_PASSPHRASE", "right")
+    assert sepal("certs", "fl", "--host", "a.localhost").exit_code == 0
+
+
 def test_a_key_is_revoked_by_its_name(here):
     sepal("certs", "fl", "--node", "site-a", "--node", "site-b")
     told = sepal("revoke", "site-a", "--certs", "fl/server").stdout
