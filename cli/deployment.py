@@ -32,7 +32,7 @@ def certs(
     days: Annotated[int, typer.Option(min=1, help="Days for which a new server certificate is valid.")] = 365,
     ca_days: Annotated[int, typer.Option(min=1, help="Days for which a new CA is valid.")] = 730,
     permit: Annotated[
-        list[str] | None, typer.Option(help="A further domain or network for which a new CA may sign later.")
+        list[str] | None, typer.Option(help="A further domain for which a new CA may sign later.")
     ] = None,
     encrypt: Annotated[
         bool, typer.Option("--encrypt", help="Encrypt a new CA's key; the passphrase is asked for.")

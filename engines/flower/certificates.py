@@ -6,8 +6,9 @@
     DIR/server/        ca.crt, server.pem, server.key, executor.secret, nodes/NAME.pub: goes to the server
     DIR/nodes/NAME/    ca.crt, key, key.pub: goes to the client NAME, and to nobody else
 
-The authority's key may be encrypted. Its certificate names the hosts for which it may sign, so that whoever steals the
-key can pose as this server, but as no other site to those who trust the authority.
+The authority's key may be encrypted. Its certificate names the domains for which it may sign, so that whoever steals
+the key can pose as this server, but as no other site to those who trust the authority. Addresses are not limited: the
+TLS of gRPC (BoringSSL) refuses all certificates of an authority with limits on them.
 
 Files have mode 600, public keys 644, and directories 700. Node keys are on the curve P-384 in OpenSSH's format, the
 only ones that Flower accepts.
@@ -85,8 +86,7 @@ def make_certificates(
         nodes: Names of clients that get a key.
         days: Validity of a new server certificate, in days.
         now: The current time; by default that of this machine's clock.
-        permit: Further DNS names, each with all names below it, addresses and networks for which a new authority may
-            sign certificates later.
+        permit: Further domains for which a new authority may sign certificates later.
         authority_days: Validity of a new authority, in days.
         encrypt: Whether the key of a new authority is encrypted.
         passphrase: Returns the passphrase of the authority's key; called if it is needed.
@@ -102,13 +102,13 @@ def make_certificates(
         if not NAME.match(node):
             raise ConfigError("--node", "at most 64 letters, digits, '.', '_' or '-'", node)
     names = [_general_name(host) for host in (*LOOPBACK, *hosts)]
-    subtrees = list(dict.fromkeys([*map(_subtree, (*LOOPBACK, *hosts, *permit))]))
+    domains = [name for name in (*names, *map(_general_name, permit)) if isinstance(name, x509.DNSName)]
     try:
         new_ca = not (directory / "ca" / "ca.key").exists()
         if new_ca and (directory / "server" / "server.pem").exists():
             raise StateError(str(directory / "ca"), "the authority that signed server/server.pem", "none")
         if new_ca:
-            _make_authority(directory / "ca", subtrees, authority_days, time, passphrase() if encrypt else b"")
+            _make_authority(directory / "ca", domains, authority_days, time, passphrase() if encrypt else b"")
         authority = (directory / "ca" / "ca.crt").read_bytes()
         issuer = x509.load_pem_x509_certificate(authority)
         if issuer.not_valid_after_utc < time:
@@ -129,7 +129,7 @@ def make_certificates(
 
 
 def _make_authority(
-    directory: Path, subtrees: Sequence[x509.GeneralName], days: int, now: datetime, passphrase: bytes
+    directory: Path, domains: Sequence[x509.DNSName], days: int, now: datetime, passphrase: bytes
 ) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Sepal deployment {secrets.token_hex(4)}")])
@@ -137,7 +137,7 @@ def _make_authority(
     certificate = (
         builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
-        .add_extension(x509.NameConstraints(subtrees, None), critical=True)
+        .add_extension(x509.NameConstraints(list(dict.fromkeys(domains)), None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
@@ -204,19 +204,12 @@ def _check_permitted(issuer: x509.Certificate, names: Sequence[x509.GeneralName]
         permitted = issuer.extensions.get_extension_for_class(x509.NameConstraints).value.permitted_subtrees or []
     except x509.ExtensionNotFound:  # an authority of before
         return
+    domains = [str(subtree.value).lower() for subtree in permitted]
     for name in names:
-        if not any(_covers(subtree.value, name.value) for subtree in permitted):
-            known = ", ".join(str(subtree.value) for subtree in permitted)
-            expected = f"a name that the authority permits ({known}; for others make one in a new directory)"
-            raise ConfigError("--host", expected, str(name.value))
-
-
-def _covers(subtree: object, name: object) -> bool:
-    if isinstance(subtree, str) and isinstance(name, str):
-        return name.lower() == subtree.lower() or name.lower().endswith(f".{subtree.lower()}")
-    if isinstance(subtree, ipaddress.IPv4Network | ipaddress.IPv6Network):
-        return isinstance(name, ipaddress.IPv4Address | ipaddress.IPv6Address) and name in subtree
-    return False
+        host = f".{name.value}".lower()
+        if isinstance(name, x509.DNSName) and not any(host.endswith(f".{domain}") for domain in domains):
+            expected = f"a name below {', '.join(domains)}, as the authority permits (others: one in a new directory)"
+            raise ConfigError("--host", expected, name.value)
 
 
 def _make_node(directory: Path, name: str, authority: bytes) -> bool:
@@ -266,14 +259,6 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
     except ValueError:
         raise ConfigError("--host", "a DNS name or an IP address, without a port", host) from None
-
-
-def _subtree(text: str) -> x509.GeneralName:
-    """Return what a name constraint permits: a DNS name with all names below it, or a network of addresses."""
-    try:
-        return x509.IPAddress(ipaddress.ip_network(text))
-    except ValueError:
-        return _general_name(text)
 
 
 def _make_directory(path: Path) -> None:
