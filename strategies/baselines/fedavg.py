@@ -110,4 +110,5 @@ FedAvg = register(
     private=("",),
     deployed="received",
     robust=True,
+    dense=True,
 )
