@@ -1,11 +1,14 @@
-# One image for SuperLink, SuperNode and one-shot commands: Sepal, Flower and what they need, pinned. No secrets: keys
-# and certificates come from a volume (docker-compose.yml) or a secret store.
-#   BASE_IMAGE       any image with Python 3.11 and pip
-#   TORCH_INDEX_URL  a package index to prefer for torch and torchvision (README says when it matters)
+# One image for SuperLink, SuperNode and one-shot commands: Sepal, Flower and what they need, each file checked against
+# a digest (`make requirements`). No secrets: keys and certificates come from a volume (docker-compose.yml) or a secret
+# store.
+#   BASE_IMAGE       any image with Python 3.11 and pip; by digest (python:3.11-slim@sha256:…) it is always the same one
+#   TORCH            cuda, or cpu with TORCH_INDEX_URL
+#   TORCH_INDEX_URL  PyTorch's own index, which has torch's CPU build
 ARG BASE_IMAGE=python:3.11-slim
 # hadolint ignore=DL3006
 FROM ${BASE_IMAGE}
 
+ARG TORCH=cuda
 ARG TORCH_INDEX_URL=""
 ENV PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -22,13 +25,12 @@ RUN useradd --uid 49999 --create-home sepal \
         /certs /certs/ca /certs/server /certs/nodes /runs /data
 WORKDIR /app
 
-COPY constraints.txt ./
-RUN pip install -c constraints.txt ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} torch torchvision
+# Before the code, so that a change of the code does not install them again.
+COPY requirements.txt requirements-*.txt ./
+RUN pip install --require-hashes ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
+    -r requirements.txt -r "requirements-${TORCH}.txt"
 
-# The dependencies alone, so that a change of the code does not install them again.
 COPY pyproject.toml README.md LICENSE ./
-RUN pip install -c constraints.txt ".[operate]"
-
 COPY sepal sepal
 COPY models models
 COPY strategies strategies
@@ -38,7 +40,7 @@ COPY engines engines
 COPY study study
 COPY api api
 COPY cli cli
-RUN pip install --no-deps --force-reinstall .
+RUN pip install --no-deps --no-build-isolation --no-index .
 
 USER 49999
 WORKDIR /home/sepal

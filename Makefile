@@ -20,7 +20,7 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 CLIENTS ?= 3
 export CLIENTS
 
-.PHONY: help setup demo compose-demo test check docs e2e bench paper defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate flower flower-next clean
+.PHONY: help setup demo compose-demo test check docs e2e bench paper defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate flower flower-next requirements sbom clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -44,7 +44,7 @@ compose-demo: ## the same in containers, with TLS and node keys: CLIENTS=5 METHO
 test: $(STAMP) ## run the tests but the end-to-end ones (two processes, one thread each)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e" -n 2 --dist loadgroup
 
-check: $(STAMP) docs ## ruff, mypy --strict, import-linter, hadolint, the Compose files' schema, docs
+check: $(STAMP) docs sbom ## ruff, mypy --strict, import-linter, hadolint, the Compose files' schema, docs, the list of packages
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -119,6 +119,16 @@ flower: $(STAMP) ## run engines, deployment and resume with another Flower: make
 flower-next: ## the same with the newest Flower that the index has, pre-releases too: says what an upgrade breaks
 	@newest=$$($(BIN)/python -m pip index versions flwr --pre 2>/dev/null | sed -n 's/^Available versions: \([^,]*\).*/\1/p'); \
 	echo "flower-next: flwr $$newest"; $(MAKE) --no-print-directory flower VERSION=$$newest
+
+requirements: $(STAMP) ## write requirements*.txt: the image's versions of constraints.txt, with the digests of their files
+	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet pyproject.toml - -c constraints.txt --universal --python-version 3.11 \
+		--generate-hashes --no-annotate --no-header | $(BIN)/python -m experiments.requirements
+
+sbom: $(STAMP) ## list what is in the image: build/sbom.json, CycloneDX
+	mkdir -p build
+	cat requirements.txt requirements-cuda.txt | PYTHONWARNINGS=ignore $(BIN)/cyclonedx-py requirements - \
+		--pyproject pyproject.toml --output-reproducible -o build/sbom.json
+	@echo "build/sbom.json: $$($(BIN)/python -c 'import json; print(len(json.load(open("build/sbom.json"))["components"]))') components"
 
 clean: ## remove .venv and everything that tools leave; runs/ stays
 	rm -rf .venv .venv-flower build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,8 +1,11 @@
-"""``sepal certs``, ``sepal deploy check``, ``sepal submit``: what a deployment needs around a run."""
+"""``sepal certs``, ``sepal revoke``, ``sepal deploy check``, ``sepal submit``: what a deployment needs around a run."""
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +13,7 @@ import typer
 
 from sepal import __version__
 from sepal.cli.app import app
-from sepal.cli.notices import starting, tell, tell_command, warn_of_plain_text
+from sepal.cli.notices import check_plain_text, starting, tell, tell_command
 from sepal.errors import ConfigError
 
 deploy = typer.Typer(help="Check a deployment.", no_args_is_help=True, rich_markup_mode=None)
@@ -27,6 +30,13 @@ def certs(
     nodes: Annotated[int, typer.Option(min=0, help="Make keys for the clients of this many partitions.")] = 0,
     node: Annotated[list[str] | None, typer.Option("--node", help="Make a key for a client of this name.")] = None,
     days: Annotated[int, typer.Option(min=1, help="Days for which a new server certificate is valid.")] = 365,
+    ca_days: Annotated[int, typer.Option(min=1, help="Days for which a new CA is valid.")] = 730,
+    permit: Annotated[
+        list[str] | None, typer.Option(help="A further domain for which a new CA may sign later.")
+    ] = None,
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Encrypt a new CA's key; the passphrase is asked for.")
+    ] = False,
 ) -> None:
     """Make a private CA, a server certificate and node keys.
 
@@ -36,9 +46,11 @@ def certs(
     from sepal.engines.flower.certificates import RENEW_DAYS, make_certificates
 
     names = [*map(client_name, range(nodes)), *(node or [])]
-    made = make_certificates(directory, host or [], names, days)
-    place = directory.absolute()
-    typer.echo(f"{place}/ca: {'made' if made.ca else 'kept'}; stays here: who has ca.key can pose as the server")
+    ask, now = ask_passphrase(directory), datetime.now(UTC)
+    made = make_certificates(directory, host or [], names, days, now, permit or [], ca_days, encrypt, ask)
+    place, which = directory.absolute(), "made" if made.ca else "kept"
+    until = f"valid until {made.until:%Y-%m-%d}"
+    typer.echo(f"{place}/ca: {which}, {until}; stays here: who has ca.key can pose as the server")
     kept = f"kept, valid for more than {RENEW_DAYS} days"
     typer.echo(f"{place}/server: {'made' if made.server else kept}; goes to the server: sepal serve --certs server")
     for name in dict.fromkeys(names):
@@ -46,6 +58,31 @@ def certs(
         typer.echo(
             f"{place}/nodes/{name}: {what}; goes to that client: sepal join ADDRESS --certs {name} --name {name}"
         )
+
+
+def ask_passphrase(directory: Path) -> Callable[[], bytes]:
+    """Return a function that asks for the passphrase of the CA's key, twice for a new one."""
+    new = not (directory / "ca" / "ca.key").exists()
+
+    def ask() -> bytes:
+        given = os.environ.get("SEPAL_CA_PASSPHRASE")
+        words = "Passphrase of ca/ca.key"
+        return (given or typer.prompt(words, hide_input=True, confirmation_prompt=new, err=True)).encode()
+
+    return ask
+
+
+@app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(help="The client's name: its key is server/nodes/NAME.pub.")],
+    certs: Annotated[Path, typer.Option(help="The server's directory of certificates and node keys.")],
+) -> None:
+    """Take a client's key away for good. A server that runs cuts it off within ten seconds."""
+    from sepal.engines.flower.credentials import ServerCredentials
+
+    ServerCredentials.of(certs).revoke(name)
+    typer.echo(f"{name}: revoked; a server that runs cuts it off within ten seconds, another one when it starts")
+    typer.echo(f"a run that waits for it goes on with: sepal evict RUN {name}")
 
 
 @deploy.callback()
@@ -108,7 +145,7 @@ def submit(
     credentials = ServerCredentials.of(certs) if certs else None
     authority = credentials.authority if credentials else None
     if not credentials:
-        warn_of_plain_text()
+        check_plain_text("127.0.0.1", allowed=False)
     deadline = time.monotonic() + HEALTHY
     while not healthy(control, authority):
         if time.monotonic() > deadline:

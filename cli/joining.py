@@ -7,14 +7,25 @@ certs``, for TLS and a node key (see docs/deployment.md).
 from __future__ import annotations
 
 from contextlib import nullcontext
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sepal.cli.app import app
-from sepal.cli.notices import set_log, starting, tell, tell_command, warn_of_plain_text
+from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_command
 from sepal.errors import ConfigError, one_line
+
+# 20 uploads with a noise multiplier of 5 have an ε of 9.4 at δ = 1e-5, compared with any other data of the client.
+STRICT_NOISE, STRICT_UPLOADS = 5.0, 20
+
+
+class Privacy(StrEnum):
+    """Demands of the client's operator in one word."""
+
+    NONE = "none"
+    STRICT = "strict"
 
 
 @app.command()
@@ -54,14 +65,26 @@ def join(
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="Run app bundles with code: whoever submits one runs it as this user.")
     ] = False,
+    privacy: Annotated[
+        Privacy, typer.Option(help="strict: --least-noise 5, --most-uploads 20 and --no-accuracies in one word.")
+    ] = Privacy.NONE,
     least_noise: Annotated[
-        float, typer.Option(min=0, help="Send no upload with less noise than this; see privacy.noise.")
-    ] = 0.0,
+        float | None, typer.Option(min=0, help="Send no upload with less noise than this; see privacy.noise.")
+    ] = None,
     most_uploads: Annotated[
-        int, typer.Option(min=0, help="Send at most so many uploads, over all runs; 0: any number.")
-    ] = 0,
+        int | None, typer.Option(min=0, help="Send at most so many uploads, over all runs; 0: any number.")
+    ] = None,
     no_accuracies: Annotated[
         bool, typer.Option("--no-accuracies", help="Evaluate no model for the server; of its figures send only costs.")
+    ] = False,
+    audit: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|none", help="Log of what was asked and sent; by default NAME.jsonl in ~/.sepal/audit."
+        ),
+    ] = "",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Speak plain text with another machine; never on a shared network.")
     ] = False,
     metrics: Annotated[
         str,
@@ -96,16 +119,33 @@ def join(
         share = capacities[partition % len(capacities)]
         node_config: dict[str, int | float | str | bool] = {"partition-id": partition, "num-partitions": of}
         node_config |= {"capacity": share} if share else {}
-        node_config |= {"least-noise": least_noise} if least_noise else {}
-        node_config |= {"most-uploads": most_uploads} if most_uploads else {}
-        node_config |= {"no-accuracies": True} if no_accuracies else {}
+        node_config |= demands(privacy, least_noise, most_uploads, no_accuracies)
         node_config |= {key: value for key, value in texts.items() if value}
         client = Node.of(node_config).client
-        split(address)
+        host, _ = split(address)
         credentials = NodeCredentials.of(certs, client) if certs else None
+        own = credentials.name if credentials else ""
+        if credentials and own and own != client:  # the server knows the key under this name alone
+            if texts["name"]:
+                raise ConfigError("--name", f"{own}, the name of the key in {credentials.directory}", client)
+            client = node_config["name"] = own
         if not credentials:
-            warn_of_plain_text()
+            check_plain_text(host, insecure)
+        if audit != "none":
+            file = Path(audit).expanduser() if audit else private_home() / "audit" / f"{client}.jsonl"
+            node_config["audit"] = str(file.absolute())
         stay(client, node_config, address, credentials, cold, poll, allow_code, tell, tell_command, metrics)
+
+
+def demands(
+    privacy: Privacy, least_noise: float | None, most_uploads: int | None, no_accuracies: bool
+) -> dict[str, int | float | str | bool]:
+    """Return what the client's operator demands, as keys of the node. A number that is given goes before the word."""
+    strict = privacy is Privacy.STRICT
+    noise = least_noise if least_noise is not None else STRICT_NOISE * strict
+    most = most_uploads if most_uploads is not None else STRICT_UPLOADS * strict
+    found = {"least-noise": noise, "most-uploads": most, "no-accuracies": no_accuracies or strict}
+    return {key: value for key, value in found.items() if value}
 
 
 def check_importable(target: str) -> None:

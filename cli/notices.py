@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import sys
 from collections.abc import Iterator
@@ -46,9 +47,28 @@ def tell_command(line: str) -> None:
     tell(f"+ {line}")
 
 
-def warn_of_plain_text() -> None:
-    """Warn of what is unprotected without certificates."""
+def check_plain_text(host: str, allowed: bool) -> None:
+    """Warn of what is unprotected without certificates; refuse it beyond this machine unless it is allowed.
+
+    Args:
+        host: The address of the server, or on which it listens. A name other than ``localhost`` is another machine's.
+        allowed: Whether ``--insecure`` was given.
+
+    Raises:
+        ConfigError: It is not allowed.
+    """
+    if not (allowed or loopback(host)):
+        expected = f"a directory of `sepal certs` for {host}, or --insecure: anybody on the way reads and changes all"
+        raise ConfigError("--certs", expected, "none")
     tell(
         "sepal: warning: without --certs nothing is encrypted, and anybody who reaches the server can join under any "
         "name, read models and updates, and change them"
     )
+
+
+def loopback(host: str) -> bool:
+    """Return whether ``host`` is an address that only this machine reaches."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

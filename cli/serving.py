@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from sepal.cli.app import app
-from sepal.cli.notices import set_log, starting, tell, tell_command, warn_of_plain_text
+from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_command
 from sepal.errors import ConfigError
 from sepal.protocol.operation import METRICS, place_of
 
@@ -36,6 +36,9 @@ def serve(
     certs: Annotated[
         Path | None, typer.Option(help="Directory of `sepal certs`, for TLS and registered node keys.")
     ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Take plain text from other machines, too; never on a shared network.")
+    ] = False,
     metrics: Annotated[
         str,
         typer.Option(
@@ -71,7 +74,7 @@ def serve(
         if reason := unusable(address, number):
             raise ConfigError(key, "a port of this machine that is free", f"{address}:{number}: {reason}")
     if not credentials:
-        warn_of_plain_text()
+        check_plain_text(host, insecure)
     place = private_home() / "server"
     with alone(place), Flower(place, directory=Path.cwd(), tell=tell_command) as flower:
         flower.ports = Ports(port, control)

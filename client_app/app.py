@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import TypeAlias
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from sepal import user_modules
+from sepal.client_app.audit import Audit
 from sepal.client_app.build import Node, Shared, build_host, open_store, open_upload_count
 from sepal.client_app.guard import check_noise, check_sizes, local_config, on_one_machine
 from sepal.client_app.simulation import protect_ray, starts_ray
@@ -134,10 +136,10 @@ def _handle(message: Message, context: Context) -> Message:
 
     If the node raises an error, the server gets its class and a code; the details are in the node's log.
     """
-    name = "client"
+    name, audit, began = "client", None, time.monotonic()
     try:
         node = Node.of(context.node_config)
-        name = node.client
+        name, audit = node.client, Audit(Path(node.audit)) if node.audit else None
         shared = _shared(tuple(sorted(_trusted(context, node).items())), node.device)
         order = read_order(message.content)[0]
         if order.kind is Kind.QUERY and order.plan.phase:
@@ -150,11 +152,22 @@ def _handle(message: Message, context: Context) -> Message:
             host = build_host(shared, node, order.run, store, secret)
             if not on_one_machine() and (node.most_uploads or shared.assembly.task.config.privacy.noise):
                 host = replace(host, spend=open_upload_count(shared, node).spend)
-            return Message(host.answer(message.content), reply_to=message)
-    except Exception as error:  # Flower would send the text of an exception to the server
-        code = uuid.uuid4().hex[:8]
-        log.error("%s: error with code %s", name, code, exc_info=error)
-        return Message(write_error(without_details(error, code), name), reply_to=message)
+            answer = host.answer(message.content)
+    except Exception as error:
+        answer = _error(error, name)
+    if audit:
+        try:
+            audit.write(name, message.content, answer, seconds=round(time.monotonic() - began, 3))
+        except Exception as error:  # nothing leaves without its line
+            answer = _error(error, name)
+    return Message(answer, reply_to=message)
+
+
+def _error(error: Exception, name: str) -> RecordDict:
+    """Return an error's answer: Flower would send the text of an exception to the server."""
+    code = uuid.uuid4().hex[:8]
+    log.error("%s: error with code %s", name, code, exc_info=error)
+    return write_error(without_details(error, code), name)
 
 
 app = make_app()

@@ -35,7 +35,7 @@ from sepal.storage.home import private_home
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import Assembly, assemble
 
-TEXTS = ("name", "data", "state-dir", "data-dir", "initial-weights", "allow")
+TEXTS = ("name", "data", "state-dir", "data-dir", "initial-weights", "allow", "audit")
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -98,6 +98,7 @@ class Node:
         least_noise: The least ``privacy.noise`` with which it sends uploads; 0 for any.
         accuracies: Whether it evaluates models and sends the counts; see :class:`sepal.client_app.host.ClientHost`.
         most_uploads: Largest number of uploads that it sends over all runs; 0 for no limit.
+        audit: File of :class:`sepal.client_app.audit.Audit`; empty for none.
     """
 
     partition: int = 0
@@ -113,6 +114,7 @@ class Node:
     least_noise: float = 0.0
     accuracies: bool = True
     most_uploads: int = 0
+    audit: str = ""
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Node:
@@ -155,6 +157,7 @@ class Node:
             float(noise),
             not silent,
             most,
+            texts["audit"],
         )
 
     @property

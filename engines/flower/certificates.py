@@ -6,6 +6,10 @@
     DIR/server/        ca.crt, server.pem, server.key, executor.secret, nodes/NAME.pub: goes to the server
     DIR/nodes/NAME/    ca.crt, key, key.pub: goes to the client NAME, and to nobody else
 
+The authority's key may be encrypted. Its certificate names the domains for which it may sign, so that whoever steals
+the key can pose as this server, but as no other site to those who trust the authority. Addresses are not limited: the
+TLS of gRPC (BoringSSL) refuses all certificates of an authority with limits on them.
+
 Files have mode 600, public keys 644, and directories 700. Node keys are on the curve P-384 in OpenSSH's format, the
 only ones that Flower accepts.
 """
@@ -16,10 +20,12 @@ import ipaddress
 import os
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -30,7 +36,7 @@ from sepal.errors import ConfigError, StateError
 from sepal.protocol.messages import NAME
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # the server's own processes dial these
-CA_DAYS = 3650
+CA_DAYS = 730
 RENEW_DAYS = 30  # a server certificate that expires sooner is renewed
 _HOST = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\Z")
 _SKEW = timedelta(hours=1)  # a client's clock may be behind
@@ -38,6 +44,7 @@ _SKEW = timedelta(hours=1)  # a client's clock may be behind
 _PEM, _PKCS8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
 _OPENSSH = serialization.PrivateFormat.OpenSSH
 _PLAIN = serialization.NoEncryption()
+Passphrase: TypeAlias = Callable[[], bytes]
 
 
 @dataclass(frozen=True)
@@ -48,15 +55,25 @@ class Made:
         ca: Whether the authority is new.
         server: Whether the server certificate is new.
         nodes: Names of the nodes whose keys are new.
+        until: The end of the authority; no server certificate is valid for longer.
     """
 
     ca: bool
     server: bool
     nodes: tuple[str, ...]
+    until: datetime
 
 
 def make_certificates(
-    directory: Path, hosts: Sequence[str] = (), nodes: Sequence[str] = (), days: int = 365, now: datetime | None = None
+    directory: Path,
+    hosts: Sequence[str] = (),
+    nodes: Sequence[str] = (),
+    days: int = 365,
+    now: datetime | None = None,
+    permit: Sequence[str] = (),
+    authority_days: int = CA_DAYS,
+    encrypt: bool = False,
+    passphrase: Passphrase = bytes,
 ) -> Made:
     """Write the authority, server certificate and node keys that are missing in ``directory``; keep existing ones.
 
@@ -69,25 +86,36 @@ def make_certificates(
         nodes: Names of clients that get a key.
         days: Validity of a new server certificate, in days.
         now: The current time; by default that of this machine's clock.
+        permit: Further domains for which a new authority may sign certificates later.
+        authority_days: Validity of a new authority, in days.
+        encrypt: Whether the key of a new authority is encrypted.
+        passphrase: Returns the passphrase of the authority's key; called if it is needed.
 
     Raises:
-        ConfigError: A host or a node's name is invalid.
+        ConfigError: A host or a node's name is invalid, or the authority may not sign for a host.
         StateError: The directory cannot be written, holds something else, or lacks the authority that signed its server
-            certificate: a new one would lock out every client.
+            certificate: a new one would lock out every client. Or the authority has expired, or the passphrase is not
+            its key's.
     """
-    time = now or datetime.now(UTC)
+    time, passphrase = now or datetime.now(UTC), cache(passphrase)
     for node in nodes:
         if not NAME.match(node):
             raise ConfigError("--node", "at most 64 letters, digits, '.', '_' or '-'", node)
     names = [_general_name(host) for host in (*LOOPBACK, *hosts)]
+    domains = [name for name in (*names, *map(_general_name, permit)) if isinstance(name, x509.DNSName)]
     try:
         new_ca = not (directory / "ca" / "ca.key").exists()
         if new_ca and (directory / "server" / "server.pem").exists():
             raise StateError(str(directory / "ca"), "the authority that signed server/server.pem", "none")
         if new_ca:
-            _make_authority(directory / "ca", time)
+            _make_authority(directory / "ca", domains, authority_days, time, passphrase() if encrypt else b"")
         authority = (directory / "ca" / "ca.crt").read_bytes()
-        new_server = _make_server(directory, names, days, time)
+        issuer = x509.load_pem_x509_certificate(authority)
+        if issuer.not_valid_after_utc < time:
+            expected = "an authority that is valid (make another in a new directory, for all machines)"
+            raise StateError(str(directory / "ca"), expected, f"one until {issuer.not_valid_after_utc:%Y-%m-%d}")
+        _check_permitted(issuer, names)
+        new_server = _make_server(directory, issuer, names, days, time, passphrase)
         _write(directory / "server" / "ca.crt", authority)
         if not (directory / "server" / "executor.secret").exists():
             _write(directory / "server" / "executor.secret", secrets.token_bytes(32))
@@ -97,42 +125,51 @@ def make_certificates(
         raise StateError(str(directory), "a directory that can be written", reason.strerror or str(reason)) from None
     except ValueError as reason:
         raise StateError(str(directory), "certificates and keys that `sepal certs` made", str(reason)) from None
-    return Made(new_ca, new_server, tuple(made))
+    return Made(new_ca, new_server, tuple(made), issuer.not_valid_after_utc)
 
 
-def _make_authority(directory: Path, now: datetime) -> None:
+def _make_authority(
+    directory: Path, domains: Sequence[x509.DNSName], days: int, now: datetime, passphrase: bytes
+) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Sepal deployment {secrets.token_hex(4)}")])
-    builder = _builder(name, name, key.public_key(), now, CA_DAYS)
+    builder = _builder(name, name, key.public_key(), now, now + timedelta(days=days))
     certificate = (
         builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .add_extension(x509.NameConstraints(list(dict.fromkeys(domains)), None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    _write(directory / "ca.key", key.private_bytes(_PEM, _PKCS8, _PLAIN))
+    how = serialization.BestAvailableEncryption(passphrase) if passphrase else _PLAIN
+    _write(directory / "ca.key", key.private_bytes(_PEM, _PKCS8, how))
     _write(directory / "ca.crt", certificate.public_bytes(_PEM))
 
 
-def _make_server(directory: Path, names: Sequence[x509.GeneralName], days: int, now: datetime) -> bool:
+def _make_server(
+    directory: Path,
+    issuer: x509.Certificate,
+    names: Sequence[x509.GeneralName],
+    days: int,
+    now: datetime,
+    passphrase: Passphrase,
+) -> bool:
     """Create the server certificate unless the existing one is still good; return whether it was created."""
-    file, authority = directory / "server" / "server.pem", directory / "ca"
-    issuer = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
+    file, end = directory / "server" / "server.pem", issuer.not_valid_after_utc
     wanted = list(dict.fromkeys(names))
     if file.exists():
         found = x509.load_pem_x509_certificate(file.read_bytes())
         there = list(found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
-        lasting = found.not_valid_after_utc - now > timedelta(days=RENEW_DAYS)
+        until = found.not_valid_after_utc
+        lasting = until == end or until - now > timedelta(days=RENEW_DAYS)
         if lasting and found.issuer == issuer.subject and set(wanted) <= set(there):
             return False
         wanted = list(dict.fromkeys([*there, *wanted]))
-    signer = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
-    if not isinstance(signer, ec.EllipticCurvePrivateKey):
-        raise ValueError("ca.key is not an elliptic curve's")
+    signer = _signer(directory / "ca" / "ca.key", passphrase)
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Sepal server")])
     certificate = (
-        _builder(subject, issuer.subject, key.public_key(), now, days)
+        _builder(subject, issuer.subject, key.public_key(), now, min(end, now + timedelta(days=days)))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -143,6 +180,36 @@ def _make_server(directory: Path, names: Sequence[x509.GeneralName], days: int, 
     _write(directory / "server" / "server.key", key.private_bytes(_PEM, _PKCS8, _PLAIN))
     _write(file, certificate.public_bytes(_PEM))
     return True
+
+
+def _signer(file: Path, passphrase: Passphrase) -> ec.EllipticCurvePrivateKey:
+    """Return the authority's key; the passphrase is asked for only if it is encrypted."""
+    text = file.read_bytes()
+    try:
+        key = serialization.load_pem_private_key(text, None)
+    except TypeError:  # it is encrypted
+        given = passphrase()
+        try:
+            key = serialization.load_pem_private_key(text, given or b" ")
+        except ValueError:
+            raise StateError(str(file), "its passphrase", "another" if given else "none") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError("ca.key is not an elliptic curve's")
+    return key
+
+
+def _check_permitted(issuer: x509.Certificate, names: Sequence[x509.GeneralName]) -> None:
+    """Raise ConfigError if clients would not trust a certificate of ``issuer`` for one of ``names``."""
+    try:
+        permitted = issuer.extensions.get_extension_for_class(x509.NameConstraints).value.permitted_subtrees or []
+    except x509.ExtensionNotFound:  # an authority of before
+        return
+    domains = [str(subtree.value).lower() for subtree in permitted]
+    for name in names:
+        host = f".{name.value}".lower()
+        if isinstance(name, x509.DNSName) and not any(host.endswith(f".{domain}") for domain in domains):
+            expected = f"a name below {', '.join(domains)}, as the authority permits (others: one in a new directory)"
+            raise ConfigError("--host", expected, name.value)
 
 
 def _make_node(directory: Path, name: str, authority: bytes) -> bool:
@@ -160,11 +227,11 @@ def _make_node(directory: Path, name: str, authority: bytes) -> bool:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, end: datetime
 ) -> x509.CertificateBuilder:
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     builder = builder.serial_number(x509.random_serial_number())
-    return builder.not_valid_before(now - _SKEW).not_valid_after(now + timedelta(days=days))
+    return builder.not_valid_before(now - _SKEW).not_valid_after(end)
 
 
 def _usage(digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ def _pem_key(data: bytes) -> Any:
 def _ssh_key(data: bytes) -> Any:
     return serialization.load_ssh_private_key(data, None)
 
+
+REVOKED = ".revoked"  # of a public key that is not registered again
 
 # File → what it holds, and what reads it
 _FORMS: dict[str, tuple[str, Callable[[bytes], Any]]] = {
@@ -77,6 +80,38 @@ class ServerCredentials:
             paths = sorted(Path(entry.path) for entry in entries)
         return {path.stem: path for path in paths if path.suffix == ".pub" and not path.name.startswith(".")}
 
+    def revoke(self, name: str) -> None:
+        """Take a node's public key away for good: also where a copy of it is put back, it is not registered again.
+
+        Where this is the directory in which the keys were made, the node's private key is removed, too.
+
+        Raises:
+            ConfigError: There is no such key, or its file cannot be changed.
+        """
+        try:
+            keys = self.node_keys()
+            if name not in keys:
+                raise ConfigError("NAME", f"one of {', '.join(keys) or 'no keys'} in {self.directory / 'nodes'}", name)
+            digest = hashlib.sha256(keys[name].read_bytes()).hexdigest()[:12]
+            keys[name].replace(keys[name].with_name(f"{name}.{digest}{REVOKED}"))
+            made = self.directory.parent / "nodes" / name
+            if (made / "key").exists():
+                shutil.rmtree(made)
+        except OSError as reason:
+            raise ConfigError(
+                "--certs", "a directory that can be changed", f"{reason.filename}: {reason.strerror}"
+            ) from None
+
+    def revoked(self) -> frozenset[str]:
+        """Return the fingerprints of the keys that were revoked.
+
+        Raises:
+            OSError: The directory or a file in it cannot be read.
+            ValueError: A file holds something else.
+        """
+        with os.scandir(self.directory / "nodes") as entries:
+            return frozenset(fingerprint(Path(entry.path)) for entry in entries if entry.name.endswith(REVOKED))
+
 
 @dataclass(frozen=True)
 class NodeCredentials:
@@ -108,6 +143,14 @@ class NodeCredentials:
     def authority(self) -> Path:
         """The CA certificate with which the server's is verified."""
         return self.directory / "ca.crt"
+
+    @property
+    def name(self) -> str:
+        """The client's name, which `sepal certs` wrote beside the public key; empty if it is not here."""
+        try:
+            return self.key.with_suffix(".pub").read_text().split()[2]
+        except (OSError, ValueError, IndexError):
+            return ""
 
     @property
     def key(self) -> Path:

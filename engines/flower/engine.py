@@ -28,6 +28,7 @@ from sepal.protocol.method import Scalar
 COMPLETED = "finished:completed"
 UNDER_WAY = ("pending", "starting", "running")
 CONNECTION = "sepal"
+SUPERLINK = (sys.executable, "-P", "-m", "sepal.protocol.flower.superlink")  # flower-superlink, closed to web pages
 RAISED = "ServerApp failed with exception: "  # flwr.superlink.runtime.run_serverapp
 
 
@@ -280,19 +281,19 @@ def superlink_command(ports: Ports, host: str, home: Path, credentials: ServerCr
     """Return the command that starts a SuperLink; without ``credentials`` in plain text.
 
     Only the Fleet API, for SuperNodes, listens on ``host``. The Control API listens on 127.0.0.1, because it can be
-    used to submit an app, which runs code on the server and on every client.
+    used to submit an app, which runs code on the server and on every client; and web pages are not answered there.
     """
     security = credentials.options() if credentials else ["--insecure"]
     rest = [*security, "--database", str(home / "state.db"), "--host", "127.0.0.1", "--port", str(ports.control)]
     fleet = f"{host}:{ports.fleet}"
     if speaks_http():  # one address for all APIs: a listener of our own for the Fleet API
-        return [sys.executable, "-P", "-m", "sepal.protocol.flower.superlink", fleet, *rest]
-    return ["flower-superlink", "--fleet-api-address", fleet, *rest]
+        return [*SUPERLINK, "--door", fleet, *rest]
+    return [*SUPERLINK, "--fleet-api-address", fleet, *rest]
 
 
 def simulation_command(ports: Ports) -> list[str]:
     """Return the command that starts a SuperLink with Flower's simulation engine."""
-    command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
+    command = [*SUPERLINK, "--insecure", "--simulation", "--isolation", "subprocess"]
     return [*command, "--host", "127.0.0.1", "--port", str(ports.control)]
 
 

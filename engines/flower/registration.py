@@ -74,12 +74,14 @@ class Registry:
         problems = []
         path = self._credentials.directory / "nodes"
         try:
+            revoked = self._credentials.revoked()
             for name, path in self._credentials.node_keys().items():
                 try:
-                    found[fingerprint(path)] = name, path
+                    if (digest := fingerprint(path)) not in revoked:
+                        found[digest] = name, path
                 except (OSError, ValueError) as reason:
                     problems.append(_unreadable(path, reason))
-        except OSError as reason:
+        except (OSError, ValueError) as reason:
             problems.append(_unreadable(path, reason))
         return found, problems
 

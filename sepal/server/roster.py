@@ -60,6 +60,7 @@ class Connections:
         most: The largest number of clients that may take part; 0 for any.
         evicted: Clients that may not take part.
         data: Client name to the digest of its data, for the clients of the roster.
+        bound: Returns the only client name that a node may have, by node id; nodes without a key of a name are absent.
         tell: Tells a node why it was refused.
         names: Node id to client name, for every node that ever answered; Flower never uses an id again.
         silent: Node id to the reason why its last query has no answer.
@@ -76,6 +77,7 @@ class Connections:
     most: int = 0
     evicted: frozenset[str] = frozenset()
     data: Mapping[str, str] = field(default_factory=dict)
+    bound: Callable[[], Mapping[int, str]] = dict
     tell: Callable[[int, str], None] = lambda node, reason: None
     names: dict[int, str] = field(default_factory=dict)
     silent: dict[int, str] = field(default_factory=dict)
@@ -96,10 +98,12 @@ class Connections:
         asked = here if among is None else here & set(among)
         fresh = [node for node in online if node in asked and node not in known and self._rested(node)]
         answers = ask(fresh) if fresh else {}
+        bound = self.bound() if answers else {}
         refusals = []
         for node in sorted(fresh):
             answer = answers.get(node)
-            reason = self._refusal(node, answer, ask) if isinstance(answer, Reply) else answer
+            own = bound.get(node, "")
+            reason = self._refusal(node, answer, own, ask) if isinstance(answer, Reply) else answer
             if reason:
                 refusals.append(reason)
                 self.tell(node, str(reason))
@@ -117,13 +121,11 @@ class Connections:
     def _rested(self, node: int) -> bool:
         return self._resting.get(node, (0, 0))[0] <= self._turn
 
-    def _refusal(self, node: int, reply: Reply, ask: Ask) -> SepalError | None:
+    def _refusal(self, node: int, reply: Reply, own: str, ask: Ask) -> SepalError | None:
         """Return why ``node`` is refused as the client it claims to be; None if it is accepted."""
         name, store, weights = reply.client.name, reply.facts.get("store", ""), reply.facts.get("weights", "")
-        if name in self.evicted:
-            return EvictedError(f"client {name}", "a client that was not evicted", f"one that was (node {node})")
-        if uninvited := self._uninvited(name, node):
-            return uninvited
+        if (reason := self._refused_name(node, name, own)) is not None:
+            return reason
         if not store:
             return ProtocolError(f"{name}: store", "the identity of its state store", "none")
         if self.stores.get(name, store) != store:
@@ -143,8 +145,13 @@ class Connections:
             return RosterError(f"client {name}", "one client of that name", got)
         return None  # the other node is listed but does not answer: the client was restarted
 
-    def _uninvited(self, name: str, node: int) -> SepalError | None:
-        """Return why nobody expects the client; None if it may take part."""
+    def _refused_name(self, node: int, name: str, own: str) -> SepalError | None:
+        """Return why ``node`` may not take part under ``name``; ``own`` is the name of its key, if it has one."""
+        if own and own != name:
+            expected = f"{own}, the name of its node's key (nodes/{own}.pub)"
+            return RosterError(f"client {name}", expected, f"{name} (node {node})")
+        if name in self.evicted:
+            return EvictedError(f"client {name}", "a client that was not evicted", f"one that was (node {node})")
         if self.invited is not None and name not in self.invited:
             expected = f"one of the {len(self.invited)} clients of the start (roster = closed)"
             return RosterError(f"client {name}", expected, f"another one (node {node})")

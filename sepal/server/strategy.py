@@ -21,6 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from sepal.errors import ConfigError, DamagedError, ProtocolError, RoundError, SepalError, StateError
+from sepal.protocol.flower.nodes import names as registered_names
 from sepal.protocol.flower.replies import bound_replies
 from sepal.protocol.messages import Content, Order, Reply, read_reply, write_order
 from sepal.protocol.method import ClientInfo, Kind, Method, Plan, Task
@@ -155,6 +156,7 @@ class SepalStrategy(Strategy):
         self._change(num_rounds, timeout)
         self._check_initial(initial_arrays)
         self._exchange = Exchange(grid)
+        self._connections.bound = partial(registered_names, grid)
         if not isinstance(grid, LocalGrid):
             bound_replies(largest_reply(self.task))
         self.summary()

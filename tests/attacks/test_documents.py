@@ -14,8 +14,10 @@ from tests.attacks.test_hostile_replies import ATTACKS
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
-PAGES = (ROOT / "docs" / "threat-model.md", TESTS / "attacks" / "README.md")
-PARTIES = 7
+MODEL = ROOT / "docs" / "threat-model.md"
+PAGES = (ROOT / "docs" / "threat-model-tests.md", TESTS / "attacks" / "README.md")
+PARTIES = 10
+KINDS = ("Sees:", "Refused:", "Refused, if set:", "Not defended:")
 
 
 @cache
@@ -66,14 +68,23 @@ def test_cases_that_the_log_names_are_cases():
     assert [case for case in re.findall(r"`\[([^\]]+)\]`", text) if case not in {*ATTACKS, "…"}] == []
 
 
+def parties(page):
+    """Title and text of each section."""
+    return [part.split("\n", 1) for part in page.read_text().split("\n## ")[1:]]
+
+
 def test_every_line_of_the_threat_model_says_what_it_is_and_names_a_test_or_says_why_none():
-    parties = PAGES[0].read_text().split("\n## ")[1:]
-    assert len(parties) == PARTIES
-    for party in parties:
-        rows = [line.strip("| ").split(" | ") for line in party.splitlines() if re.match(r"\| \w", line)]
-        kinds = {row[0].partition(",")[0] for row in rows}
-        assert kinds <= {"sees", "refused", "not defended"}, kinds
-        assert "refused" in kinds
+    told, tested = parties(MODEL), parties(PAGES[0])
+    assert [title for title, _ in told] == [title for title, _ in tested]
+    assert len(told) == PARTIES
+    for (_, text), (_, table) in zip(told, tested, strict=True):
+        kinds = re.findall(r"^(\w.*:)$", text, re.MULTILINE)
+        assert kinds == [kind for kind in KINDS if kind in kinds]
+        assert "Refused:" in kinds
+        numbers = re.findall(r"^- \*\*([A-Z]\d+)\*\* .+\.$", text, re.MULTILINE)
+        assert len(numbers) == text.count("\n- "), "each line is numbered and is one line"
+        rows = [line.strip("| ").split(" | ") for line in table.splitlines() if re.match(r"\| [A-Z]\d", line)]
+        assert [row[0] for row in rows] == numbers == [f"{numbers[0][0]}{n + 1}" for n in range(len(numbers))]
         for row in rows:
-            assert len(row) == 3, row
-            assert "`" in row[2] or row[2].startswith("none"), row
+            assert len(row) == 2, row
+            assert "`" in row[1] or row[1].startswith("none"), row

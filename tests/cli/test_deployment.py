@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from typer.testing import CliRunner
 
 from sepal.cli.joining import shares
 from sepal.cli.main import app
-from sepal.engines.flower import rejoining
+from sepal.cli.notices import loopback
+from sepal.engines.flower import rejoining, submission
 from sepal.engines.flower.probe import Finding
 from sepal.engines.flower.processes import FlowerError, free_port
 from sepal.engines.flower.submission import alone
@@ -31,6 +34,27 @@ def test_certs_say_what_goes_where(here):
         "nodes/site: kept",
         "nodes/other: made",
     ]
+
+
+def test_the_passphrase_of_a_new_authority_is_asked_for_twice_and_then_where_it_is_needed(here, monkeypatch):
+    made = CliRunner().invoke(app, ["certs", "fl", "--encrypt"], input="right\nright\n")
+    assert made.exit_code == 0, made.output
+    assert b"ENCRYPTED" in (here / "fl" / "ca" / "ca.key").read_bytes()
+    assert "right" not in made.output
+    assert sepal("certs", "fl", "--node", "a").exit_code == 0
+    assert CliRunner().invoke(app, ["certs", "fl", "--host", "a.localhost"], input="wrong\n").exit_code == 2
+    monkeypatch.setenv("SEPAL_CA_PASSPHRASE", "right")
+    assert sepal("certs", "fl", "--host", "a.localhost").exit_code == 0
+
+
+def test_a_key_is_revoked_by_its_name(here):
+    sepal("certs", "fl", "--node", "site-a", "--node", "site-b")
+    told = sepal("revoke", "site-a", "--certs", "fl/server").stdout
+    assert "site-a: revoked" in told
+    assert [path.name for path in (here / "fl/server/nodes").glob("*.pub")] == ["site-b.pub"]
+    again = sepal("revoke", "site-a", "--certs", "fl/server")
+    assert again.exit_code == 2
+    assert "NAME: expected one of site-b in " in str(again.output) + str(again.exception)
 
 
 def test_a_closed_port_is_said_in_one_line_and_the_exit_code_is_not_0(here):
@@ -67,6 +91,24 @@ def test_what_cannot_work_is_said_before_anything_is_started(here, monkeypatch, 
     done = sepal(*arguments)
     assert done.exit_code == 2
     assert words in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("command", [["serve", "--host", "0.0.0.0"], ["join", "fl.example:9092"]])
+def test_plain_text_beyond_this_machine_must_be_asked_for(here, monkeypatch, command):
+    done = sepal(*command)
+    assert done.exit_code == 2
+    assert f"--certs: expected a directory of `sepal certs` for {command[-1][:7]}" in done.stderr
+    begun = []
+    monkeypatch.setattr(rejoining, "stay", lambda *arguments: begun.append("join"))
+    monkeypatch.setattr(submission, "alone", lambda place: begun.append("serve") or nullcontext().none)  # ends there
+    sepal(*command, "--insecure")
+    assert begun == command[:1]
+
+
+def test_which_addresses_are_this_machine():
+    mine = ("127.0.0.1", "127.0.0.2", "localhost", "::1", "[::1]")
+    others = ("0.0.0.0", "::", "10.0.0.5", "fl.example", "localhost.example", "127.0.0.1.example")
+    assert [loopback(host) for host in (*mine, *others)] == [True] * len(mine) + [False] * len(others)
 
 
 def test_several_capacities_are_taken_in_turn():

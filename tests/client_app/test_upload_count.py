@@ -9,6 +9,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from typer.testing import CliRunner
 
+from sepal.cli.joining import STRICT_NOISE, STRICT_UPLOADS
 from sepal.cli.main import app
 from sepal.client.training import Trainer
 from sepal.client_app.app import handle
@@ -19,6 +20,7 @@ from sepal.errors import ConfigError, ModelError, ProtocolError, SepalError, Sta
 from sepal.protocol.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, read_reply, write_order
 from sepal.protocol.method import Kind, Plan
+from sepal.server_app.privacy import epsilon
 
 RUN = {"dataset": "digits", "clients": 2, "partition.subsample": 100, "privacy.clip": 1.0, "privacy.noise": 1.0}
 WORDS = r"uploads: expected at most 2 over all runs, as this node demands .*, got a request for one more"
@@ -154,12 +156,26 @@ def test_the_key_is_a_whole_number(value):
         Node.of({"most-uploads": value})
 
 
-def test_the_options_of_join_reach_the_node(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--most-uploads", "7", "--no-accuracies", "--least-noise", "1.5"], (7, False, 1.5)),
+        (["--privacy", "strict"], (20, False, 5.0)),
+        (["--privacy", "strict", "--least-noise", "8", "--most-uploads", "50"], (50, False, 8.0)),
+        ([], (0, True, 0.0)),
+    ],
+)
+def test_the_options_of_join_reach_the_node(monkeypatch, tmp_path, options, expected):
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path))
     seen = []
     monkeypatch.setattr(rejoining, "stay", lambda client, node_config, *rest: seen.append(node_config))
-    options = ["--most-uploads", "7", "--no-accuracies", "--least-noise", "1.5"]
     result = CliRunner().invoke(app, ["join", "127.0.0.1:9092", *options])
     assert result.exit_code == 0, result.output
     node = Node.of(seen[0])
-    assert (node.most_uploads, node.accuracies, node.least_noise) == (7, False, 1.5)
+    assert (node.most_uploads, node.accuracies, node.least_noise) == expected
+
+
+def test_what_strict_demands_is_an_epsilon_below_10():
+    """As docs/privacy.md says: compared with any other data of the client, over all runs."""
+    assert epsilon(STRICT_NOISE / 2, STRICT_UPLOADS, 1e-5) == pytest.approx(9.4, abs=0.05)
+    assert epsilon(STRICT_NOISE, STRICT_UPLOADS, 1e-5) == pytest.approx(4.2, abs=0.05)

@@ -188,7 +188,7 @@ def sockets(process: int) -> dict[int, str]:
 
 def test_only_the_fleet_api_listens_beyond_this_machine(tmp_path):
     fleet, control = free_port(), free_port()
-    arguments = ["serve", "--host", "0.0.0.0", "--port", str(fleet), "--control", str(control)]
+    arguments = ["serve", "--insecure", "--host", "0.0.0.0", "--port", str(fleet), "--control", str(control)]
     server = sepal([*arguments, "--set", "dataset=digits", "--name", "open"], tmp_path, "serve.log")
     try:
         log = tmp_path / "serve.log"
@@ -295,3 +295,28 @@ def test_a_stranger_who_takes_all_calls_of_the_server_stops_no_client_for_good(t
             process.send_signal(signal.SIGTERM)
             process.wait(60)
     assert json.loads((tmp_path / "runs" / "stall" / "summary.json").read_text())["complete"]
+
+
+def test_a_registered_client_cannot_take_the_name_of_one_that_has_not_come_yet(tmp_path):
+    make_certificates(tmp_path / "fl-certs", nodes=["site-a", "site-b"])
+    ports = [str(free_port()), str(free_port())]
+    own = tmp_path / "fl-certs" / "nodes" / "site-b"
+    join = ["join", f"127.0.0.1:{ports[0]}", "--certs", str(own), "--name", "site-a"]
+    honest = sepal(join, tmp_path, "honest.log")
+    try:
+        assert honest.wait(60) == 2
+    finally:
+        honest.kill()
+    told = (tmp_path / "honest.log").read_text()
+    assert f"sepal: --name: expected site-b, the name of the key in {own}, got site-a" in told
+    (own / "key.pub").unlink()  # who lies has no such check
+    keys = ["--set", "dataset=digits", "--set", "rounds=1", "--set", "clients=1", "--certs", "fl-certs/server"]
+    server = sepal(["serve", *keys, "--port", ports[0], "--control", ports[1]], tmp_path, "serve.log")
+    client = sepal(join, tmp_path, "join.log")
+    try:
+        assert server.wait(240) == 2, (tmp_path / "serve.log").read_text()[-2000:]
+    finally:
+        for process in (client, server):
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+    assert "client site-a: expected site-b, the name of its node's key" in (tmp_path / "serve.log").read_text()

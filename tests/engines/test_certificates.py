@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import ssl
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+)
 from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
 
 from sepal.engines.flower.certificates import make_certificates
@@ -17,7 +24,7 @@ from sepal.engines.flower.engine import Ports, superlink_command, supernode_comm
 from sepal.engines.flower.probe import clock_skew, split
 from sepal.errors import ConfigError, StateError
 
-NOW = datetime(2026, 3, 1, tzinfo=UTC)
+NOW = datetime.now(UTC).replace(microsecond=0)
 
 
 ED25519 = Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -58,9 +65,9 @@ def test_a_second_call_keeps_what_is_there_and_adds_what_is_new(tmp_path):
     second = make_certificates(tmp_path, ["one.example"], ["a", "b"], now=NOW)
     assert (second.ca, second.server, second.nodes) == (False, False, ("b",))
     assert {path: path.read_bytes() for path in kept} == kept
-    third = make_certificates(tmp_path, ["two.example"], now=NOW)
+    third = make_certificates(tmp_path, ["two.one.example"], now=NOW)
     assert (third.ca, third.server, third.nodes) == (False, True, ())
-    assert {"one.example", "two.example"} <= names(server_certificate(tmp_path))
+    assert {"one.example", "two.one.example"} <= names(server_certificate(tmp_path))
     assert (tmp_path / "ca" / "ca.crt").read_bytes() == kept[tmp_path / "ca" / "ca.crt"]
 
 
@@ -69,6 +76,104 @@ def test_a_certificate_that_ends_soon_is_renewed(tmp_path):
     assert not make_certificates(tmp_path, now=NOW + timedelta(days=59)).server
     assert make_certificates(tmp_path, now=NOW + timedelta(days=61)).server
     assert server_certificate(tmp_path).not_valid_after_utc > NOW + timedelta(days=400)
+
+
+def authority(directory):
+    return x509.load_pem_x509_certificate((directory / "ca" / "ca.crt").read_bytes())
+
+
+def test_a_stolen_authority_cannot_pose_as_another_site(tmp_path):
+    """With the key of ca/, a certificate of any name can be signed; none of other names is taken."""
+    make_certificates(tmp_path, ["fl.example", "10.0.0.5"], permit=["spare.example"], now=NOW)
+    found = authority(tmp_path).extensions.get_extension_for_class(x509.NameConstraints)
+    assert found.critical
+    assert [name.value for name in found.value.permitted_subtrees] == ["localhost", "fl.example", "spare.example"]
+    for host in ("fl.example", "10.0.0.5", "localhost"):
+        assert handshake(tmp_path, host) == ""
+    for host in ("bank.example", "notfl.example"):
+        forged = tmp_path / "forged" / host
+        shutil.copytree(tmp_path / "ca", forged / "ca")
+        with_constraints = (forged / "ca" / "ca.crt").read_bytes()
+        plain(forged)  # as a thief does, with a certificate of his own for the same key
+        make_certificates(forged, [host], now=NOW)
+        (forged / "ca" / "ca.crt").write_bytes(with_constraints)
+        assert "permitted subtree violation" in handshake(forged, host)
+
+
+def plain(directory):
+    """Replace the authority's certificate by one without constraints."""
+    old, key = authority(directory), load_pem_private_key((directory / "ca" / "ca.key").read_bytes(), None)
+    builder = x509.CertificateBuilder().subject_name(old.subject).issuer_name(old.subject).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(old.not_valid_before_utc)
+    builder = builder.not_valid_after(old.not_valid_after_utc)
+    for extension in old.extensions:
+        if not isinstance(extension.value, x509.NameConstraints):
+            builder = builder.add_extension(extension.value, extension.critical)
+    (directory / "ca" / "ca.crt").write_bytes(builder.sign(key, SHA384()).public_bytes(Encoding.PEM))
+
+
+def handshake(directory, host):
+    """What a client says that reaches the server under ``host``; empty if it trusts it."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    server.load_cert_chain(directory / "server" / "server.pem", directory / "server" / "server.key")
+    client.load_verify_locations(directory / "ca" / "ca.crt")
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = client.wrap_bio(down, up, server_hostname=host)
+    theirs = server.wrap_bio(up, down, server_side=True)
+    for _ in range(3):
+        for side in (ours, theirs):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLCertVerificationError as reason:
+                return reason.verify_message
+    return ""
+
+
+def test_a_host_that_the_authority_does_not_permit_is_one_line(tmp_path):
+    make_certificates(tmp_path, ["fl.example"], now=NOW)
+    assert make_certificates(tmp_path, ["A.fl.example", "192.0.2.7"], now=NOW).server
+    for host in ("example", "notfl.example", "other.example"):
+        with pytest.raises(ConfigError, match=rf"^--host: expected a name below localhost, fl.example, .* got {host}$"):
+            make_certificates(tmp_path, [host], now=NOW)
+    assert names(server_certificate(tmp_path)) >= {"fl.example", "A.fl.example", "192.0.2.7"}
+
+
+def test_an_authority_of_before_permits_any_host(tmp_path):
+    make_certificates(tmp_path, now=NOW)
+    plain(tmp_path)
+    assert make_certificates(tmp_path, ["any.example"], now=NOW).server
+
+
+def test_the_authority_lives_two_years_and_no_certificate_outlives_it(tmp_path):
+    made = make_certificates(tmp_path, now=NOW)
+    assert made.until == authority(tmp_path).not_valid_after_utc == NOW + timedelta(days=730)
+    make_certificates(tmp_path, now=NOW + timedelta(days=500))
+    assert server_certificate(tmp_path).not_valid_after_utc == made.until
+    assert not make_certificates(tmp_path, now=NOW + timedelta(days=715)).server, "it cannot be renewed any more"
+    with pytest.raises(StateError, match=r"/ca: expected an authority that is valid \(make another .*, got one until "):
+        make_certificates(tmp_path, now=NOW + timedelta(days=731))
+
+
+def test_the_authoritys_key_may_be_encrypted(tmp_path):
+    asked = []
+
+    def ask(word):
+        asked.append(word)
+        return word
+
+    make_certificates(tmp_path, encrypt=True, passphrase=lambda: ask(b"right"), now=NOW)
+    assert asked == [b"right"]
+    assert b"ENCRYPTED" in (tmp_path / "ca" / "ca.key").read_bytes()
+    assert make_certificates(tmp_path, nodes=["a"], passphrase=lambda: ask(b"not asked"), now=NOW).nodes == ("a",)
+    assert asked == [b"right"], "nothing is signed for a node's key"
+    with pytest.raises(StateError, match=r"ca.key: expected its passphrase, got another"):
+        make_certificates(tmp_path, ["a.localhost"], passphrase=lambda: b"wrong", now=NOW)
+    with pytest.raises(StateError, match=r"ca.key: expected its passphrase, got none"):
+        make_certificates(tmp_path, ["a.localhost"], now=NOW)
+    assert make_certificates(tmp_path, ["a.localhost"], passphrase=lambda: b"right", now=NOW).server
 
 
 def test_node_keys_are_what_flower_reads(tmp_path):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from sepal.engines.flower.certificates import make_certificates
 from sepal.engines.flower.credentials import fingerprint
@@ -24,3 +25,19 @@ def test_registered_nodes_are_found_by_their_key_files_and_what_is_no_key_is_lef
     monkeypatch.setattr(nodes, "read_superlink_connection", lambda name: name)
     monkeypatch.setattr(nodes, "init_http_client_from_connection", lambda connection: client)
     assert nodes.registered("sepal") == {fingerprint(files["a"]): "8"}
+
+
+def test_a_grid_tells_under_which_names_keys_were_registered(monkeypatch):
+    given = {}
+    listed = [(7, "", "online"), (8, "site-a", "offline"), (9, "site-b", NodeStatus.UNREGISTERED)]
+    found = [SimpleNamespace(node_id=node, name=name, status=status) for node, name, status in listed]
+
+    def client(server_address, insecure, root_certificates, interceptors, retry_invoker):
+        given.update(address=server_address, insecure=insecure, authority=root_certificates)
+        return SimpleNamespace(ListNodes=lambda request: SimpleNamespace(nodes_info=found), close=lambda: None)
+
+    monkeypatch.setattr(nodes.ControlHttpClient, "from_server_address", client)
+    grid = HttpGrid("localhost:9093", root_certificates=b"authority", token="a run's")
+    assert nodes.names(grid) == {8: "site-a"}
+    assert given == {"address": "localhost:9093", "insecure": False, "authority": b"authority"}
+    assert nodes.names(SimpleNamespace()) == {}, "where one process has all nodes, none has a key"

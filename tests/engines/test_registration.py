@@ -7,6 +7,7 @@ from types import MappingProxyType, SimpleNamespace
 import pytest
 
 from sepal.engines.flower import registration
+from sepal.engines.flower.certificates import make_certificates
 from sepal.engines.flower.credentials import ServerCredentials
 from sepal.engines.flower.processes import FlowerError
 from sepal.engines.flower.registration import Registry
@@ -38,7 +39,9 @@ def registry(tmp_path, monkeypatch):
     monkeypatch.setattr(registration, "fingerprint", lambda path: path.read_text())
     monkeypatch.setattr(registration, "EVERY", 0.0)
     credentials = SimpleNamespace(
-        directory=tmp_path, node_keys=lambda: {name: path for name, path in keys.items() if path.exists()}
+        directory=tmp_path,
+        node_keys=lambda: {name: path for name, path in keys.items() if path.exists()},
+        revoked=frozenset,
     )
     told = []
     made = Flwr(credentials, {}, tmp_path / "nodes.json", told.append)
@@ -249,3 +252,27 @@ def test_a_key_that_someone_else_has_unregistered_is_done_with(registry):
     twice(made)
     made.tick()
     assert made.calls == [("unregister", "2")]
+
+
+def test_a_revoked_key_is_cut_off_and_is_not_registered_again_where_a_copy_is_put_back(tmp_path, monkeypatch):
+    """Also at a SuperLink that has lost its database, and the list of its nodes with it."""
+    make_certificates(tmp_path, nodes=["a", "b"])
+    nodes = tmp_path / "server" / "nodes"
+    copy = (nodes / "a.pub").read_bytes()
+    monkeypatch.setattr(registration, "EVERY", 0.0)
+    registries = []
+    for memory in ("before", "after"):
+        made = Flwr(ServerCredentials.of(tmp_path), {}, tmp_path / memory)
+        made.calls = []
+        registries.append(made)
+    registries[0].sync()
+    ServerCredentials.of(tmp_path).revoke("a")
+    assert not (tmp_path / "nodes" / "a").exists(), "the private key"
+    (nodes / "a.pub").write_bytes(copy)
+    twice(registries[0])
+    assert registries[0].calls[2:] == [("unregister", "1")]
+    registries[1].sync()
+    assert registries[1].calls == [("register", str(nodes / "b.pub"))]
+    make_certificates(tmp_path, nodes=["a"])
+    registries[1].tick()
+    assert registries[1].calls[1:] == [("register", str(nodes / "a.pub"))], "a new key of that name is another one"

@@ -13,7 +13,7 @@ module          what for                                                 which p
 ``executor``    the resident client process                              a warm executor for ClientApps
 ``fleet``       ``deploy check``: is the key registered, the clock good  a status call of the Fleet API
 ``nodes``       registered nodes with their keys                         ``flwr supernode list`` with keys
-``superlink``   from 1.40: the Fleet API alone on the public address     an address of its own for each API
+``superlink``   no web pages; from 1.40 the Fleet API alone outside      host names to serve; an address for each API
 ``connection``  clients of the load test                                 a client connection as a library
 ==============  =======================================================  =============================================
 """

@@ -1,14 +1,19 @@
-"""``python -m sepal.protocol.flower.superlink HOST:PORT …``: ``flower-superlink`` of Flower 1.40 or later, two doors.
+"""``python -m sepal.protocol.flower.superlink [--door HOST:PORT] …``: ``flower-superlink``, closed to web pages.
 
-There Fleet, Control and Runtime share one address. Whoever reaches it may submit apps, which are code, to the server
-and to every client. So Flower's own address stays on this machine, and HOST:PORT serves the same application behind
+Whoever reaches the Control API may submit apps, which are code, to the server and to every client. It is HTTP without
+a credential, so it stays on this machine and behind :class:`NoPages`: a browser on this machine sends requests for any
+site that is open in it.
+
+From Flower 1.40 on, Fleet, Control and Runtime share one address. There HOST:PORT serves the same application behind
 :class:`OnlyFleet`, with the same certificate. Both are in one process: a proxy would copy each upload once more.
 
-An option of ``flower-superlink`` for an address of each API, as 1.39 had, would replace this.
+Options of ``flower-superlink`` for an address of each API, as 1.39 had, and for the host names that it serves would
+replace this.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib
 import sys
@@ -24,8 +29,43 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 FLEET = "/v1/fleet/"
 MOST_BODY = 64 << 20  # bytes of a request: an object is a chunk of 5 MiB, a list of objects far less
+
+
+class NoPages:
+    """An ASGI application that answers a request of a web page with 403, and passes the others on.
+
+    Under DNS rebinding, a page's own site resolves to this machine, so its requests are of one origin; but they have
+    the site's name as their ``Host``. All others that change something have an ``Origin``. No client of Flower sends
+    one.
+
+    Args:
+        app: The application behind it.
+        hosts: The names in ``Host``, without a port, that are answered; empty for any.
+    """
+
+    def __init__(self, app: App, hosts: frozenset[str] = frozenset()) -> None:
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = [(name, value.decode("latin-1")) for name, value in scope.get("headers", ())]
+        named = [_without_port(value) for name, value in headers if name == b"host"]
+        strange = self._hosts and not (len(named) == 1 and named[0] in self._hosts)
+        if scope["type"] == "http" and (strange or any(name == b"origin" for name, _ in headers)):
+            await refuse(send, 403)
+            return
+        await self._app(scope, receive, send)
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.lower().rpartition(":")
+    return name if colon and port.isdigit() else host.lower()
 
 
 class OnlyFleet:
@@ -41,8 +81,6 @@ class OnlyFleet:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a request whose body is too large is cut off."""
         if scope["type"] != "http":
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008})
             return
         path = str(scope["path"])
         plain = path.startswith(FLEET) and "/" not in path[len(FLEET) :] and not scope.get("root_path")
@@ -69,8 +107,13 @@ async def refuse(send: Send, status: int) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def run_both(uvicorn: Any, host: str, port: int) -> Callable[..., None]:
-    """Return a replacement of ``uvicorn.run`` that also serves the Fleet API on ``host`` and ``port``."""
+def run_closed(uvicorn: Any, door: str = "") -> Callable[..., None]:
+    """Return a replacement of ``uvicorn.run`` that is closed to web pages.
+
+    Args:
+        uvicorn: The module.
+        door: HOST:PORT on which it also serves the Fleet API; empty for nowhere.
+    """
 
     class Server(uvicorn.Server):  # type: ignore[misc]
         """A server whose end, by a signal or an error, ends the other one, too."""
@@ -83,8 +126,12 @@ def run_both(uvicorn: Any, host: str, port: int) -> Callable[..., None]:
 
     def run(app: App, **options: Any) -> None:
         shared = {key: value for key, value in options.items() if key not in ("reload", "workers")}
-        door = {**shared, "host": host, "port": port, "lifespan": "off", "proxy_headers": False, "access_log": False}
-        servers[:] = [Server(uvicorn.Config(app, **shared)), Server(uvicorn.Config(OnlyFleet(app), **door))]
+        servers[:] = [Server(uvicorn.Config(NoPages(app, LOOPBACK), **shared))]
+        if door:
+            host, _, port = door.rpartition(":")
+            where = {"host": host.strip("[]"), "port": int(port)}
+            public = {**shared, **where, "lifespan": "off", "proxy_headers": False, "access_log": False}
+            servers.append(Server(uvicorn.Config(NoPages(OnlyFleet(app)), **public)))
         asyncio.run(_serve(*servers))
         if not all(server.started for server in servers):
             raise SystemExit(3)  # uvicorn's exit code for a start that failed
@@ -92,25 +139,27 @@ def run_both(uvicorn: Any, host: str, port: int) -> Callable[..., None]:
     return run
 
 
-async def _serve(own: Any, fleet: Any) -> None:
+async def _serve(own: Any, *doors: Any) -> None:
     running = [asyncio.ensure_future(own.serve())]
     while not own.started and not running[0].done():
         await asyncio.sleep(0.05)  # no call before the application has started
     if own.started:
-        running.append(asyncio.ensure_future(fleet.serve()))
+        running += [asyncio.ensure_future(door.serve()) for door in doors]
     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    own.should_exit = fleet.should_exit = True
+    for server in (own, *doors):
+        server.should_exit = True
     await asyncio.gather(*running)
 
 
 def main() -> None:
     """Run the SuperLink in this process."""
-    door, *arguments = sys.argv[1:]
-    host, _, port = door.rpartition(":")
+    ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    ours.add_argument("--door", default="")
+    chosen, arguments = ours.parse_known_args()
     require_supported()
     module: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
     unchanged(module, "_run_superlink_http_api")
-    module.uvicorn = SimpleNamespace(run=run_both(module.uvicorn, host.strip("[]"), int(port)))
+    module.uvicorn = SimpleNamespace(run=run_closed(module.uvicorn, chosen.door))
     sys.argv = ["flower-superlink", *arguments]
     module.flower_superlink()
 

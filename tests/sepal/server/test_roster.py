@@ -296,3 +296,11 @@ def test_everybody_is_drawn_equally_often():
         for name in sample(NAMES, 5, 1, round):
             counts[name] += 1
     assert max(abs(n - 500) for n in counts.values()) < 5 * (2000 * 0.25 * 0.75) ** 0.5
+
+
+def test_a_node_whose_key_is_anothers_cannot_take_a_name():
+    network = Network(n1=reply("b"), n2=reply("a"), n3=reply("c"))
+    connections = Connections(W0, bound=lambda: {1: "b", 2: "c"})  # node 3 has no key of a name
+    (refusal,) = connections.refresh(network.online(), network.ask)
+    assert str(refusal) == "client a: expected c, the name of its node's key (nodes/c.pub), got a (node 2)"
+    assert connections.nodes == {"b": 1, "c": 3}

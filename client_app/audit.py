@@ -1,0 +1,120 @@
+"""The log of what a client was asked and what left it: a line of JSON for each message that it answered.
+
+It is for the client's operator: nothing of it is sent. A line is on the disk before its answer is handed to Flower, and
+without its line there is no answer. So a line may be of an answer that Flower then lost, and a repeated answer has a
+line of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from flwr.app import RecordDict
+
+from sepal.errors import SepalError, StateError
+from sepal.protocol.flower.replies import array_bytes, serialized_bytes
+from sepal.protocol.messages import read_order
+from sepal.storage.files import check_owner, make_directory
+
+LARGEST, KEPT = 10 << 20, 10  # bytes of the file before it is set aside as FILE.1; so many are kept
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The log of one client. Processes that answer at the same time write one after the other.
+
+    Attributes:
+        path: The file, of mode 600. Its directory must be this user's.
+        largest: Bytes of the file before it is set aside.
+        kept: Number of older files, FILE.1 (the newest), FILE.2, ….
+    """
+
+    path: Path
+    largest: int = LARGEST
+    kept: int = KEPT
+
+    def write(self, client: str, asked: RecordDict, answer: RecordDict, **more: Any) -> None:
+        """Add a line; durable when this returns.
+
+        Args:
+            client: The client's name.
+            asked: The message's records.
+            answer: The records of the answer.
+            more: Further entries of the line.
+
+        Raises:
+            StateError: It cannot be written, or somebody else may write to its directory.
+        """
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = json.dumps({"time": now, "client": client, **more, **_request(asked), **_answer(answer)})
+        try:
+            make_directory(self.path.parent)
+            check_owner(self.path.parent)
+            with FileLock(self.path.with_name(f".{self.path.name}.lock"), mode=0o600):
+                handler = _File(self.path, maxBytes=self.largest, backupCount=self.kept, delay=True)
+                try:
+                    handler.emit(logging.makeLogRecord({"msg": line}))
+                    if handler.stream:
+                        os.fsync(handler.stream.fileno())
+                finally:
+                    handler.close()
+        except OSError as reason:
+            expected = "a file for the audit log that can be written, and is no symbolic link"
+            raise StateError(str(self.path), expected, reason.strerror or str(reason)) from None
+
+
+class _File(RotatingFileHandler):
+    def _open(self) -> TextIOWrapper:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        return os.fdopen(os.open(self.baseFilename, flags, 0o600), "a", encoding="utf-8")
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (the library's name)
+        raise  # noqa: PLE0704  (called while the exception is handled; the library would only print it)
+
+
+def _request(records: RecordDict) -> dict[str, Any]:
+    """Return what the server asked for; a message that cannot be read is only counted."""
+    found: dict[str, Any] = {"bytes_in": sum(map(_size, _arrays(records)))}
+    try:
+        order, _ = read_order(records)
+    except SepalError as reason:
+        return {**found, "kind": "unreadable", "reason": reason.key}
+    plan = order.plan
+    return {
+        **found,
+        "run": order.run,
+        "kind": order.kind.value,
+        "round": plan.round,
+        "phase": plan.phase,
+        "base": order.base,
+        "views": list(order.views),
+    }
+
+
+def _answer(records: RecordDict) -> dict[str, Any]:
+    """Return what leaves: bytes, and the names of all figures and facts. No value is written down."""
+    payload = sum(map(_size, _arrays(records)))
+    light = RecordDict({name: part for name, part in records.items() if name not in records.array_records})
+    found: dict[str, Any] = {"bytes_out": payload + serialized_bytes(light), "payload": payload}
+    found["figures"] = sorted(records.metric_records.get("metrics", ()))
+    found["facts"] = sorted(records.config_records.get("facts", ()))
+    if error := records.config_records.get("error"):
+        found["error"] = {key: str(error.get(key, "")) for key in ("type", "key", "expected", "got")}
+    return found
+
+
+def _arrays(records: RecordDict) -> list[Any]:
+    return [array for record in records.array_records.values() for array in record.values()]
+
+
+def _size(array: Any) -> int:
+    return array_bytes(len(array.data))
