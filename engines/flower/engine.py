@@ -22,7 +22,7 @@ import tomli_w
 from sepal.engines.flower.credentials import NodeCredentials, ServerCredentials
 from sepal.engines.flower.processes import FlowerError, Processes, dialled, free_port, healthy, listening
 from sepal.errors import one_line
-from sepal.protocol.flower.versions import require_supported, speaks_http
+from sepal.protocol.flower.versions import require_supported
 from sepal.protocol.method import Scalar
 
 COMPLETED = "finished:completed"
@@ -284,10 +284,7 @@ def superlink_command(ports: Ports, host: str, home: Path, credentials: ServerCr
     """
     security = credentials.options() if credentials else ["--insecure"]
     rest = [*security, "--database", str(home / "state.db"), "--host", "127.0.0.1", "--port", str(ports.control)]
-    fleet = f"{host}:{ports.fleet}"
-    if speaks_http():  # one address for all APIs: a listener of our own for the Fleet API
-        return [sys.executable, "-P", "-m", "sepal.protocol.flower.superlink", fleet, *rest]
-    return ["flower-superlink", "--fleet-api-address", fleet, *rest]
+    return [sys.executable, "-P", "-m", "sepal.protocol.flower.superlink", f"{host}:{ports.fleet}", *rest]
 
 
 def simulation_command(ports: Ports) -> list[str]:

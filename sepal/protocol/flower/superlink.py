@@ -1,6 +1,8 @@
-"""``python -m sepal.protocol.flower.superlink HOST:PORT …``: ``flower-superlink`` of Flower 1.40 or later, two doors.
+"""``python -m sepal.protocol.flower.superlink HOST:PORT …``: ``flower-superlink`` with limits on what callers send.
 
-There Fleet, Control and Runtime share one address. Whoever reaches it may submit apps, which are code, to the server
+HOST:PORT is the Fleet API's. With Flower 1.39 (gRPC) see :mod:`sepal.protocol.flower.admission`.
+
+Later, Fleet, Control and Runtime share one address. Whoever reaches it may submit apps, which are code, to the server
 and to every client. So Flower's own address stays on this machine, and HOST:PORT serves the same application behind
 :class:`OnlyFleet`, with the same certificate. Both are in one process: a proxy would copy each upload once more.
 
@@ -17,7 +19,8 @@ from types import FrameType, SimpleNamespace
 from typing import Any, TypeAlias
 
 from sepal.errors import SepalError
-from sepal.protocol.flower.versions import require_supported, unchanged
+from sepal.protocol.flower.admission import MOST_CALL, limit
+from sepal.protocol.flower.versions import require_supported, speaks_http, unchanged
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -25,7 +28,7 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 FLEET = "/v1/fleet/"
-MOST_BODY = 64 << 20  # bytes of a request: an object is a chunk of 5 MiB, a list of objects far less
+MOST_BODY = MOST_CALL  # bytes of a request
 
 
 class OnlyFleet:
@@ -109,6 +112,11 @@ def main() -> None:
     host, _, port = door.rpartition(":")
     require_supported()
     module: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    if not speaks_http():
+        limit(module)
+        sys.argv = ["flower-superlink", "--fleet-api-address", door, *arguments]
+        module.flower_superlink()
+        return
     unchanged(module, "_run_superlink_http_api")
     module.uvicorn = SimpleNamespace(run=run_both(module.uvicorn, host.strip("[]"), int(port)))
     sys.argv = ["flower-superlink", *arguments]
