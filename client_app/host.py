@@ -29,7 +29,7 @@ from sepal.protocol.messages import (
     write_reply,
 )
 from sepal.protocol.method import ClientInfo, Kind, Payload, Predictor
-from sepal.protocol.payloads import seal, unseal
+from sepal.protocol.payloads import check_sendable, seal, unseal
 from sepal.storage.serialize import digest
 
 log = logging.getLogger("sepal")
@@ -142,6 +142,7 @@ class ClientHost:
         if not self.accuracies:
             sane = {name: value for name, value in sane.items() if name in COSTS}
         reply = Reply(order.run, plan.round, kind, self.info, order.base, came, metrics=sane)
+        check_sendable(upload)
         answer = seal(upload)
         if kind is Kind.TRAIN or (kind is Kind.ADAPT and order.keep):
             name = version(plan.round, order.base, came, answer.digest())

@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from sepal.errors import ConfigError, DamagedError, ProtocolError, RoundError, SepalError, StateError
 from sepal.protocol.flower.replies import bound_replies
 from sepal.protocol.messages import Content, Order, Reply, read_reply, write_order
-from sepal.protocol.method import ClientInfo, Kind, Method, Plan, Task
+from sepal.protocol.method import ClientInfo, Kind, Method, Metrics, Plan, Task
 from sepal.protocol.threads import set_threads
 from sepal.server.downloads import largest_reply, most_message_bytes
 from sepal.server.exchange import Compose, Exchange, LocalGrid, Take
@@ -300,10 +300,10 @@ class SepalStrategy(Strategy):
         names = self._connections.names
         for node, late in self._exchange.latecomers() if self._exchange else []:
             round.note_late(names.get(node, f"node {node}"), late)
-        record = round.record(self._spent)
         begun = time.monotonic()
+        record = round.record(self._spent)
         self.store.commit(record)
-        self._finish(record, start, round.uploads)
+        self._finish(record, start, round.uploads, round.outcome)
         self._spent = time.monotonic() - begun
 
     def _refresh(self, grid: Grid) -> None:
@@ -311,9 +311,15 @@ class SepalStrategy(Strategy):
         for refusal in self._connections.refresh(list(grid.get_node_ids()), self._ask):
             log.warning("refused: %s", refusal)
 
-    def _finish(self, record: RoundRecord, start: RoundStart, uploads: RoundUploads) -> None:
+    def _finish(
+        self,
+        record: RoundRecord,
+        start: RoundStart,
+        uploads: RoundUploads,
+        outcome: tuple[Any, Metrics] | None = None,
+    ) -> None:
         """Apply a recorded round to the state. Replayed rounds use the same code as live ones."""
-        self._progress, method = advance(start, record, uploads)
+        self._progress, method = advance(start, record, uploads, outcome)
         if record.joined:
             self._pin_data()
         self._add(record)

@@ -159,6 +159,10 @@ class FedSTCServer(ServerBase[ServerState]):
         update = TensorSpec((self.flat.size,), min_count=least, max_count=k)
         return Schema({"update": update, **dense_specs(self.fixed)})
 
+    def reference(self, state: ServerState, client: ClientInfo, plan: Plan, download: Payload) -> Weights:
+        """Return the statistics; all else in an upload is a difference."""
+        return state.statistics
+
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Update ΔW = mean + A; ΔW̃ = STC(ΔW); A = ΔW - ΔW̃; W = W + ΔW̃."""
         if not len(uploads):
