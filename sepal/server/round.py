@@ -36,6 +36,7 @@ Deliver: TypeAlias = Callable[[Sequence[int], Compose, Take], Mapping[int, str]]
 
 FAILED = tuple(f"error {code}:" for code in CLIENT_APP_FAILED)  # how sepal.server.exchange reports them
 _DIGEST = re.compile(r"([0-9a-f]{64})?\Z")
+ADVICE = "an upload may have been poisoned: go back with sepal run --from-round, and set max-update-norm"
 MOST_FAILED = 3  # failures before a client is given up; a held lock or a full disk may be temporary
 
 
@@ -312,14 +313,11 @@ class Round:
         if self.waiting and config.on_missing == "retry":
             raise RoundError(key, f"a reply of every client within {config.timeout:g} s", _some(sorted(self.waiting)))
         counted = sum(self._requests[name].purpose != "evaluation" for name in self._replies)
-        if counted < config.min_replies <= counted + len(self._diverged):
-            log.warning("%s: no client could train from its model (%s); the model is kept", key, self._advice())
+        if self._plan.round > 1 and counted < config.min_replies <= counted + len(self._diverged):
+            log.warning("%s: no client could train from its model, which is kept; %s", key, ADVICE)
         elif self._requests and counted < config.min_replies:
             reasons = "; ".join(dict.fromkeys(entry.reason for entry in self._ledger if entry.reason))
             raise RoundError(key, f"at least {config.min_replies} replies", f"{counted}: {reasons}")
-
-    def _advice(self) -> str:
-        return "an upload may have been poisoned: go back with sepal run --from-round, and set max-update-norm"
 
     def record(self, server_seconds: float = 0.0) -> RoundRecord:
         """Return the round's record.
