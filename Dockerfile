@@ -35,6 +35,7 @@ COPY strategies strategies
 COPY client_app client_app
 COPY server_app server_app
 COPY engines engines
+COPY study study
 COPY cli cli
 RUN pip install --no-deps --force-reinstall .
 

@@ -34,15 +34,15 @@ def compare(
     with starting():
         from rich.console import Console
 
-        from sepal.cli.comparison import read_comparison, write_index
         from sepal.cli.files import by_variant, write_csv
         from sepal.cli.markdown import write_markdown
-        from sepal.cli.plans.model import PlanFile
-        from sepal.cli.plans.plan import check_keys, read_plan
-        from sepal.cli.plans.rates import rate_notes
-        from sepal.cli.plans.trials import Executor, chosen, failures, in_stages, tried, without_result
         from sepal.cli.progress import PlanDisplay
         from sepal.cli.tables import print_comparison
+        from sepal.study.comparison import read_comparison, write_index
+        from sepal.study.plans.model import PlanFile
+        from sepal.study.plans.plan import check_keys, read_plan
+        from sepal.study.plans.rates import rate_notes
+        from sepal.study.plans.trials import Executor, chosen, failures, in_stages, tried, without_result
 
     found: PlanFile = read_plan(plan, tune)
     runs = list(found.runs())
@@ -93,12 +93,12 @@ def tune(
     with starting():
         from rich.console import Console
 
-        from sepal.cli.plans.execute import execute
-        from sepal.cli.plans.plan import check_keys
-        from sepal.cli.plans.search import choose, read_search
         from sepal.cli.progress import PlanDisplay
         from sepal.cli.sheets import NONE, Sheet
         from sepal.cli.tables import print_sheet
+        from sepal.study.plans.execute import execute
+        from sepal.study.plans.plan import check_keys
+        from sepal.study.plans.search import choose, read_search
 
     search = read_search(plan)
     runs = list(search.plan.runs())

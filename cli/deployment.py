@@ -92,7 +92,6 @@ def submit(
 ) -> None:
     """Register the nodes and run a federation on a SuperLink that already runs on this machine."""
     with starting():
-        from sepal.cli.arguments import gather_to_serve
         from sepal.engines.flower.credentials import ServerCredentials
         from sepal.engines.flower.engine import COMPLETED, Flower, Ports
         from sepal.engines.flower.processes import healthy
@@ -100,6 +99,7 @@ def submit(
         from sepal.engines.flower.submission import alone, run_bundle
         from sepal.storage.home import private_home
         from sepal.strategies.assembly import assemble
+        from sepal.study.run_keys import gather_to_serve
 
     flat = gather_to_serve(config, sets or [], name, out)
     assemble(flat)  # reports bad keys before anything is started

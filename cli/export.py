@@ -37,9 +37,9 @@ def export(
     with starting():
         import torch
 
-        from sepal.cli.runs import find_run
         from sepal.client_app.client_model import write_onnx
         from sepal.client_app.portable import load, save
+        from sepal.study.runs import find_run
 
     path = find_run(run)
     file = out or path / f"{client}.safetensors"

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sepal.cli.comparison import Comparison
-from sepal.cli.results import DIRECTIONS, Variant
 from sepal.errors import ConfigError
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server_app.run_directory import StoredRun
 from sepal.storage.files import write_atomically
+from sepal.study.comparison import Comparison
+from sepal.study.results import DIRECTIONS, Variant
 
 KINDS = ("accuracy", "validation")
 FIGURES = ("mean", "weighted", "std", "bottom_decile")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from sepal.cli.comparison import Comparison
 from sepal.cli.sheets import (
     NONE,
     accuracy_sheet,
@@ -16,6 +15,7 @@ from sepal.cli.sheets import (
     tuning_title,
 )
 from sepal.storage.files import write_atomically
+from sepal.study.comparison import Comparison
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

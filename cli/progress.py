@@ -22,11 +22,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from sepal.cli.plans.model import PlannedRun
 from sepal.cli.tables import megabytes, percent
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server_app.run_directory import stored_config
+from sepal.study.plans.model import PlannedRun
 
 EVERY = 0.5  # seconds between reads of the runs' files
 LINES = 60.0  # seconds between lines without a terminal

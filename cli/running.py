@@ -33,10 +33,10 @@ def run(
     """Run a federation on this machine, in process, with the same keys as Flower's run config."""
     from rich.console import Console
 
-    from sepal.cli.arguments import gather
     from sepal.cli.tables import print_run
     from sepal.server_app.places import IN_PROCESS, default_base
     from sepal.server_app.run_directory import read_run
+    from sepal.study.run_keys import gather
 
     base = default_base(IN_PROCESS)
     flat = gather(config, sets or [], {"name": name, "out": out}, base)
@@ -45,46 +45,23 @@ def run(
 
 
 def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = None) -> Path:
-    """Run the federation with the keys ``flat``, unless it has ended already; return the run's directory.
-
-    Args:
-        flat: Flat run-config keys.
-        base: The directory that a relative ``out`` is relative to.
-        workers: Number of worker processes.
-        from_round: Go back to the checkpoint of this round; None to continue after the last one.
-
-    Raises:
-        SepalError: The run cannot be started or completed.
-    """
+    """Run a federation (:mod:`sepal.study.run`) and show its progress; return the run's directory."""
     with starting():
         from rich.console import Console
 
         from sepal.cli.progress import RoundDisplay
         from sepal.config import RunConfig
-        from sepal.data.locations import data_directory
-        from sepal.engines.in_process import check_clients, run_in_process
-        from sepal.server.observer import Observer
-        from sepal.server_app.places import IN_PROCESS, run_path
-        from sepal.server_app.run_directory import RunDirectory
-        from sepal.strategies.assembly import assemble
+        from sepal.study.run import execute, prepare
 
     logging.basicConfig(level=logging.WARNING, format="sepal: %(message)s", stream=sys.stderr)
-    if flat.get("data-dir"):  # so that reports and exports find the data from anywhere
-        flat = {**flat, "data-dir": str(data_directory(str(flat["data-dir"])))}
-    assembly = assemble(flat)
-    settings = assembly.task.config
-    check_clients(settings)  # before the run's directory is created
-    path = run_path(settings, base)
-    label = f"{settings.method} on {settings.dataset}"
-    opened = RunDirectory(path, assembly, IN_PROCESS, from_round)
-    with opened as directory, RoundDisplay(Console(stderr=True), label, assembly.notes) as display:
-        if directory.completed:
-            typer.echo(f"run {path.name} is complete already", err=True)
-            return path
-        state_dir = Path(settings.state_dir).expanduser() if settings.state_dir else path / "clients"
+    found = prepare(flat, base)
+    settings, path = found.settings, found.path
+    with RoundDisplay(
+        Console(stderr=True), f"{settings.method} on {settings.dataset}", found.assembly.notes
+    ) as display:
         try:
-            observers: list[Observer] = [directory, display]
-            run_in_process(assembly, store=directory.store(), observers=observers, workers=workers, state_dir=state_dir)
+            if not execute(found, workers, from_round, [display]):
+                typer.echo(f"run {path.name} is complete already", err=True)
         except KeyboardInterrupt:
             display.stop()
             where = "" if settings.out == RunConfig.model_fields["out"].default else f" --out {settings.out}"
@@ -99,8 +76,8 @@ def evict(
     client: Annotated[str, typer.Argument(help="The client's name.")],
 ) -> None:
     """Remove a client from a run, for example one that has left for good or an unknown one."""
-    from sepal.cli.runs import find_run
     from sepal.server.run_store import evict as evict_client
+    from sepal.study.runs import find_run
 
     path = find_run(run)
     odd = evict_client(path / "checkpoints", client)

@@ -37,7 +37,6 @@ def serve(
 ) -> None:
     """Start a server, run a federation with the clients that join, and show its progress."""
     with starting():
-        from sepal.cli.arguments import gather_to_serve
         from sepal.engines.flower.credentials import ServerCredentials
         from sepal.engines.flower.engine import Flower, Ports
         from sepal.engines.flower.processes import unusable
@@ -46,6 +45,7 @@ def serve(
         from sepal.engines.flower.unpacking import clear
         from sepal.storage.home import private_home
         from sepal.strategies.assembly import assemble
+        from sepal.study.run_keys import gather_to_serve
 
     flat = gather_to_serve(config, sets or [], name, out)
     assemble(flat)  # reports bad keys before any process is started

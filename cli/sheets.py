@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sepal.cli.comparison import Comparison
-from sepal.cli.results import DIRECTIONS, Variant
-from sepal.cli.statistics import Estimate
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server_app.places import IN_PROCESS
 from sepal.strategies import registry
+from sepal.study.comparison import Comparison
+from sepal.study.results import DIRECTIONS, Variant
+from sepal.study.statistics import Estimate
 
 LEGEND = (
     "Accuracy in % on test data, mean ± standard deviation over seeds. deployed: the model that a user of a deployed "

@@ -27,12 +27,12 @@ def show(
     with starting():
         from rich.console import Console
 
-        from sepal.cli.comparison import check_comparable
         from sepal.cli.files import by_round, write_csv, write_tensorboard
-        from sepal.cli.results import read_result
-        from sepal.cli.runs import INDEX, find_place, find_run, naming
         from sepal.cli.tables import print_run
         from sepal.server_app.run_directory import read_run
+        from sepal.study.comparison import check_comparable
+        from sepal.study.results import read_result
+        from sepal.study.runs import INDEX, find_place, find_run, naming
 
     path = find_place(run)
     if (path / INDEX).is_file():
@@ -56,9 +56,9 @@ def show(
 def _show_comparison(place: str, csv: Path | None) -> None:
     from rich.console import Console
 
-    from sepal.cli.comparison import read_comparison
     from sepal.cli.files import by_variant, write_csv
     from sepal.cli.tables import print_comparison
+    from sepal.study.comparison import read_comparison
 
     comparison = read_comparison([place])
     print_comparison(Console(), comparison)
@@ -74,7 +74,7 @@ def report(
     """Write report.html for a run or a comparison: one file that opens offline."""
     with starting():
         from sepal.cli.report import write_html
-        from sepal.cli.runs import find_place, naming
+        from sepal.study.runs import find_place, naming
 
     first = Path(runs[0]).expanduser()
     place = first if first.is_dir() else find_place(runs[0])
@@ -166,8 +166,8 @@ def watch(
     from rich.console import Console
 
     from sepal.cli.progress import RoundDisplay
-    from sepal.cli.runs import find_run, naming
     from sepal.server_app.run_directory import read_run
+    from sepal.study.runs import find_run, naming
 
     path = find_run(run)
     seen = 0

@@ -11,8 +11,6 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from sepal.cli.comparison import Comparison
-from sepal.cli.results import MEGA
 from sepal.cli.sheets import (
     LEGEND,
     NONE,
@@ -33,6 +31,8 @@ from sepal.cli.sheets import (
 from sepal.errors import one_line
 from sepal.server_app.run_directory import Line, StoredRun
 from sepal.strategies import registry
+from sepal.study.comparison import Comparison
+from sepal.study.results import MEGA
 
 RUN_LEGEND = (
     "Accuracy in % on test data; bottom 10 %: of the trained model. MB of training so far; dense: the same messages "

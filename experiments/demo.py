@@ -3,10 +3,12 @@
 Twenty clients have about 60 examples each with a skewed mix of digits (Dirichlet .5), too few to learn from alone.
 FedPSE sends 10 % of the entries. FedAvg, FedAvg + fine-tuning, FedSTC and Local run in process with the same keys, each
 at its calibrated rate. The conclusion is computed from the results. All of Flower's processes are stopped at the end.
+``python -m experiments.demo --seeds 0 1 2`` runs all five methods in process and prints the conclusion of each seed.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -27,6 +29,7 @@ from sepal.errors import ConfigError, SepalError
 from sepal.protocol.method import Scalar
 from sepal.server_app.run_directory import StoredRun, read_run
 from sepal.strategies import registry
+from sepal.study.run import execute, prepare
 
 CLIENTS, ROUNDS = 20, 30
 KEYS: Mapping[str, Scalar] = {
@@ -46,6 +49,10 @@ FEDERATION = f"num-supernodes={CLIENTS} client-resources-num-cpus=1"
 
 def main() -> int:
     """Run the demo; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.demo", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[], help="no simulation: a conclusion for each seed")
+    if seeds := parser.parse_args().seeds:
+        return conclude(seeds)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # run the clean-up code
     app, out = Path(__file__).resolve().parents[1], Path.cwd() / "runs"
     name, console = f"demo-{time.strftime('%Y%m%d-%H%M%S')}", Console(stderr=True)
@@ -69,6 +76,18 @@ def main() -> int:
         screen.print(line, markup=False, highlight=False, soft_wrap=True)
     if file := report((path, *others), out):
         screen.print(f"Pictures of it: {file}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def conclude(seeds: Sequence[int]) -> int:
+    """Print the conclusion for each of ``seeds``, from runs in process; return the exit code."""
+    for seed in seeds:
+        with tempfile.TemporaryDirectory(prefix="sepal-demo-") as out:
+            flats = [FEDPSE, *({"method": method} for method in BESIDE)]
+            runs = [prepare({**KEYS, **flat, "seed": seed, "out": out}, Path(out)) for flat in flats]
+            for run in runs:
+                execute(run)
+            print(f"seed {seed}", *list(conclusion([read_run(run.path) for run in runs]))[:2], sep="\n", flush=True)
     return 0
 
 

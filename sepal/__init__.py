@@ -1,7 +1,7 @@
 """Sepal: personalized, sparse federated learning on Flower.
 
-The folders ``cli``, ``engines``, ``server_app``, ``client_app``, ``strategies`` and ``models`` stand at the top of the
-repository, and are packages of this one: links in a checkout, directories in an installation.
+The folders ``cli``, ``study``, ``engines``, ``server_app``, ``client_app``, ``strategies`` and ``models`` stand at the
+top of the repository, and are packages of this one: links in a checkout, directories in an installation.
 """
 
 from pathlib import Path

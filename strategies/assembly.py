@@ -19,6 +19,7 @@ from sepal.config import RunConfig, Settings, flatten, parse
 from sepal.config.agreement import agreed_text
 from sepal.data import DatasetInfo, FederatedData, federated_data
 from sepal.errors import ConfigError, StateError
+from sepal.protocol.compression import with_compression
 from sepal.protocol.layout import Layout
 from sepal.protocol.method import Method, Task, Weights
 from sepal.strategies import registry, rules
@@ -83,7 +84,8 @@ def assemble(
     task = Task(first.layout, first.weights, config, hyper, make, known.input_shape, first.given, first.frozen)
     if chosen.draws and (first.given or config.initial_weights):
         notes = (*notes, f"model: {chosen.name} starts from {chosen.draws}, not from weights that are given")
-    return Assembly(chosen, task, data, make, agreed, (*notes, *first.notes))
+    exchanged = with_compression(chosen, config, hyper)
+    return Assembly(exchanged, task, data, make, agreed, (*notes, *first.notes))
 
 
 def complete(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sepal.config import Settings
 from sepal.protocol.learned import Reader
-from sepal.protocol.method import ClientFactory, Method, Scalar, ServerFactory
+from sepal.protocol.method import ClientFactory, Compression, Method, Scalar, ServerFactory
 
 if TYPE_CHECKING:
     from sepal.server.observer import Observer
@@ -54,7 +54,7 @@ class Registered(Method):
         own = {f"{self.name}.{key.replace('_', '-')}": value for key, value in keys.items()}
         sources = {key: f"argument {name}={keys[name]!r}" for key, name in zip(own, keys, strict=True)}
         made = assemble({**(run_config or {}), **own}, self, sources)
-        return SepalStrategy(self, made.task, store, observers, agreed=made.agreed)
+        return SepalStrategy(made.method, made.task, store, observers, agreed=made.agreed)
 
 
 def register(
@@ -73,8 +73,10 @@ def register(
     draws: str = "",
     robust: bool = False,
     combination: str = "",
+    dense: bool = False,
+    compression: Callable[[Any], Compression] | None = None,
     learned: Mapping[str, Reader] | None = None,
 ) -> Registered:
     """Return the method's record. Arguments are those of :class:`Method`."""
-    rest = (received, uses_capacity, private, deployed, draws, robust, combination, learned or {})
-    return Registered(name, title, source, hyper, server, client, defaults or {}, *rest)
+    rest = (received, uses_capacity, private, deployed, draws, robust, combination, dense, compression)
+    return Registered(name, title, source, hyper, server, client, defaults or {}, *rest, learned or {})

@@ -26,6 +26,10 @@ def check_method(method: Method, config: RunConfig) -> None:
         others = _names(lambda other: bool(other.private))
         expected = f"0: uploads of {method.name} are not clipped and noised (those of {others} are)"
         raise ConfigError("privacy.clip", expected, config.privacy.clip)
+    if config.compress.name != "none" and not method.dense:
+        others = _names(lambda other: other.dense)
+        expected = f"none: {method.name} exchanges no dense model (methods that take it: {others})"
+        raise ConfigError("compress.name", expected, config.compress.name)
     if config.robust_mean != "none" and not method.robust:
         others = _names(lambda other: other.robust)
         expected = f"none: {method.name} has a mean of its own (methods that take it: {others})"

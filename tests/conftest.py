@@ -20,9 +20,9 @@ def runs_in_this_process(monkeypatch):
     That the processes of a plan work and may be killed is tested in ``tests/cli/test_compare.py``.
     """
     from sepal.cli.app import BAD_INPUT
-    from sepal.cli.plans import execute
     from sepal.cli.running import run_flat
     from sepal.errors import SepalError
+    from sepal.study.plans import execute
 
     def start(run, out, scratch, workers):
         with (scratch / run.name).open("w") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):

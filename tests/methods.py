@@ -34,6 +34,15 @@ CASES = {  # name of the case: its keys; a variant of a method joins by a line
         "pfedme.rate": 0.1,
         "lr": 0.09,
     },  # at the authors' λ it takes 100 rounds
+    "fedadam-stc": {"method": "fedadam", "compress.name": "stc"},  # a server with a state of its own
+    "ditto-stc": {"method": "ditto", "compress.name": "stc", "compress.cache": 1},  # a personal model beside it
+    "fedper-topk": {"method": "fedper", "compress.name": "topk", "model": "digits-cnn-bn"},  # a part, with statistics
+    "fedavg-stc-private": {
+        "method": "fedavg",
+        "compress.name": "stc",
+        "privacy.clip": 100.0,
+        "privacy.noise": 1e-6,
+    },
     "fedpse-private": {"method": "fedpse", "privacy.clip": 100.0, "privacy.noise": 1e-6},
     "dmpfl-private": {"method": "dmpfl", "privacy.clip": 100.0, "privacy.noise": 1e-6},
     "local-width-mixed": {"method": "local-width", "capacity.profile": "0.05,0.25,1"},

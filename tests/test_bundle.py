@@ -9,7 +9,7 @@ import pytest
 from flwr.cli.build import build_fab_from_files
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("sepal", "models", "strategies", "client_app", "server_app", "engines", "cli")
+PACKAGES = ("sepal", "models", "strategies", "client_app", "server_app", "engines", "study", "cli")
 
 
 def bundle_of(files):

@@ -16,7 +16,7 @@ PUBLIC = {
     "flwr_datasets.partitioner",
 }
 PRIVATE = "sepal/protocol/flower/"
-PACKAGES = ("sepal", "models", "strategies", "client_app", "server_app", "engines", "cli", "experiments")
+PACKAGES = ("sepal", "models", "strategies", "client_app", "server_app", "engines", "study", "cli", "experiments")
 
 
 def private_uses(source):

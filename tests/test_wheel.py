@@ -22,6 +22,7 @@ from sepal.engines.flower.processes import free_port
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (
     "cli",
+    "study",
     "client_app",
     "engines",
     "models",

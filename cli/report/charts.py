@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import altair as alt
 
-from sepal.cli.comparison import Comparison
 from sepal.cli.report import personal
 from sepal.cli.report.data import COLOURS, with_cell
 from sepal.cli.report.figure import MAKERS, PERCENT, Drawn, Figure, colour_of, figure, said, shown
 from sepal.cli.report.learned import Rows, label_counts
+from sepal.study.comparison import Comparison
 
 ORDER = ("round", "mb", "clients", "bytes", "labels", "pairs", "seconds", "shift", "capacity", "own", *personal.NAMES)
 LABELS = "Which labels each client has"

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from sepal.cli.comparison import Comparison
 from sepal.cli.report.learned import Row, Rows, label_counts, learned
-from sepal.cli.results import DIRECTIONS, Variant
-from sepal.cli.statistics import over_seeds
 from sepal.protocol.views import CLOSING_VIEWS, MODELS, SHIFTS
 from sepal.strategies import registry
+from sepal.study.comparison import Comparison
+from sepal.study.results import DIRECTIONS, Variant
+from sepal.study.statistics import over_seeds
 
 COLOURS = 12  # of the page, --c0 to --c11; further labels start again at --c0
 STAND_IN = "trained"  # shown dashed in place of a view that a method does not have

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import altair as alt
 
-from sepal.cli.comparison import Comparison
 from sepal.cli.report.data import COLOURS, STAND_IN, stand_ins
 from sepal.cli.report.learned import Rows
-from sepal.cli.statistics import Estimate
+from sepal.study.comparison import Comparison
+from sepal.study.statistics import Estimate
 
 WIDE: Any = "container"
 PERCENT = alt.Scale(domain=[0, 100])

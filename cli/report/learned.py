@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from sepal.cli.comparison import Comparison
-from sepal.cli.results import Variant
 from sepal.client.state_store import StateStore
 from sepal.client_app.client_model import newest_state
 from sepal.errors import ConfigError, SepalError
@@ -25,6 +23,8 @@ from sepal.server_app.run_directory import RunDirectory, stored_config
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.strategies.learned import cluster, compare_masks
+from sepal.study.comparison import Comparison
+from sepal.study.results import Variant
 
 Row = dict[str, Any]
 Rows = list[Row]

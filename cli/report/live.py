@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from sepal.cli.comparison import Comparison, read_comparison
 from sepal.cli.report.page import live_parts, render
 from sepal.errors import ConfigError, SepalError
+from sepal.study.comparison import Comparison, read_comparison
 
 LOCAL = "127.0.0.1"
 WAITING = '<!doctype html><meta http-equiv="refresh" content="2"><title>Waiting</title><p>Waiting for the first round.'

@@ -13,7 +13,6 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 import sepal
-from sepal.cli.comparison import Comparison, read_comparison
 from sepal.cli.report.data import COLOURS, datasets, views, with_cell
 from sepal.cli.sheets import (
     LEGEND,
@@ -30,6 +29,7 @@ from sepal.cli.sheets import (
 )
 from sepal.errors import ConfigError
 from sepal.storage.files import write_atomically
+from sepal.study.comparison import Comparison, read_comparison
 
 if TYPE_CHECKING:
     from sepal.cli.report.figure import Figure

@@ -7,10 +7,10 @@ from typing import Any
 
 import altair as alt
 
-from sepal.cli.comparison import Comparison
 from sepal.cli.report.data import with_cell
 from sepal.cli.report.figure import PERCENT, Drawn, colour_of, figure, label_of, shown
 from sepal.cli.report.learned import Rows, readers
+from sepal.study.comparison import Comparison
 
 NAMES = ("masks", "similar", "overlap", "layers", "pruning", "tree")  # of the figures, in order
 TICKS = 4  # at most, on a tree's axis, besides 0

@@ -38,7 +38,7 @@ def sources(root: Path) -> dict[str, Path]:
     for top in (package, *outside):
         for directory, names, files in os.walk(top, followlinks=True):
             if Path(directory) == package:
-                names[:] = [name for name in names if name not in ("cli", "engines", "server_app")]
+                names[:] = [name for name in names if name not in ("cli", "engines", "server_app", "study")]
             for file in (Path(directory, name) for name in files if name.endswith(".py")):
                 place = file.relative_to(root)
                 found[str(place if top == package else "sepal" / place)] = file

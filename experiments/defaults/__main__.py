@@ -15,14 +15,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sepal.cli.comparison import read_comparison, write_index
-from sepal.cli.plans.execute import execute
-from sepal.cli.plans.model import PlanFile
-from sepal.cli.plans.plan import make_plan, read_table
 from sepal.cli.progress import PlanDisplay
-from sepal.cli.results import Variant
-from sepal.cli.statistics import Estimate
 from sepal.strategies import registry
+from sepal.study.comparison import read_comparison, write_index
+from sepal.study.plans.execute import execute
+from sepal.study.plans.model import PlanFile
+from sepal.study.plans.plan import make_plan, read_table
+from sepal.study.results import Variant
+from sepal.study.statistics import Estimate
 
 HERE = Path(__file__).parent
 YARDSTICK = "fedavg-ft"

@@ -17,8 +17,8 @@ from typing import Any
 
 from experiments.hosts.federation import Hosts, counted, cut_after
 from experiments.hosts.network import Network, unavailable
-from sepal.cli.arguments import parse_sets
 from sepal.engines.flower.bundle import write_app
+from sepal.study.run_keys import parse_sets
 
 MODELS = Path(__file__).parents[1] / "load" / "models"
 

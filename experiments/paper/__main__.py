@@ -19,11 +19,11 @@ from experiments.paper.pages import PLANS, pages
 from experiments.paper.plan import SCALES, read_plan
 from experiments.paper.report import write_report
 from sepal import user_modules
-from sepal.cli.comparison import write_index
-from sepal.cli.plans.trials import Executor, chosen, failures, in_stages
 from sepal.cli.progress import PlanDisplay
 from sepal.errors import ConfigError, SepalError, one_line
 from sepal.storage.files import write_atomically
+from sepal.study.comparison import write_index
+from sepal.study.plans.trials import Executor, chosen, failures, in_stages
 
 BAD_INPUT, INTERRUPTED = 2, 130  # exit codes, as those of `sepal`
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sepal.cli.markdown import table
-from sepal.cli.statistics import paired
+from sepal.study.statistics import paired
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 NEAR = 0.5  # points; clients of one target reach the same shares up to rounding

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sepal.cli.markdown import table
-from sepal.cli.statistics import paired, paired_by_seed
 from sepal.protocol.views import VIEWS
+from sepal.study.statistics import paired, paired_by_seed
 
 Group = Sequence[Mapping[str, Any]]  # the seeds of one variant in one cell
 MODELS = ("kept", *VIEWS[:2])
-SEEDS = 3  # fewer give no interval (:func:`sepal.cli.results.paired_by_seed`)
+SEEDS = 3  # fewer give no interval (:func:`sepal.study.results.paired_by_seed`)
 
 
 def difference_tables(groups: Mapping[str, Group], deployed: Mapping[str, str]) -> Iterator[str]:

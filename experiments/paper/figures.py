@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sepal.cli.plans.execute import has_ended
-from sepal.cli.plans.model import PlannedRun
-from sepal.cli.results import MEGA, Result, read_result
-from sepal.cli.statistics import rise
 from sepal.client_app.host import COSTS
 from sepal.protocol.views import CLOSING_VIEWS, VIEWS
+from sepal.study.plans.execute import has_ended
+from sepal.study.plans.model import PlannedRun
+from sepal.study.results import MEGA, Result, read_result
+from sepal.study.statistics import rise
 
 SHARED = COSTS | {"unseen-test-labels"}  # metrics that clients of all methods report
 
@@ -28,7 +28,7 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
     ``clients``, ``own`` and ``method`` hold columns of equal length; the first has the clients' names or the rounds.
     ``clients`` (accuracies) and ``own`` (what the method's clients report of themselves) cover the participants in the
     closing round. ``novel`` has the novel clients' accuracy and the gap. ``rise`` is what
-    :func:`sepal.cli.statistics.rise` found; ``stopped`` what ended the run before its limit.
+    :func:`sepal.study.statistics.rise` found; ``stopped`` what ended the run before its limit.
 
     Accuracies are fractions, of the closing round. MB are payload bytes of training over all clients and rounds / 10⁶.
     Multiply-adds are those of training, without evaluation, summed over clients. ``within`` is the last full evaluation

@@ -1,4 +1,4 @@
-"""Plans of papers: those of `sepal compare` (:mod:`sepal.cli.plans.plan`), with published figures, scales and ranks.
+"""Plans of papers: those of `sepal compare` (:mod:`sepal.study.plans.plan`), with published figures, scales and ranks.
 
 A block may have, besides its keys::
 
@@ -34,10 +34,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sepal.cli.arguments import flatten_tables
-from sepal.cli.plans import plan
-from sepal.cli.plans.model import Block, Keys, Name, PlanFile, PlannedRun
 from sepal.errors import ConfigError
+from sepal.study.plans import plan
+from sepal.study.plans.model import Block, Keys, Name, PlanFile, PlannedRun
+from sepal.study.run_keys import flatten_tables
 
 Scale = Literal["quick", "cpu", "full"]
 SCALES: tuple[Scale, ...] = ("quick", "cpu", "full")

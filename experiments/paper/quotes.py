@@ -17,8 +17,8 @@ import numpy as np
 from experiments.paper.differences import Group, by_seed
 from experiments.paper.plan import PaperPlan
 from experiments.paper.ranks import SETTINGS, by_client, collect, mean_ranks
-from sepal.cli.statistics import Estimate, over_seeds, paired, paired_by_seed
 from sepal.errors import ConfigError
+from sepal.study.statistics import Estimate, over_seeds, paired, paired_by_seed
 
 Results = Mapping[str, Mapping[str, Any]]
 KINDS = {"rounds": 0, "shift": 1, "bytes": 2}  # the settings of `ranks.SETTINGS`

@@ -21,7 +21,7 @@ from scipy import stats
 from experiments.paper.differences import of_clients
 from experiments.paper.plan import PaperPlan, Ranks
 from sepal.cli.markdown import table
-from sepal.cli.statistics import over_seeds, paired
+from sepal.study.statistics import over_seeds, paired
 
 NAME = "ranks"  # of the page's part with the ranks
 LEVEL = 0.05

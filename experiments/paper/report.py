@@ -21,6 +21,8 @@ import numpy as np
 
 from experiments.paper.differences import MODELS, difference_tables
 from experiments.paper.figures import figures
+from experiments.paper.plan import PaperBlock, PaperPlan, Published
+from experiments.paper.ranks import NAME, rank_tables
 from experiments.paper.some_runs import (
     Found,
     Group,
@@ -34,14 +36,12 @@ from experiments.paper.some_runs import (
     of_the_trials,
     privacy_table,
 )
-from experiments.paper.plan import PaperBlock, PaperPlan, Published
-from experiments.paper.ranks import NAME, rank_tables
 from sepal.cli.markdown import table
-from sepal.cli.plans.model import PlannedRun
-from sepal.cli.statistics import Rise, mean_rise, over_seeds
 from sepal.errors import ConfigError
 from sepal.protocol.views import SHIFTS
 from sepal.storage.files import write_atomically
+from sepal.study.plans.model import PlannedRun
+from sepal.study.statistics import Rise, mean_rise, over_seeds
 
 SHOWN = 8  # names of missing runs, at most
 

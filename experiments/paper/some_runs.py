@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from experiments.paper.plan import PaperPlan
-from sepal.cli.plans.model import PlannedRun
-from sepal.cli.plans.search import mean_of_trials
 from sepal.protocol.views import VIEWS
+from sepal.study.plans.model import PlannedRun
+from sepal.study.plans.search import mean_of_trials
 
 Found = Mapping[str, Any]
 Group = Sequence[Found]  # the seeds of one variant in one cell

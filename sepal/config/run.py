@@ -65,6 +65,17 @@ class PrivacySettings(Settings):
     delta: float = Field(1e-5, gt=0, lt=1, description="δ at which ε is reported")
 
 
+class CompressSettings(Settings):
+    """Compressed exchange of methods that exchange dense models: keys ``compress.*``."""
+
+    name: Literal["none", "stc", "topk"] = Field(
+        "none", description="send a part of each update: stc: as signs with one size, topk: as values; both ways"
+    )
+    keep: float = Field(0.1, gt=0, le=1, description="p, fraction of entries sent, in both directions")
+    # Our choice. Who missed more rounds gets the current value of each entry that has changed since.
+    cache: int = Field(20, ge=1, description="past rounds whose updates the server keeps for clients that missed them")
+
+
 def _numbers(text: str) -> list[float]:
     """Return the numbers in a text such as ``0.25,0.5,1``; a single NaN if it cannot be parsed."""
     try:
@@ -153,6 +164,7 @@ class RunConfig(Settings):
     evaluate: EvaluateSettings = Field(default_factory=EvaluateSettings)
     capacity: CapacitySettings = Field(default_factory=CapacitySettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
+    compress: CompressSettings = Field(default_factory=CompressSettings)
 
     def flat(self) -> dict[str, Any]:
         """Return every key with its value, as in ``config.toml``."""
@@ -187,4 +199,4 @@ class RunConfig(Settings):
 
 # Flat keys for which 0 or ``auto`` means the default.
 AUTOMATIC = ("rounds", "local-epochs", "batch-size", "optimizer", "lr", "model", "partition.name")
-PARTS = ("partition", "split", "own", "evaluate", "capacity", "privacy")
+PARTS = ("partition", "split", "own", "evaluate", "capacity", "privacy", "compress")

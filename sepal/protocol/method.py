@@ -166,6 +166,21 @@ class Task:
         return {**self.weights, **self.frozen}
 
 
+@dataclass(frozen=True)
+class Compression:
+    """How a dense exchange is compressed (:mod:`sepal.protocol.compression`).
+
+    Attributes:
+        keep: p, fraction of the entries that are sent, in both directions.
+        ternary: Whether entries are sent as ±μ; if not, as values.
+        cache: Past rounds whose updates the server keeps for clients that missed them.
+    """
+
+    keep: float = 0.1
+    ternary: bool = True
+    cache: int = 20
+
+
 ServerFactory: TypeAlias = Callable[[Task], "ServerAlgorithm[Any]"]
 ClientFactory: TypeAlias = Callable[[Task, Any], "ClientAlgorithm[Any]"]
 
@@ -195,6 +210,10 @@ class Method:
             (:class:`sepal.client.network.NetworkPredictor`), so that an exported model can; empty: none is exported.
         private: Phases (:attr:`Plan.phase`) whose uploads ``privacy.*`` clips and noises. Empty: the method refuses
             these keys.
+        dense: Whether it exchanges the tensors of one model, dense, the same download for all: ``shared()`` both ways.
+            ``compress.*`` applies to such a method and is refused by others.
+        compression: Returns how the exchange of such a method is compressed, from its own keys, also without
+            ``compress.*``.
         learned: Readers of what it has learned of each client, by kind (:mod:`sepal.protocol.learned`).
     """
 
@@ -212,6 +231,8 @@ class Method:
     draws: str = ""
     robust: bool = False
     combination: str = ""
+    dense: bool = False
+    compression: Callable[[Any], Compression] | None = None
     learned: Mapping[str, Reader] = field(default_factory=dict)
 
     @property

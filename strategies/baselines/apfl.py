@@ -135,4 +135,5 @@ APFL = register(
     APFLClient,
     Hyper,
     robust=True,
+    dense=True,
 )

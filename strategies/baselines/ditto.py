@@ -75,4 +75,5 @@ Ditto = register(
     DittoClient,
     Hyper,
     robust=True,
+    dense=True,
 )

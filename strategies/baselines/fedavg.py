@@ -114,4 +114,5 @@ FedAvg = register(
     private=("",),
     deployed="received",
     robust=True,
+    dense=True,
 )

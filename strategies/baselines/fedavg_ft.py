@@ -59,4 +59,5 @@ FedAvgFt = register(
     Hyper,
     deployed="trained",
     robust=True,
+    dense=True,
 )

@@ -65,4 +65,5 @@ FedAvgM = register(
     private=("",),
     deployed="received",
     robust=True,
+    dense=True,
 )

@@ -72,4 +72,5 @@ FedBabu = register(
     Hyper,
     deployed="trained",
     robust=True,
+    dense=True,
 )

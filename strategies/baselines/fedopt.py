@@ -113,6 +113,7 @@ FedAdam = register(
     private=("",),
     deployed="received",
     robust=True,
+    dense=True,
 )
 FedYogi = register(
     "fedyogi",
@@ -124,6 +125,7 @@ FedYogi = register(
     private=("",),
     deployed="received",
     robust=True,
+    dense=True,
 )
 FedAdagrad = register(
     "fedadagrad",
@@ -135,4 +137,5 @@ FedAdagrad = register(
     private=("",),
     deployed="received",
     robust=True,
+    dense=True,
 )

@@ -87,4 +87,5 @@ FedPer = register(
     FedPerClient,
     Hyper,
     robust=True,
+    dense=True,
 )

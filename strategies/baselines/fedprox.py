@@ -41,4 +41,5 @@ FedProx = register(
     Hyper,
     deployed="received",
     robust=True,
+    dense=True,
 )

@@ -60,4 +60,5 @@ FedRep = register(
     FedRepClient,
     Hyper,
     robust=True,
+    dense=True,
 )

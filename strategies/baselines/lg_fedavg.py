@@ -66,4 +66,5 @@ LgFedAvg = register(
     LgFedAvgClient,
     Hyper,
     robust=True,
+    dense=True,
 )

@@ -102,4 +102,5 @@ PFedMe = register(
     Hyper,
     defaults={"lr": 0.09},  # the authors' rate of θ; it must be below 2/λ
     robust=True,
+    dense=True,
 )

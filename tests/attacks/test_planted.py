@@ -24,10 +24,7 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from sepal import models, user_modules
-from sepal.cli.comparison import read_comparison
 from sepal.cli.main import app
-from sepal.cli.plans.execute import execute
-from sepal.cli.plans.plan import read_plan
 from sepal.cli.report.data import datasets
 from sepal.cli.report.live import ReportServer
 from sepal.cli.report.page import _json, _overview
@@ -37,6 +34,9 @@ from sepal.errors import ConfigError, DataError, ModelError, StateError
 from sepal.models.weights import read_weights
 from sepal.server.run_store import evict
 from sepal.strategies.assembly import assemble
+from sepal.study.comparison import read_comparison
+from sepal.study.plans.execute import execute
+from sepal.study.plans.plan import read_plan
 from tests.cli.runs_for_tests import write_run
 
 ESCAPE = "[/x]\x1b]0;taken\x07"

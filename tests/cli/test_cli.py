@@ -9,13 +9,13 @@ from typer.testing import CliRunner
 
 from sepal.cli.keys import keys_of
 from sepal.cli.main import app
-from sepal.cli.runs import find_run
 from sepal.cli.showing import markdown_table
 from sepal.cli.tables import spaced
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
 from sepal.server_app.run_directory import read_run
 from sepal.strategies import registry
+from sepal.study.runs import find_run
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"partition.name": "lambda-mix", "partition.subsample": 300, "clients": 3, "rounds": 2, "method": "fedpse"}

@@ -17,14 +17,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sepal.cli.comparison import read_comparison
 from sepal.cli.main import app
-from sepal.cli.plans.execute import execute
-from sepal.cli.plans.model import PlannedRun
-from sepal.cli.plans.plan import check_keys, read_plan
 from sepal.cli.progress import LINES, PlanDisplay
-from sepal.cli.statistics import over_seeds
 from sepal.errors import ConfigError, StateError
+from sepal.study.comparison import read_comparison
+from sepal.study.plans.execute import execute
+from sepal.study.plans.model import PlannedRun
+from sepal.study.plans.plan import check_keys, read_plan
+from sepal.study.statistics import over_seeds
 from tests.cli.runs_for_tests import write_run
 
 ROOT = Path(__file__).parents[2]

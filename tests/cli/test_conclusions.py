@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from experiments.paper.figures import figures
-from sepal.cli.comparison import read_comparison
 from sepal.cli.files import by_variant, write_csv
-from sepal.cli.plans.model import PlannedRun
 from sepal.cli.sheets import conclusions
-from sepal.cli.statistics import mean_rise, rise
 from sepal.cli.tables import print_comparison
+from sepal.study.comparison import read_comparison
+from sepal.study.plans.model import PlannedRun
+from sepal.study.statistics import mean_rise, rise
 from tests.cli.runs_for_tests import write_run
 
 

@@ -11,12 +11,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from experiments.paper.figures import figures
-from sepal.cli.comparison import read_comparison
 from sepal.cli.files import by_variant
 from sepal.cli.main import app
-from sepal.cli.plans.plan import read_plan
 from sepal.cli.report import write_html
 from sepal.cli.tables import print_comparison
+from sepal.study.comparison import read_comparison
+from sepal.study.plans.plan import read_plan
 from tests.cli.runs_for_tests import write_run
 
 PLAN = """

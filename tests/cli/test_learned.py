@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from experiments.paper.learned import main
-from sepal.cli.comparison import read_comparison
 from sepal.cli.report import learned
 from sepal.cli.running import run_flat
 from sepal.errors import ConfigError
 from sepal.server_app.run_directory import read_run, stored_config
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.contract import Gated
+from sepal.study.comparison import read_comparison
 
 KEYS = {"dataset": "digits", "clients": 3, "rounds": 1, "partition.subsample": 300, "method": "pfedgate"}
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sepal.cli.comparison import read_comparison
 from sepal.cli.main import app
 from sepal.cli.running import run_flat
+from sepal.study.comparison import read_comparison
 from tests.cli.runs_for_tests import write_run
 
 pytest.importorskip("altair", reason="the extra report is not installed")

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from sepal.cli.comparison import read_comparison
 from sepal.cli.tables import print_comparison
+from sepal.study.comparison import read_comparison
 from tests.cli.runs_for_tests import write_run
 from tests.cli.test_report import BROWSER, specs
 

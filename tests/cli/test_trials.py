@@ -10,11 +10,11 @@ from rich.console import Console
 
 from experiments.paper import __main__ as paper
 from experiments.paper.plan import read_plan
-from sepal.cli.plans import trials
-from sepal.cli.plans.model import PlannedRun
-from sepal.cli.plans.trials import Executor, chosen, failures, in_stages
 from sepal.cli.progress import PlanDisplay
 from sepal.errors import ConfigError
+from sepal.study.plans import trials
+from sepal.study.plans.model import PlannedRun
+from sepal.study.plans.trials import Executor, chosen, failures, in_stages
 from tests.cli.runs_for_tests import write_run
 
 PLAN = """

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.cli.plans.plan import check_keys, read_plan
-from sepal.cli.plans.search import choose, read_search
 from sepal.errors import ConfigError
+from sepal.study.plans.plan import check_keys, read_plan
+from sepal.study.plans.search import choose, read_search
 from tests.cli.runs_for_tests import write_run
 
 PLAN = """

@@ -9,13 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.cli.plans import trials
-from sepal.cli.plans.plan import read_plan
-from sepal.cli.plans.rates import ONE_RATE, rate_notes
-from sepal.cli.plans.trials import chosen, tried
-from sepal.cli.plans.tuning import around
 from sepal.errors import ConfigError
 from sepal.strategies.assembly import assemble
+from sepal.study.plans import trials
+from sepal.study.plans.plan import read_plan
+from sepal.study.plans.rates import ONE_RATE, rate_notes
+from sepal.study.plans.trials import chosen, tried
+from sepal.study.plans.tuning import around
 from tests.cli.runs_for_tests import write_run
 
 PLAN = """

@@ -64,7 +64,7 @@ def crowded(tmp_path):
     work = tmp_path / "work"
     work.mkdir()
     broken = "raise SystemExit('a file of the user was imported')\n"
-    for name in ("models", "client_app", "server_app", "engines", "cli"):
+    for name in ("models", "client_app", "server_app", "engines", "study", "cli"):
         (work / f"{name}.py").write_text(broken)
     for name in ("strategies", "experiments"):
         (work / name).mkdir()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from experiments.defaults import __main__ as command
-from sepal.cli.statistics import Estimate
+from sepal.study.statistics import Estimate
 
 
 def group(method, mean, deployed="kept"):

@@ -11,7 +11,9 @@ import pytest
 
 from experiments.paper.__main__ import main
 from experiments.paper.differences import difference, difference_by_seed
-from experiments.paper.further import (
+from experiments.paper.plan import SCALES, Scale, read_plan
+from experiments.paper.report import accuracy, all_tables, block_tables, trial_tables
+from experiments.paper.some_runs import (
     by_capacity,
     by_round,
     of_novel_clients,
@@ -19,14 +21,12 @@ from experiments.paper.further import (
     of_the_method,
     privacy_table,
 )
-from experiments.paper.plan import SCALES, Scale, read_plan
-from experiments.paper.report import accuracy, all_tables, block_tables, trial_tables
-from sepal.cli.comparison import read_comparison
 from sepal.cli.markdown import table
 from sepal.cli.report.data import datasets
 from sepal.cli.report.learned import masks as analyse
 from sepal.errors import ConfigError
 from sepal.strategies.assembly import assemble
+from sepal.study.comparison import read_comparison
 
 PLANS = Path(__file__).parents[2] / "experiments" / "papers"
 NAMES = sorted(path.stem for path in PLANS.glob("*.toml"))

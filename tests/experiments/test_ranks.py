@@ -14,7 +14,7 @@ from scipy import stats
 from experiments.paper.figures import figures
 from experiments.paper.plan import read_plan
 from experiments.paper.ranks import SETTINGS, collect, complete, mean_ranks, rank, rank_tables
-from sepal.cli.plans.model import PlannedRun
+from sepal.study.plans.model import PlannedRun
 from tests.cli.runs_for_tests import write_run
 
 ROUNDS, SHIFT, BYTES = SETTINGS

@@ -14,7 +14,6 @@ from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant
 from rich.console import Console
 
-from sepal.cli.comparison import read_comparison
 from sepal.cli.report.page import render
 from sepal.cli.sheets import privacy_line
 from sepal.cli.tables import print_run
@@ -25,6 +24,7 @@ from sepal.server_app import privacy as privacy_module
 from sepal.server_app.privacy import epsilon, privacy
 from sepal.server_app.run_directory import RunDirectory, read_run
 from sepal.strategies.assembly import assemble
+from sepal.study.comparison import read_comparison
 
 FLAT = {"dataset": "digits", "clients": 4, "clients-per-round": 2, "rounds": 3, "partition.subsample": 240}
 PRIVATE = {"privacy.clip": 1.0, "privacy.noise": 2.0}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sepal.cli.plans.plan import check_keys, make_plan
 from sepal.client.privacy import release
 from sepal.config import PrivacySettings
 from sepal.errors import ConfigError
@@ -15,6 +14,7 @@ from sepal.protocol.layout import trained
 from sepal.rng import derive_seed
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
+from sepal.study.plans.plan import check_keys, make_plan
 from tests.strategies.federation import Federation
 
 CLIP, NOISE = 0.05, 0.3

@@ -15,13 +15,13 @@ One comparison::
     width = 0.5
 
 ``rounds = "converged"``, for all methods or for one, ends each run when its validation accuracy has stopped rising
-(:mod:`sepal.server.stopping`), at most after ``limit = N`` rounds beside it (:mod:`sepal.cli.plans.converged`)::
+(:mod:`sepal.server.stopping`), at most after ``limit = N`` rounds beside it (:mod:`sepal.study.plans.converged`)::
 
     [settings]
     rounds = "converged"
     limit = 100                  # optional; by default three times the data set's rounds
 
-``tune = true``, or `sepal compare --tune`, searches each method's rate first (:mod:`sepal.cli.plans.tuning`)::
+``tune = true``, or `sepal compare --tune`, searches each method's rate first (:mod:`sepal.study.plans.tuning`)::
 
     tune = true
     [grid]                       # optional, as for `sepal tune`; by default five learning rates for each method
@@ -63,12 +63,12 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
-from sepal.cli.arguments import flatten_tables
-from sepal.cli.plans.model import PlanFile, PlannedRun
-from sepal.cli.plans.settings import MOST_RUNS, Table, as_block, own_keys
-from sepal.cli.plans.tuning import with_trials
 from sepal.config import Flat, parse, plainly
 from sepal.errors import ConfigError, nearest, suggest
+from sepal.study.plans.model import PlanFile, PlannedRun
+from sepal.study.plans.settings import MOST_RUNS, Table, as_block, own_keys
+from sepal.study.plans.tuning import with_trials
+from sepal.study.run_keys import flatten_tables
 
 P = TypeVar("P", bound=PlanFile)
 

@@ -1,7 +1,7 @@
 """Blocks of a plan whose cells are trials: each variant takes the values with the best validation accuracy.
 
 Test data is never looked at. The criterion is the mean validation accuracy of the closing round over the trials' seeds:
-in the view that :meth:`sepal.cli.plans.model.PlanFile.judged` names.
+in the view that :meth:`sepal.study.plans.model.PlanFile.judged` names.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from sepal.cli.arguments import Value
-from sepal.cli.comparison import Tried
-from sepal.cli.plans.execute import Display, execute
-from sepal.cli.plans.model import Block, Chosen, PlanFile, PlannedRun, cell_name
-from sepal.cli.plans.search import mean_of_trials, validation
 from sepal.storage.files import write_atomically
+from sepal.study.comparison import Tried
+from sepal.study.plans.execute import Display, execute
+from sepal.study.plans.model import Block, Chosen, PlanFile, PlannedRun, cell_name
+from sepal.study.plans.search import mean_of_trials, validation
+from sepal.study.run_keys import Value
 
 FAILED = "failed.txt"
 Execute = Callable[[Sequence[PlannedRun]], list[str]]
@@ -132,7 +132,7 @@ class Executor:
     Args:
         out: Directory of run directories.
         displays: Returns a display for each list.
-        jobs: As for :func:`sepal.cli.plans.execute.execute`.
+        jobs: As for :func:`sepal.study.plans.execute.execute`.
         workers: As there.
         hours: No run is started after this many hours.
     """

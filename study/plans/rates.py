@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sepal.cli.arguments import Value, flatten_tables
-from sepal.cli.plans.model import PlanFile, PlannedRun
 from sepal.config import RunConfig, parse
 from sepal.errors import SepalError
+from sepal.study.plans.model import PlanFile, PlannedRun
+from sepal.study.run_keys import Value, flatten_tables
 
 ONE_RATE = "one learning rate for all methods: differences may be the rate's; `tune = true` searches for each"
 

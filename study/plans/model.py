@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
-from sepal.cli.arguments import Value, flatten_tables
-from sepal.cli.plans.converged import CONVERGED, resolved
 from sepal.errors import ConfigError
+from sepal.study.plans.converged import CONVERGED, resolved
+from sepal.study.run_keys import Value, flatten_tables
 
 Keys = dict[str, Any]
 Chosen = Mapping[str, Mapping[str, Mapping[str, Value]]]  # block → variant → values that its trials chose
@@ -53,7 +53,7 @@ class PlanFile(BaseModel):
     target: float | None = Field(default=None, gt=0, lt=1)  # accuracy, for the rounds and MB until it is reached
     view: Literal["received", "trained", "pooled", "kept"] = "trained"  # of the target and of paired differences
     tuned: str = ""
-    tune: StrictBool = False  # whether trials in the deployed view come first (:mod:`sepal.cli.plans.tuning`)
+    tune: StrictBool = False  # whether trials in the deployed view come first (:mod:`sepal.study.plans.tuning`)
     keys: Keys = {}
     variants: dict[Name, Keys] = {}
     block: tuple[Block, ...] = Field(min_length=1)
@@ -86,7 +86,7 @@ class PlanFile(BaseModel):
 
         Args:
             only: Name of one block; empty: all.
-            chosen: The values that trials have chosen (:func:`sepal.cli.plans.trials.chosen`).
+            chosen: The values that trials have chosen (:func:`sepal.study.plans.trials.chosen`).
 
         Raises:
             ConfigError: ``only`` does not name a block.

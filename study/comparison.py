@@ -10,16 +10,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sepal.cli.plans.model import PlanFile, PlannedRun
-from sepal.cli.results import Result, Variant, read_result
-from sepal.cli.runs import INDEX, find_place
-from sepal.cli.statistics import Estimate
 from sepal.config import Flat
 from sepal.data.locations import data_directory
 from sepal.errors import ConfigError, StateError
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server_app.run_directory import stored_config
 from sepal.storage.files import write_atomically
+from sepal.study.plans.model import PlanFile, PlannedRun
+from sepal.study.results import Result, Variant, read_result
+from sepal.study.runs import INDEX, find_place
+from sepal.study.statistics import Estimate
 
 NEAR = 0.95  # the default target: this share of the best accuracy at the end
 MOST_TITLES = 4  # a report of this many runs gives their number instead of their names

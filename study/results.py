@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sepal.cli.statistics import BySeed, Estimate, Rise, mean_rise, over_seeds, paired, paired_by_seed, rise
 from sepal.server_app.run_directory import Line, StoredRun, read_rows, read_run
 from sepal.strategies import registry
+from sepal.study.statistics import BySeed, Estimate, Rise, mean_rise, over_seeds, paired, paired_by_seed, rise
 
 MEGA = 1e6  # bytes in a MB
 DIRECTIONS = ("up", "down")

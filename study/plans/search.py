@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from sepal.cli.plans.model import PlanFile, PlannedRun
-from sepal.cli.plans.plan import make_plan, read_table
-from sepal.cli.plans.settings import Table, combinations, own_keys, split
 from sepal.errors import ConfigError
 from sepal.protocol.views import MODELS
 from sepal.rng import derive
 from sepal.storage.files import write_atomically
+from sepal.study.plans.model import PlanFile, PlannedRun
+from sepal.study.plans.plan import make_plan, read_table
+from sepal.study.plans.settings import Table, combinations, own_keys, split
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 import pytest
 import tomli_w
 
-from sepal.cli.arguments import gather, gather_to_serve, parse_sets, read_file, scalar
 from sepal.errors import ConfigError
+from sepal.study.run_keys import gather, gather_to_serve, parse_sets, read_file, scalar
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Executes the runs of a plan, one or several at a time, each in its own process (:mod:`sepal.cli.child`)."""
+"""Executes the runs of a plan, one or several at a time, each in its own process (:mod:`sepal.study.child`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import tomli_w
 
-from sepal.cli.plans.model import PlannedRun
 from sepal.data.locations import data_directory
 from sepal.data.own import OWN
 from sepal.data.sources import check
@@ -22,6 +21,7 @@ from sepal.errors import ConfigError
 from sepal.server_app.run_directory import begun, stored_config, stored_summary
 from sepal.storage.files import private_directory
 from sepal.strategies import registry
+from sepal.study.plans.model import PlannedRun
 
 POLL = 0.1  # seconds between checks of the processes
 
@@ -136,7 +136,7 @@ def _start(run: PlannedRun, out: Path, scratch: Path, workers: int) -> subproces
     config = scratch / f"{run.name}.toml"
     config.write_text(tomli_w.dumps(dict(run.keys)))
     with (scratch / run.name).open("w") as log:
-        command = [sys.executable, "-P", "-m", "sepal.cli.child", str(config), str(out), str(workers)]
+        command = [sys.executable, "-P", "-m", "sepal.study.child", str(config), str(out), str(workers)]
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,  # closed when this process ends, which ends the run

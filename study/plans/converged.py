@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from sepal.cli.arguments import Value
 from sepal.errors import ConfigError, SepalError
+from sepal.study.run_keys import Value
 
 CONVERGED = "converged"
 LIMIT = "limit"
@@ -46,7 +46,7 @@ def _default(keys: tuple[tuple[str, Value], ...]) -> int:
 
     The error comes when the plan's keys are checked, or when the run starts, with the key's place.
     """
-    from sepal.cli.plans.rates import completed
+    from sepal.study.plans.rates import completed
 
     try:
         return TIMES * completed(dict(keys))[0].rounds

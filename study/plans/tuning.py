@@ -1,6 +1,6 @@
 """``tune = true``: the same small search for each method before the runs of a plan, on validation data alone.
 
-It becomes two blocks for every cell of the plan: trials (:mod:`sepal.cli.plans.trials`), and the runs that wait for
+It becomes two blocks for every cell of the plan: trials (:mod:`sepal.study.plans.trials`), and the runs that wait for
 them. A trial is a run of the plan with values of the grid and with seeds that are not reported. It is judged by the
 validation accuracy of the model that the method deploys.
 
@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from typing import Any, TypeVar
 
-from sepal.cli.arguments import Value, flatten_tables
-from sepal.cli.plans.converged import resolved
-from sepal.cli.plans.model import Block, PlanFile, cell_name
-from sepal.cli.plans.rates import completed
-from sepal.cli.plans.settings import own_keys, split
 from sepal.errors import ConfigError
+from sepal.study.plans.converged import resolved
+from sepal.study.plans.model import Block, PlanFile, cell_name
+from sepal.study.plans.rates import completed
+from sepal.study.plans.settings import own_keys, split
+from sepal.study.run_keys import Value, flatten_tables
 
 STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the calibrated rate
 SEEDS, FIRST_SEED = 2, 1000  # of trials: the first ones from 1000 on that are not reported

@@ -1,4 +1,4 @@
-"""Executes one run of a plan in its own process: ``python -m sepal.cli.child CONFIG OUT WORKERS``.
+"""Executes one run of a plan in its own process: ``python -m sepal.study.child CONFIG OUT WORKERS``.
 
 Its standard input is a pipe from the process that started it. When that process ends, for whatever reason, the pipe is
 closed and the run ends at once. It can be continued from its last checkpoint, as after any kill.
@@ -14,18 +14,19 @@ from threading import Thread
 from sepal import user_modules
 from sepal.errors import SepalError
 
+BAD_INPUT = 2
+
 
 def main() -> None:
     """Execute the run that the command line names."""
     config, out, workers = sys.argv[1:]
     Thread(target=_end_with_parent, daemon=True).start()
     user_modules.enable(Path.cwd())
-    from sepal.cli.app import BAD_INPUT
-    from sepal.cli.arguments import read_file
-    from sepal.cli.running import run_flat
+    from sepal.study.run import execute, prepare
+    from sepal.study.run_keys import read_file
 
     try:
-        run_flat({**read_file(Path(config)), "out": out}, Path.cwd(), int(workers))
+        execute(prepare({**read_file(Path(config)), "out": out}, Path.cwd()), int(workers))
     except SepalError as error:
         print(f"sepal: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)

@@ -1,0 +1,1 @@
+"""Runs, plans of runs, and their figures: what commands and Python share, without a terminal."""

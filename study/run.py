@@ -1,0 +1,76 @@
+"""One run in process, with its directory: what ``sepal run``, a plan's runs and Python share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from sepal.config import Flat, RunConfig
+    from sepal.server.observer import Observer
+    from sepal.strategies.assembly import Assembly
+
+
+class Prepared(NamedTuple):
+    """A run that is ready to start.
+
+    Attributes:
+        path: Its directory, which need not exist yet.
+    """
+
+    assembly: Assembly
+    path: Path
+
+    @property
+    def settings(self) -> RunConfig:
+        """The shared keys, complete."""
+        return self.assembly.task.config
+
+
+def prepare(flat: Flat, base: Path) -> Prepared:
+    """Check the keys ``flat`` and return the run that they describe.
+
+    Args:
+        flat: Flat run-config keys.
+        base: The directory that a relative ``out`` is relative to.
+
+    Raises:
+        SepalError: A key is invalid, or data is missing.
+    """
+    from sepal.data.locations import data_directory
+    from sepal.engines.in_process import check_clients
+    from sepal.server_app.places import run_path
+    from sepal.strategies.assembly import assemble
+
+    if flat.get("data-dir"):  # so that reports and exports find the data from anywhere
+        flat = {**flat, "data-dir": str(data_directory(str(flat["data-dir"])))}
+    assembly = assemble(flat)
+    check_clients(assembly.task.config)  # before the run's directory is created
+    return Prepared(assembly, run_path(assembly.task.config, base))
+
+
+def execute(run: Prepared, workers: int = 0, from_round: int | None = None, observers: Sequence[Observer] = ()) -> bool:
+    """Run a federation, or continue it; return whether there was something left to do.
+
+    Args:
+        run: The run.
+        workers: Number of worker processes; 0: the engine's default.
+        from_round: Go back to the checkpoint of this round; None to continue after the last one.
+        observers: Told of every round, after the run's directory.
+
+    Raises:
+        SepalError: The run cannot be started or completed.
+    """
+    from sepal.engines.in_process import run_in_process
+    from sepal.server_app.places import IN_PROCESS
+    from sepal.server_app.run_directory import RunDirectory
+
+    settings = run.settings
+    with RunDirectory(run.path, run.assembly, IN_PROCESS, from_round) as directory:
+        if directory.completed:
+            return False
+        states = Path(settings.state_dir).expanduser() if settings.state_dir else run.path / "clients"
+        watching: list[Observer] = [directory, *observers]
+        run_in_process(run.assembly, store=directory.store(), observers=watching, workers=workers, state_dir=states)
+    return True
