@@ -14,13 +14,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
+import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from sepal import user_modules
 from sepal.client_app.audit import Audit
 from sepal.client_app.build import Node, Shared, build_host, open_store, open_upload_count
-from sepal.client_app.guard import check_noise, check_sizes, local_config, on_one_machine
+from sepal.client_app.guard import check_noise, check_sizes, limited_memory, local_config, on_one_machine
 from sepal.client_app.simulation import protect_ray, starts_ray
 from sepal.errors import ConfigError, one_line
 from sepal.protocol.messages import read_order, without_details, write_error
@@ -140,19 +141,8 @@ def _handle(message: Message, context: Context) -> Message:
     try:
         node = Node.of(context.node_config)
         name, audit = node.client, Audit(Path(node.audit)) if node.audit else None
-        shared = _shared(tuple(sorted(_trusted(context, node).items())), node.device)
-        order = read_order(message.content)[0]
-        if order.kind is Kind.QUERY and order.plan.phase:
-            log.warning("%s: refused by the server: %s", name, one_line(order.plan.phase, 256))
-        check_noise(node, shared.assembly.task.config, order, shared.assembly.method.private)
-        store = open_store(shared, node, order.run)
-        # A query may arrive while the client trains; all other messages are answered one at a time.
-        with nullcontext() if order.kind is Kind.QUERY else store.lock():
-            secret = b"" if on_one_machine() else store.secret.encode()  # a simulation is repeatable from its seed
-            host = build_host(shared, node, order.run, store, secret)
-            if not on_one_machine() and (node.most_uploads or shared.assembly.task.config.privacy.noise):
-                host = replace(host, spend=open_upload_count(shared, node).spend)
-            answer = host.answer(message.content)
+        with limited_memory() if limits_memory(node) else nullcontext():
+            answer = _answer(message, context, node)
     except Exception as error:
         answer = _error(error, name)
     if audit:
@@ -168,6 +158,27 @@ def _error(error: Exception, name: str) -> RecordDict:
     code = uuid.uuid4().hex[:8]
     log.error("%s: error with code %s", name, code, exc_info=error)
     return write_error(without_details(error, code), name)
+
+
+def limits_memory(node: Node) -> bool:
+    """Return whether answers have a limit of memory: in a deployment, without CUDA, which reserves all addresses."""
+    return not on_one_machine() and (node.device == "cpu" or not torch.cuda.is_available())
+
+
+def _answer(message: Message, context: Context, node: Node) -> RecordDict:
+    shared = _shared(tuple(sorted(_trusted(context, node).items())), node.device)
+    order = read_order(message.content)[0]
+    if order.kind is Kind.QUERY and order.plan.phase:
+        log.warning("%s: refused by the server: %s", node.client, one_line(order.plan.phase, 256))
+    check_noise(node, shared.assembly.task.config, order, shared.assembly.method.private)
+    store = open_store(shared, node, order.run)
+    # A query may arrive while the client trains; all other messages are answered one at a time.
+    with nullcontext() if order.kind is Kind.QUERY else store.lock():
+        secret = b"" if on_one_machine() else store.secret.encode()  # a simulation is repeatable from its seed
+        host = build_host(shared, node, order.run, store, secret)
+        if not on_one_machine() and (node.most_uploads or shared.assembly.task.config.privacy.noise):
+            host = replace(host, spend=open_upload_count(shared, node).spend)
+        return host.answer(message.content)
 
 
 app = make_app()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 PATHS = ("data-dir", "initial-weights", "state-dir")
 COPIES = 6  # copies of a model in training: weights, gradient, two moments of Adam, the download, the upload
 SHARE = 0.5  # of the memory that is available
+MOST = 0.8  # of it, for all that an answer takes
+NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "Cannot allocate memory")  # torch's words
 
 
 def on_one_machine() -> bool:
@@ -78,6 +82,51 @@ def check_noise(node: Node, config: RunConfig, order: Order, private: Collection
         raise ProtocolError("phase", expected, order.plan.phase)
 
 
+def available() -> int:
+    """Return the bytes of memory that are available on this machine."""
+    return int(psutil.virtual_memory().available)
+
+
+@contextmanager
+def limited_memory() -> Iterator[None]:
+    """Answer a message within ``MOST`` of the memory that is available when it begins.
+
+    The server decides on model, batch and method, and so on what a training step takes: activations, copies, several
+    models at once. So the whole answer is measured by the operating system: an allocation beyond the limit fails, in
+    this process alone. The limit is on the data segment and anonymous memory (Linux); files that are mapped, such as
+    prepared data, do not count.
+
+    Raises:
+        ProtocolError: The answer takes more.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    room = int(MOST * available())
+    most = _data_bytes() + room
+    for bound in (soft, hard):
+        most = most if bound == resource.RLIM_INFINITY else min(most, bound)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        yield
+    except (MemoryError, RuntimeError) as reason:
+        if isinstance(reason, RuntimeError) and not any(words in str(reason) for words in NO_MEMORY):
+            raise
+        expected = f"an answer within {room / 2**30:.3g} GiB of this node's"
+        raise ProtocolError("memory", expected, "a model, batch or method that takes more") from reason
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _data_bytes() -> int:
+    """Return the bytes of this process that count for the limit."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData:"))
+    return int(line.split()[1]) << 10
+
+
 def check_sizes(flat: Mapping[str, Any], room: int = 0) -> None:
     """Check that a model and a batch of the sizes in the run config fit this machine's memory.
 
@@ -92,7 +141,7 @@ def check_sizes(flat: Mapping[str, Any], room: int = 0) -> None:
     """
     if flat.get("dataset") != "own":
         return
-    room = room or int(SHARE * psutil.virtual_memory().available)
+    room = room or int(SHARE * available())
     expected = f"sizes that fit {room / 2**30:.3g} GiB of this node's memory"
     text = str(flat.get("own.shape", ""))
     sides = [int(side[:12]) for side in text.split("x") if side.isdigit()]

@@ -29,7 +29,7 @@ from sepal.protocol.messages import (
     write_reply,
 )
 from sepal.protocol.method import ClientInfo, Kind, Payload, Predictor
-from sepal.protocol.payloads import seal, unseal
+from sepal.protocol.payloads import check_sendable, seal, unseal
 from sepal.storage.serialize import digest
 
 log = logging.getLogger("sepal")
@@ -103,7 +103,7 @@ class ClientHost:
         if kind is Kind.QUERY:
             reply = Reply(order.run, plan.round, kind, self.info, order.base)
             return replace(reply, facts={**self.facts, "store": self.store.identity}), Content()
-        request = f"{_asked(order, content.digest())}|{order.keep}|{','.join(order.views)}"
+        request = f"{self._asked(order, content.digest())}|{order.keep}|{','.join(order.views)}"
         if not self.accuracies:
             order = replace(order, views=())
             request += "|no accuracies"  # so that a stored reply with accuracies is not sent
@@ -142,6 +142,7 @@ class ClientHost:
         if not self.accuracies:
             sane = {name: value for name, value in sane.items() if name in COSTS}
         reply = Reply(order.run, plan.round, kind, self.info, order.base, came, metrics=sane)
+        check_sendable(upload)
         answer = seal(upload)
         if kind is Kind.TRAIN or (kind is Kind.ADAPT and order.keep):
             name = version(plan.round, order.base, came, answer.digest())
@@ -182,7 +183,7 @@ class ClientHost:
 
     def _work(self, order: Order, state: Any, download: Payload, came: str) -> tuple[Any, Payload]:
         # The run is not part of it: in a deployment each run has its own secret, and engines must agree on the bits.
-        self.set_request(hashlib.sha256(_asked(order, came).encode()).digest())
+        self.set_request(hashlib.sha256(self._asked(order, came).encode()).digest())
         if order.kind is Kind.TRAIN:
             return self.algorithm.train(state, download, order.plan)
         if order.kind is Kind.ADAPT:
@@ -200,8 +201,13 @@ class ClientHost:
                 scores |= {f"{wanted}.{name}": value for name, value in self.evaluate(predictor, wanted).items()}
         return scores
 
+    def _asked(self, order: Order, download: str) -> str:
+        """Return all that the server chose of one round's work, but what it wants to know of it.
 
-def _asked(order: Order, download: str) -> str:
-    """Return all that the server chose of one round's work, but what it wants to know of it."""
-    plan = order.plan
-    return f"{order.kind.value}|{plan.round}|{plan.phase}|{plan.novel}|{order.base}|{download}"
+        The run config is part of it, because a server may change it under one run id: two configurations with equal
+        updates would show by equal noise that they are equal.
+        """
+        plan = order.plan
+        scalars = ",".join(f"{name}={plan.scalars[name]!r}" for name in sorted(plan.scalars))
+        config = hashlib.sha256(self.facts.get("config", "").encode()).hexdigest()
+        return f"{order.kind.value}|{plan.round}|{plan.phase}|{scalars}|{plan.novel}|{order.base}|{download}|{config}"

@@ -131,7 +131,12 @@ def _known(name: str, shape: tuple[int, ...], classes: int, vocabulary: int) -> 
         raise ModelError("model", f"a model for text, such as {_first_text_model()!r}", name)
     module, _, attribute = entry.target.partition(":")
     family: Callable[..., nn.Module] = getattr(importlib.import_module(module), attribute)
-    return family(shape, classes, vocabulary) if entry.text else family(shape, classes)
+    try:
+        return family(shape, classes, vocabulary) if entry.text else family(shape, classes)
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as reason:
+        # What torch says of sizes that no tensor has.
+        sizes = f"shape {shape}, {classes} classes, vocabulary {vocabulary}: {type(reason).__name__}"
+        raise ModelError("model", f"sizes with which {name!r} can be built", sizes) from None
 
 
 def _first_text_model() -> str:

@@ -64,6 +64,10 @@ class ModelError(SepalError):
     """A model cannot be built, or does not fit the data."""
 
 
+class DivergedError(ModelError):
+    """Training from the server's model gave values that are not finite, or too large to be sent."""
+
+
 class WireError(SepalError):
     """Bytes are not a valid payload (see ``sepal/wire/FORMAT.md``)."""
 

@@ -42,11 +42,14 @@ def stay(
     removed. One whose loop ended by an error that Flower does not retry, such as that of a server at its limit of
     calls, ends with ``LOST``. Both are started again, with growing pauses.
 
+    Whoever knows a public key can declare its node connected, for up to an hour; then the client itself is refused. So
+    a client with a key that has joined before tries again for ever, with growing pauses.
+
     Raises:
         ConfigError: As in :func:`wait_until_welcome`.
-        FlowerError: The SuperNode still ends with an error.
+        FlowerError: The SuperNode still ends with an error, and has no key or has never joined.
     """
-    deadline, pause, rejoining = time.monotonic() + LAPSE, AGAIN, False
+    deadline, pause, rejoining, joined = time.monotonic() + LAPSE, AGAIN, False, False
     with Flower(private_home() / "clients" / client, directory=Path.cwd(), tell=tell_command) as flower:
         if metrics:
             serve_figures(flower, client, metrics)
@@ -58,18 +61,26 @@ def stay(
             code = node.wait()
             again = code in (0, LOST)
             if again or time.monotonic() - began > LAPSE:  # it had joined, so this is a new failure
-                deadline = time.monotonic() + LAPSE
+                deadline, joined = time.monotonic() + LAPSE, True
             if again:
-                pause = min(60.0, 2 * pause) if time.monotonic() - began < LAPSE else AGAIN
+                pause = _next(pause, began)
                 why = "a call was not answered" if code else "as it does if a call is not authenticated"
                 tell(f"sepal: the SuperNode ended, {why}: again in {pause:g} s")
                 time.sleep(pause)
                 rejoining = True
                 continue
-            if credentials is None or time.monotonic() > deadline:
+            late = time.monotonic() > deadline
+            if credentials is None or (late and not joined):
                 raise FlowerError("flower-supernode", "exit code 0", code)
-            tell("sepal: refused; an earlier session of this key may count as online still: trying again")
-            time.sleep(AGAIN)
+            pause = _next(pause, began) if late else AGAIN
+            who = "another node with this key, or an earlier session of it, counts as online"
+            tell(f"sepal: refused, as if {who}: again in {pause:g} s")
+            time.sleep(pause)
+
+
+def _next(pause: float, began: float) -> float:
+    """Return the next pause: longer, unless the last attempt went well for a while."""
+    return min(60.0, 2 * pause) if time.monotonic() - began < LAPSE else AGAIN
 
 
 def serve_figures(flower: Flower, client: str, place: str) -> None:

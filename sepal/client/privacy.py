@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.config import PrivacySettings
-from sepal.errors import ModelError
+from sepal.errors import DivergedError
 from sepal.wire.tensors import Values
 
 BLOCK = 1 << 18  # numbers drawn at a time; only affects memory, and which numbers they are
@@ -55,7 +55,7 @@ def release(update: Values, settings: PrivacySettings, key: bytes, round: int, r
     An update that is not finite is taken as 0 where there is noise, because an error would tell the server of it.
 
     Raises:
-        ModelError: The update is not finite, and there is no noise.
+        DivergedError: The update is not finite, and there is no noise.
     """
     if settings.noise and not np.isfinite(update).all():
         update = np.zeros_like(update)
@@ -74,12 +74,12 @@ def clip(update: Values, most: float) -> Doubles:
     """Return ``update`` · min(1, most / ‖update‖₂), float64 (d,).
 
     Raises:
-        ModelError: The norm is not finite.
+        DivergedError: The norm is not finite.
     """
     wide = update.astype(np.float64)
     norm = float(np.sqrt(np.dot(wide, wide)))
     if not np.isfinite(norm):
-        raise ModelError("update", "finite entries after local training", f"a norm of {norm}")
+        raise DivergedError("update", "finite entries after local training", f"a norm of {norm}")
     return wide * min(1.0, most / norm) if norm else wide
 
 

@@ -151,8 +151,8 @@ class RunConfig(Settings):
     max_update_norm: float = Field(
         0.0,
         ge=0,
-        description="refuse uploads whose norm exceeds this multiple of the round's median; 0: off; 10 is advised "
-        "with an open roster",
+        description="refuse uploads whose change of what the client received has a norm above this multiple of the "
+        "round's median; 0: off; 3 is advised",
     )
     robust_mean: Literal["none", "trimmed", "median"] = Field(
         "none", description="mean over uploads: the method's, or coordinate-wise trimmed (20 % at each end) or median"

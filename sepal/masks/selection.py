@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sepal.errors import SepalError
+from sepal.errors import DivergedError, SepalError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +43,7 @@ def top_k(values: NDArray[Any], k: int) -> NDArray[np.int64]:
         int64 (k,), strictly increasing.
 
     Raises:
-        SepalError: ``values`` is not one-dimensional or has a NaN, or ``k`` is out of range.
+        SepalError: ``values`` is not one-dimensional or has a NaN (DivergedError), or ``k`` is out of range.
     """
     if values.ndim != 1:
         raise SepalError("values", "one axis", f"shape {values.shape}")
@@ -51,7 +51,7 @@ def top_k(values: NDArray[Any], k: int) -> NDArray[np.int64]:
         raise SepalError("k", f"0 … {values.size}", k)
     magnitude = np.abs(values)
     if magnitude.size and np.isnan(magnitude.max()):
-        raise SepalError("values", "numbers", f"{np.count_nonzero(np.isnan(magnitude))} NaN of {values.size}")
+        raise DivergedError("values", "numbers", f"{np.count_nonzero(np.isnan(magnitude))} NaN of {values.size}")
     if k == 0:
         return np.empty(0, np.int64)
     least = np.partition(magnitude, values.size - k)[values.size - k]

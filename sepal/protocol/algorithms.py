@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Uploads, Weights
 
@@ -92,6 +92,15 @@ class LearnsRoster(Protocol[S]):
         Novel clients, which never train, are added before the closing round. Must be pure: a resumed run calls it
         again with the same clients, sorted by name.
         """
+        ...
+
+
+@runtime_checkable
+class HasReference(Protocol):
+    """A server algorithm whose uploads are not differences; :class:`~sepal.protocol.server_base.ServerBase` is one."""
+
+    def reference(self, state: Any, client: ClientInfo, plan: Plan, download: Payload) -> Weights:
+        """Return the tensors that ``client`` trained from, by name; see ``ServerBase.reference``."""
         ...
 
 

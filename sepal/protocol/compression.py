@@ -209,6 +209,11 @@ class CompressedServer:
         scalars = self.inner.upload_schema(state.inner, client, plan).scalars
         return Schema({UPDATE: update, **dense_specs(self.fixed)}, scalars)
 
+    def reference(self, state: Any, client: ClientInfo, plan: Plan, download: Payload) -> Weights:
+        """Return the statistics; all else in an upload is a difference."""
+        model = self.inner.model(state.inner)
+        return {p.name: model[p.name] for p in self.fixed}
+
     def aggregate(self, state: Any, uploads: Uploads, plan: Plan) -> tuple[Any, Metrics]:
         """Let the method aggregate M + Δ̃_i; send compress(M - R), and add it to R."""
         before = self.flat.join(self.inner.model(state.inner))

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sepal.errors import ProtocolError
+from sepal.errors import DivergedError, ProtocolError
 from sepal.protocol.messages import Content
 from sepal.protocol.method import Payload, Scalar, Schema, SpecLike
 from sepal.wire import decode, encode, rounded
@@ -29,6 +29,18 @@ def seal(payload: Payload) -> Content:
     """
     tensors = {name: _within(tensor) for name, tensor in payload.tensors.items()}
     return Content(encode(tensors) if tensors else b"", dict(payload.scalars))
+
+
+def check_sendable(payload: Payload) -> None:
+    """Raise if a client's upload has values that no server takes, because its training has diverged.
+
+    Raises:
+        DivergedError: A value is not finite, or its magnitude is above ``GREATEST_VALUE``.
+    """
+    for name, tensor in payload.tensors.items():
+        values = _within(tensor).values
+        if values is not None and values.size and not np.abs(values).max() <= GREATEST_VALUE:
+            raise DivergedError(name, f"values of at most {GREATEST_VALUE:g} after training", "others: it diverged")
 
 
 def _within(tensor: SparseTensor) -> SparseTensor:

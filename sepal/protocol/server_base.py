@@ -56,6 +56,16 @@ class ServerBase(Generic[S]):
         """Admit the shared tensors, dense."""
         return dense_schema(self.shared())
 
+    def reference(self, state: S, client: ClientInfo, plan: Plan, download: Payload) -> Weights:
+        """Return what ``max-update-norm`` subtracts from an upload: the tensors that ``client`` trained from, by name.
+
+        By default the download's tensors, or W_0 for a payload that is empty because the client derives W_0 itself. A
+        tensor of an upload that has no counterpart of its shape here counts as a difference: a method whose uploads are
+        differences, under names that its download has too, returns nothing.
+        """
+        sent = {name: tensor.dense() for name, tensor in download.tensors.items() if tensor.values is not None}
+        return sent or self.task.weights
+
     def aggregate(self, state: S, uploads: Uploads, plan: Plan) -> tuple[S, Metrics]:
         """Return the state after the round, and figures for metrics.jsonl."""
         raise NotImplementedError

@@ -5,20 +5,21 @@ A round changes nothing but the store of accepted uploads, so a round that fails
 
 from __future__ import annotations
 
+import logging
 import re
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from flwr.app import RecordDict
 
-from sepal.errors import ProtocolError, RoundError, SepalError
+from sepal.errors import DivergedError, ProtocolError, RoundError, SepalError
 from sepal.protocol.flower.replies import CLIENT_APP_FAILED
 from sepal.protocol.messages import Content, Order, Reply, read_reply, version, write_order
-from sepal.protocol.method import ClientInfo, Kind, Task
+from sepal.protocol.method import ClientInfo, Kind, Metrics, Task
 from sepal.protocol.views import CLOSING_VIEWS, VIEWS, check_counts, further_views
 from sepal.server.downloads import Downloads, most_message_bytes, room
 from sepal.server.exchange import Compose, Take
@@ -27,11 +28,15 @@ from sepal.server.roster import sample, sample_spare
 from sepal.server.run_state import RoundRecord, RoundStart
 from sepal.server.run_store import RunStore
 from sepal.server.uploads import RoundUploads
+from sepal.server.usable import unusable
+
+log = logging.getLogger("sepal")
 
 Deliver: TypeAlias = Callable[[Sequence[int], Compose, Take], Mapping[int, str]]
 
 FAILED = tuple(f"error {code}:" for code in CLIENT_APP_FAILED)  # how sepal.server.exchange reports them
 _DIGEST = re.compile(r"([0-9a-f]{64})?\Z")
+ADVICE = "an upload may have been poisoned: go back with sepal run --from-round, and set max-update-norm"
 MOST_FAILED = 3  # failures before a client is given up; a held lock or a full disk may be temporary
 
 
@@ -71,6 +76,7 @@ class Round:
     ) -> None:
         self._start, self._store, self._config = start, store, task.config
         self._plan, self._joined, self._stores = start.plan, joined, stores or {}
+        self._task = task
         self._dense = 4 * sum(parameter.size for parameter in task.layout)
         self._downloads = Downloads(start, room(task))
         self.uploads = RoundUploads(start, self._downloads, partial(store.read, start.plan.round), room(task))
@@ -92,6 +98,8 @@ class Round:
         self._requests = self._plan_requests()
         self.waiting = set(self._requests)
         self._norms: dict[str, float] = {}
+        self._diverged: set[str] = set()
+        self.outcome: tuple[Any, Metrics] | None = None
         self._evicted: set[str] = set()
         self.evict(evicted)
 
@@ -245,19 +253,21 @@ class Round:
             if reported and not reason.key.startswith(f"{name}:"):  # it names another client, or none
                 reason = ProtocolError(name, "a reply", f"an error: {reason}")
             self._enter(request, "up", content, records, ("refused", str(reason)))
-            if reported:
+            if reported and not isinstance(reason, DivergedError):
                 self._count_failure(name, reason)
-            else:
-                self.waiting.discard(name)
+                return
+            self.waiting.discard(name)  # asked again, it would diverge again
+            if reported:
+                self._diverged.add(name)
             return
         self.waiting.discard(name)
-        self._downloads.drop(name)
         if request.order.kind is Kind.TRAIN:
             if self._config.max_update_norm:
                 self._norms[name] = self.uploads.norm(name, content)
             if self._store.replays or not self.uploads.holds(name):
                 self._store.spool(self._plan.round, name, content)
             self.uploads.accept(name)
+        self._downloads.drop(name)
         self._replies[name] = reply
         self._enter(request, "up", content, records)
         self.settle()
@@ -317,13 +327,48 @@ class Round:
         most = self._config.max_update_norm * statistics.median(self._norms.values())
         for name, norm in self._norms.items():
             if norm > most:
-                reason = f"upload: expected a norm of at most {most:.4g} (max-update-norm), got {norm:.4g}"
-                self.uploads.refuse(name)
-                del self._replies[name]
-                for place, entry in enumerate(self._ledger):
-                    if (entry.client, entry.direction, entry.status) == (name, "up", "accepted"):
-                        self._ledger[place] = replace(entry, dense=0, status="refused", reason=reason)
+                self._refuse(name, f"upload: expected a change of at most {most:.4g} (max-update-norm), got {norm:.4g}")
         self._norms = {}
+
+    def _refuse(self, name: str, reason: str) -> None:
+        """Refuse an upload that was accepted before."""
+        self.uploads.refuse(name)
+        del self._replies[name]
+        for place, entry in enumerate(self._ledger):
+            if (entry.client, entry.direction, entry.status) == (name, "up", "accepted"):
+                self._ledger[place] = replace(entry, dense=0, status="refused", reason=reason)
+
+    def _aggregate(self) -> None:
+        """Compute the round's result. If it cannot be used, refuse the uploads to blame, or else all of the round.
+
+        To blame are the fewest of the largest changes, fewer than half of the uploads, without which the rest has a
+        usable result. If there are none such, the model is kept.
+        """
+        start = self._start
+        uploads = [upload.name for upload in self.uploads.clients]
+        why, left = self._try(), max(0, len(uploads) - 1) // 2
+        if not why:
+            return
+        size = {name: self.uploads.norm(name) for name in uploads}
+        largest, first = sorted(uploads, key=lambda name: (-size[name], name)), why
+        refused = 0
+        while why and refused < left:
+            self.uploads.refuse(largest[refused])
+            refused += 1
+            why = self._try()
+        if why:
+            refused = len(uploads)
+            log.warning("round %d: %s: its uploads are refused and the model is kept", start.plan.round, first)
+        for name in largest[:refused]:
+            self._refuse(name, f"upload: expected a result of the round that can be used, got {first}, with it")
+        if why:
+            self.outcome = start.algorithm.aggregate(start.state.server, self.uploads, start.plan)
+
+    def _try(self) -> str:
+        """Compute the round's result; return why it cannot be used, or nothing."""
+        start = self._start
+        self.outcome = start.algorithm.aggregate(start.state.server, self.uploads, start.plan)
+        return unusable(start.algorithm, self._task, start.state.server, self.outcome[0])
 
     def _check_complete(self) -> None:
         key, config = f"round {self._plan.round}", self._config
@@ -332,7 +377,9 @@ class Round:
         if self.waiting and config.on_missing == "retry":
             raise RoundError(key, f"a reply of every client within {config.timeout:g} s", _some(sorted(self.waiting)))
         counted = self._counted()
-        if self._requests and counted < config.min_replies:
+        if self._plan.round > 1 and counted < config.min_replies <= counted + len(self._diverged):
+            log.warning("%s: no client could train from its model, which is kept; %s", key, ADVICE)
+        elif self._requests and counted < config.min_replies:
             reasons = "; ".join(dict.fromkeys(entry.reason for entry in self._ledger if entry.reason))
             raise RoundError(key, f"at least {config.min_replies} replies", f"{counted}: {reasons}")
 
@@ -342,13 +389,18 @@ class Round:
         Args:
             server_seconds: Seconds of the server's own work since the previous round's last reply.
 
+        The round's result is computed here (:attr:`outcome`), because it decides which uploads count.
+
         Raises:
             RoundError: Too few replies. The round does not count, and the run can be resumed.
         """
+        total = time.monotonic() - self._started
         self._refuse_large()
         self._check_complete()
         for name, reason in self._late.items():
             self.note_late(name, None, reason)
+        if not self._start.closing:
+            self._aggregate()
         trained = [reply.metrics.get("seconds", 0.0) for reply in self._replies.values()]
         return RoundRecord(
             round=self._plan.round,
@@ -359,7 +411,7 @@ class Round:
             ledger=tuple(sorted(self._ledger, key=lambda entry: (entry.client, entry.direction))),
             full=self.full and bool(self._requests),
             seconds={
-                "total": time.monotonic() - self._started,
+                "total": total,
                 "train": max(trained, default=0.0),
                 "server": server_seconds,
             },

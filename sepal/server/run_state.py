@@ -165,18 +165,21 @@ def _tell(algorithm: ServerAlgorithm[Any], state: RunState, clients: Sequence[Cl
     return replace(state, server=algorithm.joined(state.server, clients))
 
 
-def advance(start: RoundStart, record: RoundRecord, uploads: Uploads) -> tuple[RunState, Metrics]:
+def advance(
+    start: RoundStart, record: RoundRecord, uploads: Uploads, outcome: tuple[Any, Metrics] | None = None
+) -> tuple[RunState, Metrics]:
     """Return the state after the round, and figures from the server algorithm.
 
     Args:
         start: The inputs of the round.
         record: The record of the round.
         uploads: The accepted uploads.
+        outcome: What ``aggregate`` returns for them, if it is known.
     """
     state: Any = start.state.server
     metrics: Metrics = {}
     if not start.closing:
-        state, metrics = start.algorithm.aggregate(state, uploads, start.plan)
+        state, metrics = outcome or start.algorithm.aggregate(state, uploads, start.plan)
     gone = sorted(set(record.evicted) - set(start.state.evicted))
     if gone and isinstance(start.algorithm, ForgetsEvicted):
         state = start.algorithm.evicted(state, gone)

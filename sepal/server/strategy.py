@@ -24,7 +24,7 @@ from sepal.errors import ConfigError, DamagedError, ProtocolError, RoundError, S
 from sepal.protocol.flower.nodes import names as registered_names
 from sepal.protocol.flower.replies import bound_replies
 from sepal.protocol.messages import Content, Order, Reply, read_reply, write_order
-from sepal.protocol.method import ClientInfo, Kind, Method, Plan, Task
+from sepal.protocol.method import ClientInfo, Kind, Method, Metrics, Plan, Task
 from sepal.protocol.threads import set_threads
 from sepal.server.downloads import largest_reply, most_message_bytes
 from sepal.server.drawing import Ahead, Draw, await_nodes, newly
@@ -357,7 +357,7 @@ class SepalStrategy(Strategy):
         record = round.record(self._spent)
         ended = time.monotonic()
         self.store.commit(record)
-        self._finish(record, start, round.uploads)
+        self._finish(record, start, round.uploads, round.outcome)
         self._spent = time.monotonic() - ended
 
     def _refresh(self, grid: Grid, before: Sequence[int] | None = None) -> None:
@@ -398,9 +398,15 @@ class SepalStrategy(Strategy):
         for refusal in refusals:
             log.warning("refused: %s", refusal)
 
-    def _finish(self, record: RoundRecord, start: RoundStart, uploads: RoundUploads) -> None:
+    def _finish(
+        self,
+        record: RoundRecord,
+        start: RoundStart,
+        uploads: RoundUploads,
+        outcome: tuple[Any, Metrics] | None = None,
+    ) -> None:
         """Apply a recorded round to the state. Replayed rounds use the same code as live ones."""
-        self._progress, method = advance(start, record, uploads)
+        self._progress, method = advance(start, record, uploads, outcome)
         if record.joined:
             self._pin_data()
         self._add(record)

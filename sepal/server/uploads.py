@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
+from sepal.protocol.algorithms import HasReference
 from sepal.protocol.messages import Content
-from sepal.protocol.method import ClientInfo, Kind, Payload, Task, Upload
+from sepal.protocol.method import ClientInfo, Kind, Payload, Task, Upload, Weights
 from sepal.protocol.payloads import unseal
 from sepal.server.downloads import Downloads, payload_bytes, room
 from sepal.server.run_state import RoundRecord, RoundStart
 from sepal.server.run_store import RunStore
 from sepal.storage.bounded import Kept
+from sepal.wire.tensors import SparseTensor
 
 
 class RoundUploads:
@@ -51,11 +54,21 @@ class RoundUploads:
         payload = self._decode(name, content)
         self._decoded.keep(name, payload, payload_bytes(payload))
 
-    def norm(self, name: str, content: Content) -> float:
-        """Return the Euclidean norm of all values of the upload of client ``name``."""
-        payload = self._decoded.get(name) or self._decode(name, content)
-        arrays = [tensor.values for tensor in payload.tensors.values() if tensor.values is not None]
-        return math.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays))
+    def norm(self, name: str, content: Content | None = None) -> float:
+        """Return the Euclidean norm of the change that client ``name`` uploads, over all values that it sent.
+
+        What the client trained from is subtracted where the upload has weights (``ServerBase.reference``).
+
+        Args:
+            name: The client.
+            content: Its upload, if it has not been stored yet.
+        """
+        start, payload = self._start, self._decoded.get(name) or self._decode(name, content or self._read(name))
+        reference: Weights = {}
+        if isinstance(start.algorithm, HasReference):
+            client, download = start.state.roster[name], self._downloads.get(name).payload
+            reference = start.algorithm.reference(start.state.server, client, start.plan, download)
+        return math.sqrt(sum(_squares(tensor, reference.get(each)) for each, tensor in payload.tensors.items()))
 
     def refuse(self, name: str) -> None:
         """Remove the upload of client ``name`` from those that are iterated."""
@@ -93,6 +106,16 @@ class RoundUploads:
                 payload = self._decode(name, self._read(name))
                 self._decoded.keep(name, payload, payload_bytes(payload))
             yield Upload(self._start.state.roster[name], payload)
+
+
+def _squares(tensor: SparseTensor, reference: npt.NDArray[np.float32] | None) -> float:
+    """Return Σ (value - reference)² over the entries of ``tensor``; a reference of another shape does not count."""
+    if tensor.values is None:
+        return 0.0
+    change = tensor.values.astype(np.float64)
+    if reference is not None and reference.shape == tensor.shape:
+        change -= reference.reshape(-1)[tensor.positions()]
+    return float(np.square(change).sum())
 
 
 def replayed_uploads(start: RoundStart, record: RoundRecord, store: RunStore, task: Task) -> RoundUploads:

@@ -20,7 +20,7 @@ from sepal.client.algorithm import ClientBase
 from sepal.config import Settings
 from sepal.masks.flat import Flat
 from sepal.protocol.means import weighted_mean
-from sepal.protocol.method import Metrics, Payload, Plan, Upload, Uploads, Weights
+from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Upload, Uploads, Weights
 from sepal.protocol.server_base import ServerBase
 from sepal.protocol.tensors import dense
 from sepal.strategies.registration import register
@@ -52,6 +52,10 @@ class FedAvgServer(ServerBase[ServerState]):
     def init(self) -> ServerState:
         """Start from W_0."""
         return ServerState({p.name: self.task.weights[p.name] for p in self.shared()})
+
+    def reference(self, state: ServerState, client: ClientInfo, plan: Plan, download: Payload) -> Weights:
+        """Return the averaged tensors, from which every client trains."""
+        return state.weights
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Update W with the mean of the uploads."""

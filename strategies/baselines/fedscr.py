@@ -102,6 +102,10 @@ class FedSCRServer(FedAvgServer):
         specs: dict[str, SpecLike] = {p.name: _within(p.shape, p.size, most) for p in parts}
         return Schema({**specs, **dense_specs(statistics(self.layout))})
 
+    def reference(self, state: ServerState, client: ClientInfo, plan: Plan, download: Payload) -> Weights:
+        """Return the statistics; all else in an upload is a difference."""
+        return {p.name: state.weights[p.name] for p in statistics(self.layout)}
+
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Update W ← W + Σ n_i·u_i / Σ n_i."""
         parts = trained(self.task.layout)

@@ -94,6 +94,10 @@ class MtlServer(Pulled, ServerBase[ServerState]):
         """Return the same; in round 1 there is no other column."""
         return Payload(scalars={"clients": 1}) if plan.round == 1 else self.download(state, client, plan)
 
+    def reference(self, state: ServerState, client: ClientInfo, plan: Plan, download: Payload) -> Weights:
+        """Return the client's column, w_i as last uploaded; W_0 before."""
+        return state.columns.get(client.name, self.task.weights)
+
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Replace the columns of those who uploaded."""
         columns = dict(state.columns)

@@ -137,6 +137,10 @@ class PFedHNServer(Generated, ServerBase[ServerState]):
         """Return the same, from the first embedding."""
         return self.download(state, client, plan)
 
+    def reference(self, state: ServerState, client: ClientInfo, plan: Plan, download: Payload) -> Weights:
+        """Return nothing: uploads are differences."""
+        return {}
+
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Take a step for each upload.
 

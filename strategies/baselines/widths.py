@@ -146,6 +146,10 @@ class WidthServer(Cuts, FedAvgServer):
         """Admit tensors of the client's width, dense."""
         return dense_schema(self.held(self.width(client), plan.round))
 
+    def reference(self, state: ServerState, client: ClientInfo, plan: Plan, download: Payload) -> Weights:
+        """Return the entries that the client holds in this round."""
+        return self.taken(state.weights, self.width(client), plan.round)
+
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Average each entry over the clients that hold it."""
         mean = mean_of_parts(uploads, state.weights, lambda upload: self.parts(upload, plan), self.weigh)

@@ -83,6 +83,10 @@ class DmPflServer(ServerBase[ServerState]):
         sizes = {name: int(np.count_nonzero(mask)) for name, mask in known.items()}  # m_g may be below the budget
         return Schema(at_masks_specs(self.layout, sizes, known, fresh=False))
 
+    def reference(self, state: ServerState, client: ClientInfo, plan: Plan, download: Payload) -> Weights:
+        """Return w_g; in phase 1 a client trains its own w_c, which the server does not keep."""
+        return state.weights
+
     def personal_mask(self, state: ServerState, client: str) -> Masks:
         """Return m_c as last uploaded, or the initial mask."""
         mask = state.held.get(client, ClientHolds()).mask

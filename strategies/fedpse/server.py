@@ -55,6 +55,10 @@ class FedPSEServer(ServerBase[ServerState]):
         """Admit exactly k entries and the statistics."""
         return upload_schema(self.task)
 
+    def reference(self, state: ServerState, client: ClientInfo, plan: Plan, download: Payload) -> Weights:
+        """Return the statistics; all else in an upload is a difference."""
+        return state.statistics
+
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Apply EWA and the server's top-k, and compose an update for each participant (Algorithm 4, lines 7-13)."""
         update, sent = aggregate(uploads, self.flat, self.hyper.ewa)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import sys
 import tracemalloc
 from types import SimpleNamespace
@@ -10,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 from flwr.app import Context, Message, RecordDict
 
+from sepal.client_app import guard
 from sepal.client_app.app import handle
-from sepal.errors import SepalError
+from sepal.errors import ProtocolError, SepalError
 from sepal.protocol.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, read_reply, write_order
 from sepal.protocol.method import Kind, Plan
@@ -137,6 +139,37 @@ def test_sizes_that_do_not_fit_the_node_are_refused_before_anything_is_allocated
     finally:
         tracemalloc.stop()
     assert "of this node's memory" in words
+
+
+LARGE_DATA = """
+import numpy as np
+def data():
+    return np.ones((256, 1, 64, 64), np.float32), np.arange(256) % 2, np.ones((4, 1, 64, 64)), np.ones(4, int)
+"""
+# A few MB by check_sizes: activations of a batch (134 MB and more), and models that a method trains together.
+DEMANDS = [
+    {"own.shape": "1x64x64", "batch-size": 256, "method": "fedavg", "local-epochs": 1},
+    {"own.shape": "1x64x64", "batch-size": 8, "method": "fedem", "fedem.models": 100, "local-epochs": 1},
+]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+@pytest.mark.parametrize("keys", DEMANDS)
+def test_a_server_cannot_take_the_nodes_memory_by_the_run_config(keys, module, monkeypatch):
+    monkeypatch.setattr(guard, "available", lambda: 100 << 20)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    records = query({**OWN, **keys}, {"data": f"{module(LARGE_DATA)}:data", "device": "cpu"}, Kind.TRAIN)
+    with pytest.raises(ProtocolError, match=r"memory: expected an answer within .* GiB of this node's, got .*more"):
+        read_reply(records)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_what_fits_the_nodes_memory_is_trained(module):
+    records = query(
+        {**OWN, "method": "fedavg", "local-epochs": 1}, {"data": f"{module(DATA)}:data", "device": "cpu"}, Kind.TRAIN
+    )
+    assert read_reply(records)[0].kind is Kind.TRAIN
 
 
 def test_a_simulation_on_one_machine_takes_code_and_paths_from_its_run(module, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import os
 import struct
 import subprocess
@@ -97,6 +98,19 @@ def test_a_model_file_imports_nothing_that_is_not_allowed(trap, tmp_path):
 def test_a_model_file_that_asks_for_more_than_the_memory_is_refused(tmp_path):
     with pytest.raises(ModelError, match="model: expected one of at most"):
         load(model(tmp_path / "m.safetensors", classes=4 * 10**10))
+
+
+HUGE = [{"shape": (2**31,) * 3}, {"shape": (2**63, 8, 8)}, {"classes": 2**62}, {"classes": 10**30}]
+HUGE += [{"model": "embedding-linear", "shape": (8,), "vocabulary": 2**63}, {"width": math.nan}, {"width": -1.0}]
+
+
+@pytest.mark.parametrize("keys", HUGE)
+def test_a_model_file_with_sizes_that_no_tensor_has_is_refused_in_one_line(keys, tmp_path):
+    file = model(tmp_path / "m.safetensors", **keys)
+    np.savez(tmp_path / "x.npz", x=np.zeros((1, 1, 8, 8), np.float32))
+    result = sepal("predict", file, tmp_path / "x.npz")
+    assert (result.exit_code, result.output.count("\n")) == (2, 1), result.output
+    assert "expected" in result.output
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_an_absurd_upload_is_refused_by_its_norm_and_the_run_goes_on(name):
     strategy = run_in_process(assemble({**KEYS, "max-update-norm": 10.0}, poisoned(name)), observers=[kept])
     (entry,) = [entry for entry in kept.ledger if entry.status == "refused"]
     assert (entry.round, entry.client) == (1, "client-00001")
-    assert entry.reason.startswith("upload: expected a norm of at most ")
+    assert entry.reason.startswith("upload: expected a change of at most ")
     assert strategy.progress.closed
     assert all(np.abs(w).max() < 1e3 for w in strategy.algorithm.model(strategy.progress.server).values())
 
@@ -78,17 +78,32 @@ def test_what_a_bound_refuses_leaves_no_trace():
     assert digest(bounded.progress.server) == digest(silent.progress.server)
 
 
-def test_without_a_bound_absurd_values_are_accepted():
-    federation = Hostile(uploads(ABSURD), on_missing="skip")
-    federation.run()
-    assert [entry.status for entry in federation.entries()] == ["accepted"]
+def test_without_a_bound_large_values_are_accepted_and_absurd_ones_refused():
+    """Absurd is what makes a result that cannot be used: the model changes by more than ten times its norm."""
+    for size, status in ((10.0, "accepted"), (1e6, "refused")):
+        large = Payload({"delta": at(np.full(6, size), np.array([0, 1]))})
+        federation = Hostile(uploads(large), on_missing="skip")
+        federation.run()
+        assert [entry.status for entry in federation.entries()] == [status]
+        assert len(federation.records[1].replies) == (4 if status == "accepted" else 3), "nobody else is refused"
 
 
 def test_of_two_uploads_a_bound_refuses_neither():
     """Not defended: the median of two is their mean m, and the larger one is at most 2·m. Three are needed."""
-    federation = Hostile(uploads(ABSURD), clients=2, max_update_norm=10.0, on_missing="skip")
+    large = Payload({"delta": at(np.full(6, 10.0), np.array([0, 1]))})
+    federation = Hostile(uploads(large), clients=2, max_update_norm=10.0, on_missing="skip")
     federation.run()
     assert [entry.status for entry in federation.entries()] == ["accepted"]
+
+
+def test_if_fewer_than_half_are_not_to_blame_the_model_is_kept():
+    """Of two uploads, either may be the bad one: both are refused, and the round counts."""
+    federation = Hostile(uploads(ABSURD), clients=2, on_missing="skip", rounds=4)
+    federation.run()
+    refused = [(e.client, e.reason) for e in federation.records[1].ledger if e.status == "refused"]
+    assert [name for name, _ in refused] == ["client-0", "client-1"]
+    assert all("expected a result of the round that can be used" in reason for _, reason in refused)
+    assert len(federation.records) == 5, "the rounds after it, and the closing one"
 
 
 def test_a_robust_mean_by_hand():
@@ -135,3 +150,60 @@ def test_a_poisoned_round_is_undone_from_an_earlier_checkpoint(tmp_path):
     assert [json.loads(line)["accuracy"] for line in metrics.read_text().splitlines()] == before, "nobody was refused"
     assert "max-update-norm = 10.0" in (tmp_path / "r" / "config.toml").read_text()
     assert (tmp_path / "r" / "summary.json").exists()
+
+
+NINE = {  # an upload of nine times the weights, or of nine times the change, in each round
+    "weights": lambda sent, start: 9 * sent,
+    "change": lambda sent, start: start + 9 * (sent - start),
+    "flipped": lambda sent, start: start - 20 * (sent - start),
+}
+
+
+def attacking(name, change):
+    """The method, with a client 1 that uploads ``change`` of what it would have sent and what it started from."""
+    method = registry.get(name)
+
+    class Attacking(resolve(method.client)):
+        def train(self, state, download, plan):
+            after, upload = super().train(state, download, plan)
+            if self.trainer.client.name != "client-00001":
+                return after, upload
+            start = self.arrived(state, download, plan) if name in WEIGHTS else {}
+            tensors = {}
+            for key, t in upload.tensors.items():
+                values = t.values
+                if values is not None:
+                    begun = start[key].reshape(-1)[t.positions()] if key in start else np.zeros_like(values)
+                    values = change(values, begun).astype(np.float32)
+                tensors[key] = replace(t, values=values)
+            return after, replace(upload, tensors=tensors)
+
+    return replace(method, client=Attacking)
+
+
+WEIGHTS = ("fedavg", "fedprox", "fedadam", "fedem", "heterofl", "mtl", "feddst", "subfedavg", "pa3dfl")  # are uploaded
+DIFFERENCES = ("fedpse", "fedstc", "fedscr", "pfedgate", "pfedhn")
+
+
+@pytest.mark.parametrize("attack", NINE)
+@pytest.mark.parametrize("name", [*WEIGHTS, *DIFFERENCES])
+def test_the_bound_is_on_what_a_client_changes(name, attack):
+    """The norm of weights hides a change: nine times the weights of a model are within ten times their median."""
+    kept = Kept()
+    keys = {**KEYS, "max-update-norm": 3.0, "evaluate-every": 0}
+    run_in_process(assemble(keys, attacking(name, NINE[attack])), observers=[kept])
+    refused = {(entry.round, entry.client) for entry in kept.ledger if entry.status == "refused"}
+    assert refused == {(1, "client-00001"), (2, "client-00001")}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedpse"])
+def test_one_flipped_upload_does_not_end_the_run_for_everybody(name, caplog):
+    """Without any option a sign-flipped update, 20 times as large, makes a model from which no client can train."""
+    kept = Kept()
+    keys = {**KEYS, "clients": 10, "rounds": 12, "evaluate-every": 0}
+    flipping = attacking(name, NINE["flipped"])
+    del keys["partition.subsample"]
+    strategy = run_in_process(assemble(keys, flipping), observers=[kept])
+    assert strategy.progress.closed
+    assert all(np.isfinite(w).all() for w in strategy.algorithm.model(strategy.progress.server).values())
+    assert "the model is kept" in caplog.text or "its model, which is kept" in caplog.text

@@ -178,7 +178,9 @@ class Nodes:
         ([(500, 0), (500, 0)], None, Interrupted),  # a clock jumped, twice
         ([(500, 75), (1, 75), (1, 75)], None, Interrupted),  # the server was at its limit of calls, for a while
         ([(500, 0), (1, 2), (40, 2)], "keys", Interrupted),  # the session of before counts as online for a while
-        ([(500, 0), (1, 2), (80, 2), (80, 2)], "keys", FlowerError),  # for good
+        ([(500, 0), (1, 2), *[(80, 2)] * 50], "keys", Interrupted),  # another has activated its key, for an hour
+        ([(500, 2), *[(2, 2)] * 90], "keys", Interrupted),  # and it was that which ended it
+        ([(1, 2), (80, 2), (80, 2)], "keys", FlowerError),  # it never joined
         ([(500, 2)], None, FlowerError),
     ],
 )

@@ -107,6 +107,22 @@ def test_equal_updates_have_other_noise_after_another_download(train):
     np.testing.assert_array_equal(first, again, "what the server wants to know of the round does not matter")
 
 
+@pytest.mark.parametrize("other", [{"local-epochs": 2}, {"batch-size": 3}, {"weight-decay": 1e-20}])
+def test_equal_updates_have_other_noise_under_another_run_config(train, other):
+    """Else two configurations whose updates are equal, as with a trap neuron that stays dead, show that they are."""
+
+    def noise(views, **keys):
+        task = assemble({**RUN, "lr": 1e-30}).task
+        content = seal(Payload(dense(task.weights, task.layout, ValueCoding.FP32)))
+        sent = train("one", round=2, content=content, views=views, lr=1e-30, **keys)[1]
+        got = unseal(sent, dense_schema(task.layout))
+        return np.concatenate([(got.tensors[n].dense() - w).ravel() for n, w in task.weights.items()])
+
+    first, second = noise(()), noise(("received",), **other)
+    assert 0.9 < second.std() < 1.1
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.05
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedpse", "fedstc", "dmpfl"])
 def test_an_update_that_is_not_finite_gives_noise_and_no_error(method):
     """An error would tell the server that the update overflowed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -13,8 +14,12 @@ from pathlib import Path
 
 import grpc
 import httpx
+import psutil
 import pytest
+from cryptography.hazmat.primitives import serialization
+from flwr.common import constant
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
 from sepal.engines.flower import warm
 from sepal.engines.flower.bundle import write_app
@@ -262,3 +267,44 @@ def test_a_resident_process_and_its_supernode_speak_tls_and_it_shows_its_secret(
     finally:
         process.terminate()
         process.wait(60)
+
+
+@pytest.mark.skipif(speaks_http(), reason="gRPC, of Flower 1.39")
+@pytest.mark.parametrize("caller", ["no key", "unknown key"])
+def test_a_stranger_fills_no_memory_of_the_server(server, address, certs, others, caller):
+    """gRPC takes a whole message before Flower asks for a key, and Flower's limit for a message is 2 GiB."""
+    own = psutil.Process().children(recursive=True)
+    link = max(own, key=lambda process: process.memory_info().rss * ("superlink" in " ".join(process.cmdline())))
+    metadata: tuple[tuple[str, str | bytes], ...] = ()
+    if caller == "unknown key":
+        key = serialization.load_ssh_private_key(known_key_file(others, certs).key.read_bytes(), None)
+        stamp = datetime.now(UTC).isoformat()
+        values = {constant.PUBLIC_KEY_HEADER: public_key_to_bytes(key.public_key()), constant.TIMESTAMP_HEADER: stamp}
+        metadata = (*values.items(), (constant.SIGNATURE_HEADER, sign_message(key, stamp.encode("ascii"))))
+    trust = grpc.ssl_channel_credentials((certs / "ca" / "ca.crt").read_bytes())
+    before, most = link.memory_info().rss, 0
+    with grpc.secure_channel(address, trust) as channel:
+        for size, count, method in (
+            (256 << 20, 2, "PushObject"),
+            (12 << 20, 60, "PushObject"),
+            (12 << 20, 60, "ActivateNode"),
+        ):
+            # One field of bytes with an unknown number, which a parser takes in and nobody looks at.
+            body = b"\xa2\x06" + varint(size) + bytes(size)
+            call = channel.unary_unary(f"/flwr.proto.Fleet/{method}")
+            calls = [call.future(body, metadata=metadata, timeout=60) for _ in range(count)]
+            while not all(one.done() for one in calls):
+                most = max(most, link.memory_info().rss)
+                time.sleep(0.02)
+            most = max(most, link.memory_info().rss)
+            assert all(one.code() != grpc.StatusCode.OK for one in calls)
+    assert most - before < 300 << 20, f"{(most - before) >> 20} MiB"
+
+
+def varint(number: int) -> bytes:
+    """Return a protobuf varint."""
+    parts = []
+    while number > 127:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*parts, number])

@@ -1,8 +1,10 @@
-"""``python -m sepal.protocol.flower.superlink [--door HOST:PORT] …``: ``flower-superlink``, closed to web pages.
+"""``python -m sepal.protocol.flower.superlink [--door HOST:PORT] …``: ``flower-superlink``, closed and limited.
 
 Whoever reaches the Control API may submit apps, which are code, to the server and to every client. It is HTTP without
 a credential, so it stays on this machine and behind :class:`NoPages`: a browser on this machine sends requests for any
 site that is open in it.
+
+What callers may send is limited: with Flower 1.39 (gRPC) see :mod:`sepal.protocol.flower.admission`.
 
 From Flower 1.40 on, Fleet, Control and Runtime share one address. There HOST:PORT serves the same application behind
 :class:`OnlyFleet`, with the same certificate. Both are in one process: a proxy would copy each upload once more.
@@ -22,7 +24,8 @@ from types import FrameType, SimpleNamespace
 from typing import Any, TypeAlias
 
 from sepal.errors import SepalError
-from sepal.protocol.flower.versions import require_supported, unchanged
+from sepal.protocol.flower.admission import MOST_CALL, limit
+from sepal.protocol.flower.versions import require_supported, speaks_http, unchanged
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -31,7 +34,7 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 FLEET = "/v1/fleet/"
-MOST_BODY = 64 << 20  # bytes of a request: an object is a chunk of 5 MiB, a list of objects far less
+MOST_BODY = MOST_CALL  # bytes of a request
 
 
 class NoPages:
@@ -158,6 +161,8 @@ def main() -> None:
     chosen, arguments = ours.parse_known_args()
     require_supported()
     module: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    if not speaks_http():
+        limit(module)
     unchanged(module, "_run_superlink_http_api")
     module.uvicorn = SimpleNamespace(run=run_closed(module.uvicorn, chosen.door))
     sys.argv = ["flower-superlink", *arguments]

@@ -31,6 +31,7 @@ KNOWN: dict[str, set[str]] = {
     "supernode.runtime.run_clientapp.run_clientapp": {"0df7b3272ecd", "6ce09559f3a2"},
     "supernode.nodestate.in_memory_nodestate.InMemoryNodeState.store_message": {"8d38cc83c3fb"},
     "superlink.cli.flower_superlink._run_superlink_http_api": {"100838fe6184", "eb0d78b85f99"},
+    "superlink.cli.flower_superlink._run_fleet_api_grpc_rere": {"941cd68b2038"},  # 1.39 alone
 }
 
 
