@@ -110,7 +110,7 @@ def test_a_robust_mean_by_hand():
     [
         *((name, "median") for name in registry.METHODS if registry.get(name).robust),
         # Both means know both, as the test above says; in a run, of a method with dense and with sparse uploads.
-        *((name, "trimmed") for name in ("fedavg", "fedpse")),
+        *((name, "trimmed") for name in ("fedavg", "fedscr")),
     ],
 )
 def test_a_robust_mean_survives_an_absurd_upload(name, how):

@@ -39,5 +39,4 @@ def run(rank):
     from sepal.strategies.assembly import assemble
 
     keys = {"method": "pa3dfl", "dataset": "digits", "clients": 4, "rounds": 2, "local-epochs": 1}
-    keys |= {"partition.subsample": 120, "evaluate-every": 0}
     return run_in_process(assemble({**keys, "pa3dfl.decoder-rank": rank, "checkpoint-every": 1}))
