@@ -31,6 +31,20 @@ BELONGS = {  # module or directory: the fast tests that belong to it; the longes
     "sepal/protocol/means.py": ["tests/sepal/protocol/test_means.py"],
     "sepal/masks": ["tests/sepal/masks"],
     "sepal/wire": ["tests/sepal/wire"],
+    "sepal/server": [
+        "tests/sepal/server",
+        "tests/contract",
+        "tests/test_methods_common.py",
+        "-k",
+        "not common or fedpse",
+    ],
+    "sepal/client": [
+        "tests/sepal/client",
+        "tests/client_app",
+        "tests/test_methods_common.py",
+        "-k",
+        "not common or ditto",
+    ],
     "strategies": ["tests/strategies", "tests/test_methods_common.py"],
 }
 Place: TypeAlias = tuple[str, str, int]  # module, operator, number of the operator's occurrence

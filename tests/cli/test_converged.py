@@ -116,7 +116,9 @@ def test_tables_and_report_say_how_many_rounds_were_run(tmp_path: Path) -> None:
     assert (found["rounds"], found["stopped"]) == (30, "stop-after")
 
 
-def test_a_comparison_runs_until_it_has_converged_and_again_runs_nothing(tmp_path: Path) -> None:
+def test_a_comparison_runs_until_it_has_converged_and_again_runs_nothing(
+    tmp_path: Path, runs_in_this_process: None
+) -> None:
     """At this rate nothing is learnt: five rounds for the first mean, and two without a rise."""
     file, out = tmp_path / "flat.toml", tmp_path / "out"
     file.write_text(

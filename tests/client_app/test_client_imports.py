@@ -1,4 +1,4 @@
-"""A client's process imports no server code: a deployed client starts a process for every message."""
+"""What processes import: a client no server code, nobody the compiler. Deployed clients start one for every message."""
 
 from __future__ import annotations
 
@@ -6,13 +6,26 @@ import pickle
 import subprocess
 import sys
 
+import pytest
+import torch
+from torch import nn
+
 from sepal.protocol.method import ClientInfo
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 
+pytestmark = pytest.mark.xdist_group("client_imports")
+
 KEYS = {"dataset": "digits", "clients": 2, "local-epochs": 1, "partition.subsample": 40}
-CLIENT = """
+# One process, because a start takes seconds: it trains once, is then a client of every method, then a server as well.
+PROCESS = """
 import pickle, sys
+from sepal.strategies.assembly import assemble
+from tests.client_app.test_client_imports import one_fit
+
+one_fit()
+print(*sorted(sys.modules))
+
 from sepal.client_app import app
 from sepal.client_app.build import Node, Shared, build_host
 
@@ -23,7 +36,25 @@ for keys, plan, download in pickle.load(sys.stdin.buffer):
     algorithm = build_host(Shared.of(keys, "cpu"), Node(0, 2), "run", Store()).algorithm
     algorithm.train(algorithm.init(), download, plan)
 print(*sorted(sys.modules))
+
+from sepal.engines.in_process import run_in_process
+from sepal.strategies import registry
+
+for name in registry.names():
+    keys = {**KEYS, "rounds": 1, "evaluate-every": 0, "method": name, "name": name}
+    run_in_process(assemble(keys))
+    assert "torch._dynamo" not in sys.modules, name
 """
+
+
+def one_fit() -> None:
+    from sepal.client.training import Trainer
+    from sepal.config import RunConfig
+
+    x, y = torch.linspace(-1, 1, 21).reshape(7, 3), torch.tensor([0, 1, 0, 1, 1, 0, 1])
+    config = RunConfig(batch_size=4, local_epochs=1, optimizer="sgd", lr=0.5, momentum=0.5)
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    Trainer(ClientInfo("client-1", 7), config, x, y, x[:0], y[:0], lambda: module).fit(module, 1)
 
 
 def first_rounds():
@@ -38,12 +69,32 @@ def first_rounds():
         yield keys, plan, server.newcomer(state, client, plan)
 
 
-def test_a_client_of_any_method_trains_without_server_code():
+@pytest.fixture(scope="module")
+def process():
+    """The process's end, and what it had imported after training once and as a client of every method."""
+    code = PROCESS.replace("import pickle, sys", f"import pickle, sys\nKEYS = {KEYS}", 1)
     done = subprocess.run(
-        [sys.executable, "-c", CLIENT], input=pickle.dumps(list(first_rounds())), capture_output=True, check=False
+        [sys.executable, "-c", code], input=pickle.dumps(list(first_rounds())), capture_output=True, check=False
     )
-    assert done.returncode == 0, done.stderr.decode()
-    ours = [name for name in done.stdout.decode().split() if name.partition(".")[0] == "sepal"]
+    return done, [set(line.split()) for line in done.stdout.decode().splitlines()]
+
+
+def test_a_process_that_trains_once_imports_no_compiler(process):
+    done, imported = process
+    assert imported, done.stderr.decode()
+    assert "sepal.client.training" in imported[0]
+    assert not imported[0] & {"torch._dynamo", "sympy", "sklearn", "torchvision"}
+
+
+def test_a_client_of_any_method_trains_without_server_code(process):
+    done, imported = process
+    assert len(imported) == 2, done.stderr.decode()
+    ours = [name for name in imported[1] if name.partition(".")[0] == "sepal"]
     assert "sepal.strategies.fedpse.client" in ours
     server = [name for name in ours if name.split(".")[1:2] in (["server"], ["server_app"]) or name.endswith(".server")]
     assert not server
+
+
+def test_no_method_imports_the_compiler(process):
+    """Server and clients of every method: a message would pay .9 s for it."""
+    assert process[0].returncode == 0, process[0].stderr.decode()

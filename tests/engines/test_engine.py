@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from sepal.client.state_store import Stored
@@ -37,11 +39,6 @@ def serial():
     return outcome(run_in_process(assemble(FLAT)))
 
 
-def test_the_number_of_workers_changes_nothing(serial):
-    """Three at a time, the clients of a round; two are in the test of kills."""
-    assert outcome(run_in_process(assemble(FLAT), workers=3)) == serial
-
-
 def test_a_memory_that_holds_no_state_changes_nothing(serial):
     """With room for one byte every state is spilled at once and read back from disk."""
     assert outcome(run_in_process(assemble(FLAT), limit=1)) == serial
@@ -66,23 +63,27 @@ class StopAfter:
         pass
 
 
-@pytest.mark.parametrize(("workers", "limit"), [(1, DEFAULT_LIMIT), (2, 2)])
-def test_a_killed_run_goes_on_from_its_last_flush(serial, workers, limit, tmp_path):
+@pytest.mark.parametrize(
+    "legs",
+    [
+        [{"workers": 1, "limit": DEFAULT_LIMIT}, {"workers": 1, "limit": DEFAULT_LIMIT}],
+        [{"workers": 3, "limit": 2}, {"workers": 2, "limit": DEFAULT_LIMIT}],
+    ],
+    ids=["here", "workers"],
+)
+def test_a_killed_run_goes_on_from_its_last_flush(serial, legs, tmp_path):
     """Killed in round 3; the checkpoint is that of round 2, and the clients are as old as it.
 
-    Two workers also have no room for states, which a start of processes of its own would test no better.
+    The number of workers changes nothing: three, the clients of a round, which have no room for states, and after the
+    kill two, which keep them.
     """
     assembly = assemble(FLAT)
     server_state = resolve(assembly.method.server_state)
-    settings = {"state_dir": tmp_path / "state", "workers": workers, "limit": limit}
+    again, state_dir = StopAfter(99), tmp_path / "state"
+    run = partial(run_in_process, assembly, state_dir=state_dir)
     with pytest.raises(Stop):
-        run_in_process(
-            assembly, store=DiskRunStore(tmp_path / "server", server_state), observers=[StopAfter(3)], **settings
-        )
-    again = StopAfter(99)
-    resumed = run_in_process(
-        assembly, store=DiskRunStore(tmp_path / "server", server_state), observers=[again], **settings
-    )
+        run(store=DiskRunStore(tmp_path / "server", server_state), observers=[StopAfter(3)], **legs[0])
+    resumed = run(store=DiskRunStore(tmp_path / "server", server_state), observers=[again], **legs[1])
     assert again.opened_at == 2
     assert outcome(resumed) == serial
 

@@ -12,7 +12,7 @@ FLAT = {
     "clients": 4,
     "clients-per-round": 2,
     "rounds": 3,
-    "evaluate-every": 2,
+    "evaluate-every": 0,
     "partition.name": "dirichlet",
     "partition.alpha": 1.0,
     "partition.subsample": 240,

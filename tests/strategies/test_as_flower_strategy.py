@@ -123,9 +123,10 @@ def test_clients_read_none_of_the_keys_that_only_the_server_has(tmp_path, monkey
         read.add(kebab(name))
         return plain(config, name)
 
+    few = {"lr": 0.01, "local-epochs": 1, "partition.subsample": 60}
     for name in registry.names():
-        clients = grid(name, tmp_path / name, lr=0.01)
-        made = assemble({**FLAT, "method": name, "lr": 0.01})
+        clients = grid(name, tmp_path / name, **few)
+        made = assemble({**FLAT, **few, "method": name})
         strategy = SepalStrategy(made.method, made.task)
         handle = clients._nodes[1]
 
