@@ -87,7 +87,7 @@ def test_a_users_module_may_have_the_name_of_one_of_our_folders(sepal, site, cro
     """Also where the working directory is on the path before Sepal, as with ``python -m`` or PYTHONPATH=. it is."""
     (crowded / "models.py").write_text(CLINIC)
     path = os.pathsep.join(["", str(site)])
-    done = sepal("run", *OWN, "--set", "model=models:build", "--workers", "1", "--name", "own", PYTHONPATH=path)
+    done = sepal("run", *OWN, "--set", "model=models:build", "--workers", "2", "--name", "own", PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
 
 
