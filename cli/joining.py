@@ -35,7 +35,7 @@ def join(
     of: Annotated[int, typer.Option(min=1, help="Number of parts.")] = 1,
     name: Annotated[str, typer.Option(help="Client name; by default from its partition.")] = "",
     data: Annotated[str, typer.Option(help="package.module:function that returns this client's own data.")] = "",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda; by default the run's.")] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu, …; by default the run's.")] = "",
     capacity: Annotated[
         str, typer.Option(help="Fraction of the full model that this client can hold; 0: drawn by the run's profile.")
     ] = "0",

@@ -19,6 +19,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from sepal import user_modules
+from sepal.client.devices import device_memory
 from sepal.client_app.audit import Audit
 from sepal.client_app.build import Node, Shared, build_host, open_store, open_upload_count
 from sepal.client_app.guard import check_noise, check_sizes, limited_memory, local_config, on_one_machine
@@ -141,7 +142,7 @@ def _handle(message: Message, context: Context) -> Message:
     try:
         node = Node.of(context.node_config)
         name, audit = node.client, Audit(Path(node.audit)) if node.audit else None
-        with limited_memory() if limits_memory(node) else nullcontext():
+        with limited_memory() if limits_memory(node) else nullcontext(), device_memory():
             answer = _answer(message, context, node)
     except Exception as error:
         answer = _error(error, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +18,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from sepal.client.devices import be_deterministic, choose_device
 from sepal.client.evaluation import Evaluator, Shift, no_examples
 from sepal.client.network import Network
 from sepal.client.state_store import DiskStateStore, StateStore
-from sepal.client.training import Trainer, choose_device
+from sepal.client.training import Trainer
 from sepal.client_app.guard import parse_allowed
 from sepal.client_app.host import ClientHost
 from sepal.client_app.upload_count import UploadCount
+from sepal.config.run import DEVICE
 from sepal.data import ClientData, Examples, FederatedData, OwnData
 from sepal.data.corruption import corrupt
 from sepal.errors import ConfigError, DataError
@@ -76,6 +79,7 @@ class Shared:
         """Return the shared parts of an assembled run."""
         config = assembly.task.config
         set_threads(config.threads)
+        be_deterministic(config.deterministic)
         digest = digest_arrays(assembly.task.start)
         return cls(assembly, choose_device(device or config.device), digest)
 
@@ -89,7 +93,7 @@ class Node:
         partitions: Number of parts.
         name: The client's name; empty to derive it from the partition.
         data: ``package.module:function`` of private data, which the server never sees.
-        device: ``auto``, ``cpu`` or ``cuda``; empty for the run's.
+        device: As the run's key ``device``; empty for the run's.
         capacity: Fraction of the full model that it can hold, in (0, 1]; None to draw it by ``capacity.profile``.
         state_dir: Directory of its states; empty for ~/.sepal/state.
         data_dir: Directory of shared data sets; empty for ``SEPAL_DATA``, then ~/.cache/sepal/data.
@@ -141,8 +145,8 @@ class Node:
         texts = {key: str(node_config.get(key, "")) for key in TEXTS}
         if texts["name"] and not NAME.match(texts["name"]):
             raise ConfigError("name", "at most 64 letters, digits, '.', '_' or '-'", texts["name"])
-        if device not in ("", "auto", "cpu", "cuda"):
-            raise ConfigError("device", "auto, cpu or cuda", device)
+        if device and not re.fullmatch(DEVICE, device):
+            raise ConfigError("device", "auto, cpu, cuda, cuda:1, mps, xpu, …", device)
         return cls(
             partition,
             partitions,
@@ -187,7 +191,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         raise DataError(f"{node.client}: data", "at least one training example", "none")
     if node.client not in shared.digests:
         shared.digests[node.client] = data_digest(data, getattr(store, "secret", ""))
-    info = ClientInfo(node.client, len(data.train), capacity, device, shared.digests[node.client])
+    info = ClientInfo(node.client, len(data.train), capacity, device.partition(":")[0], shared.digests[node.client])
     train, validation, test = (tensors(part, device) for part in (data.train, data.validation, data.test))
     trainer = Trainer(
         info, task.config, *train, *validation, shared.assembly.make, shared.networks, device, secret=secret

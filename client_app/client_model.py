@@ -59,13 +59,14 @@ def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | N
     return NewestState(version_round(states[-1].stem), stored.state if stored else None, store)
 
 
-def client_model(path: Path, config: Mapping[str, Any], client: str) -> ClientModel:
+def client_model(path: Path, config: Mapping[str, Any], client: str, device: str = "cpu") -> ClientModel:
     """Return the newest model of a client of the run at ``path``: that of the closing round, if there was one.
 
     Args:
         path: The run directory.
         config: The run's flat keys.
         client: The client's name.
+        device: Where its predictions are computed.
 
     Raises:
         ConfigError: The client has no model here, or its networks are combined in an unknown way.
@@ -78,7 +79,7 @@ def client_model(path: Path, config: Mapping[str, Any], client: str) -> ClientMo
     if newest.state is None:
         raise ConfigError("client", "one whose state can be read", f"{client}, whose state is damaged")
     node = Node(number, assembly.task.config.clients)
-    host = build_host(Shared.around(assembly, "cpu"), node, "", newest.store)
+    host = build_host(Shared.around(assembly, device), node, "", newest.store)
     predict: Predictor | None = host.algorithm.predictor(newest.state, None, Plan(newest.round))
     if predict is None:
         raise ConfigError("client", "one that has a model of its own", f"{client}, which has none")
@@ -107,7 +108,7 @@ def client_model(path: Path, config: Mapping[str, Any], client: str) -> ClientMo
         tuple(info.class_names),
     )
     networks = [{**network.read(), **frozen_tensors(network.module)} for network in predict.networks]
-    return ClientModel(origin, networks, x.numpy(), predict(x).numpy())
+    return ClientModel(origin, networks, x.numpy(), predict(x.to(device)).cpu().numpy())
 
 
 def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path) -> None:

@@ -95,6 +95,7 @@ class _Rows(_Gated):
         row_block: int64 (R,): the block that a row lies in; any of its blocks for a cut row.
         row_whole: float32 (R,): 1, or 0 for a cut row.
         part_inside: float32 (P, columns): 1 in the columns of a part of a cut row, 0 elsewhere.
+        part_row, part_block: int64 (P,): the row and the block of a part.
     """
 
     product: Callable[..., torch.Tensor]
@@ -102,6 +103,8 @@ class _Rows(_Gated):
     row_block: torch.Tensor
     row_whole: torch.Tensor
     part_inside: torch.Tensor
+    part_row: torch.Tensor
+    part_block: torch.Tensor
 
     def prepare(self) -> None:
         super().prepare()
@@ -115,17 +118,27 @@ class _Rows(_Gated):
         self.lay("row_block", block[np.searchsorted(row, rows)])
         self.lay("row_whole", np.isin(rows, row[cut], invert=True).astype(np.float32))
         self.lay("part_inside", ((place >= 0) & (place < length[cut, None])).astype(np.float32))
+        self.lay("part_row", row[cut])
+        self.lay("part_block", block[cut])
         self._segments, self._parts = (row, block), (row[cut], block[cut])
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def _computed(self) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return which rows to compute, and of the parts of cut rows: row, block, place among these rows, columns."""
+        if self.live.all():  # each step of training: nothing is copied to the device
+            return slice(None), self.part_row, self.part_block, self.part_row, self.part_inside
         row, block = self._segments
         rows = np.union1d(row[self.live[block]], [0])  # layers do not work without outputs
-        some = slice(None) if len(rows) == len(self.weight) else torch.from_numpy(rows).to(x.device)
+        some = slice(None) if len(rows) == len(self.weight) else torch.from_numpy(rows).to(self.weight.device)
         live = self.live[self._parts[1]]
         row, block = (array[live] for array in self._parts)
-        place = torch.from_numpy(np.searchsorted(rows, row)).to(x.device)
+        arrays = row, block, np.searchsorted(rows, row), live
+        moved = [torch.from_numpy(array).to(self.weight.device) for array in arrays]
+        return some, moved[0], moved[1], moved[2], self.part_inside[moved[3]]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        some, row, block, place, inside = self._computed()
         scale, part_scale = (self.gates[:, self.row_block] * self.row_whole)[:, some], self.gates[:, block]
-        weight, part = self.weight[some], self.weight.flatten(1)[row] * self.part_inside[live]
+        weight, part = self.weight[some], self.weight.flatten(1)[row] * inside
         bias = self.gates.new_zeros(len(self.gates), len(self.weight)) if self.bias is None else self.vector("bias")
         apart = not self.shared and len(x) == 1 and torch.is_grad_enabled()  # counted as in a larger batch
         if len(self.gates) == 1 and not apart:

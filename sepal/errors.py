@@ -68,6 +68,10 @@ class DivergedError(ModelError):
     """Training from the server's model gave values that are not finite, or too large to be sent."""
 
 
+class DeviceMemoryError(SepalError):
+    """The memory of the device does not hold what a client's answer needs."""
+
+
 class WireError(SepalError):
     """Bytes are not a valid payload (see ``sepal/wire/FORMAT.md``)."""
 

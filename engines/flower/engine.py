@@ -314,9 +314,9 @@ def supernode_command(
 
 
 def wants_gpu(node_config: Mapping[str, Scalar]) -> bool:
-    """Return whether a node may train on a GPU. CUDA does not survive a fork, so such a node starts cold."""
+    """Return whether a node may train on an accelerator. CUDA does not survive a fork, so such a node starts cold."""
     device = node_config.get("device") or "auto"
-    return device == "cuda" or (device == "auto" and Path("/dev/nvidiactl").exists())
+    return device != "cpu" and (device != "auto" or Path("/dev/nvidiactl").exists())
 
 
 def literal(value: Scalar) -> str:

@@ -41,6 +41,7 @@ class WorkerSetup:
     assembly: Assembly
     directory: Path
     limit: int
+    device: str = ""
     functions: Mapping[str, bytes] = field(default_factory=user_modules.exported)
 
 
@@ -54,7 +55,7 @@ def serve(connection: Connection, setup: WorkerSetup) -> None:
     user_modules.enable()
     user_modules.receive(setup.functions)
     os.environ["OMP_NUM_THREADS"] = str(setup.assembly.task.config.threads)
-    clients = Clients(setup.assembly, setup.directory, setup.limit)
+    clients = Clients(setup.assembly, setup.directory, setup.limit, setup.device)
     inbox: SimpleQueue[tuple[str, Any]] = SimpleQueue()
     outbox: SimpleQueue[tuple[Any] | None] = SimpleQueue()
     stopped = Event()
@@ -96,16 +97,16 @@ class Pool:
     """Worker processes that answer for clients.
 
     Args:
-        setup: The arguments of each worker.
-        workers: Number of workers, at least 2.
+        setups: The arguments of each worker; at least 2.
     """
 
-    def __init__(self, setup: WorkerSetup, workers: int) -> None:
+    def __init__(self, setups: Sequence[WorkerSetup]) -> None:
+        workers = len(setups)
         context = multiprocessing.get_context("spawn")
         self._home: dict[int, int] = {}
         self._connections: list[Connection] = []
         self._processes = []
-        for _ in range(workers):
+        for setup in setups:
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(theirs, setup), daemon=True)
             process.start()

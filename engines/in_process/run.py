@@ -10,6 +10,7 @@ from pathlib import Path
 
 from flwr.app import Message
 
+from sepal.client.devices import spread
 from sepal.config import RunConfig
 from sepal.engines.in_process.cache import DEFAULT_LIMIT
 from sepal.engines.in_process.grid import InProcessGrid
@@ -89,6 +90,7 @@ def run_in_process(
         store: Stores what is needed to resume; by default in memory only.
         observers: Called after every round.
         workers: Number of worker processes; 1 uses this process, 0 one worker per core. Results do not depend on it.
+            They use the machine's accelerators in turn, or those of ``gpus``; several may share one.
         state_dir: Directory of clients' states, needed to resume; None for a temporary directory.
         limit: Bytes of clients' states in memory, over all workers; others are on disk.
 
@@ -98,12 +100,13 @@ def run_in_process(
     config = assembly.task.config
     check_clients(config)
     workers = min(workers or len(os.sched_getaffinity(0)), config.clients)
+    devices = spread(config.device, config.gpus, workers)
     with tempfile.TemporaryDirectory(prefix="sepal-") as scratch:
         directory = state_dir or Path(scratch)
         if workers == 1:
-            clients = Clients(assembly, directory, limit)
+            clients = Clients(assembly, directory, limit, devices[0])
             return _run(assembly, store, observers, _serial_grid(clients, config.clients), clients.flush)
-        pool = Pool(WorkerSetup(assembly, directory, limit // workers), workers)
+        pool = Pool([WorkerSetup(assembly, directory, limit // workers, device) for device in devices])
         try:
             nodes = dict.fromkeys(range(1, config.clients + 1), _never)
             return _run(assembly, store, observers, InProcessGrid(nodes, pool), pool.flush)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flwr.app import Message
 
+from sepal.client.devices import device_memory
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.client_app.host import ClientHost
 from sepal.engines.in_process.cache import DEFAULT_LIMIT, StateCache
@@ -23,10 +24,11 @@ class Clients:
         assembly: The run's parts.
         directory: Directory of states on disk.
         limit: Bytes of states kept in memory.
+        device: Device of all of them; empty for the run's.
     """
 
-    def __init__(self, assembly: Assembly, directory: Path, limit: int = DEFAULT_LIMIT) -> None:
-        self._shared = Shared.around(assembly)
+    def __init__(self, assembly: Assembly, directory: Path, limit: int = DEFAULT_LIMIT, device: str = "") -> None:
+        self._shared = Shared.around(assembly, device)
         self._directory, self._limit = directory, limit
         self._cache: StateCache | None = None  # created when the first message names the run
         self._hosts: dict[int, ClientHost] = {}
@@ -35,11 +37,12 @@ class Clients:
         """Return the reply of client ``number``."""
         node = Node(number, self._shared.assembly.task.config.clients)
         try:
-            host = self._hosts.pop(number, None) or self._build(node, message)
-            self._hosts[number] = host
-            if len(self._hosts) > HOSTS:
-                del self._hosts[next(iter(self._hosts))]
-            return Message(host.handle(message.content), reply_to=message)
+            with device_memory():
+                host = self._hosts.pop(number, None) or self._build(node, message)
+                self._hosts[number] = host
+                if len(self._hosts) > HOSTS:
+                    del self._hosts[next(iter(self._hosts))]
+                return Message(host.handle(message.content), reply_to=message)
         except SepalError as error:
             return Message(write_error(error, node.client), reply_to=message)
 

@@ -19,7 +19,7 @@ class Network:
 
     Args:
         module: Any module; moved to ``device``.
-        device: ``cpu`` or ``cuda``.
+        device: Such as ``cpu`` or ``cuda:1``.
     """
 
     def __init__(self, module: nn.Module, device: str = "cpu") -> None:

@@ -24,7 +24,7 @@ from sepal.client.optimizers import OptimizerState, ParameterGroup, Trained, loa
 from sepal.client.privacy import Released, release
 from sepal.client.sgd_adam import Optimizer
 from sepal.config import RunConfig
-from sepal.errors import ConfigError, ProtocolError
+from sepal.errors import ProtocolError
 from sepal.protocol.messages import GREATEST, NAME
 from sepal.protocol.method import ClientInfo, Weights
 from sepal.protocol.views import CLOSING_VIEWS
@@ -277,16 +277,3 @@ def smallest_batch(module: nn.Module) -> int:
     """Return 2 for a module with batch normalisation, or the module's own ``least_batch``; 1 for any other."""
     norms = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
     return max(2 if norms else 1, int(getattr(module, "least_batch", 1)))
-
-
-def choose_device(wanted: str) -> str:
-    """Return ``cpu`` or ``cuda`` for ``auto``, ``cpu`` or ``cuda``.
-
-    Raises:
-        ConfigError: ``cuda`` is requested and not available.
-    """
-    if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device", "cpu or auto on a machine without CUDA", "cuda")
-    return wanted

@@ -25,7 +25,9 @@ SERVER_ONLY = frozenset(
     }
 )
 # Keys about the machine itself. Weights named by `initial-weights` are compared by their digest.
-LOCAL = frozenset({"data-dir", "device", "initial-weights", "own.data", "state-dir", "threads"})
+LOCAL = frozenset(
+    {"data-dir", "deterministic", "device", "gpus", "initial-weights", "own.data", "state-dir", "threads"}
+)
 
 
 def agreed_text(config: RunConfig, hyper: Settings, given: Mapping[str, Any], sources: Mapping[str, str]) -> str:

@@ -18,6 +18,8 @@ from sepal.config.data import Corruption, OwnSettings, PartitionSettings, SplitS
 from sepal.errors import ConfigError
 from sepal.rng import derive
 
+DEVICE = r"^[a-z][a-z0-9]{1,15}(:[0-9]{1,2})?$"  # regular expression, as torch names devices
+
 
 class EvaluateSettings(Settings):
     """Additional evaluations in the closing round: keys ``evaluate.*``."""
@@ -129,7 +131,20 @@ class RunConfig(Settings):
     width: float = Field(1.0, gt=0, le=1, description="fraction of the model's channels that all clients use")
     initial_weights: str = Field("", description="safetensors file to start from; empty: drawn from the seed")
     seed: int = Field(0, ge=0, lt=2**63, description="seed for all random numbers of the run")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where clients train; a node may override it")
+    device: str = Field(
+        "auto",
+        pattern=DEVICE,
+        description="where clients train: auto, cpu, cuda, cuda:1, mps, xpu or another accelerator of torch; auto: an "
+        "accelerator if there is one, but not mps. A node may override it",
+    )
+    gpus: str = Field(
+        "",
+        pattern=r"^([0-9]{1,2}(,[0-9]{1,2})*)?$",
+        description="numbers of the accelerators that workers in process share, such as 0,1; empty: all",
+    )
+    deterministic: bool = Field(
+        False, description="let torch use only algorithms whose results repeat on a GPU; slower, and some have none"
+    )
     threads: int = Field(1, ge=1, le=256, description="torch threads per process; 1 keeps engines bit-identical")
     evaluate_every: int = Field(10, ge=0, description="rounds between full evaluations; 0: at the end only")
     evaluate_sampled: bool = Field(

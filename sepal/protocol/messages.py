@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from sepal import errors
-from sepal.errors import ConfigError, ProtocolError, SepalError, WireError
+from sepal.errors import ConfigError, DeviceMemoryError, ProtocolError, SepalError, WireError
 from sepal.protocol.method import ClientInfo, Kind, Plan, Scalar
 from sepal.protocol.views import refuse_unknown
 from sepal.wire.records import from_array, to_array
@@ -25,7 +25,7 @@ PROTOCOL = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")  # names of clients and runs become names of directories
 _KEY = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}\Z")
 _VERSION = re.compile(r"(0|[1-9][0-9]{0,8})-[0-9a-f]{24}\Z")
-_DEVICE = re.compile(r"(cpu|cuda|mps)(:[0-9]{1,2})?\Z")
+_DEVICE = re.compile(r"[a-z][a-z0-9]{1,15}\Z")
 _ROUNDS = 10**9  # the name of a version has nine digits for the round
 MOST_FACT = 16_384  # characters; the keys on which both sides must agree take about 2,000
 MOST_RECORDS, MOST_KEYS, MOST_ITEMS = 32, 256, 131_072  # of a message; of a record; of a list, text or bytes in it
@@ -206,7 +206,7 @@ def read_reply(records: RecordDict) -> tuple[Reply, Content]:
         raise ProtocolError("capacity", "a number in (0, 1]", capacity)
     device = _text(head, "device")
     if not _DEVICE.match(device):
-        raise ProtocolError("device", "cpu, cuda or mps", device)
+        raise ProtocolError("device", "a kind of device such as cpu, cuda or mps", device)
     metrics = _metrics(records)
     found = records.config_records.get("facts", ConfigRecord())
     facts = {key: _text(found, key, MOST_FACT) for key in list(found)[:MOST_METRICS]}
@@ -242,7 +242,7 @@ def without_details(error: Exception, code: str) -> SepalError:
         error: Any exception.
         code: Names the entry in the node's log that has the details.
     """
-    if isinstance(error, ProtocolError | WireError):
+    if isinstance(error, ProtocolError | WireError | DeviceMemoryError):
         return error
     kind = type(error) if isinstance(error, SepalError) and hasattr(errors, type(error).__name__) else SepalError
     key = error.key if isinstance(error, ConfigError) and _KEY.match(error.key) else "node"

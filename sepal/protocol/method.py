@@ -57,7 +57,7 @@ class ClientInfo:
         name: The client's name; unlike Flower's node id, it never changes.
         examples: n_i, number of training examples.
         capacity: Share of the full model that the client can hold, in (0, 1].
-        device: Where it trains: ``cpu`` or ``cuda``.
+        device: Kind of the device on which it trains: ``cpu``, ``cuda``, …; without a number.
         data: Digest of its data, the same in all of a run; empty if it reports none.
     """
 

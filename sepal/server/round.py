@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from flwr.app import RecordDict
 
-from sepal.errors import DivergedError, ProtocolError, RoundError, SepalError
+from sepal.errors import DeviceMemoryError, DivergedError, ProtocolError, RoundError, SepalError
 from sepal.protocol.flower.replies import CLIENT_APP_FAILED
 from sepal.protocol.messages import Content, Order, Reply, read_reply, version, write_order
 from sepal.protocol.method import ClientInfo, Kind, Metrics, Task
@@ -253,11 +253,11 @@ class Round:
             if reported and not reason.key.startswith(f"{name}:"):  # it names another client, or none
                 reason = ProtocolError(name, "a reply", f"an error: {reason}")
             self._enter(request, "up", content, records, ("refused", str(reason)))
-            if reported and not isinstance(reason, DivergedError):
+            if reported and not isinstance(reason, DivergedError | DeviceMemoryError):
                 self._count_failure(name, reason)
                 return
-            self.waiting.discard(name)  # asked again, it would diverge again
-            if reported:
+            self.waiting.discard(name)  # asked again, it would fail again
+            if reported and isinstance(reason, DivergedError):
                 self._diverged.add(name)
             return
         self.waiting.discard(name)

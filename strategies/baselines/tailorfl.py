@@ -269,8 +269,9 @@ class Importance(nn.Module):
         super().__init__()
         self.model = model.requires_grad_(False)
         self.values = nn.ParameterList([nn.Parameter(torch.ones(group.size)) for group in groups])
-        for group, value in zip(groups, self.values, strict=True):
-            model.get_submodule(group.name).register_forward_hook(lambda layer, x, out, v=value: weighed(out, v))
+        for i, group in enumerate(groups):  # by number: a move to a device may replace the parameters
+            hook = lambda layer, x, out, i=i: weighed(out, self.values[i])  # noqa: E731
+            model.get_submodule(group.name).register_forward_hook(hook)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map a batch to logits."""

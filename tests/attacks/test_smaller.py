@@ -200,7 +200,7 @@ def test_a_device_is_a_word_that_is_known():
     federation = Hostile(None, when=lambda order: False)
     records = federation.host(EVIL).handle(_query())
     records["sepal"]["device"] = "cpu; see http://evil.example"
-    with pytest.raises(ProtocolError, match="device: expected cpu, cuda or mps"):
+    with pytest.raises(ProtocolError, match="device: expected a kind of device such as cpu, cuda or mps"):
         read_reply(records)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -12,8 +10,6 @@ from torch.nn import functional
 
 from sepal.client.hooks import Hooks
 from sepal.client.optimizers import make_optimizer
-from sepal.client.training import choose_device
-from sepal.errors import ConfigError
 from sepal.protocol.threads import set_threads
 from tests.sepal.client.small_trainer import X, Y, make, trained, work
 
@@ -238,15 +234,6 @@ def test_the_gradient_of_what_takes_no_part_is_zero():
     got = work().gradient(module, lambda m, x, y: functional.cross_entropy(m[2](m[1](x @ m[0].weight.T)), y))
     assert not got["0.bias"].any()
     assert got["0.weight"].any()
-
-
-def test_devices(monkeypatch):
-    monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_available=lambda: False))
-    assert [choose_device(name) for name in ("auto", "cpu")] == ["cpu", "cpu"]
-    with pytest.raises(ConfigError, match="device: expected cpu or auto on a machine without CUDA, got cuda"):
-        choose_device("cuda")
-    monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_available=lambda: True))
-    assert [choose_device(name) for name in ("auto", "cpu", "cuda")] == ["cuda", "cpu", "cuda"]
 
 
 def test_threads_are_set_once(monkeypatch):

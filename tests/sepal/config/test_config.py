@@ -58,7 +58,7 @@ def read(**flat):
         ({"momentum": 1.0}, "momentum", "less than 1", "1.0"),
         ({"threads": 0}, "threads", "greater than or equal to 1", "0"),
         ({"seed": -1}, "seed", "greater than or equal to 0", "-1"),
-        ({"device": "gpu"}, "device", "'auto', 'cpu' or 'cuda'", "'gpu'"),
+        ({"device": "cuda:x"}, "device", "string should match", "'cuda:x'"),
         ({"partition.name": "dirichle"}, "partition.name", "'auto', 'iid', 'dirichlet'", "'dirichle'"),
         ({"partition.alpha": 0.0}, "partition.alpha", "greater than 0", "0.0"),
         ({"chosen.rule": "c"}, "chosen.rule", "'a' or 'b'", "'c'"),

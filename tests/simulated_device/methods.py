@@ -1,0 +1,219 @@
+"""Runs methods on the simulated device and on the CPU, and writes what differed: ``python -m … OUT.json CASE…``.
+
+A process of its own, because a device cannot be taken away again: ``device = "auto"`` would find it in later tests.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sepal.client.devices import choose_device, spread
+from sepal.client.training import Trainer
+from sepal.client_app.client_model import client_model
+from sepal.engines.in_process import run_in_process
+from sepal.engines.in_process.worker import Clients
+from sepal.errors import ConfigError
+from sepal.protocol.method import resolve
+from sepal.server.run_store import DiskRunStore
+from sepal.storage.serialize import flatten
+from sepal.strategies.assembly import assemble
+from tests.methods import CASES, Lines, Stop, StopAfter, flat
+from tests.simulated_device import load
+
+DEVICE = "sim:1"  # not the current one: a tensor made on "sim" without a number is on another device
+SMALL = {"clients": 2, "clients-per-round": 2, "rounds": 2, "partition.subsample": 40, "evaluate-every": 1}
+SMALL |= {"checkpoint-every": 1, "batch-size": 8, "pooled-samples": 20}
+NO_SHIFT = {"pfedgate-batch"}  # its predictions depend on how examples are batched
+# A step of these waits twice, by design: pFedGate's knapsack is solved on the host.
+WAITS = dict.fromkeys(("pfedgate", "pfedgate-batch", "pfedgate-client"), 2)
+
+
+def watched(waits, strict):
+    """Trainer.batches, where ``waits`` gets what each step waited for; with ``strict``, that is refused.
+
+    A step is all that happens from a batch until the next one is asked for.
+    """
+    plain = Trainer.batches
+
+    def batches(self, *args, **rest):
+        for batch in plain(self, *args, **rest):
+            torch.ops.sepal_sim.events()
+            torch.ops.sepal_sim.strict(strict)
+            try:
+                yield batch
+            finally:
+                torch.ops.sepal_sim.strict(False)
+            waits.append(torch.ops.sepal_sim.events())
+
+    return batches
+
+
+def arrays(strategy):
+    """All numbers that a run ended with: the server's state and the accuracies of all views."""
+    found, _ = flatten(strategy.progress.server)
+    return {name: np.asarray(value) for name, value in found.items()}
+
+
+def on_device(flat_keys, directory):
+    """Run a case on the device, stopped after round 1 and resumed."""
+    kind = resolve(assemble(flat_keys).method.server_state)
+    keys = {**flat_keys, "device": DEVICE}
+
+    def run(observers=()):
+        store = DiskRunStore(directory / "run", kind)
+        return run_in_process(assemble(keys), store=store, observers=observers, state_dir=directory / "clients")
+
+    with suppress(Stop):
+        run([StopAfter(1)])
+    return run()
+
+
+def compare_exports(keys, directory):
+    """Compare what a client's stored model says on the device and on the CPU; return whether it can be exported."""
+    found = []
+    for device in ("cpu", DEVICE):
+        try:
+            found.append(client_model(directory, keys, "client-00001", device))
+        except ConfigError as error:
+            found.append(str(error))
+    here, there = found
+    if isinstance(here, str) or isinstance(there, str):
+        assert here == there
+        return False
+    np.testing.assert_allclose(there.logits, here.logits, rtol=1e-4, atol=1e-5)
+    for ours, theirs in zip(here.networks, there.networks, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, value in ours.items():
+            np.testing.assert_array_equal(theirs[name], value)
+    return True
+
+
+def compare(name):
+    """Return the error of a case, or an empty text, and its figures."""
+    keys = flat(name, **SMALL, **{"evaluate.shift": name not in NO_SHIFT})
+    begun, waits, plain = time.process_time(), [], Trainer.batches
+    here = run_in_process(assemble({**keys, "device": "cpu"}))
+    between = time.process_time()
+    Trainer.batches = watched(waits, name not in WAITS)
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            there = on_device(keys, Path(scratch))
+            exported = compare_exports(keys, Path(scratch))
+    finally:
+        Trainer.batches = plain
+        torch.ops.sepal_sim.strict(False)
+    assert waits, "no step was watched"
+    most = max(map(len, waits))
+    assert most <= WAITS.get(name, 0), max(waits, key=len)
+    ours, theirs = arrays(here), arrays(there)
+    assert ours.keys() == theirs.keys()
+    worst = 0.0
+    for key, value in ours.items():
+        if value.dtype.kind == "f" and value.size:
+            worst = max(worst, float(np.abs(value - theirs[key]).max()))
+            np.testing.assert_allclose(theirs[key], value, rtol=1e-4, atol=1e-5, err_msg=key)
+        else:
+            np.testing.assert_array_equal(theirs[key], value, err_msg=key)
+    views = {v: a and a["mean"] for v, a in here.report.accuracy.items()}
+    assert views == {v: a and a["mean"] for v, a in there.report.accuracy.items()}
+    figures = {"cpu": between - begun, "sim": time.process_time() - between, "worst": worst, "exported": exported}
+    return {**figures, "waits": most, "steps": len(waits)}
+
+
+def check_mixes():
+    """Each mix of devices, and each wait in a step, is refused; so a method that passes has none."""
+    x, here = torch.randn(4, 3).to(DEVICE), torch.randn(4, 3)
+    other, rows, module = here.to("sim:0"), torch.tensor([0, 2]), torch.nn.Linear(3, 2).to(DEVICE)
+    mixes = [
+        *(lambda: x + here, lambda: here + x, lambda: x + other, lambda: x.add_(here), lambda: torch.cat([x, here])),
+        *(lambda: module(here), lambda: module(other), lambda: x[rows], lambda: here[rows.to(DEVICE)]),
+        *(lambda: torch.where(x > 0, here, x), lambda: torch.stack([x, other]), lambda: x.numpy()),
+    ]
+    waits = [
+        *(lambda: x.sum().item(), lambda: x.cpu(), lambda: x[x > 0], lambda: here.to(DEVICE), lambda: float(x[0, 0])),
+        *(lambda: x.tolist(), lambda: x.nonzero(), lambda: torch.tensor([1.0], device=DEVICE)),
+        *(lambda: bool((x > 0).any()), lambda: x.copy_(here)),
+    ]
+    passed = [f"mix {number}" for number, mix in enumerate(mixes) if not refused(mix)]
+    torch.ops.sepal_sim.strict(True)
+    passed += [f"wait {number}" for number, wait in enumerate(waits) if not refused(wait)]
+    assert not refused(lambda: x.masked_fill_(x > 0, 0).mul(2)[:, 0])
+    torch.ops.sepal_sim.strict(False)
+    assert not passed
+
+
+def refused(action):
+    """Whether an action raises."""
+    try:
+        action()
+    except (RuntimeError, TypeError):
+        return True
+    return False
+
+
+def check_names():
+    """The devices that are there are found, and others are refused in one line that names those."""
+    assert [choose_device(name) for name in ("auto", "cpu", "sim", "sim:1")] == ["sim", "cpu", "sim", "sim:1"]
+    for name in ("cuda", "sim:2", "gpu"):
+        try:
+            choose_device(name)
+        except ConfigError as error:
+            assert str(error) == f"device: expected auto, cpu, sim, sim:0, sim:1, got {name}"
+        else:
+            raise AssertionError(name)
+    assert spread("auto", "", 3) == ["sim:0", "sim:1", "sim:0"]
+    assert spread("auto", "1", 2) == ["sim:1", "sim:1"]
+
+
+def check_memory():
+    """A client whose training does not fit the device is left out of the round; its line in the ledger has a hint."""
+    plain, watching = Clients.answer, Lines()
+
+    def answer(self, number, message):
+        full = number == 1 and message.metadata.message_type == "train" and message.metadata.group_id == "1"
+        torch.ops.sepal_sim.limit(torch.ops.sepal_sim.allocated() + 1000 if full else 0)
+        return plain(self, number, message)
+
+    Clients.answer = answer
+    try:
+        keys = flat("fedavg", **{**SMALL, "clients": 3, "clients-per-round": 0, "device": DEVICE})
+        run_in_process(assemble(keys), observers=[watching])
+    finally:
+        Clients.answer = plain
+        torch.ops.sepal_sim.limit(0)
+    entries = [entry for record in watching.records for entry in record.ledger if entry.result == "refused"]
+    assert [(entry.round, entry.client) for entry in entries] == [(1, "client-00001")]
+    assert entries[0].reason.endswith(
+        "expected an answer that fits its memory, got none: try a smaller batch-size or width"
+    )
+    assert "client-00001" in watching.records[1].replies  # it is asked again
+
+
+CHECKS = {"mixes": check_mixes, "names": check_names, "memory": check_memory}
+
+
+def main(out, names):
+    """Make all checks and compare all cases."""
+    load()
+    found = {}
+    for name in names or (*CHECKS, *CASES):
+        try:
+            figures = (CHECKS[name]() or {}) if name in CHECKS else compare(name)
+            found[name] = {"error": "", **figures}
+        except Exception:  # the run's own, or what a client raised, which the server only counts
+            torch.ops.sepal_sim.strict(False)
+            found[name] = {"error": traceback.format_exc()}
+    Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
