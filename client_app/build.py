@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,6 @@ from sepal.client.training import Trainer
 from sepal.client_app.guard import parse_allowed
 from sepal.client_app.host import ClientHost
 from sepal.client_app.upload_count import UploadCount
-from sepal.config.run import DEVICE
 from sepal.data import ClientData, Examples, FederatedData, OwnData
 from sepal.data.corruption import corrupt
 from sepal.errors import ConfigError, DataError
@@ -145,8 +143,10 @@ class Node:
         texts = {key: str(node_config.get(key, "")) for key in TEXTS}
         if texts["name"] and not NAME.match(texts["name"]):
             raise ConfigError("name", "at most 64 letters, digits, '.', '_' or '-'", texts["name"])
-        if device and not re.fullmatch(DEVICE, device):
-            raise ConfigError("device", "auto, cpu, cuda, cuda:1, mps, xpu, …", device)
+        try:
+            torch.device("cpu" if device in ("", "auto") else device)
+        except RuntimeError:
+            raise ConfigError("device", "auto, cpu, cuda, cuda:1, mps, xpu, …", device) from None
         return cls(
             partition,
             partitions,

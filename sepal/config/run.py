@@ -18,8 +18,6 @@ from sepal.config.data import Corruption, OwnSettings, PartitionSettings, SplitS
 from sepal.errors import ConfigError
 from sepal.rng import derive
 
-DEVICE = r"^[a-z][a-z0-9]{1,15}(:[0-9]{1,2})?$"  # regular expression, as torch names devices
-
 
 class EvaluateSettings(Settings):
     """Additional evaluations in the closing round: keys ``evaluate.*``."""
@@ -133,7 +131,7 @@ class RunConfig(Settings):
     seed: int = Field(0, ge=0, lt=2**63, description="seed for all random numbers of the run")
     device: str = Field(
         "auto",
-        pattern=DEVICE,
+        pattern=r"^[a-z][a-z0-9]{1,15}(:[0-9]{1,2})?$",  # as torch names devices
         description="where clients train: auto, cpu, cuda, cuda:1, mps, xpu or another accelerator of torch; auto: an "
         "accelerator if there is one, but not mps. A node may override it",
     )
