@@ -2,7 +2,7 @@
 
 A figure is a function with ``@figure(…)`` that draws rows of its data set. Colours are CSS variables (``var(--c0)``):
 one chart serves the light page, the dark page and paper. The page sets the parameters ``cell``, ``view``, ``label``,
-``figure`` and ``hidden`` of all charts at once.
+``figure``, ``hidden`` and ``zero`` of all charts at once.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import altair as alt
 
-from sepal.cli.report.data import COLOURS, STAND_IN, stand_ins
+from sepal.cli.report.data import STAND_IN, stand_ins
 from sepal.cli.report.learned import Rows
 from sepal.study.comparison import Comparison
 from sepal.study.statistics import Estimate
 
 WIDE: Any = "container"
-PERCENT = alt.Scale(domain=[0, 100])
+PERCENT = alt.Scale(domain=[0, 100])  # of bars, whose length is the figure
+FROM_DATA = alt.Scale(zero=alt.expr("zero"))
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Drawn(NamedTuple):
     """What a figure's function returns.
 
     Attributes:
-        chart: An Altair chart.
+        chart: An Altair chart; None if there is nothing to see, and ``words`` say so.
         reading: Units, and how to read it.
         words: Its content in sentences.
         height: In pixels.
@@ -96,12 +97,14 @@ def figure(
                 "hidden": ([], "indexof(hidden, datum.label) < 0"),
                 "label": (comparison.labels[0], f"datum.label == {label_of(found)}"),
                 "figure": (first_own(found), "datum.figure == figure"),
+                "zero": (False, "true"),  # whether axes of accuracy begin at 0
             }
             chart = alt.Chart(alt.NamedData(name=data or name))
             chart = chart.add_params(*(alt.param(name=each, value=choices[each][0]) for each in controls))
             chart = chart.transform_filter(" && ".join([*(choices[c][1] for c in controls), *([rows] if rows else [])]))
             drawn = draw(comparison, found, chart)
-            return Figure(name, data or name, title, drawn.reading, drawn.words, finish(drawn), controls, main)
+            spec = {} if drawn.chart is None else finish(drawn)
+            return Figure(name, data or name, title, drawn.reading, drawn.words, spec, controls, main)
 
         MAKERS[name] = data or name, make
         return draw
@@ -118,12 +121,6 @@ def finish(drawn: Drawn) -> dict[str, Any]:
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
     spec.pop("config", None)
     return spec
-
-
-def colour_of(comparison: Comparison) -> alt.Color:
-    """Return the colour encoding of the labels, the same in all figures."""
-    colours = [f"var(--c{place % COLOURS})" for place in range(len(comparison.labels))]
-    return alt.Color("label:N", legend=None, scale=alt.Scale(domain=comparison.labels, range=colours))
 
 
 def label_of(rows: Rows) -> str:

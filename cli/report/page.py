@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import sepal
 from sepal.cli.report.data import COLOURS, datasets, views, with_cell
+from sepal.cli.report.looks import DASHES, SHAPES
+from sepal.cli.report.state import state
+from sepal.cli.sentences import frontier_sentence, headline
 from sepal.cli.sheets import (
     LEGEND,
     NONE,
@@ -45,7 +48,7 @@ def write_html(places: Sequence[str], path: Path) -> Path:
         StateError: A run's files are damaged.
     """
     comparison = read_comparison(places)
-    if not any(result.lines for result in comparison.results):
+    if not any(result.stored.lines for result in comparison.results):
         raise ConfigError("run", "a run with at least one round", ", ".join(places))
     write_atomically(path, render(comparison).encode())
     return path
@@ -56,6 +59,7 @@ def live_parts(comparison: Comparison) -> dict[str, Any]:
     return {
         "data": datasets(comparison),
         "lead": html.escape(_lead(comparison)),
+        "state": "\n".join(state(comparison)),
         "overview": "\n".join(_overview(comparison)),
         "over": all(result.stored.summary is not None for result in comparison.results),
     }
@@ -65,7 +69,7 @@ def render(comparison: Comparison, live: bool = False) -> str:
     """Return the page of a comparison, which may be one run.
 
     Args:
-        comparison: The runs, with at least one full evaluation.
+        comparison: The runs, with at least one round.
         live: Whether the page asks its server for changes.
 
     Raises:
@@ -86,6 +90,7 @@ def render(comparison: Comparison, live: bool = False) -> str:
         live=" data-live" * live,
         title=html.escape(comparison.title),
         lead=html.escape(_lead(comparison)),
+        state="\n".join(state(comparison)) if live else "",
         css=_part("page.css"),
         controls="\n".join(_controls(comparison, list(dict.fromkeys(row["figure"] for row in own)), first_own(own))),
         overview="\n".join(_overview(comparison)),
@@ -158,7 +163,7 @@ def _controls(comparison: Comparison, own: Sequence[str], first_own: str) -> Ite
     for place, label in enumerate(comparison.labels):
         words, colour = html.escape(label), f"--colour: var(--c{place % COLOURS})"
         box = f'<input type="checkbox" name="series" value="{words}" checked>'
-        yield f'<label class="pill" style="{colour}">{box}<span>{words}</span></label>'
+        yield f'<label class="pill" style="{colour}" title="{words}">{box}<span>{_key(place)}{words}</span></label>'
     yield "</fieldset>"
     if len(comparison.cells) > 1:
         yield _select("cell", "Setting", comparison.cells)
@@ -166,7 +171,15 @@ def _controls(comparison: Comparison, own: Sequence[str], first_own: str) -> Ite
         yield _select("label", "Clients of", comparison.labels)
     if len(own) > 1:
         yield _select("figure", "Own figure", own, first_own)
+    yield '<label><input type="checkbox" name="zero"> Axes from 0</label>'
     yield '<button type="button" id="theme">Light / dark</button>'
+
+
+def _key(place: int) -> str:
+    """Return a label's line and mark as a small drawing."""
+    shape, dashes = SHAPES[place % len(SHAPES)], " ".join(map(str, DASHES[place % len(DASHES)]))
+    line = f'<path class="line" d="M0,7H28" stroke-dasharray="{dashes}"/>'
+    return f'<svg aria-hidden="true" width="28" height="14">{line}<path class="mark" d="{shape}"/></svg>'
 
 
 def _select(name: str, title: str, options: Sequence[str], chosen: str = "") -> str:
@@ -183,26 +196,55 @@ def _overview(comparison: Comparison) -> Iterator[str]:
         if not variants:
             continue
         place = f'data-cell="{html.escape(cell)}"'
+        if found := headline(comparison, cell):
+            yield f'<p class="headline" {place}>{html.escape(found)}</p>'
         accuracy, cost = accuracy_sheet(variants), cost_sheet(variants)
         rows = [[*row, *costs[1:]] for row, costs in zip(accuracy.rows, cost.rows, strict=True)]
+        best = [max] * (len(accuracy.head) - 1) + [min] * (len(cost.head) - 1)
         sheet = Sheet(("run", *accuracy.head[1:], *cost.head[1:]), rows)
-        yield from _table(sheet, "Overview", f'class="overview scroll" {place}')
-        for words in remarks(comparison, cell):
-            yield f'<p class="conclusion" {place}>{html.escape(words)}</p>'
-        yield f'<p class="reading" {place}>{LEGEND}</p>'
+        yield from _table(sheet, "Overview", f'class="overview scroll" {place}', best)
+        for words in (frontier_sentence(comparison, cell), *remarks(comparison, cell)):
+            yield f'<p class="conclusion" {place}>{html.escape(words)}</p>' if words else ""
+        yield f'<p class="reading" {place}>{LEGEND} Bold: the best of a column. A click on a head sorts.</p>'
     for note in filter(None, (*comparison.notes, without_yardsticks(comparison))):
         yield f'<p class="reading">{_with_code(note)}</p>'
 
 
-def _table(sheet: Sheet, label: str, attributes: str = 'class="scroll"') -> Iterator[str]:
-    """Yield a table that scrolls, with ``label`` as its name for screen readers."""
-    first, *others = (html.escape(head).replace("\n", "<br>") for head in sheet.head)
+def _table(
+    sheet: Sheet, label: str, attributes: str = 'class="scroll"', best: Sequence[Callable[..., float]] = ()
+) -> Iterator[str]:
+    """Yield a table that scrolls, with ``label`` as its name for screen readers.
+
+    With ``best``, which of a column's figures is its best, that is marked, the table can be sorted, and columns without
+    a figure are left out.
+    """
+    kept = [n for n in range(1, len(sheet.head)) if not best or any(row[n] != NONE for row in sheet.rows)]
+    first, *others = (html.escape(sheet.head[n]).replace("\n", "<br>") for n in (0, *kept))
+    if best:
+        others = [f'<button type="button" class="sort">{head}</button>' for head in others]
     heads = f"<th>{first}</th>" + "".join(f'<th scope="col">{head}</th>' for head in others)
     yield f'<section {attributes} tabindex="0" aria-label="{label}"><table><thead><tr>{heads}</tr></thead><tbody>'
-    for name, *cells in sheet.rows:
-        figures = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-        yield f'<tr><th scope="row">{html.escape(name)}</th>{figures}</tr>'
+    many = best and len(sheet.rows) > 1
+    marked = {n: _best([row[n] for row in sheet.rows], best[n - 1]) for n in kept} if many else {}
+    for row in sheet.rows:
+        figures = ""
+        for n in kept:
+            words, number = html.escape(row[n]), _number(row[n])
+            top = number is not None and number == marked.get(n)
+            figures += f"<td><strong>{words}</strong></td>" if top else f"<td>{words}</td>"
+        yield f'<tr><th scope="row">{html.escape(row[0])}</th>{figures}</tr>'
     yield "</tbody></table></section>"
+
+
+def _best(cells: Sequence[str], choose: Callable[..., float]) -> float | None:
+    numbers = [number for cell in cells if (number := _number(cell)) is not None]
+    return choose(numbers) if numbers else None
+
+
+def _number(cell: str) -> float | None:
+    """Return the figure that a cell begins with; None if it begins with a word."""
+    found = re.match(r"[+-]?\d+(\.\d+)?", cell)
+    return float(found[0]) if found else None
 
 
 def _with_code(text: str) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 import altair as alt
 
 from sepal.cli.report.data import with_cell
-from sepal.cli.report.figure import PERCENT, Drawn, colour_of, figure, label_of, shown
+from sepal.cli.report.figure import FROM_DATA, PERCENT, Drawn, figure, label_of, shown
 from sepal.cli.report.learned import Rows, readers
+from sepal.cli.report.marks import colour_of
 from sepal.study.comparison import Comparison
 
 NAMES = ("masks", "similar", "overlap", "layers", "pruning", "tree")  # of the figures, in order
@@ -110,11 +111,11 @@ def _overlap(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     return Drawn(chart, reading, spoken, shows=shown(comparison))
 
 
-@figure("pruning", "Pruning of single clients", "cell", "label")
+@figure("pruning", "Pruning of single clients", "cell", "label", "zero")
 def _pruning(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     chart = drawn.mark_line(point=True, strokeWidth=1.5, color="var(--bar)", opacity=0.75).encode(
         alt.X("pruned:Q", title="pruned, % of all parameters", scale=alt.Scale(zero=True)),
-        alt.Y("accuracy:Q", title="accuracy of the trained model, %", scale=PERCENT),
+        alt.Y("accuracy:Q", title="accuracy of the trained model, %", scale=FROM_DATA),
         alt.Detail("client:N"),
         alt.Order("round:Q"),
         tooltip=["client:N", "round:Q", alt.Tooltip("pruned:Q", title="pruned, %"), alt.Tooltip("accuracy:Q")],

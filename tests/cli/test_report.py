@@ -29,7 +29,7 @@ from sepal.cli.report import render, write_html
 from sepal.cli.report.data import COLOURS, datasets
 from sepal.cli.report.live import ReportServer
 
-FIRST = ["round", "mb", "clients", "bytes", "labels"]
+FIRST = ["round", "mb", "frontier", "clients", "bytes", "labels"]
 pytestmark = pytest.mark.xdist_group("report")  # the tests share two comparisons
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -65,7 +65,7 @@ def specs(text):
 def test_every_figure_has_title_units_and_words(which, request):
     text = request.getfixturevalue(which).read_text()
     found = specs(text)
-    assert list(found)[:5] == FIRST
+    assert list(found)[:6] == FIRST
     for name, figure in found.items():
         title = re.search(rf'<h3 id="figure-{name}">(.+?)</h3>\s*<p class="reading">(.+?)</p>', text, re.S)
         words = re.search(rf'id="figure-{name}-words">(.+?)</p>', text, re.S)
