@@ -30,7 +30,7 @@ def state(comparison: Comparison) -> Iterator[str]:
 
 
 def progress(result: Result, now: float) -> str:
-    """Return a run's round, the time left, its clients, and when its first point comes; ``now`` in seconds."""
+    """Return a run's round, the time left and its clients; before it has any, when they come. ``now``: in seconds."""
     rounds, lines = result.rounds, result.stored.lines
     if not lines:
         return f"starting, round 0 of {rounds}; the line begins when round 1 ends. {first_point(result.stored.config)}"
@@ -46,8 +46,7 @@ def progress(result: Result, now: float) -> str:
         parts.append(f"about {_span(pace * (rounds + 1 - done))} left")
     of = result.stored.config["clients"] or last.get("population", 0)
     parts.append(f"{len(last['clients'])} of {of} clients present in the last round")
-    words = ", ".join(parts)
-    return words if result.lines else f"{words}. {first_point(result.stored.config)}"
+    return ", ".join(parts)
 
 
 def _span(seconds: float) -> str:

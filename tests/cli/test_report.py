@@ -223,7 +223,9 @@ def test_the_page_of_a_run_that_goes_on_is_served_here_alone_and_grows(tmp_path)
         thread.start()
         try:
             assert server.server_address[0] == "127.0.0.1"
-            assert "Waiting for the first round" in ask(server, "/")[1]
+            waiting = ask(server, "/")[1]
+            assert "Waiting for the first round" in waiting
+            assert "round 0 of 2; the line begins when round 1 ends." in waiting
             (run / "metrics.jsonl").write_text(lines[0])
             assert '<html lang="en" data-live>' in ask(server, "/")[1]
             first = json.loads(ask(server, "/data")[1])
@@ -231,6 +233,8 @@ def test_the_page_of_a_run_that_goes_on_is_served_here_alone_and_grows(tmp_path)
             (run / "summary.json").write_text(summary)
             second = json.loads(ask(server, "/data")[1])
             assert (first["over"], second["over"]) == (False, True)
+            assert "running, round 1 of 2, about 3 s left, 3 of 3 clients present in the last round" in first["state"]
+            assert "Ended after 2 rounds." in second["state"]
             assert [len({row["round"] for row in found["data"]["curve"]}) for found in (first, second)] == [1, 3]
             assert ask(server, "/data", host="attacker.example:80")[0] == 403
             assert ask(server, "/etc/passwd")[0] == 404
