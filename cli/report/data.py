@@ -29,7 +29,7 @@ def datasets(comparison: Comparison) -> dict[str, Rows]:
     """Return the rows of every figure that the runs have data for, by data set."""
     found = {name: list(_of_variants(comparison, rows)) for name, rows in BY_VARIANT.items()}
     found |= {"labels": list(_labels(comparison)), "pairs": list(_pairs(comparison)), **learned(comparison)}
-    found["frontier"] = list(_frontier(comparison))
+    found |= {"frontier": list(_frontier(comparison)), "own": _changing(found["own"])}
     return {name: rows for name, rows in found.items() if rows}
 
 
@@ -209,6 +209,15 @@ def _own(comparison: Comparison, variant: Variant) -> Iterator[Row]:
                     "value": float(f"{value:.5g}"),
                 }
                 yield {"cell": variant.cell, **row}
+
+
+def _changing(rows: Rows) -> Rows:
+    """Return the rows without figures that are the same in all rounds of all runs."""
+    values: dict[str, set[float]] = {}
+    for row in rows:
+        values.setdefault(row["figure"], set()).add(row["value"])
+    several = len({row["round"] for row in rows}) > 1
+    return [row for row in rows if len(values[row["figure"]]) > 1 or not several]
 
 
 COMMON = ("seconds", "steps", "multiply-adds", "unseen-test-labels")  # of every method: shown elsewhere, or the same

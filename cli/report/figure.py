@@ -53,7 +53,7 @@ class Drawn(NamedTuple):
     """What a figure's function returns.
 
     Attributes:
-        chart: An Altair chart; None if there is nothing to see, and ``words`` say so.
+        chart: An Altair chart.
         reading: Units, and how to read it.
         words: Its content in sentences.
         height: In pixels.
@@ -73,7 +73,14 @@ MAKERS: dict[str, tuple[str, Make]] = {}  # name → data set, and what makes th
 
 
 def figure(
-    name: str, title: str, *controls: str, data: str = "", main: bool = False, stand_in: bool = False, rows: str = ""
+    name: str,
+    title: str,
+    *controls: str,
+    data: str = "",
+    main: bool = False,
+    stand_in: bool = False,
+    rows: str = "",
+    varying: str = "",
 ) -> Callable[[Draw], Draw]:
     """Declare a figure.
 
@@ -85,10 +92,17 @@ def figure(
         main: Whether it is one of the first figures.
         stand_in: Whether trained models are shown where the chosen view has no rows.
         rows: A further expression for the rows in its chart.
+        varying: What the figure shows, in %; a run in which all clients have the same is named instead of drawn.
     """
 
     def declare(draw: Draw) -> Draw:
         def make(comparison: Comparison, found: Rows) -> Figure:
+            same = constant(found, varying) if varying else {}
+            found = [row for row in found if (row.get("cell"), row.get("label")) not in same]
+            told = ", ".join(f"{label} {value:g} %" for (_, label), value in same.items())
+            if not found:
+                words = f"All clients have the same: {told}."
+                return Figure(name, data or name, title, "No figure: nothing differs.", words, {}, (), main)
             there = list(dict.fromkeys(row["view"] for row in found if "view" in row))
             view = f"(indexof({there}, view) < 0 ? '{STAND_IN}' : view)" if stand_in else "view"
             choices = {  # control → its first value, and the rows that it chooses
@@ -101,10 +115,13 @@ def figure(
             }
             chart = alt.Chart(alt.NamedData(name=data or name))
             chart = chart.add_params(*(alt.param(name=each, value=choices[each][0]) for each in controls))
-            chart = chart.transform_filter(" && ".join([*(choices[c][1] for c in controls), *([rows] if rows else [])]))
+            left_out = json.dumps([f"{cell}/{label}" for cell, label in same])
+            drop = f"indexof({left_out}, datum.cell + '/' + datum.label) < 0"
+            parts = [*(choices[c][1] for c in controls), *filter(None, (rows, drop if same else ""))]
+            chart = chart.transform_filter(" && ".join(parts))
             drawn = draw(comparison, found, chart)
-            spec = {} if drawn.chart is None else finish(drawn)
-            return Figure(name, data or name, title, drawn.reading, drawn.words, spec, controls, main)
+            reading = f"{drawn.reading} Not drawn, as all clients have the same: {told}." if same else drawn.reading
+            return Figure(name, data or name, title, reading, drawn.words, finish(drawn), controls, main)
 
         MAKERS[name] = data or name, make
         return draw
@@ -121,6 +138,15 @@ def finish(drawn: Drawn) -> dict[str, Any]:
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
     spec.pop("config", None)
     return spec
+
+
+def constant(rows: Rows, field: str) -> dict[tuple[str, str], float]:
+    """Return cell and label of each run in which all clients, or pairs of two, have the same value, with the value."""
+    values: dict[tuple[str, str], set[float]] = {}
+    for row in rows:
+        if row.get("one", "") != row.get("other"):
+            values.setdefault((row["cell"], row["label"]), set()).add(row[field])
+    return {run: next(iter(found)) for run, found in values.items() if len(found) == 1}
 
 
 def label_of(rows: Rows) -> str:
