@@ -207,6 +207,10 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         for line in filter(None, lines):
             console.print(escape(line), highlight=False)
 
+    def paragraphs(*lines: str) -> None:
+        for line in filter(None, lines):
+            say(line, " ")
+
     console.print(escape(comparison.title), style="bold", highlight=False)
     for cell in comparison.cells:
         variants = comparison.variants(cell)
@@ -214,18 +218,16 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
             continue
         if cell:
             console.print(escape(cell), style="bold", highlight=False)
-        say(sentences.headline(comparison, cell), " ")
+        paragraphs(sentences.headline(comparison, cell))
         print_sheet(console, accuracy_sheet(variants))
-        for line in filter(None, (not_converged(variants), rounds_run(variants))):
-            say(line, " ")
+        paragraphs(not_converged(variants), rounds_run(variants))
         print_sheet(console, cost_sheet(variants))
-        say(sentences.frontier_sentence(comparison, cell), " ")
+        paragraphs(sentences.frontier_sentence(comparison, cell))
         print_sheet(console, difference_sheet(comparison, cell))
-        for line in conclusions(comparison, cell):
-            say(line, " ")
+        paragraphs(*conclusions(comparison, cell))
     if comparison.tuning:
         print_sheet(console, tuning_sheet(comparison), tuning_title(comparison), left=True)
-        say(tuning_note(comparison), " ")
+        paragraphs(tuning_note(comparison))
     say(*comparison.notes)
     console.print(LEGEND, style="italic", highlight=False)
     say(without_yardsticks(comparison))

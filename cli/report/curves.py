@@ -9,7 +9,7 @@ import altair as alt
 from sepal.cli.report.data import with_cell
 from sepal.cli.report.figure import FROM_DATA, Drawn, figure, said
 from sepal.cli.report.learned import Rows
-from sepal.cli.report.marks import WIDEST, colour_of, dash_of, ends, shape_of, spread
+from sepal.cli.report.marks import RIGHT, WIDEST, colour_of, dash_of, ends, shape_of, spread
 from sepal.cli.sentences import frontier_sentence
 from sepal.study.comparison import Comparison
 
@@ -102,7 +102,7 @@ def _frontier(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
         sends.mark_point(size=80, filled=True, opacity=1).encode(
             place, accuracy, colour, shape_of(comparison), tooltip=tips
         ),
-        words.encode(alt.XValue("width"), alt.Y("place:Q"), colour, alt.Text("label:N")),
+        words.encode(alt.Y("place:Q"), colour, alt.Text("label:N"), x=RIGHT),
     ]
     cells = (frontier_sentence(comparison, cell) for cell in comparison.cells)
     names = [f"{cell}: " if cell else "" for cell in comparison.cells]

@@ -13,6 +13,8 @@ from sepal.study.comparison import Comparison
 
 LINE, WIDEST = 14, 104  # pixels: height of a label at a line's end, width of the longest
 
+RIGHT: Any = {"value": "width"}  # the right edge of a plot
+
 
 def colour_of(comparison: Comparison) -> alt.Color:
     """Return the colour encoding of the labels, the same in all figures."""
@@ -44,13 +46,14 @@ def ends(comparison: Comparison, drawn: alt.Chart, height: int) -> Any:
     chart = spread(chart, "mean", height)
     text = chart.transform_calculate(words=f"datum.stand_in ? datum.label + ' ({STAND_IN})' : datum.label")
     return text.mark_text(align="left", dx=8, fontSize=11, limit=WIDEST).encode(
-        alt.XValue("width"), alt.Y("place:Q"), colour_of(comparison), alt.Text("words:N")
+        alt.Y("place:Q"), colour_of(comparison), alt.Text("words:N"), x=RIGHT
     )
 
 
 def spread(chart: alt.Chart, field: str, height: int) -> alt.Chart:
     """Return ``chart`` with ``place``: ``field``, but at least a line of text apart; rows have ``top``, ``bottom``."""
-    down, up = [alt.SortField(field, "descending")], [alt.SortField("pushed", "ascending")]
+    down: list[Any] = [alt.SortField(field, "descending")]
+    up: list[Any] = [alt.SortField("pushed", "ascending")]
     running: dict[str, Any] = {"frame": [None, 0], "ignorePeers": True}
     floor = "(zero ? 0 : datum.bottom)"
     chart = chart.transform_calculate(step=f"max(0.2, {LINE / height} * (datum.top - {floor}))")
