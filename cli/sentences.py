@@ -29,7 +29,7 @@ def first_point(config: Mapping[str, Any]) -> str:
     """Return when a run that has none yet gets its first point of all clients."""
     every, rounds = int(config.get("evaluate-every", 0)), int(config["rounds"])
     when = f"in round {every}" if 0 < every <= rounds else f"after the last round, {rounds}"
-    return f"All clients have not been evaluated yet: the first point comes {when} (evaluate-every = {every})."
+    return f"Not all clients have been evaluated yet: the first point comes {when} (evaluate-every = {every})."
 
 
 def _one(variant: Variant) -> Iterator[str]:

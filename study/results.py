@@ -241,6 +241,6 @@ class Variant:
     def reached(self, found: Estimate | None, digits: int) -> str:
         """Return ``18.0 (1 of 2)``: a figure for the target, and how many seeds reach it if not all do."""
         if found is None:
-            return "not reached"
+            return "not reached" if any(result.points(self.view) for result in self.results) else "–"
         some = f" ({found.count} of {len(self.results)})" if found.count < len(self.results) else ""
         return found.text(digits, 1.0) + some

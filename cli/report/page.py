@@ -205,7 +205,8 @@ def _overview(comparison: Comparison) -> Iterator[str]:
         yield from _table(sheet, "Overview", f'class="overview scroll" {place}', best)
         for words in (frontier_sentence(comparison, cell), *remarks(comparison, cell)):
             yield f'<p class="conclusion" {place}>{html.escape(words)}</p>' if words else ""
-        yield f'<p class="reading" {place}>{LEGEND} Bold: the best of a column. A click on a head sorts.</p>'
+        how = " Bold: the best of a column. A click on a head sorts." if len(variants) > 1 else ""
+        yield f'<p class="reading" {place}>{LEGEND}{how}</p>'
     for note in filter(None, (*comparison.notes, without_yardsticks(comparison))):
         yield f'<p class="reading">{_with_code(note)}</p>'
 
