@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +16,7 @@ import sepal
 from sepal.cli.report.data import COLOURS, datasets, views, with_cell
 from sepal.cli.report.looks import DASHES, SHAPES
 from sepal.cli.report.state import state
+from sepal.cli.report.table import table
 from sepal.cli.sentences import frontier_sentence, headline
 from sepal.cli.sheets import (
     LEGEND,
@@ -202,50 +203,13 @@ def _overview(comparison: Comparison) -> Iterator[str]:
         rows = [[*row, *costs[1:]] for row, costs in zip(accuracy.rows, cost.rows, strict=True)]
         best = [max] * (len(accuracy.head) - 1) + [min] * (len(cost.head) - 1)
         sheet = Sheet(("run", *accuracy.head[1:], *cost.head[1:]), rows)
-        yield from _table(sheet, "Overview", f'class="overview scroll" {place}', best)
+        yield from table(sheet, "Overview", f'class="overview scroll" {place}', best)
         for words in (frontier_sentence(comparison, cell), *remarks(comparison, cell)):
             yield f'<p class="conclusion" {place}>{html.escape(words)}</p>' if words else ""
         how = " Bold: the best of a column. A click on a head sorts." if len(variants) > 1 else ""
         yield f'<p class="reading" {place}>{LEGEND}{how}</p>'
     for note in filter(None, (*comparison.notes, without_yardsticks(comparison))):
         yield f'<p class="reading">{_with_code(note)}</p>'
-
-
-def _table(
-    sheet: Sheet, label: str, attributes: str = 'class="scroll"', best: Sequence[Callable[..., float]] = ()
-) -> Iterator[str]:
-    """Yield a table that scrolls, with ``label`` as its name for screen readers.
-
-    With ``best``, which of a column's figures is its best, that is marked, the table can be sorted, and columns without
-    a figure are left out.
-    """
-    kept = [n for n in range(1, len(sheet.head)) if not best or any(row[n] != NONE for row in sheet.rows)]
-    first, *others = (html.escape(sheet.head[n]).replace("\n", "<br>") for n in (0, *kept))
-    if best:
-        others = [f'<button type="button" class="sort">{head}</button>' for head in others]
-    heads = f"<th>{first}</th>" + "".join(f'<th scope="col">{head}</th>' for head in others)
-    yield f'<section {attributes} tabindex="0" aria-label="{label}"><table><thead><tr>{heads}</tr></thead><tbody>'
-    many = best and len(sheet.rows) > 1
-    marked = {n: _best([row[n] for row in sheet.rows], best[n - 1]) for n in kept} if many else {}
-    for row in sheet.rows:
-        figures = ""
-        for n in kept:
-            words, number = html.escape(row[n]), _number(row[n])
-            top = number is not None and number == marked.get(n)
-            figures += f"<td><strong>{words}</strong></td>" if top else f"<td>{words}</td>"
-        yield f'<tr><th scope="row">{html.escape(row[0])}</th>{figures}</tr>'
-    yield "</tbody></table></section>"
-
-
-def _best(cells: Sequence[str], choose: Callable[..., float]) -> float | None:
-    numbers = [number for cell in cells if (number := _number(cell)) is not None]
-    return choose(numbers) if numbers else None
-
-
-def _number(cell: str) -> float | None:
-    """Return the figure that a cell begins with; None if it begins with a word."""
-    found = re.match(r"[+-]?\d+(\.\d+)?", cell)
-    return float(found[0]) if found else None
 
 
 def _with_code(text: str) -> str:
@@ -287,11 +251,11 @@ def _details(comparison: Comparison) -> Iterator[str]:
         figures += [versions.get("sepal", NONE), versions.get("cpu", NONE)]
         rows.append([with_cell(variant.label, variant.cell), *figures])
     heads = ("run", "seeds", "rounds", "seconds", "Sepal", "processor")
-    yield from _table(Sheet(heads, rows), "What was run")
+    yield from table(Sheet(heads, rows), "What was run")
     yield from _privacy(comparison)
     if comparison.tuning:
         yield f"<h2>{html.escape(tuning_title(comparison))}</h2>"
-        yield from _table(tuning_sheet(comparison), "What was searched")
+        yield from table(tuning_sheet(comparison), "What was searched")
         if note := tuning_note(comparison):
             yield f'<p class="reading">{html.escape(note)}.</p>'
 
