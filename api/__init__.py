@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from sepal.server_app.run_directory import StoredRun
     from sepal.study.comparison import Comparison
-    from sepal.study.results import Variant
 
 Function = Callable[..., Any]
 HEIGHT = 720  # pixels of a report in a notebook
@@ -252,13 +251,13 @@ class Compared:
         """
         import pandas as pd
 
-        rows = []
-        for cell in self.comparison.cells:
-            best = -1.0
-            for variant in sorted(self.comparison.variants(cell), key=lambda each: (_sent(each), -_accuracy(each))):
-                on = _accuracy(variant) > best
-                best = max(best, _accuracy(variant))
-                rows.append((cell, variant.label, _sent(variant), _accuracy(variant), on))
+        from sepal.study.frontier import frontier
+
+        rows = [
+            (cell, place.variant.label, place.megabytes, place.accuracy.mean, place.frontier)
+            for cell in self.comparison.cells
+            for place in frontier(self.comparison.variants(cell))
+        ]
         return pd.DataFrame(rows, columns=["setting", "name", "megabytes", "accuracy", "frontier"])
 
     def plot(self) -> Report:
@@ -284,15 +283,6 @@ class Report:
 
         page = html.escape(render(read_comparison(self.places)))
         return f'<iframe srcdoc="{page}" style="width: 100%; height: {HEIGHT}px; border: 0"></iframe>'
-
-
-def _sent(variant: Variant) -> float:
-    return variant.megabytes("up") + variant.megabytes("down")
-
-
-def _accuracy(variant: Variant) -> float:
-    found = variant.accuracy("deployed")
-    return found.mean if found else 0.0
 
 
 def _displays(prepared: Any) -> Iterable[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from sepal.cli.sentences import frontier_sentence
 from sepal.cli.sheets import (
     NONE,
     accuracy_sheet,
@@ -45,7 +46,7 @@ def _lines(comparison: Comparison) -> Iterator[str]:
             yield from (f"## {cell}", "")
         for sheet in (accuracy_sheet(variants), cost_sheet(variants), difference_sheet(comparison, cell)):
             yield from table(sheet.head, sheet.rows)
-        for words in remarks(comparison, cell):
+        for words in filter(None, (frontier_sentence(comparison, cell), *remarks(comparison, cell))):
             yield from (words, "")
     if comparison.tuning:
         sheet = tuning_sheet(comparison)

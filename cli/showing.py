@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -155,14 +156,19 @@ def watch(
     follow: Annotated[bool, typer.Option(help="Wait for further rounds until the run has ended.")] = True,
     web: Annotated[bool, typer.Option("--web", help="As a page on this machine instead, until Ctrl-C.")] = False,
     web_port: Annotated[int, typer.Option(help="Of the page, on 127.0.0.1; 0: any that is free.")] = 8090,
+    open_in: Annotated[bool, typer.Option("--open/--no-open", help="Open the page where there is a screen.")] = True,
 ) -> None:
     """Show the rounds of a running or finished run, one line per round, or a page in a browser."""
     if web:
-        from sepal.cli.report.live import ReportServer
+        from sepal.cli.report.live import ReportServer, open_in_browser
 
         with ReportServer([run], web_port) as server:
-            typer.echo(server.url)
-            server.serve_forever()
+            typer.echo(f"{server.url}\nCtrl-C ends the page, not the run.")
+            if open_in and open_in_browser(server.url):
+                typer.echo("opened in the browser")
+            with suppress(KeyboardInterrupt):
+                server.serve_forever()
+        return
     from rich.console import Console
 
     from sepal.cli.progress import RoundDisplay

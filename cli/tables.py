@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from sepal.cli import sentences
 from sepal.cli.sheets import (
     LEGEND,
     NONE,
@@ -34,6 +35,7 @@ from sepal.strategies import registry
 from sepal.study.comparison import Comparison
 from sepal.study.results import MEGA
 
+NAMES = 3  # a table's names have at most this part of the width
 RUN_LEGEND = (
     "Accuracy in % on test data; bottom 10 %: of the trained model. MB of training so far; dense: the same messages "
     "with the whole model as float32."
@@ -205,6 +207,10 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         for line in filter(None, lines):
             console.print(escape(line), highlight=False)
 
+    def paragraphs(*lines: str) -> None:
+        for line in filter(None, lines):
+            say(line, " ")
+
     console.print(escape(comparison.title), style="bold", highlight=False)
     for cell in comparison.cells:
         variants = comparison.variants(cell)
@@ -212,23 +218,25 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
             continue
         if cell:
             console.print(escape(cell), style="bold", highlight=False)
+        paragraphs(sentences.headline(comparison, cell))
         print_sheet(console, accuracy_sheet(variants))
-        for line in filter(None, (not_converged(variants), rounds_run(variants))):
-            say(line, " ")
+        paragraphs(not_converged(variants), rounds_run(variants))
         print_sheet(console, cost_sheet(variants))
+        paragraphs(sentences.frontier_sentence(comparison, cell))
         print_sheet(console, difference_sheet(comparison, cell))
-        for line in conclusions(comparison, cell):
-            say(line, " ")
+        paragraphs(*conclusions(comparison, cell))
     if comparison.tuning:
         print_sheet(console, tuning_sheet(comparison), tuning_title(comparison), left=True)
-        say(tuning_note(comparison), " ")
+        paragraphs(tuning_note(comparison))
     say(*comparison.notes)
     console.print(LEGEND, style="italic", highlight=False)
     say(without_yardsticks(comparison))
 
 
 def print_sheet(console: Console, sheet: Sheet, title: str | None = None, left: bool = False) -> None:
-    """Print a table, or two with half the columns each where one is too wide for the terminal.
+    """Print a table, or several with some of the columns each where one is too wide for the terminal.
+
+    Columns without a figure are left out. Long names are wrapped, so that figures have most of the width.
 
     Args:
         console: The console.
@@ -237,23 +245,25 @@ def print_sheet(console: Console, sheet: Sheet, title: str | None = None, left: 
         left: Whether its columns hold text, which may be wrapped, instead of figures.
     """
 
-    def part(first: int, last: int) -> Table:
+    def part(columns: Sequence[int]) -> Table:
         table = new_table(title)
         table.padding = (0, 1, 0, 0) if left else 0
-        table.add_column(sheet.head[0], no_wrap=not left)
-        for name in sheet.head[first:last]:
-            table.add_column(name, justify="left" if left else "right", no_wrap=not left)
-        for name, *cells in sheet.rows:
-            table.add_row(
-                escape(name), *("-" if cell == NONE else escape(cell) for cell in cells[first - 1 : last - 1])
-            )
+        table.add_column(sheet.head[0], overflow="fold", max_width=None if left else console.width // NAMES)
+        for number in columns:
+            table.add_column(sheet.head[number], justify="left" if left else "right", no_wrap=not left)
+        for row in sheet.rows:
+            table.add_row(escape(row[0]), *("-" if row[n] == NONE else escape(row[n]) for n in columns))
         return table
 
     if not sheet.rows:
         return
-    count = len(sheet.head)
-    whole, half = part(1, count), 1 + (count - 1) // 2
-    wide = Measurement.get(console, console.options.update(max_width=1000), whole).maximum > console.width
-    for table in [part(1, half), part(half, count)] if wide and not left else [whole]:
-        console.print(table)
+    columns = [n for n in range(1, len(sheet.head)) if left or any(row[n] != NONE for row in sheet.rows)]
+    parts: list[list[int]] = [columns] if left else [[]]
+    for number in [] if left else columns:
+        wide = Measurement.get(console, console.options.update(max_width=1000), part([*parts[-1], number])).maximum
+        if parts[-1] and wide > console.width:
+            parts.append([])
+        parts[-1].append(number)
+    for each in parts:
+        console.print(part(each))
         console.print()  # printing a table ignores `end`

@@ -83,7 +83,7 @@ class Comparison:
         """Return the variants of a cell, in the order of labels."""
         found: dict[str, list[Result]] = {}
         for result in self.results:
-            if result.cell == cell and result.lines:
+            if result.cell == cell and result.stored.lines:
                 found.setdefault(result.label, []).append(result)
         target = self.aim(cell)
         return [Variant(label, cell, tuple(found[label]), target, self.view) for label in self.labels if label in found]

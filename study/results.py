@@ -2,7 +2,7 @@
 
 A point of a curve belongs to a number of completed rounds. *Received* scores the server's model after that many rounds,
 *trained* and *pooled* the models that clients make from it; all three have cost the same bytes of training. Only full
-evaluations are points (``evaluate-every``): a mean over sampled clients is a different figure.
+evaluations are points (``evaluate-every``): a mean over sampled clients is a different figure (:meth:`Result.sampled`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Spent(NamedTuple):
 
 @dataclass(frozen=True)
 class Point:
-    """One evaluation of all clients.
+    """One evaluation, of all clients or of a round's.
 
     Attributes:
         round: Rounds completed.
@@ -80,9 +80,17 @@ class Result:
 
     def points(self, view: str) -> list[Point]:
         """Return the view's curve; empty if the method has no such view."""
+        return self._points(self.lines, view)
+
+    def sampled(self, view: str) -> list[Point]:
+        """Return the view in the rounds between full evaluations, over each round's clients alone."""
+        full = {line["round"] for line in self.lines}
+        return self._points([line for line in self.stored.lines if line["round"] not in full], view)
+
+    def _points(self, lines: Sequence[Line], view: str) -> list[Point]:
         return [
             Point(line["model_round"], *self.spent[line["model_round"]], found["mean"], found["bottom_decile"])
-            for line in self.lines
+            for line in lines
             if (found := line["accuracy"].get(view))
         ]
 
@@ -233,6 +241,6 @@ class Variant:
     def reached(self, found: Estimate | None, digits: int) -> str:
         """Return ``18.0 (1 of 2)``: a figure for the target, and how many seeds reach it if not all do."""
         if found is None:
-            return "not reached"
+            return "not reached" if any(result.points(self.view) for result in self.results) else "–"
         some = f" ({found.count} of {len(self.results)})" if found.count < len(self.results) else ""
         return found.text(digits, 1.0) + some

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import altair as alt
 
-from sepal.cli.report import personal
+from sepal.cli.report import curves, personal
 from sepal.cli.report.data import COLOURS, with_cell
-from sepal.cli.report.figure import MAKERS, PERCENT, Drawn, Figure, colour_of, figure, said, shown
+from sepal.cli.report.figure import FROM_DATA, MAKERS, PERCENT, Drawn, Figure, figure, shown
 from sepal.cli.report.learned import Rows, label_counts
+from sepal.cli.report.marks import colour_of, dash_of, shape_of
 from sepal.study.comparison import Comparison
 
-ORDER = ("round", "mb", "clients", "bytes", "labels", "pairs", "seconds", "shift", "capacity", "own", *personal.NAMES)
+FIRST = (*curves.NAMES, "clients", "bytes", "labels", "pairs", "seconds", "shift", "capacity", "own")
+ORDER = (*FIRST, *personal.NAMES)
 LABELS = "Which labels each client has"
 
 
@@ -28,56 +31,6 @@ def figures(comparison: Comparison, data: Mapping[str, Rows]) -> list[Figure]:
             if why := next((words for config in configs if (words := label_counts(config)[2])), ""):
                 made.append(Figure("labels", "labels", LABELS, "No figure.", why, {}, (), True))
     return made
-
-
-def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
-    """Declare a figure of accuracy by ``x``."""
-
-    @figure(x, title, "cell", "view", "hidden", data="curve", main=x != "seconds")
-    def curve(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
-        logarithmic = x == "mb"
-        scale = alt.Scale(type="log", nice=False) if logarithmic else alt.Scale(nice=False, zero=True)
-        x_axis = alt.Axis(format="~f", labelOverlap="greedy", tickMinStep=1 if x == "round" else 0)
-        place = alt.X(f"{x}:Q", title=axis, scale=scale, axis=x_axis)
-        moved = drawn.transform_filter("datum.mb > 0") if logarithmic else drawn
-        mean = alt.Y("mean:Q", title="accuracy, %", scale=PERCENT)
-        colour, dashes = colour_of(comparison), alt.Scale(domain=[False, True], range=[[1, 0], [5, 4]])
-        tips = [
-            alt.Tooltip("label:N", title="run"),
-            alt.Tooltip("round:Q", title="rounds"),
-            alt.Tooltip("mb:Q", title="MB", format=".3~g"),
-            alt.Tooltip("seconds:Q", title="seconds", format=".1f"),
-            alt.Tooltip("mean:Q", title="accuracy, %", format=".1f"),
-        ]
-        band = moved.mark_area(opacity=0.14).encode(place, alt.Y("low:Q"), alt.Y2("high:Q"), colour)
-        stand_in = alt.StrokeDash("stand_in:N", legend=None, scale=dashes)
-        line = moved.mark_line(strokeWidth=2).encode(place, mean, colour, stand_in)
-        layers = [band, line, moved.mark_circle(size=34, opacity=1).encode(place, mean, colour, tooltip=tips)]
-        if logarithmic:
-            free = drawn.transform_joinaggregate(most="max(mb)", groupby=["label"])
-            free = free.transform_filter("datum.most == 0 && datum.last")
-            layers.append(free.mark_rule(strokeWidth=2, strokeDash=[2, 3]).encode(mean, colour, tooltip=tips))
-        ends = [row for row in rows if row["last"] and row["view"] == comparison.view]
-        after = {(row["cell"], row["label"]): f" after {row[x]:.{digits}f} {unit}" for row in ends}
-        words = "; ".join(
-            f"{with_cell(each.label, each.cell)} ends at {said(each.accuracy(comparison.view))}"
-            f"{after.get((each.cell, each.label), '')}"
-            for each in comparison.all_variants()
-        )
-        reading = (
-            "Mean accuracy over clients in %, band: ± one standard deviation over seeds. Dashed: the method has no "
-            "such view, its trained models stand in."
-        )
-        if logarithmic:
-            reading += (
-                " Logarithmic; MB of training payloads, up and down, all clients. Dotted: a method that sends nothing."
-            )
-        return Drawn(alt.layer(*layers), reading, f"{title}, {comparison.view} models: {words}.")
-
-
-_curve("round", "Accuracy by round", "rounds completed", "rounds", 0)
-_curve("mb", "Accuracy by MB sent", "MB, up and down", "MB", 2)
-_curve("seconds", "Accuracy by time", "seconds", "seconds", 1)
 
 
 @figure("clients", "Accuracy of every client", "cell", "view", "label", main=True)
@@ -153,13 +106,22 @@ def _labels(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     return Drawn(chart, reading, f"Training examples by client and label: {words}", height, shown(comparison))
 
 
-@figure("shift", "Accuracy under test-time shift", "cell", "view", "hidden", stand_in=True)
+def _lines(comparison: Comparison, drawn: alt.Chart, x: alt.X, y: alt.Y) -> Any:
+    """Return a line for each label, with its colour, dash and marks."""
+    encodings = (x, y)
+    tips = [alt.Tooltip("label:N", title="run"), alt.Tooltip(x.shorthand), alt.Tooltip(y.shorthand)]
+    line = drawn.mark_line(strokeWidth=1.5).encode(*encodings, colour_of(comparison), dash_of(comparison))
+    marks = drawn.mark_point(size=40, filled=True, opacity=1)
+    return alt.layer(line, marks.encode(*encodings, colour_of(comparison), shape_of(comparison), tooltip=tips))
+
+
+@figure("shift", "Accuracy under test-time shift", "cell", "view", "hidden", "zero", stand_in=True)
 def _shift(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
-    chart = drawn.mark_line(point=True, strokeWidth=2).encode(
+    chart = _lines(
+        comparison,
+        drawn,
         alt.X("shift:Q", title="test data from other clients, %"),
-        alt.Y("mean:Q", title="accuracy, %", scale=PERCENT),
-        colour_of(comparison),
-        tooltip=[alt.Tooltip("label:N", title="run"), alt.Tooltip("shift:Q"), alt.Tooltip("mean:Q", format=".1f")],
+        alt.Y("mean:Q", title="accuracy, %", scale=FROM_DATA),
     )
     ends = [row for row in rows if row["shift"] == 100 and row["view"] == "trained"]
     words = "; ".join(f"{with_cell(row['label'], row['cell'])} {row['mean']:.1f} %" for row in ends)
@@ -195,12 +157,13 @@ def _pairs(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     return Drawn(chart, reading, f"Paired differences, {comparison.view} models: {words}.", max(70, 34 * len(order)))
 
 
-@figure("capacity", "Accuracy by capacity", "cell", "view", "hidden")
+@figure("capacity", "Accuracy by capacity", "cell", "view", "hidden", "zero")
 def _capacity(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
-    chart = drawn.mark_circle(size=60, opacity=0.8).encode(
+    chart = drawn.mark_point(size=60, filled=True, opacity=0.8).encode(
         alt.X("capacity:Q", title="capacity, % of the full model"),
-        alt.Y("accuracy:Q", title="accuracy, %", scale=PERCENT),
+        alt.Y("accuracy:Q", title="accuracy, %", scale=FROM_DATA),
         colour_of(comparison),
+        shape_of(comparison),
         tooltip=[alt.Tooltip("label:N", title="run"), alt.Tooltip("client:N"), "capacity:Q", "accuracy:Q"],
     )
     reading = "Accuracy of each client in % by the share of the full model that it can hold, in %."
@@ -209,16 +172,12 @@ def _capacity(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
 
 @figure("own", "The methods' own figures", "cell", "hidden", "figure")
 def _own(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
-    chart = drawn.mark_line(point=True, strokeWidth=2).encode(
-        alt.X(
-            "round:Q",
-            title="round",
-            scale=alt.Scale(nice=False, zero=True),
-            axis=alt.Axis(tickMinStep=1, format="d"),
-        ),
+    x_axis = alt.Axis(tickMinStep=1, format="d")
+    chart = _lines(
+        comparison,
+        drawn,
+        alt.X("round:Q", title="round", scale=alt.Scale(nice=False, zero=True), axis=x_axis),
         alt.Y("value:Q", title=None, scale=alt.Scale(zero=False)),  # the figure's name is in the chart's title
-        colour_of(comparison),
-        tooltip=[alt.Tooltip("label:N", title="run"), alt.Tooltip("round:Q"), alt.Tooltip("value:Q")],
     )
     reading = (
         "What a method's server reports of itself, and means over clients of what they report, by round; unit as named."

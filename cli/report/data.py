@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,13 @@ from sepal.cli.report.learned import Row, Rows, label_counts, learned
 from sepal.protocol.views import CLOSING_VIEWS, MODELS, SHIFTS
 from sepal.strategies import registry
 from sepal.study.comparison import Comparison
-from sepal.study.results import DIRECTIONS, Variant
+from sepal.study.frontier import frontier
+from sepal.study.results import DIRECTIONS, Point, Result, Variant
 from sepal.study.statistics import over_seeds
 
 COLOURS = 12  # of the page, --c0 to --c11; further labels start again at --c0
-STAND_IN = "trained"  # shown dashed in place of a view that a method does not have
+STAND_IN = "trained"  # shown, and named, in place of a view that a method does not have
+MOST_ROUNDS = 500  # of a curve that are drawn: a run of thousands would make a page of many MB
 
 
 def with_cell(label: str, cell: str) -> str:
@@ -27,18 +29,23 @@ def datasets(comparison: Comparison) -> dict[str, Rows]:
     """Return the rows of every figure that the runs have data for, by data set."""
     found = {name: list(_of_variants(comparison, rows)) for name, rows in BY_VARIANT.items()}
     found |= {"labels": list(_labels(comparison)), "pairs": list(_pairs(comparison)), **learned(comparison)}
+    found |= {"frontier": list(_frontier(comparison)), "own": _changing(found["own"])}
     return {name: rows for name, rows in found.items() if rows}
 
 
 def views(comparison: Comparison) -> list[str]:
     """Return the views that any run has; ``trained`` if no client has sent an accuracy."""
-    found = [view for view in CLOSING_VIEWS if any(result.points(view) for result in comparison.results)]
+    found = [view for view in CLOSING_VIEWS if any(_has(result, view) for result in comparison.results)]
     return found or [STAND_IN]
+
+
+def _has(result: Result, view: str) -> bool:
+    return bool(result.points(view) or result.sampled(view))
 
 
 def _shown(variant: Variant, view: str) -> str:
     """Return the view itself, or the one that stands in for it."""
-    return view if any(result.points(view) for result in variant.results) else STAND_IN
+    return view if any(_has(result, view) for result in variant.results) else STAND_IN
 
 
 def stand_ins(comparison: Comparison) -> list[tuple[str, str, str]]:
@@ -52,26 +59,46 @@ def stand_ins(comparison: Comparison) -> list[tuple[str, str, str]]:
 
 
 def _curve(comparison: Comparison, variant: Variant) -> Iterator[Row]:
+    """Yield the points of full evaluations, and the rounds between, over whose clients alone the mean is.
+
+    ``joined``: a curve without rounds between is drawn as a line through its points.
+    """
     for view in views(comparison):
         shown = _shown(variant, view)
-        by_round: dict[int, list[Any]] = {}
-        for result in variant.results:
-            for point in result.points(shown):
-                by_round.setdefault(point.round, []).append(point)
-        for number, points in by_round.items():
-            found = over_seeds([100 * point.mean for point in points])
-            mean, spread = (found.mean, found.spread or 0.0) if found else (0.0, 0.0)
-            yield {
-                "view": view,
-                "stand_in": shown != view,
-                "round": number,
-                "mb": round(float(np.mean([point.megabytes for point in points])), 4),
-                "seconds": round(float(np.mean([point.seconds for point in points])), 2),
-                "mean": round(mean, 2),
-                "low": round(max(0.0, mean - spread), 2),
-                "high": round(min(100.0, mean + spread), 2),
-                "last": number == max(by_round),
-            }
+        full = _by_round(result.points(shown) for result in variant.results)
+        between = _by_round(result.sampled(shown) for result in variant.results)
+        for kind, rounds in (("sampled", between), ("full", full)):
+            for number in _thinned(sorted(rounds)):
+                points = rounds[number]
+                found = over_seeds([100 * point.mean for point in points])
+                mean, spread = (found.mean, found.spread or 0.0) if found else (0.0, 0.0)
+                yield {
+                    "view": view,
+                    "stand_in": shown != view,
+                    "kind": kind,
+                    "joined": not between,
+                    "round": number,
+                    "mb": round(float(np.mean([point.megabytes for point in points])), 4),
+                    "seconds": round(float(np.mean([point.seconds for point in points])), 2),
+                    "mean": round(mean, 2),
+                    "low": round(max(0.0, mean - spread), 2),
+                    "high": round(min(100.0, mean + spread), 2),
+                    "last": number == max(full or between) and (kind == "full" or not full),
+                }
+
+
+def _by_round(curves: Iterable[Sequence[Point]]) -> dict[int, list[Point]]:
+    found: dict[int, list[Point]] = {}
+    for curve in curves:
+        for point in curve:
+            found.setdefault(point.round, []).append(point)
+    return found
+
+
+def _thinned(rounds: Sequence[int]) -> Sequence[int]:
+    """Return all rounds, or of more than :data:`MOST_ROUNDS` evenly spaced ones and the last."""
+    step = -(-len(rounds) // MOST_ROUNDS) or 1
+    return [*rounds[:-1:step], *rounds[-1:]]
 
 
 def _clients(comparison: Comparison, variant: Variant) -> Iterator[Row]:
@@ -143,6 +170,15 @@ def _pairs(comparison: Comparison) -> Iterator[Row]:
                 yield {"cell": cell, "view": view, "pair": label, **{k: round(v, 2) for k, v in row.items()}}
 
 
+def _frontier(comparison: Comparison) -> Iterator[Row]:
+    """Yield deployed accuracy and MB at the end; nothing in a cell with one variant, which has no other beside it."""
+    for cell in comparison.cells:
+        places = frontier(comparison.variants(cell))
+        for place in places if len(places) > 1 else ():
+            row = {"cell": cell, "label": place.variant.label, "mb": round(place.megabytes, 4)}
+            yield {**row, "mean": round(100 * place.accuracy.mean, 2), "on": place.frontier}
+
+
 def _capacity(comparison: Comparison, variant: Variant) -> Iterator[Row]:
     """Yield the capacity and accuracy of clients, if their capacities differ."""
     result = variant.first
@@ -173,6 +209,15 @@ def _own(comparison: Comparison, variant: Variant) -> Iterator[Row]:
                     "value": float(f"{value:.5g}"),
                 }
                 yield {"cell": variant.cell, **row}
+
+
+def _changing(rows: Rows) -> Rows:
+    """Return the rows without figures that are the same in all rounds of all runs."""
+    values: dict[str, set[float]] = {}
+    for row in rows:
+        values.setdefault(row["figure"], set()).add(row["value"])
+    several = len({row["round"] for row in rows}) > 1
+    return [row for row in rows if len(values[row["figure"]]) > 1 or not several]
 
 
 COMMON = ("seconds", "steps", "multiply-adds", "unseen-test-labels")  # of every method: shown elsewhere, or the same

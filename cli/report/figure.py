@@ -2,7 +2,7 @@
 
 A figure is a function with ``@figure(…)`` that draws rows of its data set. Colours are CSS variables (``var(--c0)``):
 one chart serves the light page, the dark page and paper. The page sets the parameters ``cell``, ``view``, ``label``,
-``figure`` and ``hidden`` of all charts at once.
+``figure``, ``hidden`` and ``zero`` of all charts at once.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import altair as alt
 
-from sepal.cli.report.data import COLOURS, STAND_IN, stand_ins
+from sepal.cli.report.data import STAND_IN, stand_ins
 from sepal.cli.report.learned import Rows
 from sepal.study.comparison import Comparison
 from sepal.study.statistics import Estimate
 
 WIDE: Any = "container"
-PERCENT = alt.Scale(domain=[0, 100])
+PERCENT = alt.Scale(domain=[0, 100])  # of bars, whose length is the figure
+FROM_DATA = alt.Scale(zero=alt.expr("zero"))
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,14 @@ MAKERS: dict[str, tuple[str, Make]] = {}  # name → data set, and what makes th
 
 
 def figure(
-    name: str, title: str, *controls: str, data: str = "", main: bool = False, stand_in: bool = False, rows: str = ""
+    name: str,
+    title: str,
+    *controls: str,
+    data: str = "",
+    main: bool = False,
+    stand_in: bool = False,
+    rows: str = "",
+    varying: str = "",
 ) -> Callable[[Draw], Draw]:
     """Declare a figure.
 
@@ -84,10 +92,17 @@ def figure(
         main: Whether it is one of the first figures.
         stand_in: Whether trained models are shown where the chosen view has no rows.
         rows: A further expression for the rows in its chart.
+        varying: What the figure shows, in %; a run in which all clients have the same is named instead of drawn.
     """
 
     def declare(draw: Draw) -> Draw:
         def make(comparison: Comparison, found: Rows) -> Figure:
+            same = constant(found, varying) if varying else {}
+            found = [row for row in found if (row.get("cell"), row.get("label")) not in same]
+            told = ", ".join(f"{label} {value:g} %" for (_, label), value in same.items())
+            if not found:
+                words = f"All clients have the same: {told}."
+                return Figure(name, data or name, title, "No figure: nothing differs.", words, {}, (), main)
             there = list(dict.fromkeys(row["view"] for row in found if "view" in row))
             view = f"(indexof({there}, view) < 0 ? '{STAND_IN}' : view)" if stand_in else "view"
             choices = {  # control → its first value, and the rows that it chooses
@@ -96,12 +111,17 @@ def figure(
                 "hidden": ([], "indexof(hidden, datum.label) < 0"),
                 "label": (comparison.labels[0], f"datum.label == {label_of(found)}"),
                 "figure": (first_own(found), "datum.figure == figure"),
+                "zero": (False, "true"),  # whether axes of accuracy begin at 0
             }
             chart = alt.Chart(alt.NamedData(name=data or name))
             chart = chart.add_params(*(alt.param(name=each, value=choices[each][0]) for each in controls))
-            chart = chart.transform_filter(" && ".join([*(choices[c][1] for c in controls), *([rows] if rows else [])]))
+            left_out = json.dumps([f"{cell}/{label}" for cell, label in same])
+            drop = f"indexof({left_out}, datum.cell + '/' + datum.label) < 0"
+            parts = [*(choices[c][1] for c in controls), *filter(None, (rows, drop if same else ""))]
+            chart = chart.transform_filter(" && ".join(parts))
             drawn = draw(comparison, found, chart)
-            return Figure(name, data or name, title, drawn.reading, drawn.words, finish(drawn), controls, main)
+            reading = f"{drawn.reading} Not drawn, as all clients have the same: {told}." if same else drawn.reading
+            return Figure(name, data or name, title, reading, drawn.words, finish(drawn), controls, main)
 
         MAKERS[name] = data or name, make
         return draw
@@ -120,10 +140,13 @@ def finish(drawn: Drawn) -> dict[str, Any]:
     return spec
 
 
-def colour_of(comparison: Comparison) -> alt.Color:
-    """Return the colour encoding of the labels, the same in all figures."""
-    colours = [f"var(--c{place % COLOURS})" for place in range(len(comparison.labels))]
-    return alt.Color("label:N", legend=None, scale=alt.Scale(domain=comparison.labels, range=colours))
+def constant(rows: Rows, field: str) -> dict[tuple[str, str], float]:
+    """Return cell and label of each run in which all clients, or pairs of two, have the same value, with the value."""
+    values: dict[tuple[str, str], set[float]] = {}
+    for row in rows:
+        if row.get("one", "") != row.get("other"):
+            values.setdefault((row["cell"], row["label"]), set()).add(row[field])
+    return {run: next(iter(found)) for run, found in values.items() if len(found) == 1}
 
 
 def label_of(rows: Rows) -> str:

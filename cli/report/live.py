@@ -6,18 +6,37 @@ can reach the port, too.
 
 from __future__ import annotations
 
+import html
 import json
+import os
 import secrets
+import sys
+import webbrowser
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from sepal.cli.report.page import live_parts, render
+from sepal.cli.report.state import state
 from sepal.errors import ConfigError, SepalError
 from sepal.study.comparison import Comparison, read_comparison
 
 LOCAL = "127.0.0.1"
-WAITING = '<!doctype html><meta http-equiv="refresh" content="2"><title>Waiting</title><p>Waiting for the first round.'
+WAITING = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2">'
+    '<meta name="color-scheme" content="light dark"><meta name="viewport" content="width=device-width">'
+    "<title>{title}</title><style>body {{ font: 1rem/1.5 system-ui, sans-serif; margin: 1.5rem 1rem }}</style>"
+    "<h1>{title}</h1><p>Waiting for the first round.{state}"
+)
+
+
+def open_in_browser(url: str) -> bool:
+    """Open a page where there is a screen, and return whether that worked; a browser in the terminal would cover it."""
+    screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    try:
+        return bool(screen) and webbrowser.open(url)
+    except webbrowser.Error:
+        return False
 
 
 class ReportServer(ThreadingHTTPServer):
@@ -75,7 +94,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _page(self) -> str:
         comparison = self.server.read()
-        return render(comparison, live=True) if any(result.lines for result in comparison.results) else WAITING
+        if any(result.stored.lines for result in comparison.results):
+            return render(comparison, live=True)
+        return WAITING.format(title=html.escape(comparison.title), state="".join(state(comparison)))
 
     def _data(self) -> str:
         try:

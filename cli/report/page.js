@@ -22,7 +22,8 @@ function settings() {
   const form = document.querySelector(".controls");
   const chosen = (name) => form.querySelector(`[name="${name}"]:checked`)?.value ?? form.querySelector(`select[name="${name}"]`)?.value;
   const hidden = [...form.querySelectorAll('[name="series"]:not(:checked)')].map((box) => box.value);
-  const found = { view: chosen("view"), cell: chosen("cell"), label: chosen("label"), figure: chosen("figure"), hidden };
+  const zero = form.querySelector('[name="zero"]').checked;
+  const found = { zero, view: chosen("view"), cell: chosen("cell"), label: chosen("label"), figure: chosen("figure"), hidden };
   return Object.fromEntries(Object.entries(found).filter(([, value]) => value !== undefined));
 }
 
@@ -61,6 +62,32 @@ document.getElementById("theme").addEventListener("click", () => {
 });
 document.querySelector(".controls").addEventListener("change", apply);
 
+let sorted = null; // column and direction: the same in all tables, and kept when a live page's tables are replaced
+function sort() {
+  if (!sorted) return;
+  const { column, down } = sorted;
+  for (const table of document.querySelectorAll(".overview table")) {
+    const value = (row) => parseFloat(row.cells[column]?.textContent); // NaN: not reached, or no figure; always last
+    const order = (a, b) => (down ? b - a : a - b);
+    const rows = [...table.tBodies[0].rows].sort((one, other) => {
+      const [a, b] = [value(one), value(other)];
+      return isNaN(a) - isNaN(b) || (isNaN(a) ? 0 : order(a, b));
+    });
+    table.tBodies[0].append(...rows);
+    [...table.tHead.rows[0].cells].forEach((cell, place) => {
+      if (place === column) cell.setAttribute("aria-sort", down ? "descending" : "ascending");
+      else cell.removeAttribute("aria-sort");
+    });
+  }
+}
+document.getElementById("overview").addEventListener("click", (event) => {
+  const head = event.target.closest(".sort")?.parentElement;
+  if (!head) return;
+  const column = head.cellIndex;
+  sorted = { column, down: sorted?.column === column ? !sorted.down : true };
+  sort();
+});
+
 const PAPER = 690; // pixels: a figure's width on A4 and Letter, whose layout a script cannot measure
 let opened = [];
 addEventListener("beforeprint", () => {
@@ -76,7 +103,7 @@ addEventListener("afterprint", () => {
 const live = "live" in document.documentElement.dataset;
 const WAIT = 2000; // milliseconds between questions to the server
 
-const kind = (row) => [row.label, row.cell, row.view, row.stand_in].join("/");
+const kind = (row) => [row.label, row.cell, row.view, row.stand_in, row.kind].join("/");
 const shape = (rows) => [...Object.keys(rows), ...new Set((rows.curve ?? []).map(kind))].join();
 
 async function refresh() {
@@ -85,7 +112,9 @@ async function refresh() {
     if (shape(found.data) !== shape(data)) location.reload(); // a figure or a run more
     data = found.data;
     document.getElementById("lead").innerHTML = found.lead;
+    document.getElementById("state").innerHTML = found.state;
     document.getElementById("overview").innerHTML = found.overview;
+    sort();
     for (const [name, view] of views) view.data(specs[name].dataset, data[specs[name].dataset]);
     apply();
   }

@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import sepal
 from sepal.cli.report.data import COLOURS, datasets, views, with_cell
+from sepal.cli.report.looks import DASHES, SHAPES
+from sepal.cli.report.state import state
+from sepal.cli.report.table import table
+from sepal.cli.sentences import frontier_sentence, headline
 from sepal.cli.sheets import (
     LEGEND,
     NONE,
@@ -45,7 +49,7 @@ def write_html(places: Sequence[str], path: Path) -> Path:
         StateError: A run's files are damaged.
     """
     comparison = read_comparison(places)
-    if not any(result.lines for result in comparison.results):
+    if not any(result.stored.lines for result in comparison.results):
         raise ConfigError("run", "a run with at least one round", ", ".join(places))
     write_atomically(path, render(comparison).encode())
     return path
@@ -56,6 +60,7 @@ def live_parts(comparison: Comparison) -> dict[str, Any]:
     return {
         "data": datasets(comparison),
         "lead": html.escape(_lead(comparison)),
+        "state": "\n".join(state(comparison)),
         "overview": "\n".join(_overview(comparison)),
         "over": all(result.stored.summary is not None for result in comparison.results),
     }
@@ -65,7 +70,7 @@ def render(comparison: Comparison, live: bool = False) -> str:
     """Return the page of a comparison, which may be one run.
 
     Args:
-        comparison: The runs, with at least one full evaluation.
+        comparison: The runs, with at least one round.
         live: Whether the page asks its server for changes.
 
     Raises:
@@ -86,6 +91,7 @@ def render(comparison: Comparison, live: bool = False) -> str:
         live=" data-live" * live,
         title=html.escape(comparison.title),
         lead=html.escape(_lead(comparison)),
+        state="\n".join(state(comparison)) if live else "",
         css=_part("page.css"),
         controls="\n".join(_controls(comparison, list(dict.fromkeys(row["figure"] for row in own)), first_own(own))),
         overview="\n".join(_overview(comparison)),
@@ -158,7 +164,7 @@ def _controls(comparison: Comparison, own: Sequence[str], first_own: str) -> Ite
     for place, label in enumerate(comparison.labels):
         words, colour = html.escape(label), f"--colour: var(--c{place % COLOURS})"
         box = f'<input type="checkbox" name="series" value="{words}" checked>'
-        yield f'<label class="pill" style="{colour}">{box}<span>{words}</span></label>'
+        yield f'<label class="pill" style="{colour}" title="{words}">{box}<span>{_key(place)}{words}</span></label>'
     yield "</fieldset>"
     if len(comparison.cells) > 1:
         yield _select("cell", "Setting", comparison.cells)
@@ -166,7 +172,15 @@ def _controls(comparison: Comparison, own: Sequence[str], first_own: str) -> Ite
         yield _select("label", "Clients of", comparison.labels)
     if len(own) > 1:
         yield _select("figure", "Own figure", own, first_own)
+    yield '<label><input type="checkbox" name="zero"> Axes from 0</label>'
     yield '<button type="button" id="theme">Light / dark</button>'
+
+
+def _key(place: int) -> str:
+    """Return a label's line and mark as a small drawing."""
+    shape, dashes = SHAPES[place % len(SHAPES)], " ".join(map(str, DASHES[place % len(DASHES)]))
+    line = f'<path class="line" d="M0,7H28" stroke-dasharray="{dashes}"/>'
+    return f'<svg aria-hidden="true" width="28" height="14">{line}<path class="mark" d="{shape}"/></svg>'
 
 
 def _select(name: str, title: str, options: Sequence[str], chosen: str = "") -> str:
@@ -183,26 +197,19 @@ def _overview(comparison: Comparison) -> Iterator[str]:
         if not variants:
             continue
         place = f'data-cell="{html.escape(cell)}"'
+        if found := headline(comparison, cell):
+            yield f'<p class="headline" {place}>{html.escape(found)}</p>'
         accuracy, cost = accuracy_sheet(variants), cost_sheet(variants)
         rows = [[*row, *costs[1:]] for row, costs in zip(accuracy.rows, cost.rows, strict=True)]
+        best = [max] * (len(accuracy.head) - 1) + [min] * (len(cost.head) - 1)
         sheet = Sheet(("run", *accuracy.head[1:], *cost.head[1:]), rows)
-        yield from _table(sheet, "Overview", f'class="overview scroll" {place}')
-        for words in remarks(comparison, cell):
-            yield f'<p class="conclusion" {place}>{html.escape(words)}</p>'
-        yield f'<p class="reading" {place}>{LEGEND}</p>'
+        yield from table(sheet, "Overview", f'class="overview scroll" {place}', best)
+        for words in (frontier_sentence(comparison, cell), *remarks(comparison, cell)):
+            yield f'<p class="conclusion" {place}>{html.escape(words)}</p>' if words else ""
+        how = " Bold: the best of a column. A click on a head sorts." if len(variants) > 1 else ""
+        yield f'<p class="reading" {place}>{LEGEND}{how}</p>'
     for note in filter(None, (*comparison.notes, without_yardsticks(comparison))):
         yield f'<p class="reading">{_with_code(note)}</p>'
-
-
-def _table(sheet: Sheet, label: str, attributes: str = 'class="scroll"') -> Iterator[str]:
-    """Yield a table that scrolls, with ``label`` as its name for screen readers."""
-    first, *others = (html.escape(head).replace("\n", "<br>") for head in sheet.head)
-    heads = f"<th>{first}</th>" + "".join(f'<th scope="col">{head}</th>' for head in others)
-    yield f'<section {attributes} tabindex="0" aria-label="{label}"><table><thead><tr>{heads}</tr></thead><tbody>'
-    for name, *cells in sheet.rows:
-        figures = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-        yield f'<tr><th scope="row">{html.escape(name)}</th>{figures}</tr>'
-    yield "</tbody></table></section>"
 
 
 def _with_code(text: str) -> str:
@@ -244,11 +251,11 @@ def _details(comparison: Comparison) -> Iterator[str]:
         figures += [versions.get("sepal", NONE), versions.get("cpu", NONE)]
         rows.append([with_cell(variant.label, variant.cell), *figures])
     heads = ("run", "seeds", "rounds", "seconds", "Sepal", "processor")
-    yield from _table(Sheet(heads, rows), "What was run")
+    yield from table(Sheet(heads, rows), "What was run")
     yield from _privacy(comparison)
     if comparison.tuning:
         yield f"<h2>{html.escape(tuning_title(comparison))}</h2>"
-        yield from _table(tuning_sheet(comparison), "What was searched")
+        yield from table(tuning_sheet(comparison), "What was searched")
         if note := tuning_note(comparison):
             yield f'<p class="reading">{html.escape(note)}.</p>'
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import altair as alt
 
 from sepal.cli.report.data import with_cell
-from sepal.cli.report.figure import PERCENT, Drawn, colour_of, figure, label_of, shown
+from sepal.cli.report.figure import FROM_DATA, PERCENT, Drawn, figure, label_of, shown
 from sepal.cli.report.learned import Rows, readers
+from sepal.cli.report.marks import colour_of
 from sepal.study.comparison import Comparison
 
 NAMES = ("masks", "similar", "overlap", "layers", "pruning", "tree")  # of the figures, in order
@@ -34,7 +36,7 @@ def _cited(comparison: Comparison, kind: str) -> str:
     return f" ({'; '.join(words)})" if words else ""
 
 
-@figure("masks", "Masks and labels", "cell", rows="datum.one < datum.other")
+@figure("masks", "Masks and labels", "cell", rows="datum.one < datum.other", varying="similarity")
 def _masks(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     pairs = [row for row in rows if row["one"] != row["other"]]
     chart = drawn.mark_circle(size=44, opacity=0.7).encode(
@@ -72,7 +74,7 @@ def _layers(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     return Drawn(chart, reading, spoken, LAYER * len(order) + 30, shown(comparison))
 
 
-@figure("similar", "Similarity of the clients' masks", "cell", "label", data="masks")
+@figure("similar", "Similarity of the clients' masks", "cell", "label", data="masks", varying="similarity")
 def _similar(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     scale = alt.Scale(range=[0.06, 1], zero=False)  # opacity: colours that are CSS variables cannot be mixed
     side = alt.Axis(labels=False, ticks=False)
@@ -92,7 +94,7 @@ def _similar(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     return Drawn(chart, reading, spoken, 300, shown(comparison, label_of(rows)))
 
 
-@figure("overlap", "Weights shared with the global model", "cell", "hidden")
+@figure("overlap", "Weights shared with the global model", "cell", "hidden", varying="overlap")
 def _overlap(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     chart = drawn.mark_circle(size=60, opacity=0.8).encode(
         alt.X("labels:Q", title="likeness of the client's labels to all clients', %", scale=alt.Scale(zero=False)),
@@ -110,11 +112,11 @@ def _overlap(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     return Drawn(chart, reading, spoken, shows=shown(comparison))
 
 
-@figure("pruning", "Pruning of single clients", "cell", "label")
+@figure("pruning", "Pruning of single clients", "cell", "label", "zero")
 def _pruning(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     chart = drawn.mark_line(point=True, strokeWidth=1.5, color="var(--bar)", opacity=0.75).encode(
         alt.X("pruned:Q", title="pruned, % of all parameters", scale=alt.Scale(zero=True)),
-        alt.Y("accuracy:Q", title="accuracy of the trained model, %", scale=PERCENT),
+        alt.Y("accuracy:Q", title="accuracy of the trained model, %", scale=FROM_DATA),
         alt.Detail("client:N"),
         alt.Order("round:Q"),
         tooltip=["client:N", "round:Q", alt.Tooltip("pruned:Q", title="pruned, %"), alt.Tooltip("accuracy:Q")],
@@ -132,12 +134,20 @@ def _pruning(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
 @figure("tree", "Clients found alike", "cell", "label")
 def _tree(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     """Draw a dendrogram of the clients that a method has found to be alike."""
-    most, leaves = max(row["distance"] for row in rows) or 1.0, max(row["place"] for row in rows)
+    leaves = max(row["place"] for row in rows)
+    most: dict[str, float] = {}  # of each run's tree: distances of different methods have different sizes
+    for row in rows:
+        run = f"{row['cell']}/{row['label']}"
+        most[run] = max(most.get(run, 0.0), row["distance"])
+    most = {run: distance or 1.0 for run, distance in most.items()}
+    shows = f"[cell + '/' + {label_of(rows)}]"
+    ticks = json.dumps({run: _ticks(distance) for run, distance in most.items()})
+    domain = [alt.expr(f"{factor} * {json.dumps(most)}{shows}") for factor in (-0.45, 1.02)]
     x: Any = alt.X(
         "distance:Q",
         title="distance (Ward)",
-        axis=alt.Axis(values=_ticks(most), format="~f"),
-        scale=alt.Scale(domain=[-0.45 * most, 1.02 * most]),
+        axis=alt.Axis(values=alt.expr(ticks + shows), format="~f"),
+        scale=alt.Scale(domain=domain),
     )
     y: Any = alt.Y("place:Q", axis=None, scale=alt.Scale(domain=[-0.6, leaves + 0.6], reverse=True))
     links = drawn.transform_filter("datum.kind == 'link'").mark_line(strokeWidth=1.5, color="var(--bar)")

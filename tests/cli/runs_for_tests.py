@@ -29,11 +29,14 @@ def write_run(
     closing: list[float] | None = None,
     capacities: list[float] | None = None,
     shift: bool = False,
+    kept: bool = False,
+    volume: int = 1,
     validation: Mapping[str, float] | None = None,
     **keys: Any,
 ) -> Path:
     """Write a complete run with the accuracies given: of the full evaluations of rounds 1 and 2, and by client.
 
+    With ``kept``, kept models are as accurate as trained ones. ``volume`` multiplies the bytes.
     Accuracy on validation data is the same, but for the views of ``validation`` in the closing round.
     """
     accuracies = closing or [0.5, 0.6, 0.7]
@@ -51,19 +54,24 @@ def write_run(
         last = number == len(rounds)
         done = min(number, len(rounds) - 1)
         sizes = {
-            "up": UP * count * done,
-            "down": DOWN * count * done,
+            "up": UP * volume * count * done,
+            "down": DOWN * volume * count * done,
             "up_dense": UP * count * done,
             "down_dense": DOWN * count * done,
         }
-        views = {"received": figures(values), "trained": figures(values), "pooled": None, "kept": None}
+        views = {
+            "received": figures(values),
+            "trained": figures(values),
+            "pooled": None,
+            "kept": figures(values) if kept else None,
+        }
         clients = [
             {
                 "name": f"client-{place:05}",
                 "received": value,
                 "trained": value,
                 "pooled": None,
-                "kept": None,
+                "kept": value if kept else None,
                 "further": {f"trained-shift-{p}": value for p in (0, 100)} if shift and last else {},
                 "examples": 10,
                 "capacity": (capacities or [1.0] * count)[place],
@@ -93,7 +101,7 @@ def write_run(
             }
         )
         for client in clients:
-            for direction, size in (("down", DOWN), ("up", UP)):
+            for direction, size in (("down", DOWN * volume), ("up", UP * volume)):
                 purpose = "closing" if last else "training"
                 row = {"round": number, "client": client["name"], "purpose": purpose, "direction": direction}
                 ledger.append(

@@ -29,7 +29,7 @@ from sepal.cli.report import render, write_html
 from sepal.cli.report.data import COLOURS, datasets
 from sepal.cli.report.live import ReportServer
 
-FIRST = ["round", "mb", "clients", "bytes", "labels"]
+FIRST = ["round", "mb", "frontier", "clients", "bytes", "labels"]
 pytestmark = pytest.mark.xdist_group("report")  # the tests share two comparisons
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -41,8 +41,8 @@ def page(tmp_path_factory):
     for seed in (0, 1):
         for method, accuracy in (("fedavg", 0.6), ("ditto", 0.7)):
             closing = [accuracy, accuracy + 0.1, accuracy + 0.01 * seed]
-            write_run(directory / f"{method}-{seed}", method=method, seed=seed, closing=closing, shift=True)
-    write_run(directory / "local-0", method="local", capacities=[0.25, 0.5, 1.0])
+            write_run(directory / f"{method}-{seed}", method=method, seed=seed, closing=closing, shift=True, kept=True)
+    write_run(directory / "local-0", method="local", capacities=[0.25, 0.5, 1.0], kept=True)
     return write_html([str(directory)], directory / "report.html")
 
 
@@ -65,7 +65,7 @@ def specs(text):
 def test_every_figure_has_title_units_and_words(which, request):
     text = request.getfixturevalue(which).read_text()
     found = specs(text)
-    assert list(found)[:5] == FIRST
+    assert list(found)[:6] == FIRST
     for name, figure in found.items():
         title = re.search(rf'<h3 id="figure-{name}">(.+?)</h3>\s*<p class="reading">(.+?)</p>', text, re.S)
         words = re.search(rf'id="figure-{name}-words">(.+?)</p>', text, re.S)
@@ -110,8 +110,9 @@ def test_a_figure_is_shown_where_runs_have_its_data(page, learned):
     text = page.read_text()
     assert "fedavg ends at 63.5 ± 0.2 %" in text  # means of .6, .7, .6 and of .6, .7, .61
     assert {"pairs", "seconds", "shift", "capacity", "own"} < set(specs(text))
-    ours = {"masks", "similar", "overlap", "layers", "pruning", "tree"}
+    ours = {"masks", "similar", "layers", "pruning", "tree"}
     assert ours < set(specs(learned.read_text()))
+    assert "All clients have the same: dmpfl 100 %." in learned.read_text()  # of the overlap, which is not drawn
     assert not ours & set(specs(text))
 
 
@@ -223,7 +224,9 @@ def test_the_page_of_a_run_that_goes_on_is_served_here_alone_and_grows(tmp_path)
         thread.start()
         try:
             assert server.server_address[0] == "127.0.0.1"
-            assert "Waiting for the first round" in ask(server, "/")[1]
+            waiting = ask(server, "/")[1]
+            assert "Waiting for the first round" in waiting
+            assert "round 0 of 2; the line begins when round 1 ends." in waiting
             (run / "metrics.jsonl").write_text(lines[0])
             assert '<html lang="en" data-live>' in ask(server, "/")[1]
             first = json.loads(ask(server, "/data")[1])
@@ -231,6 +234,8 @@ def test_the_page_of_a_run_that_goes_on_is_served_here_alone_and_grows(tmp_path)
             (run / "summary.json").write_text(summary)
             second = json.loads(ask(server, "/data")[1])
             assert (first["over"], second["over"]) == (False, True)
+            assert "running, round 1 of 2, about 3 s left, 3 of 3 clients present in the last round" in first["state"]
+            assert "Ended after 2 rounds." in second["state"]
             assert [len({row["round"] for row in found["data"]["curve"]}) for found in (first, second)] == [1, 3]
             assert ask(server, "/data", host="attacker.example:80")[0] == 403
             assert ask(server, "/etc/passwd")[0] == 404

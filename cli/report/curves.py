@@ -1,0 +1,114 @@
+"""A report's curves of accuracy by rounds, MB and time, and the frontier of accuracy against MB."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+
+from sepal.cli.report.data import with_cell
+from sepal.cli.report.figure import FROM_DATA, Drawn, figure, said
+from sepal.cli.report.learned import Rows
+from sepal.cli.report.marks import RIGHT, WIDEST, colour_of, dash_of, ends, shape_of, spread
+from sepal.cli.sentences import frontier_sentence
+from sepal.study.comparison import Comparison
+
+HEIGHT = 300  # pixels
+NAMES = ("round", "mb", "frontier")  # of the first figures, in order
+
+
+def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
+    """Declare a figure of accuracy by ``x``."""
+
+    @figure(x, title, "cell", "view", "hidden", "zero", data="curve", main=x != "seconds")
+    def curve(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
+        logarithmic = x == "mb"
+        scale = alt.Scale(type="log", nice=False) if logarithmic else alt.Scale(nice=False, zero=True)
+        x_axis = alt.Axis(format="~f", labelOverlap="greedy", tickMinStep=1 if x == "round" else 0)
+        place = alt.X(f"{x}:Q", title=axis, scale=scale, axis=x_axis)
+        moved = drawn.transform_filter("datum.mb > 0") if logarithmic else drawn
+        full, between = (moved.transform_filter(f"datum.kind == '{kind}'") for kind in ("full", "sampled"))
+        mean: Any = alt.Y("mean:Q", title="accuracy, %", scale=FROM_DATA)
+        colour, dash = colour_of(comparison), dash_of(comparison)
+        tips = [
+            alt.Tooltip("label:N", title="run"),
+            alt.Tooltip("round:Q", title="rounds"),
+            alt.Tooltip("mb:Q", title="MB", format=".3~g"),
+            alt.Tooltip("seconds:Q", title="seconds", format=".1f"),
+            alt.Tooltip("mean:Q", title="accuracy, %", format=".1f"),
+        ]
+        layers = [
+            full.mark_area(opacity=0.14).encode(place, alt.Y("low:Q"), alt.Y2("high:Q"), colour),
+            between.mark_line(strokeWidth=1, opacity=0.7).encode(place, mean, colour, dash),
+            full.transform_filter("datum.joined").mark_line(strokeWidth=2).encode(place, mean, colour, dash),
+            full.mark_point(size=48, filled=True, opacity=1).encode(
+                place, mean, colour, shape_of(comparison), tooltip=tips
+            ),
+            ends(comparison, drawn, HEIGHT),
+        ]
+        if logarithmic:
+            free = drawn.transform_joinaggregate(most="max(mb)", groupby=["label"])
+            free = free.transform_filter("datum.most == 0 && datum.last")
+            layers.append(free.mark_rule(strokeWidth=2, strokeDash=[2, 3]).encode(mean, colour, tooltip=tips))
+        last = [row for row in rows if row["last"] and row["view"] == comparison.view]
+        after = {(row["cell"], row["label"]): f" after {row[x]:.{digits}f} {unit}" for row in last}
+        words = "; ".join(
+            f"{with_cell(each.label, each.cell)} ends at {said(each.accuracy(comparison.view))}"
+            f"{after.get((each.cell, each.label), '')}"
+            for each in comparison.all_variants()
+        )
+        reading = "Points: mean accuracy of all clients in %"
+        reading += ", band: ± one standard deviation over seeds." if _seeds(comparison) > 1 else "."
+        if any(row["kind"] == "sampled" for row in rows):
+            reading += " Thin lines: the mean of each round's clients alone, which scatters more."
+        if any(row["stand_in"] for row in rows):
+            reading += " Named “trained”: the method has no such view, its trained models stand in."
+        if logarithmic:
+            reading += " Logarithmic; MB of training payloads, up and down, all clients. Dotted: sends nothing."
+        spoken = f"{title}, {comparison.view} models: {words}."
+        return Drawn(alt.layer(*layers), reading, spoken, HEIGHT)
+
+
+_curve("round", "Accuracy by round", "rounds completed", "rounds", 0)
+_curve("mb", "Accuracy by MB sent", "MB, up and down", "MB", 2)
+_curve("seconds", "Accuracy by time", "seconds", "seconds", 1)
+
+
+def _seeds(comparison: Comparison) -> int:
+    return max(len(variant.results) for variant in comparison.all_variants())
+
+
+@figure("frontier", "The frontier: accuracy against MB", "cell", "hidden", "zero", main=True)
+def _frontier(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
+    scale = alt.Scale(type="log", nice=False, padding=14)
+    place: Any = alt.X("mb:Q", title="MB, up and down", scale=scale, axis=alt.Axis(format="~f", labelOverlap="greedy"))
+    accuracy: Any = alt.Y("mean:Q", title="accuracy, %", scale=FROM_DATA)
+    tips = [
+        alt.Tooltip("label:N", title="run"),
+        alt.Tooltip("mb:Q", title="MB", format=".3~g"),
+        alt.Tooltip("mean:Q", title="accuracy, %", format=".1f"),
+        alt.Tooltip("on:N", title="on the frontier"),
+    ]
+    colour = colour_of(comparison)
+    sends, free = drawn.transform_filter("datum.mb > 0"), drawn.transform_filter("datum.mb == 0")
+    labels = drawn.transform_joinaggregate(top="max(mean)", bottom="min(mean)")
+    labels = spread(labels, "mean", HEIGHT)
+    words = labels.mark_text(align="left", dx=8, fontSize=11, limit=WIDEST)
+    layers = [
+        sends.transform_filter("datum.on")
+        .mark_line(interpolate="step-after", strokeWidth=2, color="var(--muted)")
+        .encode(place, accuracy, alt.Order("mb:Q")),
+        free.mark_rule(strokeWidth=2, strokeDash=[2, 3]).encode(accuracy, colour, tooltip=tips),
+        sends.mark_point(size=80, filled=True, opacity=1).encode(
+            place, accuracy, colour, shape_of(comparison), tooltip=tips
+        ),
+        words.encode(alt.Y("place:Q"), colour, alt.Text("label:N"), x=RIGHT),
+    ]
+    cells = (frontier_sentence(comparison, cell) for cell in comparison.cells)
+    names = [f"{cell}: " if cell else "" for cell in comparison.cells]
+    spoken = " ".join(f"{name}{sentence}" for name, sentence in zip(names, cells, strict=True))
+    reading = (
+        "Mean accuracy of deployed models at the end in %, by MB of training payloads, up and down, all clients; "
+        "logarithmic. The line is the frontier: above it and left of it there is nothing. Dotted: sends nothing."
+    )
+    return Drawn(alt.layer(*layers), reading, spoken, HEIGHT)

@@ -1,0 +1,67 @@
+"""How a label looks in every figure: colour, dash and mark, so that 12 are told apart also without colour."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+from sepal.cli.report.data import COLOURS, STAND_IN
+from sepal.cli.report.looks import DASHES, SHAPES
+from sepal.study.comparison import Comparison
+
+LINE, WIDEST = 14, 104  # pixels: height of a label at a line's end, width of the longest
+
+RIGHT: Any = {"value": "width"}  # the right edge of a plot
+
+
+def colour_of(comparison: Comparison) -> alt.Color:
+    """Return the colour encoding of the labels, the same in all figures."""
+    return alt.Color("label:N", legend=None, scale=_scale(comparison, [f"var(--c{n})" for n in range(COLOURS)]))
+
+
+def shape_of(comparison: Comparison) -> alt.Shape:
+    """Return the encoding of the labels by marks."""
+    return alt.Shape("label:N", legend=None, scale=_scale(comparison, SHAPES))
+
+
+def dash_of(comparison: Comparison) -> alt.StrokeDash:
+    """Return the encoding of the labels by dashes."""
+    return alt.StrokeDash("label:N", legend=None, scale=_scale(comparison, DASHES))
+
+
+def _scale(comparison: Comparison, values: Sequence[Any]) -> alt.Scale:
+    looks = [values[place % len(values)] for place in range(len(comparison.labels))]
+    return alt.Scale(domain=comparison.labels, range=looks)
+
+
+def ends(comparison: Comparison, drawn: alt.Chart, height: int) -> Any:
+    """Return the labels at the right of the lines' ends, moved apart where they would cover one another.
+
+    Rows have ``label``, ``mean``, ``last`` and ``stand_in``. From the top down, a label moves below the one before;
+    then, from the bottom up, above the one before, so that all stay within the axis.
+    """
+    chart = drawn.transform_joinaggregate(top="max(mean)", bottom="min(mean)").transform_filter("datum.last")
+    chart = spread(chart, "mean", height)
+    text = chart.transform_calculate(words=f"datum.stand_in ? datum.label + ' ({STAND_IN})' : datum.label")
+    return text.mark_text(align="left", dx=8, fontSize=11, limit=WIDEST).encode(
+        alt.Y("place:Q"), colour_of(comparison), alt.Text("words:N"), x=RIGHT
+    )
+
+
+def spread(chart: alt.Chart, field: str, height: int) -> alt.Chart:
+    """Return ``chart`` with ``place``: ``field``, but at least a line of text apart; rows have ``top``, ``bottom``."""
+    down: list[Any] = [alt.SortField(field, "descending")]
+    up: list[Any] = [alt.SortField("pushed", "ascending")]
+    running: dict[str, Any] = {"frame": [None, 0], "ignorePeers": True}
+    floor = "(zero ? 0 : datum.bottom)"
+    chart = chart.transform_calculate(step=f"max(0.2, {LINE / height} * (datum.top - {floor}))")
+    chart = chart.transform_window(n="row_number()", sort=down)
+    chart = chart.transform_calculate(below=f"datum['{field}'] + datum.n * datum.step")
+    chart = chart.transform_window(least="min(below)", sort=down, **running)
+    chart = chart.transform_calculate(pushed="datum.least - datum.n * datum.step")
+    chart = chart.transform_window(m="row_number()", sort=up)
+    chart = chart.transform_calculate(above=f"max(datum.pushed, {floor}) - datum.m * datum.step")
+    chart = chart.transform_window(most="max(above)", sort=up, **running)
+    return chart.transform_calculate(place="datum.most + datum.m * datum.step")

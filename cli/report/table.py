@@ -1,0 +1,46 @@
+"""A sheet as an HTML table: the best of each column marked, sorted by a click (page.js)."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from sepal.cli.sheets import NONE, Sheet
+
+
+def table(
+    sheet: Sheet, label: str, attributes: str = 'class="scroll"', best: Sequence[Callable[..., float]] = ()
+) -> Iterator[str]:
+    """Yield a table that scrolls, with ``label`` as its name for screen readers.
+
+    With ``best``, which of a column's figures is its best, that is marked, the table can be sorted, and columns without
+    a figure are left out.
+    """
+    kept = [n for n in range(1, len(sheet.head)) if not best or any(row[n] != NONE for row in sheet.rows)]
+    first, *others = (html.escape(sheet.head[n]).replace("\n", "<br>") for n in (0, *kept))
+    if best:
+        others = [f'<button type="button" class="sort">{head}</button>' for head in others]
+    heads = f"<th>{first}</th>" + "".join(f'<th scope="col">{head}</th>' for head in others)
+    yield f'<section {attributes} tabindex="0" aria-label="{label}"><table><thead><tr>{heads}</tr></thead><tbody>'
+    many = best and len(sheet.rows) > 1
+    marked = {n: _best([row[n] for row in sheet.rows], best[n - 1]) for n in kept} if many else {}
+    for row in sheet.rows:
+        figures = ""
+        for n in kept:
+            words, number = html.escape(row[n]), _number(row[n])
+            top = number is not None and number == marked.get(n)
+            figures += f"<td><strong>{words}</strong></td>" if top else f"<td>{words}</td>"
+        yield f'<tr><th scope="row">{html.escape(row[0])}</th>{figures}</tr>'
+    yield "</tbody></table></section>"
+
+
+def _best(cells: Sequence[str], choose: Callable[..., float]) -> float | None:
+    numbers = [number for cell in cells if (number := _number(cell)) is not None]
+    return choose(numbers) if numbers else None
+
+
+def _number(cell: str) -> float | None:
+    """Return the figure that a cell begins with; None if it begins with a word."""
+    found = re.match(r"[+-]?\d+(\.\d+)?", cell)
+    return float(found[0]) if found else None

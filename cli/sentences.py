@@ -1,0 +1,92 @@
+"""What a run or a comparison shows, in a sentence or two, each with the caveat that belongs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sepal.study.comparison import Comparison
+from sepal.study.frontier import CLOSE_TO, close, frontier
+from sepal.study.results import DIRECTIONS, Variant
+
+SEEDS = 3  # below these there is no interval over seeds
+
+
+def headline(comparison: Comparison, cell: str) -> str:
+    """Return what a cell's runs show: the one run's accuracy and cost, or which has the highest mean; "" if nothing."""
+    variants = comparison.variants(cell)
+    ranked = sorted(
+        ((found.mean, variant) for variant in variants if (found := variant.accuracy("deployed"))),
+        key=lambda each: -each[0],
+    )
+    if not ranked:
+        return first_point(variants[0].first.stored.config) if variants else ""
+    words = list(_one(ranked[0][1]) if len(variants) == 1 else _several([variant for _, variant in ranked]))
+    return " ".join([*words, *_caveats(variants)])
+
+
+def first_point(config: Mapping[str, Any]) -> str:
+    """Return when a run that has none yet gets its first point of all clients."""
+    every, rounds = int(config.get("evaluate-every", 0)), int(config["rounds"])
+    when = f"in round {every}" if 0 < every <= rounds else f"after the last round, {rounds}"
+    return f"Not all clients have been evaluated yet: the first point comes {when} (evaluate-every = {every})."
+
+
+def _one(variant: Variant) -> Iterator[str]:
+    mean, low = variant.accuracy("deployed"), variant.accuracy("deployed", "bottom_decile")
+    if mean and low:
+        yield f"{variant.label}: {mean.text()} % mean accuracy over clients, {low.text()} % for the lowest tenth,"
+        yield f"with {_sent(variant):.2f} MB (deployed models: {variant.deployed})."
+
+
+def _several(ranked: list[Variant]) -> Iterator[str]:
+    first, *others = ranked
+    top = first.accuracy("deployed")
+    if top is None:
+        return
+    yield f"Highest mean accuracy of {len(ranked)}: {first.label}, {top.text()} % with {_sent(first):.2f} MB"
+    if others and (second := others[0].accuracy("deployed")):
+        yield f"(deployed models); next {others[0].label}, {second.text()} % with {_sent(others[0]):.2f} MB."
+        found = first.difference_by_seed(others[0], "deployed")
+        if found and found.spread is not None and found.count >= SEEDS:
+            clear = "a clear difference" if abs(found.mean) > found.spread else "no clear difference"
+            yield f"That is {clear}: {found.text(sign='+')} points, 95 % interval over {found.count} seeds."
+    else:
+        yield "(deployed models)."
+
+
+def _caveats(variants: list[Variant]) -> Iterator[str]:
+    seeds = min(len(variant.results) for variant in variants)
+    if seeds < SEEDS:
+        what = "the order may be chance" if len(variants) > 1 else "another seed may give another figure"
+        yield f"{'One seed' if seeds == 1 else f'{seeds} seeds'} only: {what}."
+    going = sum(result.stored.summary is None for variant in variants for result in variant.results)
+    if going:
+        count = sum(len(variant.results) for variant in variants)
+        yield "The run has not ended." if count == 1 else f"{going} of {count} runs have not ended."
+    rising = [variant.label for variant in variants if variant.rising]
+    if rising:
+        yield f"Not converged: {', '.join(rising)}."
+
+
+def frontier_sentence(comparison: Comparison, cell: str) -> str:
+    """Return which variants are on the frontier, and the MB to within one point of FedAvg-FT; "" for a single one."""
+    variants = comparison.variants(cell)
+    places = frontier(variants)
+    if len(places) < 2:
+        return ""
+    on = (
+        f"{each.variant.label} ({each.accuracy.text()} %, {each.megabytes:.2f} MB)" for each in places if each.frontier
+    )
+    words = f"On the frontier, where no other has as high a mean with fewer MB: {', '.join(on)}"
+    if found := close(variants):
+        target, reached = found
+        some = [f"{variant.label} {until.text(2, 1.0)}" for variant, until in reached if until]
+        none = [variant.label for variant, until in reached if not until]
+        words += f"; MB to within one point of {CLOSE_TO} ({100 * target:.1f} %): {', '.join(some)}"
+        words += f", not reached by {', '.join(none)}" if none else ""
+    return f"{words} (deployed models)."
+
+
+def _sent(variant: Variant) -> float:
+    return sum(variant.megabytes(way) for way in DIRECTIONS)

@@ -1,0 +1,300 @@
+"""The report's curves, table and frontier: every round, marks and labels, sorting, width; in a browser where needed."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sepal.cli.sentences import frontier_sentence, headline
+from sepal.cli.tables import print_comparison
+from sepal.study.comparison import read_comparison
+from sepal.study.frontier import close, frontier
+from tests.cli.runs_for_tests import figures, write_run
+from tests.cli.test_report import BROWSER
+
+pytest.importorskip("altair", reason="the extra report is not installed")
+
+from sepal.cli import report
+from sepal.cli.report import render
+from sepal.cli.report.data import COLOURS, datasets
+from sepal.cli.report.looks import DASHES, SHAPES
+
+LONG = "a-variant-with-a-rather-long-name-alpha=0.25"
+in_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium here (Debian's package chromium)")
+
+
+def stretch(run: Path, rounds: int, every: int, done: int | None = None) -> Path:
+    """Make a run of many rounds of one that :func:`write_run` made: all clients are evaluated every few rounds."""
+    text = (run / "metrics.jsonl").read_text().splitlines()
+    first, last = json.loads(text[0]), json.loads(text[-1])
+    lines = []
+    for number in range(1, (done or rounds) + 1):
+        full, size = number % every == 0, 1000 * (number - 1)
+        some = first["accuracy"]["trained"] if full else figures([0.3 + 0.01 * number])
+        views = {"received": some, "trained": some, "pooled": None, "kept": None}
+        sizes = {**first["bytes"], "up": size, "down": size}
+        lines.append({**first, "round": number, "model_round": number - 1, "full": full, "accuracy": views})
+        lines[-1] |= {"bytes": sizes, "clients": first["clients"][: None if full else 2]}
+    if done is None:
+        lines.append({**last, "round": rounds + 1, "model_round": rounds})
+    else:
+        (run / "summary.json").unlink()
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    config = (run / "config.toml").read_text()
+    config = re.sub(r"(?m)^rounds = .*", f"rounds = {rounds}", config)
+    (run / "config.toml").write_text(re.sub(r"(?m)^evaluate-every = .*", f"evaluate-every = {every}", config))
+    return run
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """Eleven variants whose ends are close together, one with a long name; Local sends nothing."""
+    directory = tmp_path_factory.mktemp("many")
+    rows = []
+    for place in range(11):
+        name = LONG if place == 8 else "local" if place == 9 else "fedavg-ft" if place == 10 else f"fedavg-{place}"
+        method = name if name in ("local", "fedavg-ft") else "fedavg"
+        keys = {"kept": True, "volume": 0 if method == "local" else 10_000 * (1 + place)}
+        run = write_run(directory / f"run-{place}", method=method, closing=[0.5 + 0.004 * place, 0.6, 0.7], **keys)
+        rows.append({"name": run.name, "label": name, "cell": ""})
+    index = {"title": "Many", "view": "trained", "target": None, "runs": rows, "notes": [], "tuning": []}
+    (directory / "comparison.json").write_text(json.dumps(index))
+    return read_comparison([str(directory)])
+
+
+def look(page: str, script: str, directory: Path, width: int = 1200):
+    """Return what a script that fills ``found`` sees on a page that is ``width`` pixels wide."""
+    script = f"""<script type="module">
+    const later = () => new Promise((done) => setTimeout(done, 400));
+    const all = (what) => [...document.querySelectorAll(what)];
+    const found = {{}};
+    while (!document.documentElement.dataset.drawn) await later();
+    await later();
+    {script}
+    parent.document.title = JSON.stringify(found);
+    </script></body>"""
+    begin, _, end = page.rpartition("</body>")
+    frame = html.escape(begin + script + end)
+    file = directory / "frame.html"  # a window of a browser without a screen is at least 500 pixels wide
+    file.write_text(f'<iframe srcdoc="{frame}" style="border:0;width:{width}px;height:900px"></iframe>')
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={directory}", "--dump-dom"]
+    command += ["--window-size=1300,1000", "--virtual-time-budget=30000", file.as_uri()]
+    environment = {**os.environ, "HOME": str(directory)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=True)
+    return json.loads(html.unescape(re.search(r"<title>(.+?)</title>", done.stdout)[1]))
+
+
+# every round
+
+
+def test_a_curve_has_every_round_and_its_points_are_full_evaluations(tmp_path):
+    run = stretch(write_run(tmp_path / "a"), rounds=23, every=10)
+    rows = [row for row in datasets(read_comparison([str(run)]))["curve"] if row["view"] == "trained"]
+    kinds = {kind: [row["round"] for row in rows if row["kind"] == kind] for kind in ("full", "sampled")}
+    assert kinds["full"] == [9, 19, 23]
+    assert sorted(kinds["full"] + kinds["sampled"]) == list(range(24))
+    assert [row["round"] for row in rows if row["last"]] == [23]
+    assert not any(row["joined"] for row in rows)
+
+
+def test_a_run_without_a_full_evaluation_has_its_line_and_says_when_the_first_point_comes(tmp_path):
+    run = stretch(write_run(tmp_path / "a"), rounds=40, every=10, done=7)
+    comparison = read_comparison([str(run)])
+    rows = [row for row in datasets(comparison)["curve"] if row["view"] == "trained"]
+    assert [(row["kind"], row["round"]) for row in rows] == [("sampled", number) for number in range(7)]
+    words = "the first point comes in round 10 (evaluate-every = 10)"
+    assert words in headline(comparison, "")
+    page = render(comparison, live=True)
+    assert words in page
+    assert "not reached" not in page.partition("<table>")[2].partition("</table>")[0]
+
+
+# the sentence on top
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [
+        (1, "One seed only: the order may be chance."),
+        (2, "2 seeds only: the order may be chance."),
+        (3, "That is a clear difference: +10.0 ± 0.0 points, 95 % interval over 3 seeds."),
+    ],
+)
+def test_the_sentence_on_top_says_what_is_highest_with_its_caveat(tmp_path, seeds, words):
+    for seed in range(seeds):
+        write_run(tmp_path / f"a{seed}", method="fedavg", seed=seed)
+        write_run(tmp_path / f"d{seed}", method="ditto", seed=seed, kept=True, closing=[0.6, 0.7, 0.8])
+    comparison = read_comparison([str(tmp_path)])
+    found = headline(comparison, "")
+    assert found.startswith("Highest mean accuracy of 2: ditto, 70.0")
+    assert words in found
+    page = render(comparison)
+    assert page.index(html.escape(found)) < page.index("<table>")
+
+
+def test_the_sentence_of_one_run_says_accuracy_cost_and_that_it_goes_on(tmp_path):
+    run = write_run(tmp_path / "a", method="local", kept=True)
+    (run / "summary.json").unlink()
+    words = headline(read_comparison([str(run)]), "")
+    assert words.startswith("local: 60.0 % mean accuracy over clients, 50.0 % for the lowest tenth, with 0.00 MB")
+    assert "another seed may give another figure. The run has not ended." in words
+
+
+# marks without colour
+
+
+def test_marks_and_dashes_tell_labels_apart_without_colour():
+    looks = [(SHAPES[n % len(SHAPES)], tuple(DASHES[n % len(DASHES)])) for n in range(COLOURS)]
+    assert len(set(looks)) == COLOURS
+    assert len(set(SHAPES)) == len(SHAPES) == COLOURS
+
+
+def oklab(colour: str) -> tuple[float, float, float]:
+    """Return Oklab coordinates of ``#rrggbb`` (B. Ottosson, 2020)."""
+    part = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in part)
+    long = (0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b) ** (1 / 3)
+    medium = (0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b) ** (1 / 3)
+    short = (0.0883024619 * r + 0.2817188376 * g + 0.6299787005 * b) ** (1 / 3)
+    return (
+        0.2104542553 * long + 0.7936177850 * medium - 0.0040720468 * short,
+        1.9779984951 * long - 2.4285922050 * medium + 0.4505937099 * short,
+        0.0259040371 * long + 0.7827717662 * medium - 0.8086757660 * short,
+    )
+
+
+@pytest.mark.parametrize("theme", [0, 1])
+def test_every_two_colours_are_apart(theme):
+    style = (Path(report.__file__).parent / "page.css").read_text()
+    colours = [re.findall(rf"--c{n}: (#\w+)", style)[theme] for n in range(COLOURS)]
+    for one, other in itertools.combinations(colours, 2):
+        distance = sum((a - b) ** 2 for a, b in zip(oklab(one), oklab(other), strict=True)) ** 0.5
+        assert distance > 0.08, (one, other, distance)
+
+
+# the page in a browser
+
+
+@in_browser
+def test_lines_are_labelled_at_their_ends_apart_and_the_axis_begins_where_asked(many, tmp_path):
+    script = """
+    const texts = (name) => all(`#chart-${name} text`).filter((each) => each.textContent.trim());
+    const tick = () => texts("round").map((each) => each.textContent).filter((text) => /^\\d+$/.test(text));
+    const labels = texts("round").filter((each) => /fedavg|local|variant/.test(each.textContent));
+    found.labels = labels.map((each) => each.textContent);
+    found.tops = labels.map((each) => each.getBoundingClientRect().top).sort((a, b) => a - b);
+    found.marks = new Set(all("#chart-round .mark-symbol path").map((each) => each.getAttribute("d"))).size;
+    found.before = tick();
+    document.querySelector('[name="zero"]').checked = true;
+    document.querySelector(".controls").dispatchEvent(new Event("change"));
+    await later();
+    found.after = tick();
+    """
+    found = look(render(many), script, tmp_path)
+    assert len(found["labels"]) == 11
+    assert {"local", "fedavg-ft", "fedavg-0"} < set(found["labels"])
+    assert all(below - above > 10 for above, below in itertools.pairwise(found["tops"]))
+    assert found["marks"] == 11
+    counts = [sum(text == "0" for text in found[when]) for when in ("before", "after")]
+    assert counts == [1, 2]  # of rounds, and of accuracy
+
+
+@in_browser
+def test_the_table_is_sorted_by_a_click_with_figures_that_are_not_there_last(many, tmp_path):
+    script = """
+    const names = () => all(".overview tbody th").map((each) => each.textContent);
+    const head = (text) => all(".sort").find((each) => each.textContent.startsWith(text));
+    head("MB up").click();
+    found.down = names();
+    head("MB up").click();
+    found.up = names();
+    found.marked = all("[aria-sort]").map((each) => [each.textContent, each.ariaSort]);
+    head("MB to").click();
+    found.missing = names();
+    const best = all(".overview tbody tr").filter((row) => row.cells[1].querySelector("strong"));
+    found.bold = best.map((row) => row.cells[0].textContent);
+    """
+    found = look(render(many), script, tmp_path)
+    assert found["down"][0] == "fedavg-ft"
+    assert found["up"] == found["down"][::-1]
+    assert found["up"][0] == "local"
+    assert found["marked"] == [["MB up", "ascending"]]
+    assert found["bold"] == ["fedavg-ft"]
+
+
+@in_browser
+@pytest.mark.parametrize("width", [1200, 400])
+def test_a_wide_page_has_all_columns_and_a_phone_has_figures_beside_the_names(many, tmp_path, width):
+    script = """
+    const table = document.querySelector(".overview");
+    const name = Math.max(...all(".overview tbody th").map((each) => each.getBoundingClientRect().right));
+    Object.assign(found, { name, page: document.documentElement.scrollWidth, inside: innerWidth });
+    Object.assign(found, { hidden: table.scrollWidth - table.clientWidth, plot: 0 });
+    const axis = document.querySelector("#chart-round .mark-rule.role-axis-domain line");
+    found.plot = axis ? axis.getBoundingClientRect().width : 0;
+    """
+    found = look(render(many), script, tmp_path, width)
+    assert found["page"] <= found["inside"] == width
+    if width == 1200:
+        assert found["hidden"] <= 0
+    else:
+        assert found["name"] < 0.45 * width
+
+
+# the frontier
+
+
+def test_the_frontier_and_the_megabytes_to_within_a_point_of_fine_tuning(tmp_path):
+    """Local sends nothing; FedAvg sends as much as FedAvg-FT for less; Ditto is within a point of it in round 2."""
+    ends = {"fedavg": 0.5, "fedavg-ft": 0.8, "ditto": 0.79, "local": 0.4}
+    for method, end in ends.items():
+        keys = {
+            "kept": True,
+            "volume": 10_000 * (method != "local"),
+            "full": [0.2, 0.795 if method == "ditto" else 0.4],
+        }
+        write_run(tmp_path / method, method=method, closing=[end] * 3, **keys)
+    comparison = read_comparison([str(tmp_path)])
+    variants = comparison.variants("")
+    assert [each.variant.label for each in frontier(variants) if each.frontier] == ["local", "fedavg-ft"]
+    target, reached = close(variants)
+    assert target == pytest.approx(0.79)
+    megabytes = {variant.label: found and round(found.mean * 1e6) for variant, found in reached}
+    assert megabytes == {"local": None, "fedavg": None, "fedavg-ft": 9_000_000, "ditto": 4_500_000}
+    words = frontier_sentence(comparison, "")
+    assert "local (40.0 %, 0.00 MB), fedavg-ft (80.0 %, 9.00 MB); MB to within one point of fedavg-ft (79.0 %)" in words
+    page = render(comparison)
+    assert html.escape(words) in page
+    rows = {row["label"]: (row["on"], row["mb"]) for row in datasets(comparison)["frontier"]}
+    assert rows["local"] == (True, 0.0)
+    assert not rows["fedavg"][0]
+
+
+def test_one_run_has_no_frontier(tmp_path):
+    comparison = read_comparison([str(write_run(tmp_path / "a"))])
+    assert frontier_sentence(comparison, "") == ""
+    assert "frontier" not in datasets(comparison)
+
+
+# the terminal
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_tables_of_eleven_long_names_fit_the_terminal(many, width):
+    console = Console(record=True, width=width, file=open(os.devnull, "w"))  # noqa: SIM115
+    print_comparison(console, many)
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    assert not any("…" in line for line in lines)
+    head = next(number for number, line in enumerate(lines) if line.startswith("accuracy, %"))
+    for label in ("fedavg-0", "local", "fedavg-ft"):
+        row = next(line for line in lines[head:] if line.startswith(f"{label} "))
+        assert re.search(r"\d\d\.\d", row), label
