@@ -16,6 +16,7 @@ from typer.core import TyperArgument, TyperGroup
 from typer.models import ArgumentInfo
 
 from sepal.errors import SepalError
+from sepal.user_modules import described, in_own_code
 
 BAD_INPUT, INTERRUPTED = 2, 130
 # Flower requires Typer < 0.21, which prints "\\[required]" if Rich is installed, even without markup.
@@ -41,6 +42,11 @@ class OneLine(TyperGroup):
         except KeyboardInterrupt:
             typer.echo("sepal: interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:
+            if not in_own_code(error):  # then it is a fault of Sepal, and its traceback is wanted
+                raise
+            typer.echo(f"sepal: {' '.join(described(error).split())}", err=True)
+            raise typer.Exit(BAD_INPUT) from None
 
 
 def restore_help(command: click.Command) -> None:
