@@ -7,7 +7,7 @@ need inside, so that ``sepal --help`` imports neither PyTorch nor Flower.
 from __future__ import annotations
 
 import inspect
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import click
 import typer
@@ -15,6 +15,7 @@ import typer.core
 from typer.core import TyperArgument, TyperGroup
 from typer.models import ArgumentInfo
 
+from sepal import __version__
 from sepal.errors import SepalError
 from sepal.user_modules import described, in_own_code
 
@@ -65,7 +66,21 @@ app = typer.Typer(
     cls=OneLine,
     help="Personalized, sparse federated learning on Flower.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sepal {__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=app.info.help)
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options of the command itself."""

@@ -19,7 +19,7 @@ from typing import Any
 import tomli_w
 from filelock import FileLock, Timeout
 
-from sepal.config import RunConfig, flatten, marked
+from sepal.config import RunConfig, flatten, marked, method_name
 from sepal.errors import ConfigError, StateError
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
@@ -168,7 +168,7 @@ class RunDirectory:
             raise ConfigError("--from-round", expected, from_round)
         if from_round is not None and not begun(path):
             raise ConfigError("--from-round", "a run that was started", path.name)
-        back = FREE_BACK | marked(assembly.task.hyper, "free-back", f"{assembly.task.config.method}.")
+        back = FREE_BACK | marked(assembly.task.hyper, "free-back", f"{method_name(assembly.task.config.method)}.")
         self._free = FREE if from_round is None else FREE | back
         self.path, self._assembly, self._engine = path, assembly, engine
         self._total = assembly.task.config.rounds
@@ -189,14 +189,18 @@ class RunDirectory:
 
     def _check_config(self) -> None:
         task = self._assembly.task
-        wanted = {**task.config.flat(), "name": self.path.name, **flatten(task.hyper, f"{task.config.method}.")}
+        wanted = {
+            **task.config.flat(),
+            "name": self.path.name,
+            **flatten(task.hyper, f"{method_name(task.config.method)}."),
+        }
         stored = stored_config(self.path)
         if begun(self.path):
             if stored is None:
                 path = self.path / "config.toml"
                 raise StateError(str(path), "the keys with which the run was started, beside its files", "no file")
             method = self._assembly.method
-            defaults = {**RunConfig().flat(), **flatten(method.hyper(), f"{method.name}.")}
+            defaults = {**RunConfig().flat(), **flatten(method.hyper(), f"{method_name(task.config.method)}.")}
             begun_with = {**defaults, **stored}  # a run of an earlier version lacks keys that are newer
             for key in {**stored, **wanted}:
                 if key not in self._free and begun_with.get(key) != wanted.get(key):
