@@ -180,7 +180,8 @@ def test_a_simulation_on_one_machine_takes_code_and_paths_from_its_run(module, m
 
 def test_a_method_of_code_is_refused_unless_the_node_allows_it(module, tmp_path):
     mark = tmp_path / "imported"
-    target = f"{module(f'open({str(mark)!r}, "w").close()')}:FedMine"
+    code = f"open({str(mark)!r}, 'w').close()"
+    target = f"{module(code)}:FedMine"
     mine = {"data": f"{module(DATA, 'mine')}:data"}
     assert "method: expected code that this node allows" in refusal({**OWN, "method": target}, mine)
     assert not mark.exists()
