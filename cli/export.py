@@ -27,7 +27,7 @@ NEAR = 1e-4  # largest difference in logits between the client's model and the e
 @app.command()
 def export(
     run: Annotated[str, typer.Argument(help="A run directory, or a run's name.")],
-    client: Annotated[str, typer.Argument(help="The client's name, such as client-00003.")],
+    client: Annotated[str, typer.Argument(help="The client's name, such as client-00003, or its number, 3.")],
     out: Annotated[Path | None, typer.Option(help="The file; by default RUN/CLIENT.safetensors.")] = None,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Write CLIENT.onnx beside it (needs onnx and onnxscript).")
@@ -61,11 +61,14 @@ def model_of(path: Path, client: str) -> ClientModel:
     Raises:
         ConfigError: The run has no such client, or its model cannot be exported.
     """
+    from sepal.client_app.build import client_name
     from sepal.client_app.client_model import client_model
     from sepal.server_app.run_directory import read_run
 
     stored = read_run(path)
     names = {each["name"] for line in stored.lines for each in line["clients"]}
+    if client not in names and client_name(int(client) if client.isdecimal() else -1) in names:
+        client = client_name(int(client))
     if client not in names:
         few = f"{sorted(names)[0]} … {sorted(names)[-1]}" if names else "none yet"
         raise ConfigError("client", f"a client of {path.name}: {few}", client)

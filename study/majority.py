@@ -28,8 +28,8 @@ def warning(assembly: Assembly, summary: Mapping[str, Any]) -> str:
     if found["mean"] > share:
         return ""
     return (
-        f"{100 * found['mean']:.1f} % ({assembly.method.deployed}) is not above {100 * share:.1f} %, the accuracy of always "
-        "answering the most frequent label of a client's training data: more rounds, or another lr?"
+        f"{100 * found['mean']:.1f} % ({assembly.method.deployed}) is not above {100 * share:.1f} %, the accuracy of "
+        "always answering the most frequent label of a client's training data: more rounds, or another lr?"
     )
 
 

@@ -302,8 +302,22 @@ class DiskRunStore:
             raise StateError(
                 "--from-round", f"the round of a checkpoint: {', '.join(map(str, files)) or 'none'}", round
             )
-        for number, path in sorted(files.items(), reverse=True):
-            if number > round:
+        self._forget_after(round)
+
+    def rounds(self) -> list[int]:
+        """Return the rounds of the checkpoints."""
+        return [_round_of(path) for path in self._files()]
+
+    def reopen(self, last: int) -> None:
+        """Delete the closing round of a run that is to have more rounds than ``last``.
+
+        The run continues from the newest checkpoint at or before ``last``, which every run has.
+        """
+        self._forget_after(last)
+
+    def _forget_after(self, round: int) -> None:
+        for path in reversed(self._files()):
+            if _round_of(path) > round:
                 path.unlink()
         for part in ("records", "uploads"):
             for later in self._rounds(part, lambda number: number > round):

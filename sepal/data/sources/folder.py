@@ -3,7 +3,8 @@
 The first of these formats that is found is read:
 
 1. one ``.npz``: ``x``, ``y`` [, ``x_test``, ``y_test``] [, ``person`` of each row of x];
-2. one ``.csv`` with a header: a column ``label``, every other column a number [, a column ``person``];
+2. one ``.csv`` with a header: a column ``label`` (whole numbers from 0, or texts, which become classes in sorted
+   order), every other column a number [, a column ``person``];
 3. ``train/`` and ``test/``, each as in 4, with the same classes;
 4. a sub-directory per class, in alphabetical order, with ``.png``, ``.jpg`` or ``.npy`` files, all of one shape.
 
@@ -87,13 +88,34 @@ def _csv(path: Path) -> Source:
     if not rows or "label" not in rows[0]:
         raise DataError(str(path), "rows under a header with a column `label`", "no row" if not rows else "no label")
     features = [name for name in rows[0] if name not in ("label", "person")]
-    try:
-        x = np.array([[float(row[name]) for name in features] for row in rows], dtype=np.float32)
-        y = np.array([int(row["label"]) for row in rows], dtype=np.int64)
-    except (ValueError, TypeError) as error:
-        raise DataError(str(path), "numbers, with whole numbers from 0 as labels", str(error)) from error
+    cells = [[_number(path, line, name, row[name]) for name in features] for line, row in enumerate(rows, 2)]
+    labels, names = _classes_of(path, [row["label"] for row in rows])
     people = np.array([row["person"] or "" for row in rows]) if "person" in rows[0] else None
-    return _source(str(path), (x, y), None, people)
+    return _source(str(path), (np.array(cells, dtype=np.float32), labels), None, people, names=names)
+
+
+def _number(path: Path, line: int, column: str | None, text: Any) -> float:
+    """Return a cell as a number; the first line of the file is its header."""
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        value = math.nan
+    if column is None or not math.isfinite(value):
+        got = "more cells than the header has" if column is None else "no cell" if text is None else repr(text)
+        raise DataError(f"{path}, row {line}, column {column or '?'}", "a finite number", got)
+    return value
+
+
+def _classes_of(path: Path, texts: Sequence[Any]) -> tuple[Labels, list[str]]:
+    """Return numbers and names of labels: whole numbers from 0 as they are, without names; texts in sorted order."""
+    empty = next((line for line, text in enumerate(texts, 2) if not (text or "").strip()), None)
+    if empty is not None:
+        raise DataError(f"{path}, row {empty}, column label", "a label", "an empty cell")
+    if all(text.strip().isdecimal() for text in texts):
+        return np.array([int(text) for text in texts], dtype=np.int64), []
+    words = [text.strip() for text in texts]
+    names = sorted(set(words))
+    return np.array([names.index(word) for word in words], dtype=np.int64), names
 
 
 def _classes(directory: Path) -> Source:
