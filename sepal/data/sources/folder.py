@@ -19,6 +19,7 @@ import csv
 import math
 import struct
 import zipfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +88,11 @@ def _csv(path: Path) -> Source:
         raise DataError(str(path), "a CSV file with a header", str(error)) from error
     if not rows or "label" not in rows[0]:
         raise DataError(str(path), "rows under a header with a column `label`", "no row" if not rows else "no label")
+    long = next((line for line, row in enumerate(rows, 2) if None in row), None)  # csv's key of cells without a header
+    if long is not None:
+        width = len(rows[long - 2]) - 1
+        more: Any = rows[long - 2]
+        raise DataError(f"{path}, row {long}", f"{width} cells, as the header has", width + len(more[None]))
     features = [name for name in rows[0] if name not in ("label", "person")]
     cells = [[_number(path, line, name, row[name]) for name in features] for line, row in enumerate(rows, 2)]
     labels, names = _classes_of(path, [row["label"] for row in rows])
@@ -94,15 +100,15 @@ def _csv(path: Path) -> Source:
     return _source(str(path), (np.array(cells, dtype=np.float32), labels), None, people, names=names)
 
 
-def _number(path: Path, line: int, column: str | None, text: Any) -> float:
+def _number(path: Path, line: int, column: str, text: Any) -> float:
     """Return a cell as a number; the first line of the file is its header."""
     try:
         value = float(text)
     except (TypeError, ValueError):
         value = math.nan
-    if column is None or not math.isfinite(value):
-        got = "more cells than the header has" if column is None else "no cell" if text is None else repr(text)
-        raise DataError(f"{path}, row {line}, column {column or '?'}", "a finite number", got)
+    if not math.isfinite(value):
+        got = "no cell" if text is None else repr(text)
+        raise DataError(f"{path}, row {line}, column {column}", "a finite number", got)
     return value
 
 
@@ -111,9 +117,16 @@ def _classes_of(path: Path, texts: Sequence[Any]) -> tuple[Labels, list[str]]:
     empty = next((line for line, text in enumerate(texts, 2) if not (text or "").strip()), None)
     if empty is not None:
         raise DataError(f"{path}, row {empty}, column label", "a label", "an empty cell")
-    if all(text.strip().isdecimal() for text in texts):
-        return np.array([int(text) for text in texts], dtype=np.int64), []
     words = [text.strip() for text in texts]
+    try:
+        numbers = np.array([float(word) for word in words])
+    except ValueError:
+        numbers = np.array([-1.0])  # texts
+    odd = np.flatnonzero(numbers % 1)  # NaN is odd, too
+    if len(odd):
+        raise DataError(f"{path}, row {odd[0] + 2}, column label", "a whole number or a text", words[odd[0]])
+    if numbers.min() >= 0:
+        return numbers.astype(np.int64), []
     names = sorted(set(words))
     return np.array([names.index(word) for word in words], dtype=np.int64), names
 
@@ -150,19 +163,19 @@ def _members(folder: Path) -> list[Path]:
 
 
 def _read_part(home: Path, names: list[str]) -> tuple[NDArray[Any], Labels]:
-    arrays, labels, first = [], [], None
+    arrays, labels, kinds = [], [], Counter[str]()
     for folder in _class_folders(home):
         for path in _members(folder):
             array = read_example(path)
-            first = first or (array.shape, array.dtype)
-            if (array.shape, array.dtype) != first:
-                raise DataError(
-                    str(path), f"{first[1]} {first[0]} as in the files before", f"{array.dtype} {array.shape}"
-                )
+            kinds[f"{array.dtype} {array.shape}"] += 1
             arrays.append(array)
             labels.append(names.index(folder.name))
     if not arrays:
         raise DataError(str(home), f"{FILES} in its sub-directories", "none")
+    if len(kinds) > 1:
+        found = ", ".join(f"{count} of {kind}" for kind, count in kinds.most_common(4))
+        more = f" and {len(kinds) - 4} other shapes" if len(kinds) > 4 else ""
+        raise DataError(str(home), f"{len(arrays)} files of one shape and type", f"{found}{more}")
     return np.stack(arrays), np.asarray(labels, dtype=np.int64)
 
 
