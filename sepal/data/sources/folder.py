@@ -80,24 +80,56 @@ def _npz(path: Path) -> Source:
     return _source(str(path), (given["x"], given["y"]), test, given.get("person"))
 
 
+def read_table(path: Path, classes: Sequence[str] = ()) -> tuple[NDArray[np.float32], Labels | None]:
+    """Return the examples of a CSV file and, if it has a column ``label``, their class numbers.
+
+    Args:
+        path: The file.
+        classes: Names of the classes; a label is one of them or, if there are none, a number.
+
+    Raises:
+        DataError: The file cannot be read, or a label is none of the classes.
+    """
+    rows = _rows(path)
+    if not rows:
+        raise DataError(str(path), "rows under a header", "no row")
+    x = _features(path, rows)
+    if "label" not in rows[0]:
+        return x, None
+    labels, names = _classes_of(path, [row["label"] for row in rows])
+    if unknown := set(names) - set(classes):
+        raise DataError(f"{path}, column label", f"one of {', '.join(classes) or 'the whole numbers'}", min(unknown))
+    return x, np.array([classes.index(names[number]) for number in labels], dtype=np.int64) if names else labels
+
+
 def _csv(path: Path) -> Source:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file, strict=True))
-    except (OSError, ValueError, csv.Error) as error:
-        raise DataError(str(path), "a CSV file with a header", str(error)) from error
+    rows = _rows(path)
     if not rows or "label" not in rows[0]:
         raise DataError(str(path), "rows under a header with a column `label`", "no row" if not rows else "no label")
-    long = next((line for line, row in enumerate(rows, 2) if None in row), None)  # csv's key of cells without a header
-    if long is not None:
-        width = len(rows[long - 2]) - 1
-        more: Any = rows[long - 2]
-        raise DataError(f"{path}, row {long}", f"{width} cells, as the header has", width + len(more[None]))
-    features = [name for name in rows[0] if name not in ("label", "person")]
-    cells = [[_number(path, line, name, row[name]) for name in features] for line, row in enumerate(rows, 2)]
+    x = _features(path, rows)
     labels, names = _classes_of(path, [row["label"] for row in rows])
     people = np.array([row["person"] or "" for row in rows]) if "person" in rows[0] else None
-    return _source(str(path), (np.array(cells, dtype=np.float32), labels), None, people, names=names)
+    return _source(str(path), (x, labels), None, people, names=names)
+
+
+def _rows(path: Path) -> list[dict[Any, Any]]:
+    """Return the rows of a CSV file, none with more cells than the header."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows: list[dict[Any, Any]] = list(csv.DictReader(file, strict=True))
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(str(path), "a CSV file with a header", str(error)) from error
+    for line, row in enumerate(rows, 2):
+        if None in row:  # csv's key of cells without a header
+            width = len(row) - 1
+            raise DataError(f"{path}, row {line}", f"{width} cells, as the header has", width + len(row[None]))
+    return rows
+
+
+def _features(path: Path, rows: list[dict[Any, Any]]) -> NDArray[np.float32]:
+    names = [name for name in rows[0] if name not in ("label", "person")]
+    cells = [[_number(path, line, name, row[name]) for name in names] for line, row in enumerate(rows, 2)]
+    return np.array(cells, dtype=np.float32)
 
 
 def _number(path: Path, line: int, column: str, text: Any) -> float:
