@@ -49,7 +49,7 @@ def compare(
     found: PlanFile = read_plan(plan, tune)
     place = (out or Path("runs") / f"{plan.stem}{'-tuned' * found.tune}").absolute()
     displays = partial(PlanDisplay, Console(stderr=True))
-    done = run_plan(found, place, displays, jobs=jobs, workers=workers, hours=hours)
+    done = run_plan(found, place, displays, jobs=jobs, workers=workers, hours=hours, file=plan.name)
     written = []
     if len(done.failed) < len(done.runs):
         comparison = read_comparison([str(place)])

@@ -17,6 +17,7 @@ from sepal.client_app.build import Node, Shared, build_host, client_name
 from sepal.config import flatten
 from sepal.engines.in_process import run_in_process
 from sepal.errors import SepalError
+from sepal.protocol.messages import Order
 from sepal.protocol.method import Kind, resolve
 from sepal.protocol.payloads import seal, unseal
 from sepal.server.run_state import RoundStart
@@ -95,7 +96,8 @@ def test_the_ledger_counts_the_encoded_bytes(name):
         elif entry.purpose == "training":
             host = host_of(shared, entry.client)
             algorithm = host.algorithm
-            asked = f"train|1|{begun.plan.phase}|False||{seal(download).digest()}"  # determines the noise
+            order = Order("run", Kind.TRAIN, begun.plan, base="")
+            asked = host._asked(order, seal(download).digest())  # determines the noise
             host.set_request(hashlib.sha256(asked.encode()).digest())
             _, upload = algorithm.train(algorithm.init(), download, begun.plan)
             assert entry.payload == len(seal(upload).data)

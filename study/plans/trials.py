@@ -176,6 +176,7 @@ def run_plan(
     jobs: int = 0,
     workers: int = 0,
     hours: float | None = None,
+    file: str = "",
 ) -> Done:
     """Execute the missing runs of a plan under ``out``, and write the list of its runs there.
 
@@ -186,12 +187,13 @@ def run_plan(
         jobs: As for :func:`sepal.study.plans.execute.execute`.
         workers: As there.
         hours: No run is started after this many hours; None for the plan's own limit.
+        file: The plan file's name, for messages.
 
     Raises:
         ConfigError: A key is unknown or invalid, or ``out`` has a run of the same name with other keys.
     """
     runs = list(plan.runs())
-    check_keys(plan.title, runs)
+    check_keys(file or plan.title, runs)
     notes = iter([rate_notes(plan, runs)])
     limit = plan.hours if hours is None else hours
     execute = Executor(out, lambda: displays(next(notes, ())), jobs, workers, limit)

@@ -149,8 +149,8 @@ def test_an_eviction_in_the_last_moments_of_a_round_is_noticed(tmp_path, monkeyp
     federation = Visited(tmp_path / "clients", roster="open", timeout=1.0)
     checkpoints, deliver = tmp_path / "server", SepalStrategy._deliver
 
-    def long(self, *arguments):
-        answers = deliver(self, *arguments)
+    def long(self, *arguments, **named):
+        answers = deliver(self, *arguments, **named)
         if self.progress.round == 2 and not (checkpoints / "evicted").exists():
             evict(checkpoints, "stranger")
             time.sleep(1.1)

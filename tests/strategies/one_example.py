@@ -13,7 +13,6 @@ from torch import nn
 from sepal.client.training import Trainer
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Task
-from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import SparseTensor, whole
 from tests.strategies.baselines import BASE
@@ -46,13 +45,14 @@ class Product(nn.Module):
 def client(method, module=Four, x=X, start=0.0, **keys):
     """A client algorithm on one example ``x`` of class 0, all weights at ``start``, one step of SGD .5 an epoch."""
     settings = {"method": method, "lr": 0.5, "optimizer": "sgd", "local-epochs": 1, **keys}
-    task = assemble({**BASE, **settings}).task
+    assembly = assemble({**BASE, **settings})
+    task = assembly.task
     shapes = {name: tuple(p.shape) for name, p in module().named_parameters()}
     layout = tuple(Parameter(name, shape, Role.WEIGHT) for name, shape in shapes.items())
     weights = {name: np.full(shape, start, np.float32) for name, shape in shapes.items()}
     inputs, labels = torch.tensor(np.atleast_2d(x), dtype=torch.float32), torch.tensor([0])
     trainer = Trainer(ClientInfo("c", 1), task.config, inputs, labels, inputs[:0], labels[:0], module)
-    return registry.get(method).make_client(Task(layout, weights, task.config, task.hyper), trainer)
+    return assembly.method.make_client(Task(layout, weights, task.config, task.hyper), trainer)
 
 
 def step(w, x=X, lr=0.5):

@@ -45,7 +45,8 @@ def gained(found, before):
     """Update and residual of client 0, before anything was clipped."""
     flat, state = Flat(trained(found.task.layout)), found.states[0]
     join = lambda part: part if isinstance(part, np.ndarray) else flat.join(part)  # noqa: E731
-    return join(state.model) - join(state.base) + join(before.residual)
+    model, base = (state.inner.model, state.held) if hasattr(state, "held") else (state.model, state.base)
+    return join(model) - join(base) + join(before.residual)
 
 
 def test_the_methods_that_have_it_are_those_that_the_docs_name():
