@@ -15,7 +15,6 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import starting
-from sepal.data.sources.folder import EXAMPLES
 from sepal.errors import ConfigError, DataError
 from sepal.storage.files import write_atomically
 
@@ -80,7 +79,7 @@ def model_of(path: Path, client: str) -> ClientModel:
 def predict(
     model: Annotated[Path, typer.Argument(help="A file that `sepal export` wrote.")],
     data: Annotated[
-        Path, typer.Argument(help="An .npz with x, a .csv, a .png, .jpg or .npy file, or a directory of them.")
+        Path, typer.Argument(help="An .npz with x, a .csv, an image or .npy file, or a directory of such.")
     ],
     out: Annotated[Path | None, typer.Option(help="CSV file; by default standard output.")] = None,
     allow: Annotated[
@@ -133,22 +132,20 @@ def read_inputs(
     if path.suffix == ".npz":
         try:
             with np.load(path, allow_pickle=False) as arrays:
-                x, y = arrays["x"], arrays["y"] if "y" in arrays else None
+                x, y = arrays["x"], arrays.get("y")
             if not x.ndim:
                 raise ValueError("x is a single number")
         except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as reason:
             raise DataError("data", "an .npz with x", f"{path}: {reason}") from None
-        return [str(number) for number in range(len(x))], x, y if np.shape(y) == (len(x),) else None
-    if path.suffix == ".csv":
-        from sepal.data.sources.folder import read_table
+        return [str(number) for number in range(len(x))], x, y if y is not None and y.shape == (len(x),) else None
+    from sepal.data.sources.folder import EXAMPLES, read_table
 
+    if path.suffix == ".csv":
         x, y = read_table(path, classes)
         return [str(number) for number in range(len(x))], x, y
     files = [path] if path.is_file() and path.suffix.lower() in EXAMPLES else list(_files(path))
     if not files:
-        raise DataError(
-            "data", "an .npz with x, a .csv, or a .png, .jpg or .npy file or a directory of them", str(path)
-        )
+        raise DataError("data", "an .npz with x, a .csv, or .png, .jpg or .npy files", str(path))
     arrays = [_read(file) for file in files]
     odd = next((f for f, a in zip(files, arrays, strict=True) if a.shape != arrays[0].shape), None)
     if odd is not None:
@@ -161,6 +158,8 @@ def read_inputs(
 
 def _files(path: Path) -> Iterator[Path]:
     """Yield the examples below ``path``, except hidden ones: a run keeps a copy of the data in ``.sepal-cache``."""
+    from sepal.data.sources.folder import EXAMPLES
+
     for file in sorted(path.rglob("*")):
         hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
         if file.suffix.lower() in EXAMPLES and not hidden:

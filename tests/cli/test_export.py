@@ -89,7 +89,7 @@ def test_predict_labels_images_and_arrays_alike(runs, tmp_path):
         (["predict", "model", "none.npz"], "data: expected an .npz with x, got none.npz"),
         (
             ["predict", "model", "empty"],
-            "data: expected an .npz with x, a .csv, or a .png, .jpg or .npy file or a directory",
+            "data: expected an .npz with x, a .csv, or .png, .jpg or .npy files",
         ),
         (["predict", "model", "wide.npz"], "data: expected examples of shape (1, 8, 8), got (1, 9, 9)"),
         (["predict", "wide.npz", "wide.npz"], "wide.npz: expected a model that `sepal export` wrote"),
