@@ -284,9 +284,10 @@ class DiskRunStore:
         write_tensors(self._directory / f"round-{progress.round:06d}.safetensors", arrays, text)
         self._durable[progress.round] = progress.versions
         files = self._files()
-        for path in files[:-2]:
+        kept = files[-3 if progress.closed else -2 :]  # also that of the last training round, to extend the run from
+        for path in files[: -len(kept)]:
             path.unlink()
-        oldest = _round_of(files[-2:][0])
+        oldest = _round_of(kept[0])
         self._durable = {round: versions for round, versions in self._durable.items() if round >= oldest}
         for directory in self._rounds("uploads", lambda round: round <= oldest):
             shutil.rmtree(directory)
