@@ -7,7 +7,7 @@ need inside, so that ``sepal --help`` imports neither PyTorch nor Flower.
 from __future__ import annotations
 
 import inspect
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import click
 import typer
@@ -15,7 +15,9 @@ import typer.core
 from typer.core import TyperArgument, TyperGroup
 from typer.models import ArgumentInfo
 
+from sepal import __version__
 from sepal.errors import SepalError
+from sepal.user_modules import described, in_own_code
 
 BAD_INPUT, INTERRUPTED = 2, 130
 # Flower requires Typer < 0.21, which prints "\\[required]" if Rich is installed, even without markup.
@@ -41,6 +43,11 @@ class OneLine(TyperGroup):
         except KeyboardInterrupt:
             typer.echo("sepal: interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:
+            if not in_own_code(error):  # then it is a fault of Sepal, and its traceback is wanted
+                raise
+            typer.echo(f"sepal: {' '.join(described(error).split())}", err=True)
+            raise typer.Exit(BAD_INPUT) from None
 
 
 def restore_help(command: click.Command) -> None:
@@ -59,7 +66,21 @@ app = typer.Typer(
     cls=OneLine,
     help="Personalized, sparse federated learning on Flower.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sepal {__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=app.info.help)
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options of the command itself."""

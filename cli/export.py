@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,7 +27,7 @@ NEAR = 1e-4  # largest difference in logits between the client's model and the e
 @app.command()
 def export(
     run: Annotated[str, typer.Argument(help="A run directory, or a run's name.")],
-    client: Annotated[str, typer.Argument(help="The client's name, such as client-00003.")],
+    client: Annotated[str, typer.Argument(help="The client's name, such as client-00003, or its number, 3.")],
     out: Annotated[Path | None, typer.Option(help="The file; by default RUN/CLIENT.safetensors.")] = None,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Write CLIENT.onnx beside it (needs onnx and onnxscript).")
@@ -61,11 +61,14 @@ def model_of(path: Path, client: str) -> ClientModel:
     Raises:
         ConfigError: The run has no such client, or its model cannot be exported.
     """
+    from sepal.client_app.build import client_name
     from sepal.client_app.client_model import client_model
     from sepal.server_app.run_directory import read_run
 
     stored = read_run(path)
     names = {each["name"] for line in stored.lines for each in line["clients"]}
+    if client not in names and client_name(int(client) if client.isdecimal() else -1) in names:
+        client = client_name(int(client))
     if client not in names:
         few = f"{sorted(names)[0]} … {sorted(names)[-1]}" if names else "none yet"
         raise ConfigError("client", f"a client of {path.name}: {few}", client)
@@ -75,7 +78,9 @@ def model_of(path: Path, client: str) -> ClientModel:
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="A file that `sepal export` wrote.")],
-    data: Annotated[Path, typer.Argument(help="An .npz with x, or a directory of .png, .jpg or .npy files.")],
+    data: Annotated[
+        Path, typer.Argument(help="An .npz with x, a .csv, an image or .npy file, or a directory of such.")
+    ],
     out: Annotated[Path | None, typer.Option(help="CSV file; by default standard output.")] = None,
     allow: Annotated[
         list[str] | None, typer.Option(help="Code (package.module:function) that the file may name as its model.")
@@ -86,7 +91,7 @@ def predict(
         from sepal.client_app.portable import load
 
     found = load(model, allow or ())
-    names, x = read_inputs(data)
+    names, x, truth = read_inputs(data, found.origin.class_names)
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise DataError("data", "finite numbers", "NaN or infinity")
     logits = found(np.asarray(found.prepare(x), np.float32 if not found.origin.vocabulary else np.int64))
@@ -97,6 +102,9 @@ def predict(
         (name, int(label), classes[label], f"{chances[place, label]:.4f}")
         for place, (name, label) in enumerate(zip(names, logits.argmax(1), strict=True))
     ]
+    if truth is not None:
+        right = int((logits.argmax(1) == truth).sum())
+        typer.echo(f"accuracy {100 * right / len(truth):.1f} %: {right} of {len(truth)}", err=True)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("example", "label", "name", "probability"))
@@ -108,8 +116,15 @@ def predict(
         typer.echo(text.getvalue(), nl=False)
 
 
-def read_inputs(path: Path) -> tuple[list[str], npt.NDArray[np.generic]]:
-    """Return the names of the examples and the examples (n, …).
+def read_inputs(
+    path: Path, classes: Sequence[str] = ()
+) -> tuple[list[str], npt.NDArray[np.generic], npt.NDArray[np.int64] | None]:
+    """Return the names of the examples, the examples (n, …), and their labels if all have one.
+
+    Args:
+        path: An .npz with x [, y]; a .csv; an image or a .npy file with one example; or a directory of these, whose
+            sub-directories may be named like classes.
+        classes: Names of the classes.
 
     Raises:
         DataError: There are no examples, or their shapes differ.
@@ -117,20 +132,28 @@ def read_inputs(path: Path) -> tuple[list[str], npt.NDArray[np.generic]]:
     if path.suffix == ".npz":
         try:
             with np.load(path, allow_pickle=False) as arrays:
-                x = arrays["x"]
+                x, y = arrays["x"], arrays.get("y")
             if not x.ndim:
                 raise ValueError("x is a single number")
         except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as reason:
             raise DataError("data", "an .npz with x", f"{path}: {reason}") from None
-        return [str(number) for number in range(len(x))], x
-    files = list(_files(path))
+        return [str(number) for number in range(len(x))], x, y if y is not None and y.shape == (len(x),) else None
+    from sepal.data.sources.folder import EXAMPLES, read_table
+
+    if path.suffix == ".csv":
+        x, y = read_table(path, classes)
+        return [str(number) for number in range(len(x))], x, y
+    files = [path] if path.is_file() and path.suffix.lower() in EXAMPLES else list(_files(path))
     if not files:
-        raise DataError("data", "an .npz with x, or a directory of .png, .jpg or .npy files", str(path))
+        raise DataError("data", "an .npz with x, a .csv, or .png, .jpg or .npy files", str(path))
     arrays = [_read(file) for file in files]
     odd = next((f for f, a in zip(files, arrays, strict=True) if a.shape != arrays[0].shape), None)
     if odd is not None:
         raise DataError(str(odd), f"shape {arrays[0].shape}, as of the files before", "another")
-    return [str(file.relative_to(path)) for file in files], np.stack(arrays)
+    labels = [classes.index(file.parent.name) if file.parent.name in classes else -1 for file in files]
+    truth = None if -1 in labels else np.array(labels, dtype=np.int64)
+    named = [file.name if file == path else str(file.relative_to(path)) for file in files]
+    return named, np.stack(arrays), truth
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from sepal import user_modules
 from sepal.cli.app import app
 
-MODULES = ("running", "showing", "comparing", "export", "serving", "joining", "deployment")
+MODULES = ("running", "showing", "listing", "comparing", "export", "serving", "joining", "deployment")
 
 for module in MODULES:
     import_module(f"sepal.cli.{module}")

@@ -97,7 +97,7 @@ def methods(
         typer.echo(markdown_table())
         return
     rows = ((method.name, method.title, method.source, method.deployed) for method in found)
-    _print_table("", ("name", "title", "source", "deployed"), rows)
+    print_table("", ("name", "title", "source", "deployed"), rows)
     for method in found if keys else []:
         _print_keys(f"Keys of {method.name}", method.hyper, f"{method.name}.")
 
@@ -121,7 +121,7 @@ def list_keys(
     from sepal.strategies import registry
 
     if method:
-        _print_keys(f"Keys of {method}", registry.get(method).hyper, f"{method}.")
+        _print_keys(f"Keys of {method}", registry.get(method).hyper, f"{registry.get(method).name}.")
     else:
         _print_keys("Keys shared by all methods", RunConfig, "")
 
@@ -131,12 +131,13 @@ def _print_keys(title: str, model: Any, prefix: str) -> None:
 
     rows = [(key.name, key.values, key.default, key.description) for key in keys_of(model, prefix)]
     if rows:
-        _print_table(title, ("key", "values", "default", "meaning"), rows)
+        print_table(title, ("key", "values", "default", "meaning"), rows)
     else:
         typer.echo(f"{title}: none")
 
 
-def _print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table of words; keys and names are never wrapped."""
     from rich import box
     from rich.console import Console
     from rich.markup import escape
@@ -144,7 +145,7 @@ def _print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]])
 
     table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
     for column in head:
-        table.add_column(column, no_wrap=column == "key")
+        table.add_column(column, no_wrap=column in ("key", "run", "dataset", "model"))
     for row in rows:
         table.add_row(*map(escape, row))
     Console().print(table)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sepal.errors import ModelError, suggest
-from sepal.user_modules import load
+from sepal.user_modules import described, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -154,8 +154,8 @@ def _own(name: str, shape: tuple[int, ...], classes: int, vocabulary: int) -> nn
     try:
         model = function(shape, classes)
     except Exception as error:
-        got = f"{type(error).__name__}: {error}"
-        raise ModelError("model", f"{name}{shape, classes} to return a torch.nn.Module", got) from error
+        expected = f"{name}{shape, classes} to return a torch.nn.Module"
+        raise ModelError("model", expected, described(error)) from error
     if not isinstance(model, nn.Module):
         raise ModelError("model", f"{name} to return a torch.nn.Module", type(model).__name__)
     examples = torch.zeros(2, *shape, dtype=torch.int64 if vocabulary else torch.float32)
@@ -164,7 +164,7 @@ def _own(name: str, shape: tuple[int, ...], classes: int, vocabulary: int) -> nn
             logits = model.eval()(examples)
         got = f"shape {tuple(logits.shape)}"
     except Exception as error:
-        got = f"{type(error).__name__}: {error}"
+        got = described(error)
     if got != f"shape {(2, classes)}":
         raise ModelError("model", f"{name} to map {tuple(examples.shape)} to logits of shape {(2, classes)}", got)
     return set_aside(model.train())

@@ -52,6 +52,30 @@ class SepalError(Exception):
         return type(self), (self.key, self.expected, self.got)
 
 
+def in_short(errors: Iterable[SepalError], most: int = 3) -> str:
+    """Return several clients' errors as one text: each cause once, the commonest first, with how many clients have it.
+
+    Args:
+        errors: Errors whose keys begin with a client (``node 3: client-00002: data``) or are one.
+        most: The number of causes to tell.
+    """
+    groups: dict[str, list[SepalError]] = {}
+    for error in errors:
+        who, _, key = error.key.rpartition(": ")
+        groups.setdefault(f"{key}: " * bool(who) + f"expected {error.expected}, got {error.got}", []).append(error)
+    if len(groups) == 1 == len(next(iter(groups.values()))):
+        return str(next(iter(groups.values()))[0])
+    causes = sorted(groups.items(), key=lambda group: -len(group[1]))
+    room = 260 // min(len(causes), most) - 40
+    told = []
+    for cause, same in causes[:most]:
+        cut = cause if len(cause) <= room else f"{cause[: room - 3]}..."
+        who = same[0].key.rpartition(": ")[0] or same[0].key
+        told.append(f"{cut} ({who}{f' and {len(same) - 1} more' if len(same) > 1 else ''})")
+    left = len(causes) - most
+    return "; ".join([*told, *([f"{left} other cause{'s' * (left > 1)}"] if left > 0 else [])])
+
+
 class ConfigError(SepalError):
     """A run-config key is unknown, of the wrong type, out of range, or contradicts another."""
 

@@ -11,6 +11,8 @@ import importlib
 import os
 import pickle
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -59,10 +61,33 @@ def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
         found: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as reason:
         raise error(key, "package.module:function that can be imported", f"{target} ({reason})") from reason
+    except Exception as reason:  # of the module's own code
+        raise error(key, "package.module:function that can be imported", f"{target} ({described(reason)})") from reason
     if not callable(found):
         raise error(key, f"{target} to be a function", type(found).__name__)
     function: Callable[..., Any] = found
     return function
+
+
+def described(error: BaseException, most: int = 3) -> str:
+    """Return an exception as ``KeyError: 'a' (mine.py:8 in load_rows, called at mine.py:3 in load)``.
+
+    Only frames of the user's own code are named, the last ``most`` of them; an exception without any has no place.
+    """
+    place = ", called at ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in _own_frames(error)[:most])
+    return f"{type(error).__name__}: {error}" + f" ({place})" * bool(place)
+
+
+def in_own_code(error: BaseException) -> bool:
+    """Return whether the exception passed through the user's own code, so that its text is meant for its author."""
+    return bool(_own_frames(error))
+
+
+def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the frames that are neither Sepal's, Python's nor an installed package's, the last first."""
+    others = [str(Path(__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))]
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return [f for f in frames if not f.filename.startswith("<frozen") and not f.filename.startswith(tuple(others))]
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from sepal.config import RunConfig
+from sepal.config import RunConfig, method_name
 from sepal.storage.home import home
 
 IN_PROCESS = "in-process"
@@ -33,6 +33,6 @@ def run_path(config: RunConfig, base: Path, now: datetime | None = None) -> Path
     directory = base / Path(config.out).expanduser()
     if config.name:
         return directory / config.name
-    stem = f"{config.method}-{config.dataset}-{now or datetime.now():%Y%m%d-%H%M%S}"
+    stem = f"{method_name(config.method)}-{config.dataset}-{now or datetime.now():%Y%m%d-%H%M%S}"
     names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 10_000))
     return next(directory / name for name in names if not (directory / name).exists())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -19,8 +20,8 @@ from typing import Any
 import tomli_w
 from filelock import FileLock, Timeout
 
-from sepal.config import RunConfig, flatten, marked
-from sepal.errors import ConfigError, StateError
+from sepal.config import RunConfig, flatten, marked, method_name
+from sepal.errors import ConfigError, SepalError, StateError
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import DiskRunStore
@@ -143,7 +144,8 @@ class RunDirectory:
     """Writes a run's files; a :class:`sepal.server.observer.Observer`.
 
     Creates the directory, or checks that an existing run has the same configuration; a run that has not :func:`begun`
-    takes the new one. Only one process at a time can have it open.
+    takes the new one. More ``rounds`` extend a run: its closing round is undone. Only one process at a time can have it
+    open.
 
     Args:
         path: The run's directory; its last part is the run's name.
@@ -168,10 +170,11 @@ class RunDirectory:
             raise ConfigError("--from-round", expected, from_round)
         if from_round is not None and not begun(path):
             raise ConfigError("--from-round", "a run that was started", path.name)
-        back = FREE_BACK | marked(assembly.task.hyper, "free-back", f"{assembly.task.config.method}.")
+        back = FREE_BACK | marked(assembly.task.hyper, "free-back", f"{method_name(assembly.task.config.method)}.")
         self._free = FREE if from_round is None else FREE | back
         self.path, self._assembly, self._engine = path, assembly, engine
         self._total = assembly.task.config.rounds
+        self._new = not path.exists()
         try:
             private_directory(path)
         except OSError as reason:
@@ -189,21 +192,48 @@ class RunDirectory:
 
     def _check_config(self) -> None:
         task = self._assembly.task
-        wanted = {**task.config.flat(), "name": self.path.name, **flatten(task.hyper, f"{task.config.method}.")}
+        wanted = {
+            **task.config.flat(),
+            "name": self.path.name,
+            **flatten(task.hyper, f"{method_name(task.config.method)}."),
+        }
         stored = stored_config(self.path)
         if begun(self.path):
             if stored is None:
                 path = self.path / "config.toml"
                 raise StateError(str(path), "the keys with which the run was started, beside its files", "no file")
             method = self._assembly.method
-            defaults = {**RunConfig().flat(), **flatten(method.hyper(), f"{method.name}.")}
+            defaults = {**RunConfig().flat(), **flatten(method.hyper(), f"{method_name(task.config.method)}.")}
             begun_with = {**defaults, **stored}  # a run of an earlier version lacks keys that are newer
+            if self.completed and self._extends(begun_with["rounds"]):
+                self._free |= {"rounds"}
             for key in {**stored, **wanted}:
                 if key not in self._free and begun_with.get(key) != wanted.get(key):
                     expected = f"{begun_with.get(key)!r}, with which the run {self.path.name} was started"
                     raise ConfigError(key, expected, repr(wanted.get(key)))
+            if "rounds" in self._free:
+                self.store().reopen(begun_with["rounds"])
+                (self.path / "summary.json").unlink()
         if stored != wanted:
             write_atomically(self.path / "config.toml", tomli_w.dumps(wanted).encode())
+
+    def _extends(self, rounds: object) -> bool:
+        """Return whether the run has more rounds than the ``rounds`` with which it was started, and may have them.
+
+        Raises:
+            ConfigError: It has more, but it was stopped, or what the method does in a round depends on their number.
+        """
+        wanted, summary, method = self._total, stored_summary(self.path) or {}, self._assembly.method
+        if not isinstance(rounds, int) or wanted <= rounds:
+            return False
+        if summary.get("stopped"):
+            raise ConfigError("rounds", f"{rounds}: the run was stopped after {summary['rounds']}", wanted)
+        if self._assembly.task.config.privacy.noise and rounds not in self.store().rounds():
+            raise ConfigError("rounds", f"{rounds}: privacy.noise undoes no round, and no checkpoint is there", wanted)
+        if method.scheduled:
+            expected = f"{rounds}, as the run was started: the schedule of {method.name} depends on it"
+            raise ConfigError("rounds", expected, wanted)
+        return True
 
     @property
     def completed(self) -> bool:
@@ -224,7 +254,10 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Release the lock; a start that was refused leaves no directory."""
         self.close()
+        if self._new and isinstance(value, SepalError) and not begun(self.path):
+            shutil.rmtree(self.path, ignore_errors=True)
 
     # sepal.server.observer.Observer
 

@@ -84,6 +84,7 @@ def assemble(
     task = Task(first.layout, first.weights, config, hyper, make, known.input_shape, first.given, first.frozen)
     if chosen.draws and (first.given or config.initial_weights):
         notes = (*notes, f"model: {chosen.name} starts from {chosen.draws}, not from weights that are given")
+    notes = (*notes, *unused(flat, chosen.name))
     exchanged = with_compression(chosen, config, hyper)
     return Assembly(exchanged, task, data, make, agreed, (*notes, *first.notes))
 
@@ -112,6 +113,16 @@ def complete(
     chosen = [f"{key} = {after[key]:g}" for key, value in before.items() if value != after[key] and key in found.keys]
     origin = found.origin + (f", times 1 - momentum = {scale:g}" if scale < 1 else "")
     return full, own, (f"{', '.join(chosen)}: {origin}",) if chosen else ()
+
+
+def unused(flat: Mapping[str, Any], method: str) -> tuple[str, ...]:
+    """Return a line for the keys of other methods than ``method`` whose value is not their default."""
+    hypers, odd = registry.Hypers(), []
+    for name in sorted(_prefixes(flat) - {method}):
+        if name in registry.table():
+            plain = flatten(hypers[name](), f"{name}.")
+            odd += [key for key in flat if key in plain and flat[key] != plain[key]]
+    return (f"{', '.join(odd)}: without effect, because the method is {method}",) if odd else ()
 
 
 def _prefixes(flat: Mapping[str, Any]) -> set[str]:

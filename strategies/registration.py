@@ -76,7 +76,8 @@ def register(
     dense: bool = False,
     compression: Callable[[Any], Compression] | None = None,
     learned: Mapping[str, Reader] | None = None,
+    scheduled: bool = False,
 ) -> Registered:
     """Return the method's record. Arguments are those of :class:`Method`."""
     rest = (received, uses_capacity, private, deployed, draws, robust, combination, dense, compression)
-    return Registered(name, title, source, hyper, server, client, defaults or {}, *rest, learned or {})
+    return Registered(name, title, source, hyper, server, client, defaults or {}, *rest, learned or {}, scheduled)

@@ -1,6 +1,7 @@
 """The table of methods: name → ``module:object``, imported on demand.
 
-Another package adds a method through an entry point in the group ``sepal.methods``.
+Another package adds a method through an entry point in the group ``sepal.methods``; one's own code needs none: it is
+named by its place, ``method = "package.module:FedMine"``.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from sepal.config import RunConfig, Settings, flatten
+from sepal.config import RunConfig, Settings, flatten, method_name
 from sepal.errors import ConfigError, suggest
 from sepal.protocol.method import Method, Scalar, resolve
+from sepal.user_modules import load
 
 METHODS = {
     "fedavg": "sepal.strategies.baselines.fedavg:FedAvg",
@@ -50,6 +52,7 @@ METHODS = {
     "pfedgate": "sepal.strategies.pfedgate:PFedGate",
 }
 GROUP = "sepal.methods"
+_loaded: dict[str, Method] = {}  # of the user's own code, by place
 YARDSTICKS = ("local", "fedavg-ft")  # baselines for every method: no federation, and plain federation
 
 
@@ -76,24 +79,50 @@ def get(name: str) -> Method:
     Raises:
         ConfigError: There is none, or the registered object is not a Method.
     """
-    known = table()
-    if name not in known:
-        raise ConfigError("method", f"one of {', '.join(known)}", suggest(name, name, known))
-    found = resolve(known[name])
+    if ":" in name:
+        return _own(name)
+    if name not in table():
+        raise ConfigError("method", f"one of {', '.join(table())}", suggest(name, name, table()))
+    found = resolve(table()[name])
     if not isinstance(found, Method):
-        raise ConfigError("method", f"{known[name]} to be a sepal.protocol.method.Method", type(found).__name__)
+        raise ConfigError("method", f"{table()[name]} to be a sepal.protocol.method.Method", type(found).__name__)
+    return found
+
+
+def known(name: str) -> bool:
+    """Return whether ``name`` is a value of the key ``method``: a method's name, or the place of one's own."""
+    return ":" in name or name in table()
+
+
+def _own(place: str) -> Method:
+    """Return the method at ``package.module:NAME`` in the user's own code."""
+    found = _loaded.get(place) or load("method", place, ConfigError)
+    if not isinstance(found, Method):
+        raise ConfigError(
+            "method", f"{place} to be what sepal.strategies.registration.register returns", type(found).__name__
+        )
+    wanted = method_name(place)
+    if found.name != wanted or wanted in table():
+        expected = f"{place} to be registered under its own name in lower case, which no other method has"
+        raise ConfigError("method", expected, found.name)
+    _loaded[place] = found
     return found
 
 
 def deployed(name: str) -> str:
-    """Return the view of the model that a user of a deployed client predicts with; empty for an unknown method."""
+    """Return the view of the model that a user of a deployed client predicts with; empty for an unknown method.
+
+    A method of one's own is unknown until a run has loaded it: who looks at a run from elsewhere runs none of its code.
+    """
+    if ":" in name:
+        return _loaded[name].deployed if name in _loaded else ""
     return get(name).deployed if name in table() else ""
 
 
-def defaults() -> dict[str, Scalar]:
-    """Return every run-config key with its default: shared keys, then each method's own keys."""
+def defaults(own: str = "") -> dict[str, Scalar]:
+    """Return every run-config key with its default: shared keys, then each method's, also that at the place ``own``."""
     keys: dict[str, Scalar] = RunConfig().flat()
-    for method in map(get, names()):
+    for method in map(get, (*names(), *([own] if ":" in own else ()))):
         keys |= flatten(method.hyper(), f"{method.name}.")
     return keys
 
@@ -102,7 +131,7 @@ class Hypers(Mapping[str, type[Settings]]):
     """Method name → the model of its own keys; a method is imported when its keys are accessed."""
 
     def __getitem__(self, name: str) -> type[Settings]:
-        if name not in table():
+        if not known(name):
             raise KeyError(name)
         return get(name).hyper
 

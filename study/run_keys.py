@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sepal.config import Flat, RunConfig
+from sepal.config import Flat, RunConfig, key_types
 from sepal.errors import ConfigError
 from sepal.server_app.run_directory import FREE, begun, stored_config
 
@@ -101,17 +101,19 @@ def flatten_tables(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 
 
 def parse_sets(sets: Sequence[str]) -> Flat:
-    """Return ``KEY=VALUE`` pairs as keys and values.
+    """Return ``KEY=VALUE`` pairs as keys and values; a key of text takes what was typed, also ``5``.
 
     Raises:
         ConfigError: A pair has no ``=`` or no key.
     """
-    pairs = {}
+    pairs: dict[str, Value] = {}
+    types = key_types(RunConfig)
     for text in sets:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise ConfigError("--set", "KEY=VALUE", text)
-        pairs[key.strip()] = scalar(value.strip())
+        found, typed = scalar(value.strip()), value.strip()
+        pairs[key.strip()] = typed if types.get(key.strip()) is str and not isinstance(found, str) else found
     return pairs
 
 

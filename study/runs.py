@@ -30,8 +30,24 @@ def find_place(text: str) -> Path:
     return _find(text, ("config.toml", INDEX), "a directory of a run or a comparison")
 
 
+def runs_in(directory: Path | None = None) -> list[Path]:
+    """Return the run directories below ``directory``, the newest first; None for those that :func:`find_run` knows.
+
+    Directories of comparisons are searched, too.
+    """
+    bases = [directory] if directory else _bases()
+    found = {
+        file.parent.resolve() for base in bases for depth in ("*", "*/*") for file in base.glob(f"{depth}/config.toml")
+    }
+    return sorted(found, key=lambda path: (-(path / "config.toml").stat().st_mtime, path.name))
+
+
+def _bases() -> list[Path]:
+    return [default_base(engine) / "runs" for engine in (IN_PROCESS, "flower")]
+
+
 def _find(text: str, files: tuple[str, ...], what: str) -> Path:
-    bases = [default_base(engine) / "runs" for engine in (IN_PROCESS, "flower")]
+    bases = _bases()
     for place in (Path(text).expanduser(), *(base / text for base in bases)):
         if any((place / file).is_file() for file in files):
             return place

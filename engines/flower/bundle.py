@@ -17,14 +17,15 @@ from sepal.protocol.method import Scalar
 from sepal.strategies import registry
 
 
-def write_app(directory: Path) -> list[Path]:
+def write_app(directory: Path, method: str = "") -> list[Path]:
     """Write the app's files to ``directory`` and return them.
 
-    The app declares every run-config key of every registered method: ``flwr run`` refuses keys that are not declared.
+    The app declares every run-config key of every registered method and of the run's ``method``: ``flwr run`` refuses
+    keys that are not declared.
     """
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / "pyproject.toml"
-    file.write_text(tomli_w.dumps(app_config(registry.defaults())))
+    file.write_text(tomli_w.dumps(app_config(registry.defaults(method))))
     return [file]
 
 

@@ -56,7 +56,7 @@ def run_bundle(
         tell: Called with the line that says what is bundled.
         show: Called with each line of the run's log.
     """
-    files = write_app(place / "app")
+    files = write_app(place / "app", str(flat.get("method", "")))
     tell(bundle_line(files))
     tick = registry.tick if registry else lambda: None
     return flower.run_app(place / "app", flat, timeout=math.inf, tick=tick, show=show)

@@ -14,6 +14,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from sepal.protocol.flower.replies import CLIENT_APP_RAISED, enter_run, set_message_id
+from sepal.user_modules import described, in_own_code
 
 log = logging.getLogger("sepal")
 
@@ -109,9 +110,13 @@ class InProcessGrid(Grid):
 
 
 def answer(handle: Handle, message: Message) -> Message:
-    """Return ``handle``'s reply; an exception becomes an error reply, as in a SuperNode."""
+    """Return ``handle``'s reply; an exception becomes an error reply, as in a SuperNode.
+
+    One of the user's own code is told in one line, when the round fails; any other with its traceback.
+    """
     try:
         return handle(message)
     except Exception as reason:
-        log.exception("client of node %d raised", message.metadata.dst_node_id)
-        return Message(Error(CLIENT_APP_RAISED, f"{type(reason).__name__}: {reason}"), reply_to=message)
+        if not in_own_code(reason):
+            log.exception("client of node %d raised", message.metadata.dst_node_id)
+        return Message(Error(CLIENT_APP_RAISED, described(reason)), reply_to=message)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sepal import __version__
-from sepal.config.base import Settings, flatten
+from sepal.config.base import Settings, flatten, method_name
 from sepal.config.run import RunConfig
 from sepal.errors import ConfigError
 
@@ -39,8 +39,9 @@ def agreed_text(config: RunConfig, hyper: Settings, given: Mapping[str, Any], so
         given: The flat keys as given. A key with its default value counts as set by ``default``.
         sources: Key to where it was set, for keys set outside the run config.
     """
-    values = {**config.flat(), **flatten(hyper, f"{config.method}.")}
-    plain = {**RunConfig().flat(), **flatten(type(hyper)(), f"{config.method}.")}
+    prefix = f"{method_name(config.method)}."
+    values = {**config.flat(), **flatten(hyper, prefix)}
+    plain = {**RunConfig().flat(), **flatten(type(hyper)(), prefix)}
     lines = [f"{VERSION}\t{__version__}\tinstalled"]
     for key, value in values.items():
         if key not in SERVER_ONLY and key not in LOCAL:

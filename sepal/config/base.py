@@ -36,6 +36,14 @@ def kebab(name: str) -> str:
     return name.rstrip("_").replace("_", "-")
 
 
+def method_name(method: str) -> str:
+    """Return the name of a method, the first part of its keys, for the value of the run-config key ``method``.
+
+    For a method of one's own, ``package.module:FedMine``, it is the last part in lower case: ``fedmine``.
+    """
+    return method.rpartition(":")[2].lower()
+
+
 class Settings(BaseModel):
     """Base class of a group of keys: frozen, and strict (an int is accepted as a float; nothing else is converted)."""
 
@@ -67,11 +75,16 @@ class Settings(BaseModel):
 
 def flat_keys(kind: type[BaseModel], prefix: str = "") -> list[str]:
     """Return the flat keys of a group; keys of nested groups are dotted."""
-    keys: list[str] = []
+    return list(key_types(kind, prefix))
+
+
+def key_types(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    """Return the flat keys of a group, each with its type."""
+    keys: dict[str, Any] = {}
     for name, info in kind.model_fields.items():
         key, inner = prefix + (info.alias or kebab(name)), info.annotation
         nested = isinstance(inner, type) and issubclass(inner, BaseModel)
-        keys += flat_keys(inner, f"{key}.") if nested else [key]  # type: ignore[arg-type]
+        keys |= key_types(inner, f"{key}.") if nested else {key: inner}  # type: ignore[arg-type]
     return keys
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from sepal.config.base import Settings, flat_keys, kebab, validate
+from sepal.config.base import Settings, flat_keys, kebab, method_name, validate
 from sepal.config.rules import check_together
 from sepal.config.run import PARTS, RunConfig
 from sepal.errors import ConfigError, nearest, suggest
@@ -24,6 +25,10 @@ def parse(flat: Flat, methods: Mapping[str, type[Settings]]) -> tuple[RunConfig,
         ConfigError: An unknown key or method, a wrong type, or a value out of range. Keys of other methods than the
             chosen one are checked too.
     """
+    method = str(flat.get("method", RunConfig.model_fields["method"].default))
+    own = method_name(method)
+    if ":" in method:
+        methods = ChainMap(dict.fromkeys((own, method), methods[method]), methods)  # type: ignore[arg-type]  # it is only read
     shared: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
     for key, value in flat.items():
@@ -46,7 +51,7 @@ def parse(flat: Flat, methods: Mapping[str, type[Settings]]) -> tuple[RunConfig,
         known = ", ".join(methods)
         raise ConfigError("method", f"one of {known}", suggest(config.method, config.method, methods))
     check_together(config)
-    return config, validate(methods[config.method], groups.get(config.method, {}), f"{config.method}.")
+    return config, validate(methods[config.method], groups.get(own, {}), f"{own}.")
 
 
 def _check_known(flat: Flat, methods: Mapping[str, type[Settings]]) -> None:

@@ -93,7 +93,7 @@ class RunConfig(Settings):
         description="run name; an existing name resumes that run; empty: generated",
     )
     out: str = Field("runs", description="parent directory of the run's directory")
-    method: str = Field("fedpse", description="see `sepal methods`")
+    method: str = Field("fedpse", description="see `sepal methods`, or package.module:NAME of your own")
     dataset: str = Field("digits", description="data set; folder: your own files; own: your own function")
     data_dir: str = Field("", description="directory of the data; empty: SEPAL_DATA, then ~/.cache/sepal/data")
     clients: int = Field(10, ge=0, description="clients needed to start; 0: all registered clients")

@@ -13,7 +13,7 @@ from sepal.config import OwnSettings
 from sepal.data.examples import ClientData, DatasetInfo, Examples, Labels
 from sepal.errors import ConfigError, DataError
 from sepal.rng import derive, derive_seed
-from sepal.user_modules import load
+from sepal.user_modules import described, load
 
 _WHAT = "(x_train, y_train, x_test, y_test) or a ClientData"
 
@@ -89,7 +89,7 @@ def own_data(target: str, classes: int = 0, validation: float = 0.1, seed: int =
             raise
         raise DataError(target, f"to return {_WHAT}", f"SystemExit: {stop.code}") from stop
     except Exception as error:
-        raise DataError(target, f"to return {_WHAT}", f"{type(error).__name__}: {error}") from error
+        raise DataError(target, f"to return {_WHAT}", described(error)) from error
     if isinstance(given, ClientData):
         parts = {name: (getattr(given, name).x, getattr(given, name).y) for name in ("train", "validation", "test")}
     elif isinstance(given, tuple | list) and len(given) == 4:

@@ -215,6 +215,7 @@ class Method:
         compression: Returns how the exchange of such a method is compressed, from its own keys, also without
             ``compress.*``.
         learned: Readers of what it has learned of each client, by kind (:mod:`sepal.protocol.learned`).
+        scheduled: Whether what it does in a round depends on the run-config key ``rounds``: such a run is not extended.
     """
 
     name: str
@@ -234,6 +235,7 @@ class Method:
     dense: bool = False
     compression: Callable[[Any], Compression] | None = None
     learned: Mapping[str, Reader] = field(default_factory=dict)
+    scheduled: bool = False
 
     @property
     def server_state(self) -> type:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from sepal.config import RunConfig
 from sepal.config.agreement import disagreement
-from sepal.errors import DataError, ProtocolError, RosterError, SepalError
+from sepal.errors import DataError, ProtocolError, RosterError, SepalError, in_short
 from sepal.protocol.messages import Reply
 from sepal.protocol.method import ClientInfo
 from sepal.rng import derive
@@ -208,8 +208,7 @@ def wait(
         refusals = connections.refresh(list(online()), ask)
         unfit = [refusal for refusal in refusals if not isinstance(refusal, EvictedError)]
         if unfit and isinstance(needed, int):
-            several = RosterError("clients", "clients that fit", "; ".join(map(str, unfit)))
-            raise unfit[0] if len(unfit) == 1 else several
+            raise unfit[0] if len(unfit) == 1 else RosterError("clients", "clients that fit", in_short(unfit))
         _raise_for_other_data(refusals, () if isinstance(needed, int) or enough else needed)
         refused |= dict.fromkeys(map(str, refusals))
         present, now = len(connections.nodes), time.monotonic()

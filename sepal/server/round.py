@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from flwr.app import RecordDict
 
-from sepal.errors import DeviceMemoryError, DivergedError, ProtocolError, RoundError, SepalError
+from sepal.errors import DeviceMemoryError, DivergedError, ProtocolError, RoundError, SepalError, in_short
 from sepal.protocol.flower.replies import CLIENT_APP_FAILED
 from sepal.protocol.messages import Content, Order, Reply, read_reply, version, write_order
 from sepal.protocol.method import ClientInfo, Kind, Metrics, Task
@@ -373,7 +373,7 @@ class Round:
     def _check_complete(self) -> None:
         key, config = f"round {self._plan.round}", self._config
         if self._failed and config.on_missing == "retry" and not self._settled:
-            raise RoundError(key, "every client to take part", "; ".join(str(e) for e in self._failed.values()))
+            raise RoundError(key, "every client to take part", in_short(self._failed.values()))
         if self.waiting and config.on_missing == "retry":
             raise RoundError(key, f"a reply of every client within {config.timeout:g} s", _some(sorted(self.waiting)))
         counted = self._counted()

@@ -284,9 +284,10 @@ class DiskRunStore:
         write_tensors(self._directory / f"round-{progress.round:06d}.safetensors", arrays, text)
         self._durable[progress.round] = progress.versions
         files = self._files()
-        for path in files[:-2]:
+        kept = files[-3 if progress.closed else -2 :]  # also that of the last training round, to extend the run from
+        for path in files[: -len(kept)]:
             path.unlink()
-        oldest = _round_of(files[-2:][0])
+        oldest = _round_of(kept[0])
         self._durable = {round: versions for round, versions in self._durable.items() if round >= oldest}
         for directory in self._rounds("uploads", lambda round: round <= oldest):
             shutil.rmtree(directory)
@@ -302,8 +303,22 @@ class DiskRunStore:
             raise StateError(
                 "--from-round", f"the round of a checkpoint: {', '.join(map(str, files)) or 'none'}", round
             )
-        for number, path in sorted(files.items(), reverse=True):
-            if number > round:
+        self._forget_after(round)
+
+    def rounds(self) -> list[int]:
+        """Return the rounds of the checkpoints."""
+        return [_round_of(path) for path in self._files()]
+
+    def reopen(self, last: int) -> None:
+        """Delete the closing round of a run that is to have more rounds than ``last``.
+
+        The run continues from the newest checkpoint at or before ``last``, which every run has.
+        """
+        self._forget_after(last)
+
+    def _forget_after(self, round: int) -> None:
+        for path in reversed(self._files()):
+            if _round_of(path) > round:
                 path.unlink()
         for part in ("records", "uploads"):
             for later in self._rounds(part, lambda number: number > round):

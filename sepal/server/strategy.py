@@ -415,7 +415,8 @@ class SepalStrategy(Strategy):
         line = metrics_line(record, start.plan, start.closing, method, self._report.totals)
         for observer in self._observers:
             observer.round(self._progress, record, line)
-        if start.closing or record.round % self.config.checkpoint_every == 0:
+        last = record.round == self.config.rounds  # from which the run can be extended
+        if start.closing or last or record.round % self.config.checkpoint_every == 0:
             self.store.checkpoint(self._progress)
         if start.closing:
             self._tell_closed()

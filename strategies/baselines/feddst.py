@@ -206,4 +206,5 @@ FedDST = register(
     FedDSTClient,
     Hyper,
     deployed="received",
+    scheduled=True,
 )

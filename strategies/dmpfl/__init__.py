@@ -12,6 +12,7 @@ DmPfl = register(
     "sepal.strategies.dmpfl.client:DmPflClient",
     Hyper,
     private=("2a",),
+    scheduled=True,
     learned={"masks": Reader("sepal.strategies.dmpfl.learned:masks", "DM-PFL, Figure 6")},
     combination="sepal.strategies.dmpfl.client:adaptive",
 )

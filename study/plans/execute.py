@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import tomli_w
 
 from sepal import user_modules
+from sepal.config import method_name
 from sepal.data.locations import data_directory
 from sepal.data.own import OWN
 from sepal.data.sources import check
@@ -117,7 +118,9 @@ def has_ended(run: PlannedRun, out: Path) -> bool:
     stored = stored_config(out / run.name)
     if stored is None or not begun(out / run.name):
         return False
-    others = set(registry.table()) - {run.keys.get("method")}  # a run does not store other methods' keys
+    others = set(registry.table()) - {
+        method_name(str(run.keys.get("method")))
+    }  # a run does not store other methods' keys
     keys = {key: value for key, value in run.keys.items() if key.partition(".")[0] not in others}
     if keys.get("data-dir"):  # stored as an absolute path
         keys["data-dir"] = str(data_directory(str(keys["data-dir"])))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sepal.config.base import flat_keys
+from sepal.config.base import flat_keys, method_name
 from sepal.errors import ConfigError
 
 Table = Mapping[str, Any]
@@ -115,5 +115,5 @@ def own_keys(method: str, table: Table, where: str = "settings") -> dict[str, An
     """
     from sepal.strategies import registry
 
-    known = set(flat_keys(registry.get(method).hyper)) if method in registry.table() else set()
-    return {f"{method}.{key}" if key in known else key: value for key, value in _flat(where, table)}
+    known = set(flat_keys(registry.get(method).hyper)) if registry.known(method) else set()
+    return {f"{method_name(method)}.{key}" if key in known else key: value for key, value in _flat(where, table)}

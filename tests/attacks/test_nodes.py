@@ -176,3 +176,14 @@ def test_a_simulation_on_one_machine_takes_code_and_paths_from_its_run(module, m
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
     reply, _ = read_reply(query({**OWN, "own.data": f"{module(DATA)}:data"}, {}))
     assert reply.kind is Kind.QUERY
+
+
+def test_a_method_of_code_is_refused_unless_the_node_allows_it(module, tmp_path):
+    mark = tmp_path / "imported"
+    code = f"open({str(mark)!r}, 'w').close()"
+    target = f"{module(code)}:FedMine"
+    mine = {"data": f"{module(DATA, 'mine')}:data"}
+    assert "method: expected code that this node allows" in refusal({**OWN, "method": target}, mine)
+    assert not mark.exists()
+    refusal({**OWN, "method": target}, {**mine, "allow": target})
+    assert mark.exists(), "imported where it is allowed; it has no FedMine"

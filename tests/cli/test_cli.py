@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from sepal import __version__
 from sepal.cli.keys import keys_of
 from sepal.cli.main import app
 from sepal.cli.showing import markdown_table
@@ -16,6 +17,7 @@ from sepal.errors import ConfigError
 from sepal.server_app.run_directory import read_run
 from sepal.strategies import registry
 from sepal.study.runs import find_run
+from tests.cli.runs_for_tests import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"partition.name": "lambda-mix", "partition.subsample": 300, "clients": 3, "rounds": 2, "method": "fedpse"}
@@ -37,7 +39,6 @@ def sepal(*arguments):
         (["rounds=x"], "rounds: expected a valid integer, got 'x'"),
         (["rounds=1.5"], "rounds: expected a valid integer, got 1.5"),
         (["momentum=true"], "momentum: expected a valid number, got True"),
-        (["name=5"], "name: expected a valid string, got 5"),
         (["rounds=-1"], "rounds: expected greater than or equal to 0, got -1"),
         (["lr=nan"], "lr: expected a finite number, got nan"),
         (["lr=inf"], "lr: expected a finite number, got inf"),
@@ -278,6 +279,29 @@ def test_help_says_what_arguments_are(words):
     assert lines
     assert [name for name, *text in lines if "".join(text).startswith("[")] == [], shown
     assert "\\[" not in text
+
+
+def test_the_version_is_an_option():
+    assert sepal("--version").stdout == f"sepal {__version__}\n"
+
+
+def test_runs_data_sets_and_models_are_listed(here, monkeypatch):
+    monkeypatch.setenv("SEPAL_DATA", str(here / "nothing"))
+    assert "no runs yet" in sepal("ls").stdout
+    write_run(here / "runs" / "first", seed=1)
+    write_run(here / "runs" / "plan" / "second", method="local")
+    (here / "runs" / "broken").mkdir()
+    (here / "runs" / "broken" / "config.toml").write_text("= 3")
+    rows = [line.split() for line in sepal("ls").stdout.splitlines()]
+    assert ["first", "fedavg", "digits", "2/2", "complete"] in rows
+    assert ["second", "local", "digits", "2/2", "complete"] in rows
+    assert any(row[:1] == ["broken"] for row in rows), "one that cannot be read is listed, too"
+    rows = [line.split() for line in sepal("data").stdout.splitlines()]
+    assert ["digits", "image", "1x8x8", "10", "dirichlet", "yes"] in rows
+    assert ["har", "signal", "9x128", "6", "natural", "no"] in rows
+    rows = [line.split() for line in sepal("models").stdout.splitlines()]
+    assert ["digits-cnn", "digits"] in rows
+    assert ["resnet18-gn"] in rows
 
 
 # Flower's run-config

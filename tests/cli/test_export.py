@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from sepal.cli.export import model_of
+from sepal.cli.export import model_of, read_inputs
 from sepal.cli.main import app
 from sepal.client_app.portable import load, save
-from sepal.errors import ConfigError, ModelError, StateError
+from sepal.errors import ConfigError, DataError, ModelError, StateError
 
 
 def sepal(*arguments):
@@ -70,6 +70,8 @@ def test_predict_labels_images_and_arrays_alike(runs, tmp_path):
     assert tables[0][0] == ["label", "name", "probability"]
     assert [row[1] for row in tables[0][1:]] == [row[0] for row in tables[0][1:]], "digits have no other names"
     assert len(tables[0]) == 4
+    one = list(csv.reader(sepal("predict", file, tmp_path / "images" / "1.png").stdout.splitlines()))
+    assert one[1:] == [["1.png", *tables[0][2]]], "a single image"
     bytes_scaled = (images[:, None] / 255.0).astype(np.float32)
     prepared = load(file).prepare(images)
     origin = load(file).origin
@@ -85,7 +87,10 @@ def test_predict_labels_images_and_arrays_alike(runs, tmp_path):
         ),
         (["export", "none", "client-00000"], "run: expected a run directory"),
         (["predict", "model", "none.npz"], "data: expected an .npz with x, got none.npz"),
-        (["predict", "model", "empty"], "data: expected an .npz with x, or a directory of .png, .jpg or .npy files"),
+        (
+            ["predict", "model", "empty"],
+            "data: expected an .npz with x, a .csv, or .png, .jpg or .npy files",
+        ),
         (["predict", "model", "wide.npz"], "data: expected examples of shape (1, 8, 8), got (1, 9, 9)"),
         (["predict", "wide.npz", "wide.npz"], "wide.npz: expected a model that `sepal export` wrote"),
     ],
@@ -186,3 +191,32 @@ def test_an_exported_own_model_is_complete(tmp_path, model):
     if model != "tied":
         assert ("1 of 8 tensors start as" in result.stderr) == (model == "pretrained")
         assert ("2 frozen tensors stay as" in result.stderr) == (model == "frozen")
+
+
+def test_predict_reports_accuracy_where_labels_are_there(runs, tmp_path):
+    file = tmp_path / "m.safetensors"
+    assert "written" in sepal("export", runs / "fedpse", "1", "--out", file).stdout, "client 1 by its number"
+    x = np.random.default_rng(0).integers(0, 256, (4, 8, 8)).astype(np.uint8)
+    np.savez(tmp_path / "x.npz", x=x)
+    quiet = sepal("predict", file, tmp_path / "x.npz")
+    assert "accuracy" not in quiet.stderr
+    said = [int(row[1]) for row in csv.reader(quiet.stdout.splitlines()[1:])]
+    np.savez(tmp_path / "xy.npz", x=x, y=[*said[:3], said[3] + 1])
+    told = sepal("predict", file, tmp_path / "xy.npz")
+    assert told.stderr.strip().endswith("accuracy 75.0 %: 3 of 4")
+    assert told.stdout == quiet.stdout
+
+
+def test_inputs_of_a_table_and_of_directories_named_like_classes(tmp_path):
+    (tmp_path / "t.csv").write_text("a,label,b\n1,dog,2\n3,cat,4\n")
+    names, x, y = read_inputs(tmp_path / "t.csv", ("cat", "dog"))
+    assert (names, x.tolist(), y.tolist()) == (["0", "1"], [[1, 2], [3, 4]], [1, 0])
+    with pytest.raises(DataError, match="column label: expected one of cat, cow, got dog"):
+        read_inputs(tmp_path / "t.csv", ("cat", "cow"))
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    assert read_inputs(tmp_path / "t.csv")[2] is None
+    for name in ("dog", "cat"):
+        (tmp_path / "d" / name).mkdir(parents=True)
+        np.save(tmp_path / "d" / name / "0.npy", np.zeros(2, np.float32))
+    assert read_inputs(tmp_path / "d", ("cat", "dog"))[2].tolist() == [0, 1]
+    assert read_inputs(tmp_path / "d", ("cat", "cow"))[2] is None

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from sepal.cli.sheets import novel_line
 from sepal.cli.tables import capacity_table, headline
 from sepal.engines.in_process import run_in_process
+from sepal.errors import ConfigError, RosterError
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server.accuracy import capacity_group
 from sepal.server_app.run_directory import (
@@ -260,3 +262,47 @@ def test_every_field_is_documented(finished, stopped):
         assert {name for name in names(source) if f"`{name}`" not in text} == set()
     assert {path.name for path in finished.iterdir() if f"`{path.name}" not in text} == set()
     assert {key for key in FREE if f"`{key}`" not in text} == set()
+
+
+def test_a_complete_run_is_extended_by_more_rounds(finished, tmp_path, keys):
+    """It ends like a run that had so many rounds from the start, and trains no round twice."""
+    path, seen = tmp_path / "whole", []
+
+    class Seen(KillAt):
+        def round(self, progress, record, line):
+            seen.append(progress.round)
+
+    shutil.copytree(finished, path)
+    complete(path, assemble({**keys, "rounds": 5, "method": "fedavg"}), Seen(0))
+    assert seen == [4, 5, 6], "round 4 was the closing one"
+    straight = complete(tmp_path / "straight", assemble({**keys, "rounds": 5, "method": "fedavg"}))
+    longer, wanted = stored_summary(path), stored_summary(straight)
+    for key in ("rounds", "weights_sha256", "clients_sha256", "accuracy"):
+        assert longer[key] == wanted[key], key
+    assert read_run(path).config["rounds"] == 5
+    with pytest.raises(ConfigError, match="rounds: expected 5, with which the run whole was started, got 4"):
+        RunDirectory(path, assemble({**keys, "rounds": 4, "method": "fedavg"}), "in-process")
+
+
+@pytest.mark.parametrize("method", ["feddst", "dmpfl"])
+def test_a_run_whose_schedule_depends_on_its_rounds_is_not_extended(tmp_path, keys, method):
+    keys = {**{key: value for key, value in keys.items() if "." not in key}, "method": method}
+    path = complete(tmp_path / "short", assemble(keys))
+    with pytest.raises(ConfigError, match=f"rounds: expected 3, .* the schedule of {method} depends on it, got 6"):
+        RunDirectory(path, assemble({**keys, "rounds": 6}), "in-process")
+    assert stored_summary(path), "it is left as it was"
+
+
+def test_a_refused_start_leaves_no_directory(tmp_path, assembly):
+    def refused(path):
+        with RunDirectory(path, assembly, "in-process"):
+            raise RosterError("clients", "clients that fit", "none")
+
+    with pytest.raises(RosterError):
+        refused(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "old").mkdir(0o700)
+    (tmp_path / "old" / "notes").write_text("mine")
+    with pytest.raises(RosterError):
+        refused(tmp_path / "old")
+    assert (tmp_path / "old" / "notes").exists(), "what was there before is kept"

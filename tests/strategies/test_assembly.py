@@ -9,6 +9,7 @@ from safetensors.numpy import save_file
 from sepal import models
 from sepal.errors import ConfigError
 from sepal.models.weights import read_weights
+from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 
 OWN = {"dataset": "own", "own.shape": "1x8x8", "own.classes": 3, "model": "digits-cnn"}
@@ -44,3 +45,11 @@ def test_weights_to_start_from_of_another_shape_are_refused_by_name(tmp_path):
     save_file(weights, tmp_path / "w.safetensors")
     with pytest.raises(ConfigError, match=r"initial-weights: fc2\.bias: expected shape \(10,\), got shape \(7,\)"):
         assemble({"dataset": "digits", "model": "digits-cnn", "initial-weights": str(tmp_path / "w.safetensors")})
+
+
+def test_a_key_of_another_method_gets_a_line():
+    """Flower's run config has every method's keys, with their defaults: these are not named."""
+    flat = {**registry.defaults(), "method": "fedavg", "fedprox.mu": 0.3, "dataset": "digits"}
+    notes = [note for note in assemble(flat).notes if "without effect" in note]
+    assert notes == ["fedprox.mu: without effect, because the method is fedavg"]
+    assert not any("without effect" in note for note in assemble({**flat, "method": "fedprox"}).notes)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import EntryPoint
 
 import pytest
 
 from sepal.errors import ConfigError
+from sepal.server_app.places import run_path
+from sepal.server_app.run_directory import RunDirectory, stored_config
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines import local
+from sepal.study.plans.model import PlannedRun
+from sepal.study.plans.plan import check_keys
+from sepal.user_modules import VARIABLE
 
 
 def others(monkeypatch, **points):
@@ -43,3 +49,63 @@ def test_what_is_no_method_is_refused(monkeypatch):
     others(monkeypatch, mine="sepal.strategies.baselines.local:LocalServer")
     with pytest.raises(ConfigError, match=r"method: expected .*LocalServer to be a sepal\.protocol\.method\.Method"):
         registry.get("mine")
+
+
+OWN = """
+from sepal.config import Settings
+from sepal.strategies.baselines.fedavg import FedAvgClient, FedAvgServer
+from sepal.strategies.registration import register
+
+class Hyper(Settings):
+    mu: float = 0.1
+
+OwnMethod = register("ownmethod", "", "", FedAvgServer, FedAvgClient, Hyper)
+Renamed, Nothing = OwnMethod, len
+Local = register("local", "", "", FedAvgServer, FedAvgClient)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_methods.py").write_text(OWN)
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    return "own_methods:OwnMethod"
+
+
+def test_a_method_of_ones_own_code_needs_no_registration(own, tmp_path):
+    assembly = assemble({"method": own, "ownmethod.mu": 0.5, "clients": 2, "rounds": 1})
+    assert assembly.task.hyper.mu == 0.5
+    assert assembly.task.config.method == own, "as it was given: workers and a run that goes on find it again"
+    assert "ownmethod.mu\t0.5\trun config" in assembly.agreed
+    with RunDirectory(run_path(assembly.task.config, tmp_path), assembly, "test") as directory:
+        assert directory.path.name.startswith("ownmethod-digits-")
+        stored = stored_config(directory.path)
+    assert (stored["method"], stored["ownmethod.mu"]) == (own, 0.5)
+    assert registry.defaults(own)["ownmethod.mu"] == 0.1, "Flower refuses a key that the app does not declare"
+    check_keys("plan", [PlannedRun("", "", "mine", 0, {"method": own, "ownmethod.mu": 0.2})])
+
+
+def test_who_looks_at_a_run_executes_none_of_its_code(own):
+    assert registry.deployed(own) == ""
+    assert "own_methods" not in sys.modules or not registry._loaded
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("own_methods:Renamed", "registered under its own name in lower case"),
+        ("own_methods:Local", "which no other method has"),
+        ("own_methods:Nothing", "to be what .*register returns"),
+        ("own_methods:Missing", "that can be imported"),
+    ],
+)
+def test_an_own_method_that_cannot_be_used_is_one_line(own, key, words):
+    with pytest.raises(ConfigError, match=f"method: expected .*{words}"):
+        assemble({"method": key})
+
+
+def test_an_unknown_key_of_an_own_method_has_a_suggestion(own):
+    with pytest.raises(ConfigError, match=r"did you mean ownmethod\.mu"):
+        assemble({"method": own, "ownmethod.mi": 0.5})

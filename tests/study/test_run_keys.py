@@ -35,6 +35,12 @@ def test_a_value_is_a_toml_scalar_or_a_text(text, value):
     assert type(scalar(text)) is type(value)
 
 
+def test_a_key_of_text_takes_what_was_typed():
+    typed = {"name": "5", "own.shape": "8", "capacity.profile": "0.50", "own.data": "1e3", "rounds": 5}
+    assert parse_sets([f"{key}={value}" for key, value in typed.items()]) == typed
+    assert parse_sets(["name='5'"]) == {"name": "5"}
+
+
 def test_sets_are_keys_and_values_and_the_last_wins():
     assert parse_sets(["lr=0.1", "name=a=b", " rounds = 3 ", "lr=0.2"]) == {"lr": 0.2, "name": "a=b", "rounds": 3}
 
@@ -107,7 +113,7 @@ def test_a_served_run_has_an_absolute_directory_by_option_by_key_or_by_default(t
 
 def test_a_served_runs_directory_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert gather_to_serve(None, ["out=5"], None, None)["out"] == 5, "refused by the config, as for `sepal run`"
+    assert gather_to_serve(None, ["out=5"], None, None)["out"] == str(tmp_path / "5"), "a text, as typed"
     for given in (["out=~nobody-here/x"], []):
         with pytest.raises(ConfigError, match="out: expected a directory, got ~nobody-here/x"):
             gather_to_serve(None, given, None, None if given else "~nobody-here/x")

@@ -88,6 +88,12 @@ def check(name: str, data_dir: str | Path = "") -> None:
         reader.read(directory)
 
 
+def is_here(name: str, data_dir: str | Path = "") -> bool:
+    """Return whether the files of a data set are there; nothing is downloaded."""
+    reader, directory = _place(name, data_dir)
+    return reader.files(directory) is not None
+
+
 def version(name: str, data_dir: str | Path) -> str:
     """Return a digest of the name, size and modification time of all files."""
     directory = data_directory(data_dir)

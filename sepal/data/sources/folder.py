@@ -3,7 +3,8 @@
 The first of these formats that is found is read:
 
 1. one ``.npz``: ``x``, ``y`` [, ``x_test``, ``y_test``] [, ``person`` of each row of x];
-2. one ``.csv`` with a header: a column ``label``, every other column a number [, a column ``person``];
+2. one ``.csv`` with a header: a column ``label`` (whole numbers from 0, or texts, which become classes in sorted
+   order), every other column a number [, a column ``person``];
 3. ``train/`` and ``test/``, each as in 4, with the same classes;
 4. a sub-directory per class, in alphabetical order, with ``.png``, ``.jpg`` or ``.npy`` files, all of one shape.
 
@@ -18,6 +19,7 @@ import csv
 import math
 import struct
 import zipfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,22 +80,87 @@ def _npz(path: Path) -> Source:
     return _source(str(path), (given["x"], given["y"]), test, given.get("person"))
 
 
+def read_table(path: Path, classes: Sequence[str] = ()) -> tuple[NDArray[np.float32], Labels | None]:
+    """Return the examples of a CSV file and, if it has a column ``label``, their class numbers.
+
+    Args:
+        path: The file.
+        classes: Names of the classes; a label is one of them or, if there are none, a number.
+
+    Raises:
+        DataError: The file cannot be read, or a label is none of the classes.
+    """
+    rows = _rows(path)
+    if not rows:
+        raise DataError(str(path), "rows under a header", "no row")
+    x = _features(path, rows)
+    if "label" not in rows[0]:
+        return x, None
+    labels, names = _classes_of(path, [row["label"] for row in rows])
+    if unknown := set(names) - set(classes):
+        raise DataError(f"{path}, column label", f"one of {', '.join(classes) or 'the whole numbers'}", min(unknown))
+    return x, np.array([classes.index(names[number]) for number in labels], dtype=np.int64) if names else labels
+
+
 def _csv(path: Path) -> Source:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file, strict=True))
-    except (OSError, ValueError, csv.Error) as error:
-        raise DataError(str(path), "a CSV file with a header", str(error)) from error
+    rows = _rows(path)
     if not rows or "label" not in rows[0]:
         raise DataError(str(path), "rows under a header with a column `label`", "no row" if not rows else "no label")
-    features = [name for name in rows[0] if name not in ("label", "person")]
-    try:
-        x = np.array([[float(row[name]) for name in features] for row in rows], dtype=np.float32)
-        y = np.array([int(row["label"]) for row in rows], dtype=np.int64)
-    except (ValueError, TypeError) as error:
-        raise DataError(str(path), "numbers, with whole numbers from 0 as labels", str(error)) from error
+    x = _features(path, rows)
+    labels, names = _classes_of(path, [row["label"] for row in rows])
     people = np.array([row["person"] or "" for row in rows]) if "person" in rows[0] else None
-    return _source(str(path), (x, y), None, people)
+    return _source(str(path), (x, labels), None, people, names=names)
+
+
+def _rows(path: Path) -> list[dict[Any, Any]]:
+    """Return the rows of a CSV file, none with more cells than the header."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows: list[dict[Any, Any]] = list(csv.DictReader(file, strict=True))
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(str(path), "a CSV file with a header", str(error)) from error
+    for line, row in enumerate(rows, 2):
+        if None in row:  # csv's key of cells without a header
+            width = len(row) - 1
+            raise DataError(f"{path}, row {line}", f"{width} cells, as the header has", width + len(row[None]))
+    return rows
+
+
+def _features(path: Path, rows: list[dict[Any, Any]]) -> NDArray[np.float32]:
+    names = [name for name in rows[0] if name not in ("label", "person")]
+    cells = [[_number(path, line, name, row[name]) for name in names] for line, row in enumerate(rows, 2)]
+    return np.array(cells, dtype=np.float32)
+
+
+def _number(path: Path, line: int, column: str, text: Any) -> float:
+    """Return a cell as a number; the first line of the file is its header."""
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        got = "no cell" if text is None else repr(text)
+        raise DataError(f"{path}, row {line}, column {column}", "a finite number", got)
+    return value
+
+
+def _classes_of(path: Path, texts: Sequence[Any]) -> tuple[Labels, list[str]]:
+    """Return numbers and names of labels: whole numbers from 0 as they are, without names; texts in sorted order."""
+    empty = next((line for line, text in enumerate(texts, 2) if not (text or "").strip()), None)
+    if empty is not None:
+        raise DataError(f"{path}, row {empty}, column label", "a label", "an empty cell")
+    words = [text.strip() for text in texts]
+    try:
+        numbers = np.array([float(word) for word in words])
+    except ValueError:
+        numbers = np.array([-1.0])  # texts
+    odd = np.flatnonzero(numbers % 1)  # NaN is odd, too
+    if len(odd):
+        raise DataError(f"{path}, row {odd[0] + 2}, column label", "a whole number or a text", words[odd[0]])
+    if numbers.min() >= 0:
+        return numbers.astype(np.int64), []
+    names = sorted(set(words))
+    return np.array([names.index(word) for word in words], dtype=np.int64), names
 
 
 def _classes(directory: Path) -> Source:
@@ -128,19 +195,19 @@ def _members(folder: Path) -> list[Path]:
 
 
 def _read_part(home: Path, names: list[str]) -> tuple[NDArray[Any], Labels]:
-    arrays, labels, first = [], [], None
+    arrays, labels, kinds = [], [], Counter[str]()
     for folder in _class_folders(home):
         for path in _members(folder):
             array = read_example(path)
-            first = first or (array.shape, array.dtype)
-            if (array.shape, array.dtype) != first:
-                raise DataError(
-                    str(path), f"{first[1]} {first[0]} as in the files before", f"{array.dtype} {array.shape}"
-                )
+            kinds[f"{array.dtype} {array.shape}"] += 1
             arrays.append(array)
             labels.append(names.index(folder.name))
     if not arrays:
         raise DataError(str(home), f"{FILES} in its sub-directories", "none")
+    if len(kinds) > 1:
+        found = ", ".join(f"{count} of {kind}" for kind, count in kinds.most_common(4))
+        more = f" and {len(kinds) - 4} other shapes" if len(kinds) > 4 else ""
+        raise DataError(str(home), f"{len(arrays)} files of one shape and type", f"{found}{more}")
     return np.stack(arrays), np.asarray(labels, dtype=np.int64)
 
 

@@ -92,6 +92,20 @@ def test_csv_with_people(tmp_path):
     assert len(data.train) + len(data.validation) + len(data.test) == 12
 
 
+def test_csv_with_labels_of_text(tmp_path):
+    rows = ["a,label", *(f"{i},{('wine', ' beer', '-1')[i % 3]}" for i in range(6))]
+    (tmp_path / "all.csv").write_text("\n".join(rows))
+    source = load("folder", tmp_path)
+    assert source.info.class_names == ("-1", "beer", "wine")
+    assert source.train.y.tolist() == [2, 1, 0, 2, 1, 0]
+
+
+def test_csv_with_whole_numbers_written_as_floats(tmp_path):
+    (tmp_path / "all.csv").write_text("a,label\n1,1.0\n2,0\n")
+    source = load("folder", tmp_path)
+    assert (source.train.y.tolist(), source.info.class_names) == ([1, 0], ())
+
+
 def test_npz_tokens_and_test_part(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.arange(12).reshape(4, 3), y=[0, 1, 2, 0], x_test=np.ones((1, 3), int), y_test=[1])
     source = load("folder", tmp_path)
@@ -196,9 +210,11 @@ def test_npz_with_pickled_objects(tmp_path):
     [
         ("a,b\n1,2\n", "a column `label`, got no label"),
         ("", "got no row"),
-        ("a,label\nx,0\n", "numbers, with whole numbers from 0 as labels"),
-        ("a,label\n1,0.5\n", "numbers, with whole numbers"),
-        ("a,b,label\n1,0\n", "numbers, with whole numbers"),
+        ("a,label\n1,0\nx,0\n", "a.csv, row 3, column a: expected a finite number, got 'x'"),
+        ("a,label\nnan,0\n", "a.csv, row 2, column a: expected a finite number, got 'nan'"),
+        ("a,label\n1,0,7\n", "a.csv, row 2: expected 2 cells, as the header has, got 3"),
+        ("a,label\n1,0.5\n", "row 2, column label: expected a whole number or a text, got 0.5"),
+        ("a,b,label\n1,0\n", "row 2, column label: expected a label, got an empty cell"),
         ('a,label\n"1" 2,0\n', "a CSV file with a header"),
         ("label\n0\n1\n", "at least one example"),
     ],
@@ -212,7 +228,9 @@ def test_csv_errors(tmp_path, content, message):
 def test_images_of_two_sizes(tmp_path):
     png(tmp_path / "a" / "0.png")
     png(tmp_path / "b" / "0.png", size=(9, 9))
-    with pytest.raises(DataError, match=r"expected uint8 \(12, 12\) as in the files before, got uint8 \(9, 9\)"):
+    png(tmp_path / "b" / "1.png")
+    words = r"expected 3 files of one shape and type, got 2 of uint8 \(12, 12\), 1 of uint8 \(9, 9\)"
+    with pytest.raises(DataError, match=words):
         load("folder", tmp_path)
 
 

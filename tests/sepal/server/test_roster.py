@@ -231,7 +231,7 @@ def test_a_new_run_ends_with_the_words_of_who_cannot_take_part(answer, kind):
 
 def test_several_refusals_are_one_line():
     network = Network(n1=DataError("a: data", "x", "y"), n2=DataError("b: data", "x", "y"))
-    with pytest.raises(RosterError, match="a: data: expected x, got y; b: data: expected x, got y"):
+    with pytest.raises(RosterError, match=r"data: expected x, got y \(a and 1 more\)"):
         waited(network, 2)
 
 
@@ -304,3 +304,15 @@ def test_a_node_whose_key_is_anothers_cannot_take_a_name():
     (refusal,) = connections.refresh(network.online(), network.ask)
     assert str(refusal) == "client a: expected c, the name of its node's key (nodes/c.pub), got a (node 2)"
     assert connections.nodes == {"b": 1, "c": 3}
+
+
+def test_why_clients_do_not_fit_is_said_once_with_the_number_of_clients():
+    """Ten clients with the same fault gave the same line three times and a half, cut off before its end."""
+    faults = {f"n{n}": DataError(f"node {n}: client-{n:05d}: mine:load", "four arrays", "NoneType") for n in range(9)}
+    faults["n9"] = DataError("node 9: client-00009: capacity", "more", "0.1")
+    with pytest.raises(RosterError) as caught:
+        waited(Network(**faults), 10)
+    assert str(caught.value) == (
+        "clients: expected clients that fit, got mine:load: expected four arrays, got NoneType "
+        "(node 0: client-00000 and 8 more); capacity: expected more, got 0.1 (node 9: client-00009)"
+    )

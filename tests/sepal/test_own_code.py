@@ -1,0 +1,58 @@
+"""Exceptions in the user's own code: one line with his last frames, whatever lies between."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from flwr.app import Message, RecordDict
+
+from sepal import user_modules
+from sepal.engines.in_process.grid import answer
+from sepal.errors import ModelError
+from sepal.protocol.flower.replies import enter_run
+
+
+def helper(argument):
+    raise KeyError(argument)
+
+
+def load(argument):
+    json.loads("[1]", parse_int=helper)
+
+
+def caught(function, *arguments):
+    with pytest.raises(Exception) as found:  # noqa: PT011 (any)
+        function(*arguments)
+    found.value.__traceback__ = found.value.__traceback__.tb_next  # without this file's own line
+    return found.value
+
+
+def test_the_last_own_frames_are_named_and_no_others():
+    place = helper.__code__.co_firstlineno + 1, load.__code__.co_firstlineno + 1
+    words = f"KeyError: '1' (test_own_code.py:{place[0]} in helper, called at test_own_code.py:{place[1]} in load)"
+    assert user_modules.described(caught(load, 1)) == words
+
+
+def test_an_exception_of_a_library_has_no_place():
+    error = caught(json.loads, "[")
+    assert user_modules.described(error) == f"JSONDecodeError: {error}"
+    assert not user_modules.in_own_code(error)
+
+
+def test_a_module_that_raises_when_it_is_imported_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "raises_at_import.py").write_text("import json\n\nx = 1 / 0\n")
+    monkeypatch.setenv(user_modules.VARIABLE, str(tmp_path))
+    with pytest.raises(ModelError, match=r"ZeroDivisionError: division by zero \(raises_at_import.py:3 in <module>\)"):
+        user_modules.load("model", "raises_at_import:build", ModelError)
+
+
+def test_a_client_whose_own_code_raises_is_no_traceback(caplog):
+    enter_run()
+
+    def handle(message):
+        load(message)
+
+    reply = answer(handle, Message(RecordDict(), dst_node_id=1, message_type="train"))
+    assert not caplog.records
+    assert "in helper, called at test_own_code.py" in reply.error.reason
