@@ -102,9 +102,6 @@ def predict(
         (name, int(label), classes[label], f"{chances[place, label]:.4f}")
         for place, (name, label) in enumerate(zip(names, logits.argmax(1), strict=True))
     ]
-    if truth is not None:
-        right = int((logits.argmax(1) == truth).sum())
-        typer.echo(f"accuracy {100 * right / len(truth):.1f} %: {right} of {len(truth)}", err=True)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("example", "label", "name", "probability"))
@@ -114,6 +111,9 @@ def predict(
         typer.echo(f"written to {out}")
     else:
         typer.echo(text.getvalue(), nl=False)
+    if truth is not None:
+        right = int((logits.argmax(1) == truth).sum())
+        typer.echo(f"accuracy {100 * right / len(truth):.1f} %: {right} of {len(truth)}", err=True)
 
 
 def read_inputs(

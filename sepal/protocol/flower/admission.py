@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 from flwr.common import constant as names
+from flwr.supercore.error import rpc_error_translator
 
 from sepal.protocol.flower.versions import unchanged
 
@@ -56,7 +57,8 @@ class KnownCallers(grpc.ServerInterceptor):  # type: ignore[misc]
             if not context.add_callback(self._places.release):  # the call has ended already
                 self._places.release()
                 context.abort(grpc.StatusCode.CANCELLED, "ended")
-            return found.unary_unary(next(messages), context)
+            with rpc_error_translator(context, details.method):  # Flower's own wraps unary handlers alone
+                return found.unary_unary(next(messages), context)
 
         return grpc.stream_unary_rpc_method_handler(answer, found.request_deserializer, found.response_serializer)
 
