@@ -121,7 +121,7 @@ flower-next: ## the same with the newest Flower that the index has, pre-releases
 	echo "flower-next: flwr $$newest"; $(MAKE) --no-print-directory flower VERSION=$$newest
 
 requirements: $(STAMP) ## write requirements*.txt: the image's versions of constraints.txt, with the digests of their files
-	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet pyproject.toml - -c constraints.txt --universal --python-version 3.11 \
+	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet pyproject.toml - --extra operate -c constraints.txt --universal --python-version 3.11 \
 		--generate-hashes --no-annotate --no-header | $(BIN)/python -m experiments.requirements
 
 sbom: $(STAMP) ## list what is in the image: build/sbom.json, CycloneDX
