@@ -15,6 +15,7 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_command
+from sepal.cli.options import Log, Metrics
 from sepal.errors import ConfigError, one_line
 
 # 20 uploads with a noise multiplier of 5 have an ε of 9.4 at δ = 1e-5, compared with any other data of the client.
@@ -86,13 +87,8 @@ def join(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Speak plain text with another machine; never on a shared network.")
     ] = False,
-    metrics: Annotated[
-        str,
-        typer.Option(
-            metavar="[HOST:]PORT", help="Serve /metrics for Prometheus and /healthz; by default on 127.0.0.1."
-        ),
-    ] = "",
-    log: Annotated[str, typer.Option(metavar="json", help="Write the client's log as JSON lines.")] = "",
+    metrics: Metrics = "",
+    log: Log = "",
 ) -> None:
     """Join a server as a client, until Ctrl-C is pressed."""
     with starting():

@@ -14,6 +14,7 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_command
+from sepal.cli.options import Log, Metrics
 from sepal.errors import ConfigError
 from sepal.protocol.operation import METRICS, place_of
 
@@ -39,13 +40,8 @@ def serve(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Take plain text from other machines, too; never on a shared network.")
     ] = False,
-    metrics: Annotated[
-        str,
-        typer.Option(
-            metavar="[HOST:]PORT", help="Serve /metrics for Prometheus and /healthz; by default on 127.0.0.1."
-        ),
-    ] = "",
-    log: Annotated[str, typer.Option(metavar="json", help="Write the server's log as JSON lines.")] = "",
+    metrics: Metrics = "",
+    log: Log = "",
 ) -> None:
     """Start a server, run a federation with the clients that join, and show its progress."""
     with starting():

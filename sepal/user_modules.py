@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import os
 import pickle
 import sys
@@ -120,9 +121,21 @@ def receive(functions: Mapping[str, bytes]) -> None:
     _functions.update(functions)
 
 
+def as_text() -> str:
+    """Return :func:`exported` as JSON, for a file that another process reads."""
+    return json.dumps({name: content.hex() for name, content in _functions.items()})
+
+
+def receive_text(text: str) -> None:
+    """Take the functions of :func:`as_text`."""
+    receive({name: bytes.fromhex(content) for name, content in json.loads(text).items()})
+
+
 def _defined(key: str, name: str, error: type[SepalError]) -> Callable[..., Any]:
     if name not in _loaded:
         if name not in _functions:
             raise error(key, "a function of this session (run it again from the notebook that defined it)", name)
-        _loaded[name] = pickle.loads(_functions[name])  # from the process that started this one
+        # The only place that unpickles (tests/test_imports.py): code by value has no other form. Only the process that
+        # started this one can have put it here; a run config names it, but never brings it.
+        _loaded[name] = pickle.loads(_functions[name])
     return _loaded[name]

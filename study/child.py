@@ -7,7 +7,6 @@ closed and the run ends at once. It can be continued from its last checkpoint, a
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from pathlib import Path
 from threading import Thread
@@ -27,8 +26,7 @@ def main() -> None:
     from sepal.study.run import execute, prepare
     from sepal.study.run_keys import read_file
 
-    functions = Path(config).parent / FUNCTIONS
-    user_modules.receive(pickle.loads(functions.read_bytes()))  # of the process that started this one
+    user_modules.receive_text((Path(config).parent / FUNCTIONS).read_text())
     try:
         execute(prepare({**read_file(Path(config)), "out": out}, Path.cwd()), int(workers))
     except SepalError as error:

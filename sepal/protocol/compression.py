@@ -285,9 +285,7 @@ class CompressedClient:
     def _given(self, held: Values, download: Payload) -> Payload:
         """Return the download that the method would have got."""
         weights = dense(self.flat.cut(held), self.flat.layout, ValueCoding.FP32)
-        fixed = {p.name: download.tensors.get(p.name) for p in self.fixed}
-        absent = dense(self.task.weights, tuple(p for p in self.fixed if fixed[p.name] is None), ValueCoding.FP32)
-        both = {**weights, **{name: tensor for name, tensor in fixed.items() if tensor is not None}, **absent}
+        both = {**weights, **{p.name: download.tensors[p.name] for p in self.fixed}}
         return Payload({p.name: both[p.name] for p in self.inner.shared()}, download.scalars)
 
     def train(self, state: Any, download: Payload, plan: Plan) -> tuple[Any, Payload]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from sepal.storage.files import private_directory
 from sepal.strategies import registry
 from sepal.study.plans.model import PlannedRun
 
-FUNCTIONS = "functions.pickle"  # those of this session, for the runs' processes
+FUNCTIONS = "functions.json"  # those of this session, for the runs' processes
 POLL = 0.1  # seconds between checks of the processes
 
 
@@ -141,7 +140,7 @@ def _check_data(runs: Sequence[PlannedRun]) -> None:
 def _start(run: PlannedRun, out: Path, scratch: Path, workers: int) -> subprocess.Popen[str]:
     config = scratch / f"{run.name}.toml"
     config.write_text(tomli_w.dumps(dict(run.keys)))
-    (scratch / FUNCTIONS).write_bytes(pickle.dumps(user_modules.exported()))
+    (scratch / FUNCTIONS).write_text(user_modules.as_text())
     with (scratch / run.name).open("w") as log:
         command = [sys.executable, "-P", "-m", "sepal.study.child", str(config), str(out), str(workers)]
         return subprocess.Popen(
