@@ -22,7 +22,7 @@ from flwr.supercore.error import rpc_error_translator
 from sepal.protocol.flower.versions import unchanged
 
 MOST_CALL = 16 << 20  # bytes: Flower cuts arrays into chunks of 5 MiB, and an app bundle has at most 10 MB
-MOST_STRANGERS = 8  # calls of callers without a registered key whose message is read at the same time
+MOST_STRANGERS = 2  # calls without a registered key that are read at a time; each costs three times its message
 INTRODUCTIONS = frozenset(f"/flwr.proto.Fleet/{name}" for name in ("ActivateNode", "RegisterNode"))
 MOST_KNOWN = 100_000  # keys that are remembered as registered
 
