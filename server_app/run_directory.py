@@ -34,6 +34,7 @@ Line = Mapping[str, Any]
 # Keys that a resumed run may change: locations, timeouts and limits, which do not change results.
 FREE = frozenset({"name", "out", "data-dir", "state-dir", "timeout", "checkpoint-every", "max-message-bytes"})
 # Keys that may also change if a run goes back: what the server accepts. A method's own key is marked "free-back".
+LOCK_PATIENCE = 5.0  # seconds
 FREE_BACK = frozenset(
     {"max-update-norm", "robust-mean", "on-missing", "min-replies", "roster", "oversample", "deadline"}
 )
@@ -282,10 +283,13 @@ class RunDirectory:
 
 
 def _lock(path: Path) -> FileLock:
-    """Lock the directory; the kernel releases the lock when the process ends, however it ends."""
+    """Lock the directory; the kernel releases the lock when the process ends, however it ends.
+
+    A process whose parent was killed needs a moment to notice it, so a lock that is held is waited for.
+    """
     lock = FileLock(path / ".lock")
     try:
-        lock.acquire(blocking=False)
+        lock.acquire(timeout=LOCK_PATIENCE)
     except Timeout:
         raise StateError(str(path), "no other process that runs it", "one that has it open") from None
     except OSError as reason:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import pytest
 
+from sepal.config.base import AUTO, kebab
+from sepal.strategies import registry
 from tests.golden.cases import CASES, SEEDS
 from tests.golden.summaries import METHODS, differences, read, summary, written
 
@@ -28,6 +30,14 @@ def test_final_weights_states_and_bytes_are_those_written(method, case):
             return
         found += [f"seed {seed}: {line}" for line in lines]
     pytest.fail("\n".join([*found, f"if this change is meant: python -m tests.golden {method}"]))
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_no_case_has_a_rate_that_a_calibration_may_change(method):
+    fields = registry.get(method).hyper.model_fields
+    auto = {info.alias or kebab(name) for name, info in fields.items() if info.default == AUTO}
+    for case in CASES[method].values():
+        assert not {f"{method}.{key}" for key in auto} - set(case)
 
 
 def test_every_golden_file_and_case_is_of_a_registered_method():

@@ -22,6 +22,10 @@ FLAT = {
 # rounds. FedMask's signed weights have one magnitude per layer: many sums are exactly 0, and rounding decides what
 # follows. With drawn weights, processors agree.
 KEYS = {
+    "fedavgm": {"fedavgm.rate": 1.0},
+    "fedadam": {"fedadam.rate": 0.01},
+    "fedyogi": {"fedyogi.rate": 0.01},
+    "fedadagrad": {"fedadagrad.rate": 0.1},
     "pfedme": {"lr": 0.09, "pfedme.lambda": 15.0, "pfedme.rate": 0.005},
     "pfedhn": {"pfedhn.rate": 0.01, "pfedhn.inner-rate": 0.005},
     "fedmask": {"fedmask.weights": "drawn"},

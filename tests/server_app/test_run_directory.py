@@ -5,6 +5,7 @@ import sys
 import tomllib
 from datetime import datetime
 from pathlib import Path
+from threading import Timer
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from sepal.config import RunConfig
 from sepal.errors import ConfigError, StateError
 from sepal.server.ledger import LedgerEntry
 from sepal.server.run_state import RoundRecord, RunState
+from sepal.server_app import run_directory
 from sepal.server_app.places import default_base, run_path
 from sepal.server_app.run_directory import FREE, RunDirectory, plain, stored_config
 from sepal.strategies.assembly import assemble
@@ -179,7 +181,8 @@ sys.stdin.read()
 """
 
 
-def test_two_processes_cannot_have_one_directory_open(tmp_path, assembly):
+def test_two_processes_cannot_have_one_directory_open(tmp_path, assembly, monkeypatch):
+    monkeypatch.setattr(run_directory, "LOCK_PATIENCE", 0.1)
     root = Path(__file__).resolve().parents[2]
     other = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -188,8 +191,8 @@ def test_two_processes_cannot_have_one_directory_open(tmp_path, assembly):
         assert other.stdout.readline() == b"held\n"
         with pytest.raises(StateError, match="expected no other process that runs it"):
             RunDirectory(tmp_path, assembly, "in-process")
-        other.kill()
-        other.wait()
+        monkeypatch.setattr(run_directory, "LOCK_PATIENCE", 30)  # the other may need a moment to end
+        Timer(0.3, other.kill).start()
         RunDirectory(tmp_path, assembly, "in-process").close()
     finally:
         other.kill()

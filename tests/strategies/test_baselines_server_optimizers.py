@@ -13,7 +13,6 @@ from sepal.config import RunConfig
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Plan, Task, Upload
 from sepal.strategies import registry
-from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole
 from tests.strategies.baselines import Sent, assert_same_model, run
 
@@ -98,4 +97,4 @@ def test_fedavgm_without_momentum_at_rate_1_is_fedavg_to_the_bit():
     ],
 )
 def test_the_defaults_are_the_papers(method, keys):
-    assert assemble({"dataset": "digits", "method": method}).task.hyper.model_dump() == keys
+    assert registry.get(method).hyper().completed({}).model_dump() == keys
