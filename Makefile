@@ -59,7 +59,7 @@ check: $(STAMP) docs sbom ## ruff, mypy --strict, import-linter, hadolint, the C
 docs: $(STAMP) ## build the documentation site into build/site; a dead link or anchor is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
-e2e: $(STAMP) ## run the end-to-end tests: real Flower processes (two files at a time: they mostly wait)
+e2e: $(STAMP) ## run the end-to-end tests: real processes (two files at a time: they mostly wait)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m e2e -n 2 --dist loadfile --durations=15
 
 bench: $(STAMP) ## measure speed and memory

@@ -14,7 +14,7 @@ from tests.simulated_device.methods import CHECKS
 
 pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="no C++ compiler for the simulated device"),
-    pytest.mark.xdist_group("simulated-device"),
+    pytest.mark.e2e,  # a compiler, and a process for half a minute
 ]
 
 

@@ -38,9 +38,12 @@ def linear(shape, classes):
 
 def test_a_run_is_the_commands():
     """Same keys, same figures and weights: both prepare and execute it with sepal.study.run."""
-    ours = sepal.run("fedavg", name="ours", **SMALL)
+    ours = sepal.run("fedavg", name="ours", workers=1, **SMALL)
     keys = ("clients=2", "rounds=1", "partition.subsample=200", "method=fedavg", "name=theirs")
-    assert CliRunner().invoke(app, ["run", *(part for key in keys for part in ("--set", key))]).exit_code == 0
+    assert (
+        CliRunner().invoke(app, ["run", "--workers", "1", *(part for key in keys for part in ("--set", key))]).exit_code
+        == 0
+    )
     theirs = sepal.load("theirs")
     assert ours.frame.equals(theirs.frame)
     for one, other in zip(
@@ -55,7 +58,7 @@ def test_a_run_is_the_commands():
 
 
 def test_functions_of_a_notebook_run_in_workers_and_come_back_as_a_model():
-    """Neither can be imported: they are closures. Three worker processes get them by value."""
+    """Neither can be imported: they are closures. Two worker processes get them by value."""
     hidden = 3
 
     def load(client):
@@ -65,7 +68,7 @@ def test_functions_of_a_notebook_run_in_workers_and_come_back_as_a_model():
         return nn.Sequential(nn.Linear(shape[0], hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
     data = sepal.own(load, shape=(13,), classes=3)
-    run = sepal.run("fedpse", data, build, clients=3, rounds=3, workers=3, lr=0.5, progress=False, fedpse={"keep": 0.5})
+    run = sepal.run("fedpse", data, build, clients=2, rounds=2, workers=2, lr=0.5, progress=False, fedpse={"keep": 0.5})
     model = run.model("client-00001")
     assert [tuple(p.shape) for p in model.parameters()] == [(3, 13), (3,), (3, 3), (3,)]
     assert not model.training
@@ -83,7 +86,7 @@ def test_a_function_of_another_session_is_refused_by_name():
     assert "build_0" in str(refused.value)
 
 
-def test_a_comparison_has_frames_a_frontier_and_a_report():
+def test_a_comparison_has_frames_a_frontier_and_a_report(runs_in_this_process):
     def build(shape, classes):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
 

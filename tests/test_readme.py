@@ -1,7 +1,4 @@
-"""The commands and Python blocks of README and of the tutorial, with fewer rounds.
-
-tests/e2e/test_readme.py runs the commands as they stand.
-"""
+"""The Python blocks of README and what its pages have in common; tests/e2e/test_readme.py runs the commands."""
 
 from __future__ import annotations
 
@@ -44,9 +41,6 @@ def commands(found):
     return [line.removeprefix(".venv/bin/sepal ") for line in lines if ALONE.match(line)]
 
 
-SHORT = "--workers 1 --set rounds=1 --set evaluate-every=0"  # in this process, a round
-
-
 @pytest.fixture
 def there(tmp_path, monkeypatch):
     """A directory with README's examples, in which commands run."""
@@ -59,20 +53,6 @@ def there(tmp_path, monkeypatch):
 
 def sepal(arguments):
     return CliRunner().invoke(app, shlex.split(arguments))
-
-
-SMALL = 'methods = ["local"]\n[settings]\nrounds = 1\nevaluate-every = 0\n'
-
-
-@pytest.mark.parametrize(("found", "count"), [(BLOCKS, 4), (TUTORIAL, 6)], ids=["README", "tutorial"])
-def test_the_commands_work_but_for_the_number_of_rounds(there, found, count):
-    assert len(commands(found)) == count
-    (there / "examples" / "compare.toml").write_text(SMALL)
-    for command in commands(found):
-        done = sepal(f"{command} {SHORT}" if command.startswith("run ") else command)
-        assert done.exit_code == 0, f"{command}: {done.output}"
-        assert done.stdout
-    assert (there / "runs" / "first" / "summary.json").exists()
 
 
 def test_readmes_server_app_runs(tmp_path):

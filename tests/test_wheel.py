@@ -30,6 +30,7 @@ FOLDERS = (
     "server_app",
     "strategies",
 )  # of the checkout; in the wheel: below sepal/
+pytestmark = pytest.mark.e2e  # a dozen processes, half a minute
 SCRIPT = "#!{python}\nimport sys\nfrom {module} import {name}\nsys.exit({name}())\n"
 PLAN = """
 title = "Small"
@@ -122,7 +123,6 @@ def test_commands_work_in_an_empty_folder(environment, tmp_path):
     assert list((folder / "runs" / "plan").glob("*/summary.json"))
 
 
-@pytest.mark.e2e
 @pytest.mark.timeout(400)
 def test_serve_join_and_watch_work_in_an_empty_folder(environment, tmp_path):
     fleet, control = str(free_port()), str(free_port())

@@ -21,7 +21,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from sepal.errors import ConfigError, DamagedError, ProtocolError, RoundError, SepalError, StateError
-from sepal.protocol.flower.nodes import names as registered_names
 from sepal.protocol.flower.replies import bound_replies
 from sepal.protocol.messages import Content, Order, Reply, read_reply, write_order
 from sepal.protocol.method import ClientInfo, Kind, Method, Metrics, Plan, Task
@@ -156,8 +155,10 @@ class SepalStrategy(Strategy):
         self._change(num_rounds, timeout)
         self._check_initial(initial_arrays)
         self._exchange = Exchange(grid)
-        self._connections.bound = partial(registered_names, grid)
         if not isinstance(grid, LocalGrid):
+            from sepal.protocol.flower.nodes import names  # imports Flower's database: a second
+
+            self._connections.bound = partial(names, grid)
             bound_replies(largest_reply(self.task))
         self.summary()
         self._open(grid)

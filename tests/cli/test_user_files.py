@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.e2e  # each command is a process
 OWN = [
     part
     for key in ("dataset=own", 'own.shape="5"', "own.classes=2", "own.data=clinic:load", "clients=2", "rounds=1")
