@@ -116,8 +116,8 @@ def conclusion(runs: Sequence[StoredRun]) -> Iterator[str]:
     yield f"Accuracy of the model that a user gets: {figures}."
     own = found["fedpse"]
     sent = [run.bytes["up"] + run.bytes["down"] for run in runs]
-    dense, alone = compared(own - found["fedavg"]), compared(own - found["local"])
-    yield f"With {100 * sent[0] / sent[1]:.0f} % of FedAvg's bytes, FedPSE is {dense} FedAvg and {alone} training alone."
+    share, dense, alone = sent[0] / sent[1], compared(own - found["fedavg"]), compared(own - found["local"])
+    yield f"With {100 * share:.0f} % of FedAvg's bytes, FedPSE is {dense} FedAvg and {alone} training alone."
     yield "This is one seed on one small data set; `sepal compare` and docs/results have more."
 
 
