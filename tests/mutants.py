@@ -257,7 +257,7 @@ MUTANTS = (
     ),
     Mutant(
         "an upload's recorded payload is halved",
-        "sepal/server/round.py",
+        "sepal/server/round_ledger.py",
         "payload=len(content.data),",
         'payload=len(content.data) // (2 if direction == "up" else 1),',
         "tests/test_methods_common.py::test_the_ledger_counts_the_encoded_bytes[fedavg]",
