@@ -11,9 +11,9 @@ import pytest
 from sepal.errors import RosterError, StateError
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import Task
-from sepal.server import run_store as checkpoint_module
 from sepal.server.contact import Contact
 from sepal.server.run_store import DiskRunStore
+from sepal.server.run_store import disk as checkpoint_module
 from sepal.storage.serialize import digest
 from tests.contract.fakes import FAKES, SIZE
 from tests.contract.harness import Federation, Killed
