@@ -129,8 +129,9 @@ def submit(
 ) -> None:
     """Register the nodes and run a federation on a SuperLink that already runs on this machine."""
     with starting():
+        from sepal.engines.flower.commands import Ports
         from sepal.engines.flower.credentials import ServerCredentials
-        from sepal.engines.flower.engine import COMPLETED, Flower, Ports
+        from sepal.engines.flower.engine import COMPLETED, Flower
         from sepal.engines.flower.processes import healthy
         from sepal.engines.flower.registration import Registry
         from sepal.engines.flower.submission import alone, run_bundle

@@ -138,7 +138,8 @@ def read_inputs(
         except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as reason:
             raise DataError("data", "an .npz with x", f"{path}: {reason}") from None
         return [str(number) for number in range(len(x))], x, y if y is not None and y.shape == (len(x),) else None
-    from sepal.data.sources.folder import EXAMPLES, read_table
+    from sepal.data.sources.folder import EXAMPLES
+    from sepal.data.sources.tables import read_table
 
     if path.suffix == ".csv":
         x, y = read_table(path, classes)

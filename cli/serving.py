@@ -45,8 +45,9 @@ def serve(
 ) -> None:
     """Start a server, run a federation with the clients that join, and show its progress."""
     with starting():
+        from sepal.engines.flower.commands import Ports
         from sepal.engines.flower.credentials import ServerCredentials
-        from sepal.engines.flower.engine import Flower, Ports
+        from sepal.engines.flower.engine import Flower
         from sepal.engines.flower.processes import unusable
         from sepal.engines.flower.registration import Registry
         from sepal.engines.flower.submission import alone, run_bundle

@@ -28,7 +28,7 @@ from sepal.client_app.upload_count import UploadCount
 from sepal.data import ClientData, Examples, FederatedData, OwnData
 from sepal.data.corruption import corrupt
 from sepal.errors import ConfigError, DataError
-from sepal.protocol.messages import NAME
+from sepal.protocol.fields import NAME
 from sepal.protocol.method import ClientInfo
 from sepal.protocol.threads import set_threads
 from sepal.rng import derive

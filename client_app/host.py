@@ -17,8 +17,8 @@ from flwr.app import RecordDict
 from sepal.client.state_store import Origin, StateStore, Stored
 from sepal.errors import ProtocolError, SepalError, StateError
 from sepal.protocol.algorithms import ClientAlgorithm
+from sepal.protocol.fields import GREATEST
 from sepal.protocol.messages import (
-    GREATEST,
     Content,
     Order,
     Reply,

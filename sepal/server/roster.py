@@ -118,6 +118,15 @@ class Connections:
             self.nodes[name], self.infos[name], self.stores[name] = node, answer.client, answer.facts["store"]
         return refusals
 
+    def pin(self, roster: Mapping[str, ClientInfo]) -> None:
+        """Refuse clients of ``roster`` from now on that have other data than it says."""
+        self.data = {name: client.data for name, client in roster.items()}
+
+    def newcomers(self, roster: Mapping[str, ClientInfo]) -> tuple[list[ClientInfo], dict[str, str]]:
+        """Return the clients that are not in ``roster`` and not evicted, by name, and the identity of their stores."""
+        names = sorted(self.infos.keys() - roster.keys() - self.evicted)
+        return [self.infos[name] for name in names], {name: self.stores[name] for name in names}
+
     def _rested(self, node: int) -> bool:
         return self._resting.get(node, (0, 0))[0] <= self._turn
 

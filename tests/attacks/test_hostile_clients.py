@@ -12,6 +12,7 @@ from sepal.errors import DataError, RosterError, RoundError
 from sepal.protocol.messages import read_order, read_reply, write_error, write_reply
 from sepal.protocol.method import Kind, Payload
 from sepal.protocol.payloads import seal
+from sepal.server.exchange import Exchange
 from sepal.storage.serialize import digest
 from sepal.wire.tensors import Support, at, members, whole
 from tests.attacks.attacked_federation import EVIL, ROUND, Hostile, changed, renamed
@@ -240,6 +241,8 @@ def test_a_late_reply_is_refused_and_entered(monkeypatch):
 
     orders = {}
     federation = Hostile(None, when=lambda order: False, on_missing="skip", timeout=1.0)
+    exchanges = []
+    monkeypatch.setattr("sepal.server.contact.Exchange", lambda grid: exchanges.append(Exchange(grid)) or exchanges[0])
     strategy = federation.server()
     strategy._observers = [federation]
     strategy.start(Late(federation))
@@ -250,4 +253,4 @@ def test_a_late_reply_is_refused_and_entered(monkeypatch):
     ]
     assert late[0].message > 0
     assert [e.status for e in federation.entries(ROUND + 1) if e.status != "late"] == ["accepted"]
-    assert strategy._exchange.late == 1
+    assert exchanges[0].late == 1

@@ -25,8 +25,9 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from sepal.engines.flower import warm
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.flower.certificates import make_certificates
+from sepal.engines.flower.commands import supernode_command
 from sepal.engines.flower.credentials import NodeCredentials, ServerCredentials
-from sepal.engines.flower.engine import COMPLETED, supernode_command
+from sepal.engines.flower.engine import COMPLETED
 from sepal.engines.flower.probe import NOT_REGISTERED, examine
 from sepal.engines.flower.processes import free_port, healthy
 from sepal.engines.flower.registration import Registry

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.serialization import (
 from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
 
 from sepal.engines.flower.certificates import make_certificates
+from sepal.engines.flower.commands import Ports, superlink_command, supernode_command
 from sepal.engines.flower.credentials import NodeCredentials, ServerCredentials, fingerprint
-from sepal.engines.flower.engine import Ports, superlink_command, supernode_command
 from sepal.engines.flower.probe import clock_skew, split
 from sepal.errors import ConfigError, StateError
 

@@ -15,7 +15,6 @@ can be used.
 
 from __future__ import annotations
 
-import csv
 import math
 import struct
 import zipfile
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 
 from sepal.data.examples import DatasetInfo, InputKind, Labels, Source
 from sepal.data.own import checked_examples
+from sepal.data.sources.tables import read_labelled
 from sepal.errors import DataError
 
 IMAGES = (".png", ".jpg", ".jpeg")
@@ -62,7 +62,10 @@ def read(directory: Path) -> Source:
     if found[0].suffix in (".npz", ".csv"):
         if len(found) > 1:
             raise DataError(str(directory), f"one {found[0].suffix} file", f"{len(found)} of them")
-        return _npz(found[0]) if found[0].suffix == ".npz" else _csv(found[0])
+        if found[0].suffix == ".npz":
+            return _npz(found[0])
+        table = read_labelled(found[0])
+        return _source(str(found[0]), (table.x, table.labels), None, table.people, names=table.names)
     return _classes(directory)
 
 
@@ -78,89 +81,6 @@ def _npz(path: Path) -> Source:
     if "person" in given and test is not None:
         raise DataError(str(path), "person without x_test: each client's test part is held out of its own data", "both")
     return _source(str(path), (given["x"], given["y"]), test, given.get("person"))
-
-
-def read_table(path: Path, classes: Sequence[str] = ()) -> tuple[NDArray[np.float32], Labels | None]:
-    """Return the examples of a CSV file and, if it has a column ``label``, their class numbers.
-
-    Args:
-        path: The file.
-        classes: Names of the classes; a label is one of them or, if there are none, a number.
-
-    Raises:
-        DataError: The file cannot be read, or a label is none of the classes.
-    """
-    rows = _rows(path)
-    if not rows:
-        raise DataError(str(path), "rows under a header", "no row")
-    x = _features(path, rows)
-    if "label" not in rows[0]:
-        return x, None
-    labels, names = _classes_of(path, [row["label"] for row in rows])
-    if unknown := set(names) - set(classes):
-        raise DataError(f"{path}, column label", f"one of {', '.join(classes) or 'the whole numbers'}", min(unknown))
-    return x, np.array([classes.index(names[number]) for number in labels], dtype=np.int64) if names else labels
-
-
-def _csv(path: Path) -> Source:
-    rows = _rows(path)
-    if not rows or "label" not in rows[0]:
-        raise DataError(str(path), "rows under a header with a column `label`", "no row" if not rows else "no label")
-    x = _features(path, rows)
-    labels, names = _classes_of(path, [row["label"] for row in rows])
-    people = np.array([row["person"] or "" for row in rows]) if "person" in rows[0] else None
-    return _source(str(path), (x, labels), None, people, names=names)
-
-
-def _rows(path: Path) -> list[dict[Any, Any]]:
-    """Return the rows of a CSV file, none with more cells than the header."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows: list[dict[Any, Any]] = list(csv.DictReader(file, strict=True))
-    except (OSError, ValueError, csv.Error) as error:
-        raise DataError(str(path), "a CSV file with a header", str(error)) from error
-    for line, row in enumerate(rows, 2):
-        if None in row:  # csv's key of cells without a header
-            width = len(row) - 1
-            raise DataError(f"{path}, row {line}", f"{width} cells, as the header has", width + len(row[None]))
-    return rows
-
-
-def _features(path: Path, rows: list[dict[Any, Any]]) -> NDArray[np.float32]:
-    names = [name for name in rows[0] if name not in ("label", "person")]
-    cells = [[_number(path, line, name, row[name]) for name in names] for line, row in enumerate(rows, 2)]
-    return np.array(cells, dtype=np.float32)
-
-
-def _number(path: Path, line: int, column: str, text: Any) -> float:
-    """Return a cell as a number; the first line of the file is its header."""
-    try:
-        value = float(text)
-    except (TypeError, ValueError):
-        value = math.nan
-    if not math.isfinite(value):
-        got = "no cell" if text is None else repr(text)
-        raise DataError(f"{path}, row {line}, column {column}", "a finite number", got)
-    return value
-
-
-def _classes_of(path: Path, texts: Sequence[Any]) -> tuple[Labels, list[str]]:
-    """Return numbers and names of labels: whole numbers from 0 as they are, without names; texts in sorted order."""
-    empty = next((line for line, text in enumerate(texts, 2) if not (text or "").strip()), None)
-    if empty is not None:
-        raise DataError(f"{path}, row {empty}, column label", "a label", "an empty cell")
-    words = [text.strip() for text in texts]
-    try:
-        numbers = np.array([float(word) for word in words])
-    except ValueError:
-        numbers = np.array([-1.0])  # texts
-    odd = np.flatnonzero(numbers % 1)  # NaN is odd, too
-    if len(odd):
-        raise DataError(f"{path}, row {odd[0] + 2}, column label", "a whole number or a text", words[odd[0]])
-    if numbers.min() >= 0:
-        return numbers.astype(np.int64), []
-    names = sorted(set(words))
-    return np.array([names.index(word) for word in words], dtype=np.int64), names
 
 
 def _classes(directory: Path) -> Source:

@@ -9,7 +9,8 @@ from sepal.client.training import Released
 from sepal.errors import ConfigError
 from sepal.masks.selection import count
 from sepal.protocol import compression
-from sepal.protocol.compression import CompressedClient, CompressedServer, compress, less, with_inner
+from sepal.protocol.compression import CompressedClient, CompressedServer, with_inner
+from sepal.protocol.compression.updates import compress, less
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Compression, Payload, Plan, Task, Upload
 from sepal.protocol.tensors import dense as all_entries
