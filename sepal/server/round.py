@@ -378,7 +378,11 @@ class Round:
             raise RoundError(key, f"a reply of every client within {config.timeout:g} s", _some(sorted(self.waiting)))
         counted = self._counted()
         if self._plan.round > 1 and counted < config.min_replies <= counted + len(self._diverged):
-            log.warning("%s: no client could train from its model, which is kept; %s", key, ADVICE)
+            log.warning(
+                "%s: %d clients could not train from its model, which is kept; %s", key, len(self._diverged), ADVICE
+            )
+            for client in list(self.uploads.clients):  # too few to count
+                self._refuse(client.name, f"upload: expected at least {config.min_replies} replies, got {counted}")
         elif self._requests and counted < config.min_replies:
             reasons = "; ".join(dict.fromkeys(entry.reason for entry in self._ledger if entry.reason))
             raise RoundError(key, f"at least {config.min_replies} replies", f"{counted}: {reasons}")

@@ -102,7 +102,13 @@ def test_a_model_file_that_asks_for_more_than_the_memory_is_refused(tmp_path):
         load(model(tmp_path / "m.safetensors", classes=4 * 10**10))
 
 
-HUGE = [{"shape": (1, 2**31, 2**31)}, {"shape": (2**31,) * 3}, {"shape": (2**63, 8, 8)}, {"classes": 2**62}, {"classes": 10**30}]
+HUGE = [
+    {"shape": (1, 2**31, 2**31)},
+    {"shape": (2**31,) * 3},
+    {"shape": (2**63, 8, 8)},
+    {"classes": 2**62},
+    {"classes": 10**30},
+]
 HUGE += [{"model": "embedding-linear", "shape": (8,), "vocabulary": 2**63}, {"width": math.nan}, {"width": -1.0}]
 
 
