@@ -191,3 +191,6 @@ def test_logs_are_json_lines_on_request(monkeypatch, capsys):
     assert (line["level"], line["logger"], line["message"]) == ("ERROR", "sepal", 'round 3: "quoted"')
     assert line["error"].endswith("ValueError: bad")
     assert line["time"].endswith("Z")
+    logger.error("a\u2028b\x9b2J\ud800\n")
+    written = capsys.readouterr().err
+    assert (written.isascii(), written.splitlines(), written.count("\n")) == (True, [written.strip()], 1)

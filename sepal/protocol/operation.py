@@ -123,7 +123,7 @@ class JsonLines(logging.Formatter):
         line["message"] = record.getMessage()
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line)  # ASCII: some readers split lines at other characters, too, and terminals obey some
 
 
 def log_as_json() -> bool:
