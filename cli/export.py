@@ -15,7 +15,7 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import starting
-from sepal.errors import ConfigError, DataError
+from sepal.errors import ConfigError, DataError, one_line
 from sepal.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ def read_inputs(
     labels = [classes.index(file.parent.name) if file.parent.name in classes else -1 for file in files]
     truth = None if -1 in labels else np.array(labels, dtype=np.int64)
     named = [file.name if file == path else str(file.relative_to(path)) for file in files]
+    named = [name if name.isprintable() else one_line(ascii(name)) for name in named]  # they are printed
     return named, np.stack(arrays), truth
 
 
@@ -163,7 +164,7 @@ def _files(path: Path) -> Iterator[Path]:
 
     for file in sorted(path.rglob("*")):
         hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        if file.suffix.lower() in EXAMPLES and not hidden:
+        if file.suffix.lower() in EXAMPLES and not hidden and file.is_file():
             yield file
 
 

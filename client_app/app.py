@@ -120,7 +120,7 @@ def handle(message: Message, context: Context) -> Message:
         line = {
             "kind": message.metadata.message_type,
             "result": result,
-            "round": int(round) if round.isdecimal() else 0,
+            "round": int(round) if round.isdecimal() and len(round) < 10 else 0,
             "down": down,
             "up": up,
         }

@@ -103,6 +103,8 @@ class ClientHost:
         if kind is Kind.QUERY:
             reply = Reply(order.run, plan.round, kind, self.info, order.base)
             return replace(reply, facts={**self.facts, "store": self.store.identity}), Content()
+        if kind is Kind.TRAIN and plan.phase and "" in self.noised:  # it would be noised, but not charged beforehand
+            raise ProtocolError("phase", "none: all rounds of this method are alike", plan.phase)
         request = f"{self._asked(order, content.digest())}|{order.keep}|{','.join(order.views)}"
         if not self.accuracies:
             order = replace(order, views=())

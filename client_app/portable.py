@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from sepal import models
-from sepal.errors import ModelError, StateError
+from sepal.errors import ModelError, StateError, one_line
 from sepal.modules import bring_back, floating, frozen_tensors, tied_names
 from sepal.protocol.method import resolve
 from sepal.strategies import registry
@@ -128,9 +128,17 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
     if ":" in origin.model and origin.model not in allow:
         expected = "code that you allow (sepal predict --allow package.module:function)"
         raise ModelError("model", expected, origin.model)
-    if ":" not in origin.model:
-        _check_size(origin)
-    return Loaded(origin, _module(origin, tensors))
+    if ":" in origin.model:
+        return Loaded(origin, _module(origin, tensors))
+    _check_size(origin)
+    try:
+        found = Loaded(origin, _module(origin, tensors))
+        sides = found(np.zeros((1, *origin.shape), np.float32)).shape
+    except (RuntimeError, TypeError) as reason:  # torch's, of shapes and types
+        raise ModelError("model", f"tensors and numbers that fit {origin.model}", one_line(str(reason), 200)) from None
+    if sides != (1, origin.classes):
+        raise ModelError("model", f"a number for each of {origin.classes} classes", sides[1:])
+    return found
 
 
 def _check_types(origin: Origin) -> None:

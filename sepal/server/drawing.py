@@ -136,7 +136,9 @@ class Ahead:
         return order is not None
 
     def take(self, nodes: Sequence[int]) -> dict[int, Reply | SepalError]:
-        """Return the answers that ``nodes`` have given, once."""
+        """Return the answers that ``nodes`` have given, once. The others are asked again, and no answer is awaited."""
+        for node in nodes:
+            self.asked.pop(node, None)
         return {node: self.answers.pop(node) for node in nodes if node in self.answers}
 
     def beside(self, deliver: Deliver, nodes: Sequence[int], order: Order) -> Deliver:

@@ -235,7 +235,10 @@ class Round:
             raise RoundError(key, f"a reply of every client within {config.timeout:g} s", _some(sorted(self.waiting)))
         counted = self._counted()
         if self._plan.round > 1 and counted < config.min_replies <= counted + len(self._diverged):
-            log.warning("%s: no client could train from its model, which is kept; %s", key, ADVICE)
+            few = "no client" if not counted else "too few clients"
+            log.warning("%s: %s could train from its model, which is kept; %s", key, few, ADVICE)
+            for client in list(self.uploads.clients):  # too few to count
+                self._refuse(client.name, f"upload: expected at least {config.min_replies} replies, got {counted}")
         elif self._requests and counted < config.min_replies:
             reasons = "; ".join(self._ledger.reasons)
             raise RoundError(key, f"at least {config.min_replies} replies", f"{counted}: {reasons}")
