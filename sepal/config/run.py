@@ -73,7 +73,9 @@ class CompressSettings(Settings):
     )
     keep: float = Field(0.1, gt=0, le=1, description="p, fraction of entries sent, in both directions")
     # Our choice. Who missed more rounds gets the current value of each entry that has changed since.
-    cache: int = Field(20, ge=1, description="past rounds whose updates the server keeps for clients that missed them")
+    cache: int = Field(
+        20, ge=1, le=10_000, description="past rounds whose updates the server keeps for clients that missed them"
+    )
 
 
 def _numbers(text: str) -> list[float]:
