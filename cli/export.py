@@ -7,7 +7,7 @@ import io
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import starting
+from sepal.data.sources.images import AS_IS, EXAMPLES, Look, check_alike, read_example
 from sepal.errors import ConfigError, DataError
 from sepal.storage.files import write_atomically
 
@@ -79,7 +80,10 @@ def model_of(path: Path, client: str) -> ClientModel:
 def predict(
     model: Annotated[Path, typer.Argument(help="A file that `sepal export` wrote.")],
     data: Annotated[
-        Path, typer.Argument(help="An .npz with x, a .csv, an image or .npy file, or a directory of such.")
+        Path,
+        typer.Argument(
+            help="An .npz with x, a .csv, an image, a .npy of one or many examples, or a directory of such."
+        ),
     ],
     out: Annotated[Path | None, typer.Option(help="CSV file; by default standard output.")] = None,
     allow: Annotated[
@@ -91,13 +95,16 @@ def predict(
         from sepal.client_app.portable import load
 
     found = load(model, allow or ())
-    names, x, truth = read_inputs(data, found.origin.class_names)
+    origin = found.origin
+    size = (origin.shape[-2], origin.shape[-1]) if origin.resize and len(origin.shape) == 3 else None
+    channels: Any = origin.shape[0] if origin.channels and origin.shape[0] in (1, 3) else "auto"
+    names, x, truth = read_inputs(data, origin.class_names, origin.shape, Look(size, channels))
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise DataError("data", "finite numbers", "NaN or infinity")
-    logits = found(np.asarray(found.prepare(x), np.float32 if not found.origin.vocabulary else np.int64))
+    logits = found(np.asarray(found.prepare(x), np.float32 if not origin.vocabulary else np.int64))
     shifted = np.exp(logits - logits.max(1, keepdims=True))
     chances = shifted / shifted.sum(1, keepdims=True)
-    classes = found.origin.class_names or tuple(map(str, range(logits.shape[1])))
+    classes = origin.class_names or tuple(map(str, range(logits.shape[1])))
     rows = [
         (name, int(label), classes[label], f"{chances[place, label]:.4f}")
         for place, (name, label) in enumerate(zip(names, logits.argmax(1), strict=True))
@@ -117,56 +124,65 @@ def predict(
 
 
 def read_inputs(
-    path: Path, classes: Sequence[str] = ()
+    path: Path, classes: Sequence[str] = (), shape: tuple[int, ...] = (), look: Look = AS_IS
 ) -> tuple[list[str], npt.NDArray[np.generic], npt.NDArray[np.int64] | None]:
     """Return the names of the examples, the examples (n, …), and their labels if all have one.
 
     Args:
-        path: An .npz with x [, y]; a .csv; an image or a .npy file with one example; or a directory of these, whose
-            sub-directories may be named like classes.
+        path: An .npz with x [, y]; a .csv; a .npy file with many examples (n, …); an image or a .npy file with one
+            example; or a directory of these, whose sub-directories may be named like classes.
         classes: Names of the classes.
+        shape: The shape of one example as the model takes it; tells one example from many.
+        look: What image files are brought to.
 
     Raises:
         DataError: There are no examples, or their shapes differ.
     """
-    if path.suffix == ".npz":
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                x, y = arrays["x"], arrays.get("y")
-            if not x.ndim:
-                raise ValueError("x is a single number")
-        except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as reason:
-            raise DataError("data", "an .npz with x", f"{path}: {reason}") from None
-        return [str(number) for number in range(len(x))], x, y if y is not None and y.shape == (len(x),) else None
-    from sepal.data.sources.folder import EXAMPLES, read_table
+    from sepal.data.sources.table import read_table
 
+    if path.suffix == ".npz":
+        return _read_npz(path, classes)
     if path.suffix == ".csv":
-        x, y = read_table(path, classes)
-        return [str(number) for number in range(len(x))], x, y
+        table = read_table(path, classes)
+        return [str(number) for number in range(len(table.x))], table.x, table.y
     files = [path] if path.is_file() and path.suffix.lower() in EXAMPLES else list(_files(path))
     if not files:
         raise DataError("data", "an .npz with x, a .csv, or .png, .jpg or .npy files", str(path))
-    arrays = [_read(file) for file in files]
-    odd = next((f for f, a in zip(files, arrays, strict=True) if a.shape != arrays[0].shape), None)
-    if odd is not None:
-        raise DataError(str(odd), f"shape {arrays[0].shape}, as of the files before", "another")
+    arrays = [read_example(file, look) for file in files]
+    if files == [path] and _many(arrays[0], shape):
+        return [str(number) for number in range(len(arrays[0]))], arrays[0], None
+    check_alike(str(path), arrays)
     labels = [classes.index(file.parent.name) if file.parent.name in classes else -1 for file in files]
     truth = None if -1 in labels else np.array(labels, dtype=np.int64)
     named = [file.name if file == path else str(file.relative_to(path)) for file in files]
     return named, np.stack(arrays), truth
 
 
+def _read_npz(
+    path: Path, classes: Sequence[str]
+) -> tuple[list[str], npt.NDArray[np.generic], npt.NDArray[np.int64] | None]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            x, y = arrays["x"], arrays.get("y")
+        if not x.ndim:
+            raise ValueError("x is a single number")
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as reason:
+        raise DataError("data", "an .npz with x", f"{path}: {reason}") from None
+    return [str(number) for number in range(len(x))], x, y if y is not None and y.shape == (len(x),) else None
+
+
+def _many(array: npt.NDArray[np.generic], shape: tuple[int, ...]) -> bool:
+    """Return whether an array is (n, …) examples of a model's shape, and not one."""
+    ones = [shape]
+    if array.dtype == np.uint8 and len(shape) == 3:
+        channels, *sides = shape
+        ones = [(*sides, channels), *[tuple(sides)] * (channels == 1)]
+    return array.shape[1:] in ones and array.shape not in ones
+
+
 def _files(path: Path) -> Iterator[Path]:
     """Yield the examples below ``path``, except hidden ones: a run keeps a copy of the data in ``.sepal-cache``."""
-    from sepal.data.sources.folder import EXAMPLES
-
     for file in sorted(path.rglob("*")):
         hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
         if file.suffix.lower() in EXAMPLES and not hidden:
             yield file
-
-
-def _read(file: Path) -> npt.NDArray[np.generic]:
-    from sepal.data.sources.folder import read_example
-
-    return read_example(file)
