@@ -9,18 +9,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import numpy.typing as npt
 import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import starting
-from sepal.data.sources.images import AS_IS, EXAMPLES, Look, check_alike, read_example
 from sepal.errors import ConfigError, DataError
-from sepal.storage.files import write_atomically
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from sepal.client_app.client_model import ClientModel
+    from sepal.data.sources.images import Look
 
 NEAR = 1e-4  # largest difference in logits between the client's model and the exported one
 
@@ -36,6 +36,7 @@ def export(
 ) -> None:
     """Write a client's own model, after its last training, as safetensors and, with --onnx, as ONNX."""
     with starting():
+        import numpy as np
         import torch
 
         from sepal.client_app.client_model import write_onnx
@@ -64,7 +65,7 @@ def model_of(path: Path, client: str) -> ClientModel:
     """
     from sepal.client_app.build import client_name
     from sepal.client_app.client_model import client_model
-    from sepal.server_app.run_directory import read_run
+    from sepal.server_app.stored_run import read_run
 
     stored = read_run(path)
     names = {each["name"] for line in stored.lines for each in line["clients"]}
@@ -92,7 +93,11 @@ def predict(
 ) -> None:
     """Run an exported model; print a line for each example, with its label, the label's name and probability."""
     with starting():
+        import numpy as np
+
         from sepal.client_app.portable import load
+        from sepal.data.sources.images import Look
+        from sepal.storage.files import write_atomically
 
     found = load(model, allow or ())
     origin = found.origin
@@ -124,7 +129,7 @@ def predict(
 
 
 def read_inputs(
-    path: Path, classes: Sequence[str] = (), shape: tuple[int, ...] = (), look: Look = AS_IS
+    path: Path, classes: Sequence[str] = (), shape: tuple[int, ...] = (), look: Look | None = None
 ) -> tuple[list[str], npt.NDArray[np.generic], npt.NDArray[np.int64] | None]:
     """Return the names of the examples, the examples (n, …), and their labels if all have one.
 
@@ -133,11 +138,14 @@ def read_inputs(
             example; or a directory of these, whose sub-directories may be named like classes.
         classes: Names of the classes.
         shape: The shape of one example as the model takes it; tells one example from many.
-        look: What image files are brought to.
+        look: What image files are brought to; None: as they are.
 
     Raises:
         DataError: There are no examples, or their shapes differ.
     """
+    import numpy as np
+
+    from sepal.data.sources.images import AS_IS, EXAMPLES, check_alike, read_example
     from sepal.data.sources.table import read_table
 
     if path.suffix == ".npz":
@@ -148,7 +156,7 @@ def read_inputs(
     files = [path] if path.is_file() and path.suffix.lower() in EXAMPLES else list(_files(path))
     if not files:
         raise DataError("data", "an .npz with x, a .csv, or .png, .jpg or .npy files", str(path))
-    arrays = [read_example(file, look) for file in files]
+    arrays = [read_example(file, look or AS_IS) for file in files]
     if files == [path] and _many(arrays[0], shape):
         return [str(number) for number in range(len(arrays[0]))], arrays[0], None
     check_alike(str(path), arrays)
@@ -161,6 +169,8 @@ def read_inputs(
 def _read_npz(
     path: Path, classes: Sequence[str]
 ) -> tuple[list[str], npt.NDArray[np.generic], npt.NDArray[np.int64] | None]:
+    import numpy as np
+
     try:
         with np.load(path, allow_pickle=False) as arrays:
             x, y = arrays["x"], arrays.get("y")
@@ -174,7 +184,7 @@ def _read_npz(
 def _many(array: npt.NDArray[np.generic], shape: tuple[int, ...]) -> bool:
     """Return whether an array is (n, …) examples of a model's shape, and not one."""
     ones = [shape]
-    if array.dtype == np.uint8 and len(shape) == 3:
+    if array.dtype.name == "uint8" and len(shape) == 3:
         channels, *sides = shape
         ones = [(*sides, channels), *[tuple(sides)] * (channels == 1)]
     return array.shape[1:] in ones and array.shape not in ones
@@ -182,6 +192,8 @@ def _many(array: npt.NDArray[np.generic], shape: tuple[int, ...]) -> bool:
 
 def _files(path: Path) -> Iterator[Path]:
     """Yield the examples below ``path``, except hidden ones: a run keeps a copy of the data in ``.sepal-cache``."""
+    from sepal.data.sources.images import EXAMPLES
+
     for file in sorted(path.rglob("*")):
         hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
         if file.suffix.lower() in EXAMPLES and not hidden:

@@ -91,7 +91,7 @@ def join(
     log: Log = "",
 ) -> None:
     """Join a server as a client, until Ctrl-C is pressed."""
-    with starting():
+    with starting(f"to join {address}", stays=True):
         from sepal.client_app.build import Node
         from sepal.engines.flower.credentials import NodeCredentials
         from sepal.engines.flower.probe import split

@@ -25,7 +25,7 @@ from rich.progress import (
 from sepal.cli.tables import megabytes, percent
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
-from sepal.server_app.run_directory import stored_config
+from sepal.server_app.stored_run import stored_config
 from sepal.study.plans.model import PlannedRun
 
 EVERY = 0.5  # seconds between reads of the runs' files

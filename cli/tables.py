@@ -30,7 +30,7 @@ from sepal.cli.sheets import (
     without_yardsticks,
 )
 from sepal.errors import one_line
-from sepal.server_app.run_directory import Line, StoredRun
+from sepal.server_app.stored_run import Line, StoredRun
 from sepal.strategies import registry
 from sepal.study.comparison import Comparison
 from sepal.study.results import MEGA

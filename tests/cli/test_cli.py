@@ -14,7 +14,7 @@ from sepal.cli.showing import markdown_table
 from sepal.cli.tables import spaced
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
-from sepal.server_app.run_directory import read_run
+from sepal.server_app.stored_run import read_run
 from sepal.strategies import registry
 from sepal.study.runs import find_run
 from tests.cli.runs_for_tests import write_run
