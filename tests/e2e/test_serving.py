@@ -85,13 +85,15 @@ def test_three_terminals(tmp_path):
         told = (tmp_path / "serve.log").read_text()
         assert "without --certs nothing is encrypted" in told
         assert "sepal: round 2/5: received" in told, "progress is to be seen in the first terminal"
-        assert "sepal: closing round" in told
+        assert "sepal: closing evaluation" in told
         summary = json.loads((tmp_path / "runs" / "three" / "summary.json").read_text())
         assert summary["complete"]
         assert summary["clients"] == 2
         watched = sepal(["watch", "three"], tmp_path, "watch.log")
         assert watched.wait(60) == 0
-        assert "6/6" in (tmp_path / "watch.log").read_text()
+        watched_lines = (tmp_path / "watch.log").read_text()
+        assert "5/5" in watched_lines
+        assert "three closing evaluation" in watched_lines
     finally:
         for process in [*clients, server]:
             process.send_signal(signal.SIGTERM)
