@@ -14,7 +14,7 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_command, what_of
-from sepal.cli.options import Log, Metrics
+from sepal.cli.options import Log, Metrics, Verbose
 from sepal.errors import ConfigError
 
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
@@ -41,6 +41,7 @@ def serve(
     ] = False,
     metrics: Metrics = "",
     log: Log = "",
+    verbose: Verbose = False,
 ) -> None:
     """Start a server, run a federation with the clients that join, and show its progress."""
     with starting():
@@ -50,6 +51,7 @@ def serve(
     with starting(what_of(flat), stays=True):
         from sepal.engines.flower.credentials import ServerCredentials
         from sepal.engines.flower.engine import Flower, Ports
+        from sepal.engines.flower.lines import Lines
         from sepal.engines.flower.processes import unusable
         from sepal.engines.flower.registration import Registry
         from sepal.engines.flower.submission import alone, run_bundle
@@ -84,5 +86,6 @@ def serve(
         with_certs = " --certs DIR" if credentials else ""
         where = "ADDRESS" if host in EVERYWHERE else host
         tell(f"clients join with: sepal join {where}:{port} --partition K --of {flat['clients']}{with_certs}")
-        ended = run_bundle(flower, place, flat, registry, tell, typer.echo)
-    ended.check()
+        file = place / "run.log"
+        ended = run_bundle(flower, place, flat, registry, tell, Lines(file, typer.echo, verbose))
+    ended.check(file)
