@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from sepal.server_app.run_directory import StoredRun
+    from sepal.server_app.stored_run import StoredRun
     from sepal.study.comparison import Comparison
 
 HEIGHT = 720  # pixels of a report in a notebook
@@ -33,7 +33,7 @@ class Run:
     @cached_property
     def stored(self) -> StoredRun:
         """Configuration, rounds and summary, as stored."""
-        from sepal.server_app.run_directory import read_run
+        from sepal.server_app.stored_run import read_run
 
         return read_run(self.path)
 

@@ -16,6 +16,8 @@ from sepal.client.network import NetworkPredictor
 from sepal.client.state_store import DiskStateStore
 from sepal.client_app.build import Node, Shared, build_host, client_name
 from sepal.client_app.portable import Origin
+from sepal.data.federation import DealtData
+from sepal.data.sources import FOLDER
 from sepal.errors import ConfigError, ModelError
 from sepal.modules import frozen_tensors
 from sepal.protocol.messages import is_version, version_round
@@ -29,7 +31,7 @@ class ClientModel:
 
     Attributes:
         networks: Their tensors, float32 by name, in the shapes of the client's modules; usually one network.
-        inputs: Some of the client's training examples.
+        inputs: Some of the client's training examples; of a table as they are in its file.
         logits: The client's own predictor's outputs for ``inputs``.
     """
 
@@ -89,8 +91,10 @@ def client_model(path: Path, config: Mapping[str, Any], client: str, device: str
     if predict.combine and predict.combine is not resolve(assembly.method.combination):
         got = f"{len(predict.networks)} networks that are used together"
         raise ConfigError("client", "a model of one network", got)
-    x = torch.from_numpy(np.array(assembly.data.client(number, node.partitions, client).train.x[:64]))
-    info, keys = assembly.info, assembly.task.config
+    info, keys, data = assembly.info, assembly.task.config, assembly.data.client(number, node.partitions, client)
+    x, raw = torch.from_numpy(np.array(data.train.x[:64])), data.train.x[:64]
+    if isinstance(assembly.data, DealtData) and data.scale:
+        raw = assembly.data.raw(number, node.partitions).train.x[:64]
     origin = Origin(
         keys.model,
         tuple(info.input_shape),
@@ -106,9 +110,13 @@ def client_model(path: Path, config: Mapping[str, Any], client: str, device: str
         keys.method if predict.combine else "",
         predict.numbers,
         tuple(info.class_names),
+        tuple(data.scale.mean.tolist()) if data.scale else (),
+        tuple(data.scale.factor.tolist()) if data.scale else (),
+        keys.dataset == FOLDER and keys.folder.size is not None,
+        keys.dataset == FOLDER and keys.folder.channels != "auto",
     )
     networks = [{**network.read(), **frozen_tensors(network.module)} for network in predict.networks]
-    return ClientModel(origin, networks, x.numpy(), predict(x.to(device)).cpu().numpy())
+    return ClientModel(origin, networks, np.array(raw), predict(x.to(device)).cpu().numpy())
 
 
 def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path) -> None:

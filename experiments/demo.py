@@ -27,7 +27,7 @@ from sepal.engines.flower.engine import COMPLETED, Flower
 from sepal.engines.flower.processes import FlowerError
 from sepal.errors import ConfigError, SepalError
 from sepal.protocol.method import Scalar
-from sepal.server_app.run_directory import StoredRun, read_run
+from sepal.server_app.stored_run import StoredRun, read_run
 from sepal.strategies import registry
 from sepal.study.run import execute, prepare
 

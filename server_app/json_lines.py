@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from sepal.errors import StateError
-from sepal.server_app.summary import plain
 
 Line = Mapping[str, Any]
 
@@ -37,8 +36,8 @@ def read_rows(path: Path) -> list[Line]:
 
 
 def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Append ``lines`` as JSON; synced when this returns."""
-    text = "".join(f"{json.dumps(plain(line), ensure_ascii=False)}\n" for line in lines)
+    """Append ``lines``, of JSON's own types; synced when this returns."""
+    text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
     try:
         with open(path, "a") as file:
             file.write(text)

@@ -18,6 +18,7 @@ from sepal import models
 from sepal.config import RunConfig, Settings, flatten, parse
 from sepal.config.agreement import agreed_text
 from sepal.data import DatasetInfo, FederatedData, federated_data
+from sepal.data.sources import FOLDER
 from sepal.errors import ConfigError, StateError
 from sepal.protocol.compression import with_compression
 from sepal.protocol.layout import Layout, trained
@@ -83,11 +84,11 @@ def assemble(
     if config.trainable:
         make = partial(_part_frozen, make, config.trainable, config.initial_weights)
     first = first_weights(config, make)
-    agreed = agreed_text(config, hyper, flat, sources or {})
+    agreed = agreed_text(config, hyper, flat, sources or {}, known.class_names if config.dataset == FOLDER else ())
     task = Task(first.layout, first.weights, config, hyper, make, known.input_shape, first.given, first.frozen)
     if chosen.draws and (first.given or config.initial_weights):
         notes = (*notes, f"model: {chosen.name} starts from {chosen.draws}, not from weights that are given")
-    notes = (*notes, *unused(flat, chosen.name))
+    notes = (*notes, *known.notes, *unused(flat, chosen.name))
     exchanged = with_compression(chosen, config, hyper)
     return Assembly(exchanged, task, data, make, agreed, (*notes, *first.notes))
 

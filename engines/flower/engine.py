@@ -48,14 +48,21 @@ class AppRun:
     log: tuple[str, ...]
     reason: str = ""
 
-    def check(self) -> None:
-        """Raise unless the run is complete.
+    def check(self, log: Path | None = None) -> None:
+        """Raise unless the run is complete; the error names the file ``log``.
 
         Raises:
             FlowerError: With the reason.
         """
         if self.status != COMPLETED:
-            raise FlowerError("run", COMPLETED, f"{self.status}: {self.reason}" if self.reason else self.status)
+            got = f"{self.status}: {self.reason}" if self.reason else self.status
+            raise FlowerError("run", COMPLETED, f"{got} (log: {log})" if log else got)
+
+
+def each_line(process: subprocess.Popen[bytes], take: Callable[[str], None]) -> None:
+    """Call ``take`` with each line that a process of :meth:`Processes.pipe` prints, until its output ends."""
+    for line in process.stdout or ():
+        take(line.decode(errors="replace").rstrip())
 
 
 class Flower(Processes):
@@ -135,7 +142,7 @@ class Flower(Processes):
         name: str,
         node_config: Mapping[str, Scalar],
         address: str = "",
-        log: bool = True,
+        show: Callable[[str], None] | None = None,
         credentials: NodeCredentials | None = None,
         cold: bool = False,
         poll: float = 0.0,
@@ -149,7 +156,7 @@ class Flower(Processes):
             name: Its name in ``nodes`` and of its log file.
             node_config: The node's own keys.
             address: HOST:PORT of the SuperLink; by default the one started here.
-            log: Whether to write its output to ``NAME.log`` under the home; otherwise to this process's output.
+            show: Called with each line of its output; None to write it to ``NAME.log`` under the home.
             credentials: For TLS and a registered key.
             cold: Start a new process for each message, as Flower's own SuperNode does.
             poll: Longest pause between two polls for a message, in seconds; 0: Flower's 3.
@@ -159,7 +166,11 @@ class Flower(Processes):
         cold = cold or wants_gpu(node_config)
         ours = [*["--cold"] * cold, *["--allow-code"] * allow_code, *(["--poll", str(poll)] if poll else [])]
         command = [sys.executable, "-P", "-m", "sepal.engines.flower.node", *ours, *command[1:]]
-        self.nodes[name] = self.spawn(*command, log=f"{name}.log" if log else None)
+        if show is None:
+            self.nodes[name] = self.spawn(*command, log=f"{name}.log")
+        else:
+            self.nodes[name] = self.pipe(*command)
+            threading.Thread(target=each_line, args=(self.nodes[name], show), daemon=True).start()
         return self.nodes[name]
 
     def run_app(
@@ -225,12 +236,11 @@ class Flower(Processes):
         lines: list[str] = []
         process = self.pipe(*command)
 
-        def read() -> None:
-            for line in process.stdout or ():
-                lines.append(line.decode(errors="replace").rstrip())
-                show(lines[-1])
+        def take(line: str) -> None:
+            lines.append(line)
+            show(line)
 
-        reader = threading.Thread(target=read, daemon=True)
+        reader = threading.Thread(target=each_line, args=(process, take), daemon=True)
         reader.start()
         deadline = time.monotonic() + timeout
         while process.poll() is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments.demo import BESIDE, compared
-from sepal.server_app.run_directory import read_run
+from sepal.server_app.stored_run import read_run
 from sepal.strategies import registry
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(700)]

@@ -1,9 +1,10 @@
 """The server's files: uploads and records of every round, and a checkpoint every few rounds.
 
 A round's uploads and record are on disk before the next round starts. A server that was killed continues from its last
-checkpoint and replays the recorded rounds (:func:`sepal.server.run_state.advance`). Two checkpoints are kept: if the
-newer one is damaged, the older one is used, and clients still have the versions that it refers to. Records are kept
-for the whole run, because the report is computed from them (:mod:`sepal.server.report`).
+checkpoint and replays the recorded rounds (:func:`sepal.server.run_state.advance`). Two checkpoints are kept while
+a run goes on: if the newer one is damaged, the older one is used, and clients still have the versions that it refers
+to. Of a complete run it is three, with that of the last training round, from which it can be extended. Records are
+kept for the whole run, because the report is computed from them (:mod:`sepal.server.report`).
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ class DiskRunStore:
         """Delete everything after ``round``, so that the run continues from its checkpoint.
 
         Raises:
-            StateError: There is no checkpoint of that round. Two are kept, because clients keep no older states.
+            StateError: There is no checkpoint of that round. Two are kept, three of a complete run.
         """
         files = {_round_of(path): path for path in self._files()}
         if round not in files:

@@ -1,4 +1,4 @@
-"""Examples in a CSV file: a column of numbers for each feature [, ``label``] [, ``person``], under a header."""
+"""Reads a CSV file: a column ``label``, every other column a number [, a column ``person``]. Errors name the row."""
 
 from __future__ import annotations
 
@@ -14,29 +14,32 @@ from numpy.typing import NDArray
 from sepal.data.examples import Labels
 from sepal.errors import DataError
 
+NOT_FEATURES = ("label", "person")
+
 
 class Table(NamedTuple):
-    """A table with labels.
+    """What a CSV file holds.
 
     Attributes:
-        x: float32 (rows, features).
-        labels: Class numbers, int64 (rows,).
-        names: Names of the classes; empty if the labels are whole numbers.
-        people: The person of each row, text (rows,); None without that column.
+        x: float32 (n, columns).
+        y: int64 (n,); None without a column ``label``.
+        names: Names of the classes; empty if the labels are whole numbers from 0.
+        people: The person of each row; None without a column ``person``.
     """
 
     x: NDArray[np.float32]
-    labels: Labels
-    names: list[str]
+    y: Labels | None
+    names: tuple[str, ...]
     people: NDArray[Any] | None
 
 
-def read_table(path: Path, classes: Sequence[str] = ()) -> tuple[NDArray[np.float32], Labels | None]:
-    """Return the examples of a CSV file and, if it has a column ``label``, their class numbers.
+def read_table(path: Path, classes: Sequence[str] = ()) -> Table:
+    """Read a CSV file with a header.
 
     Args:
         path: The file.
-        classes: Names of the classes; a label is one of them or, if there are none, a number.
+        classes: Names of the classes; a label is then one of them or its number. If there are none, labels are whole
+            numbers from 0, or texts, which become classes in sorted order.
 
     Raises:
         DataError: The file cannot be read, or a label is none of the classes.
@@ -45,33 +48,16 @@ def read_table(path: Path, classes: Sequence[str] = ()) -> tuple[NDArray[np.floa
     if not rows:
         raise DataError(str(path), "rows under a header", "no row")
     x = _features(path, rows)
-    if "label" not in rows[0]:
-        return x, None
-    labels, names = _classes_of(path, [row["label"] for row in rows])
-    if unknown := set(names) - set(classes):
-        raise DataError(f"{path}, column label", f"one of {', '.join(classes) or 'the whole numbers'}", min(unknown))
-    return x, np.array([classes.index(names[number]) for number in labels], dtype=np.int64) if names else labels
-
-
-def read_labelled(path: Path) -> Table:
-    """Return the examples and labels of a CSV file that has a column ``label``.
-
-    Raises:
-        DataError: The file cannot be read, or it lacks rows or labels.
-    """
-    rows = _rows(path)
-    if not rows or "label" not in rows[0]:
-        raise DataError(str(path), "rows under a header with a column `label`", "no row" if not rows else "no label")
-    x = _features(path, rows)
-    labels, names = _classes_of(path, [row["label"] for row in rows])
     people = np.array([row["person"] or "" for row in rows]) if "person" in rows[0] else None
-    return Table(x, labels, names, people)
+    if "label" not in rows[0]:
+        return Table(x, None, (), people)
+    return Table(x, *_labels(path, [(row["label"] or "").strip() for row in rows], classes), people)
 
 
 def _rows(path: Path) -> list[dict[Any, Any]]:
     """Return the rows of a CSV file, none with more cells than the header."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # Excel writes a byte-order mark
             rows: list[dict[Any, Any]] = list(csv.DictReader(file, strict=True))
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(str(path), "a CSV file with a header", str(error)) from error
@@ -83,7 +69,7 @@ def _rows(path: Path) -> list[dict[Any, Any]]:
 
 
 def _features(path: Path, rows: list[dict[Any, Any]]) -> NDArray[np.float32]:
-    names = [name for name in rows[0] if name not in ("label", "person")]
+    names = [name for name in rows[0] if name not in NOT_FEATURES]
     cells = [[_number(path, line, name, row[name]) for name in names] for line, row in enumerate(rows, 2)]
     return np.array(cells, dtype=np.float32)
 
@@ -100,12 +86,13 @@ def _number(path: Path, line: int, column: str, text: Any) -> float:
     return value
 
 
-def _classes_of(path: Path, texts: Sequence[Any]) -> tuple[Labels, list[str]]:
-    """Return numbers and names of labels: whole numbers from 0 as they are, without names; texts in sorted order."""
-    empty = next((line for line, text in enumerate(texts, 2) if not (text or "").strip()), None)
+def _labels(path: Path, words: Sequence[str], classes: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
+    """Return the numbers of labels, and the names of the classes if they have any."""
+    empty = next((line for line, word in enumerate(words, 2) if not word), None)
     if empty is not None:
         raise DataError(f"{path}, row {empty}, column label", "a label", "an empty cell")
-    words = [text.strip() for text in texts]
+    if classes:
+        return np.array([_of(path, line, word, classes) for line, word in enumerate(words, 2)], np.int64), (*classes,)
     try:
         numbers = np.array([float(word) for word in words])
     except ValueError:
@@ -114,6 +101,19 @@ def _classes_of(path: Path, texts: Sequence[Any]) -> tuple[Labels, list[str]]:
     if len(odd):
         raise DataError(f"{path}, row {odd[0] + 2}, column label", "a whole number or a text", words[odd[0]])
     if numbers.min() >= 0:
-        return numbers.astype(np.int64), []
-    names = sorted(set(words))
+        return numbers.astype(np.int64), ()
+    names = tuple(sorted(set(words)))
     return np.array([names.index(word) for word in words], dtype=np.int64), names
+
+
+def _of(path: Path, line: int, word: str, classes: Sequence[str]) -> int:
+    """Return the number of the class that a label names."""
+    if word in classes:
+        return classes.index(word)
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if number not in range(len(classes)):
+        raise DataError(f"{path}, row {line}, column label", f"one of {', '.join(classes)}", word)
+    return int(number)
