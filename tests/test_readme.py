@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
@@ -47,10 +48,20 @@ def commands(found):
 SHORT = "--workers 1 --set rounds=1 --set evaluate-every=0"  # in this process, a round
 
 
+def photographs(place):
+    """Write images of mixed size, grey and in colour, of two classes."""
+    for name in ("cat", "dog"):
+        (place / name).mkdir(parents=True)
+        for number in range(60):
+            size = (30 + number, 40) if number % 2 else (40, 30 + number)
+            Image.new("L" if number % 3 else "RGB", size).save(place / name / f"{number}.png")
+
+
 @pytest.fixture
 def there(tmp_path, monkeypatch):
-    """A directory with README's examples, in which commands run."""
+    """A directory with README's examples and photographs of mixed size and colour, in which commands run."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    photographs(tmp_path / "PHOTOS")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "home"))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -64,7 +75,7 @@ def sepal(arguments):
 SMALL = 'methods = ["local"]\n[settings]\nrounds = 1\nevaluate-every = 0\n'
 
 
-@pytest.mark.parametrize(("found", "count"), [(BLOCKS, 4), (TUTORIAL, 6)], ids=["README", "tutorial"])
+@pytest.mark.parametrize(("found", "count"), [(BLOCKS, 4), (TUTORIAL, 7)], ids=["README", "tutorial"])
 def test_the_commands_work_but_for_the_number_of_rounds(there, found, count):
     assert len(commands(found)) == count
     (there / "examples" / "compare.toml").write_text(SMALL)
