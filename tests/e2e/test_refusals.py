@@ -208,7 +208,8 @@ def test_join_without_certificates_ends_in_one_line(address, tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     lines = done.stderr.strip().splitlines()
-    assert lines[0].startswith("sepal: warning: without --certs nothing is encrypted")
+    assert lines[0] == f"sepal: preparing to join {address}"
+    assert lines[1].startswith("sepal: warning: without --certs nothing is encrypted")
     assert lines[-1].startswith(f"sepal: {address}: TLS: expected one with which a client can join, got the server")
 
 
