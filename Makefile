@@ -20,7 +20,7 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 CLIENTS ?= 3
 export CLIENTS
 
-.PHONY: help setup demo compose-demo test check docs e2e bench paper defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate flower flower-next requirements sbom clean
+.PHONY: help setup demo compose-demo test check docs e2e bench paper defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate flower flower-quick flower-next requirements sbom clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -44,12 +44,13 @@ compose-demo: ## the same in containers, with TLS and node keys: CLIENTS=5 METHO
 test: $(STAMP) ## run the tests but the end-to-end ones (two processes, one thread each)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e" -n 2 --dist loadgroup
 
-check: $(STAMP) docs sbom ## ruff, mypy --strict, import-linter, hadolint, the Compose files' schema, docs, the list of packages
+check: $(STAMP) docs sbom ## ruff, mypy --strict, import-linter, hadolint, the schemas of Compose and Kubernetes, docs, the list of packages
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml docker-compose.gpu.yml
+	$(BIN)/kubernetes-validate --strict --quiet $$(find deploy/kubernetes -name '*.yaml' ! -name kustomization.yaml)
 	@if test -x $(BIN)/hadolint; then $(BIN)/hadolint Dockerfile && echo "hadolint: Dockerfile is fine"; \
 		else echo "hadolint: skipped, there is no wheel for this machine"; fi
 	@if $(COMPOSE) version >/dev/null 2>&1; then $(COMPOSE) config --quiet && \
@@ -104,17 +105,32 @@ VERSION ?= $(shell sed -n 's/^flwr==//p' constraints-current.txt)
 SUBSET := tests/engines tests/attacks tests/sepal/server tests/test_imports.py tests/e2e/test_deployment.py \
 	tests/e2e/test_serving.py::test_only_the_fleet_api_listens_beyond_this_machine tests/e2e/test_refusals.py
 
-flower: $(STAMP) ## run engines, deployment and resume with another Flower: make flower VERSION=1.41.0
+# One deployed run of one method, one that is killed, TLS with keys, and who is refused: a minute or two.
+QUICK := tests/test_imports.py tests/engines/test_node.py \
+	'tests/e2e/test_deployment.py::test_a_deployment_over_grpc_gives_the_same_bits[fedpse-two]' \
+	tests/e2e/test_deployment.py::test_a_server_killed_in_mid_run_and_started_again_changes_nothing \
+	tests/e2e/test_serving.py::test_one_option_on_each_side_gives_tls_and_node_keys \
+	tests/e2e/test_serving.py::test_only_the_fleet_api_listens_beyond_this_machine \
+	tests/e2e/test_refusals.py::test_a_supernode_without_the_right_key_and_certificate_does_not_get_in \
+	tests/e2e/test_refusals.py::test_an_unregistered_key_is_named
+IN_SECOND := PATH="$(CURDIR)/$(SECOND)/bin:$$PATH" PYTHONPATH="$(CURDIR)" OMP_NUM_THREADS=1 $(SECOND)/bin/python
+
+$(SECOND)/.flwr-$(VERSION): $(STAMP) constraints-current.txt
 	rm -rf $(SECOND) && $(BIN)/python -m venv --without-pip $(SECOND)
 	site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	theirs=$$($(SECOND)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	echo "import site; site.addsitedir('$$site')" > $$theirs/shared.pth
 	grep -vE '^(flwr|cryptography|uv|certifi)==' constraints-current.txt > $(SECOND)/constraints.txt
 	$(SECOND)/bin/python -m pip install --quiet -c $(SECOND)/constraints.txt "flwr[simulation]==$(VERSION)"
-	PATH="$(CURDIR)/$(SECOND)/bin:$$PATH" PYTHONPATH="$(CURDIR)" OMP_NUM_THREADS=1 \
-		$(SECOND)/bin/python -m pytest -n 2 --dist loadfile $(SUBSET)
-	PATH="$(CURDIR)/$(SECOND)/bin:$$PATH" PYTHONPATH="$(CURDIR)" $(SECOND)/bin/python -m experiments.chaos --runs 4 \
+	touch $@
+
+flower: $(SECOND)/.flwr-$(VERSION) ## run engines, deployment and resume with another Flower: make flower VERSION=1.41.0
+	$(IN_SECOND) -m pytest -n 2 --dist loadfile $(SUBSET)
+	$(IN_SECOND) -m experiments.chaos --runs 4 \
 		--kills 1 --spread 2 --limit 400 --kinds 'client process,answering process,server,superlink'
+
+flower-quick: $(SECOND)/.flwr-$(VERSION) ## the least of it with the newest Flower of constraints-current.txt: TLS, keys, a kill
+	$(IN_SECOND) -m pytest -n 2 --dist loadfile $(QUICK)
 
 flower-next: ## the same with the newest Flower that the index has, pre-releases too: says what an upgrade breaks
 	@newest=$$($(BIN)/python -m pip index versions flwr --pre 2>/dev/null | sed -n 's/^Available versions: \([^,]*\).*/\1/p'); \

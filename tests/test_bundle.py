@@ -1,7 +1,9 @@
 """The Flower app bundle (FAB) holds every module of the six packages, and no data."""
 
+import importlib
 import io
 import re
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -52,6 +54,15 @@ def test_no_data_is_in_the_bundle(bundle):
     )
     assert [name for name in bundle.namelist() if not allowed.fullmatch(name)] == []
     assert sum(entry.file_size for entry in bundle.infolist()) < 4_000_000  # Flower refuses 10 MB, compressed
+
+
+def test_flower_would_publish_it():
+    publish = importlib.import_module("flwr.cli.app_cmd.publish")
+    publish._validate_files(list(publish.filter_paths_for_publish(app_files()).values()))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    publish._validate_description(project["project"]["description"])
+    assert project["project"]["license"]
+    assert project["tool"]["flwr"]["app"]["publisher"]
 
 
 def test_package_names_are_not_what_the_bundle_drops():

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import tomllib
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,10 +109,16 @@ def test_the_own_data_example_says_what_is_missing(there):
     assert "data: expected package.module:function in the node config, or own.data" in line
 
 
-def test_the_simulation_s_command_is_one_that_flower_reads():
-    """Its federation config and run config are quoted as a shell reads them, and its keys are Sepal's."""
-    (block,) = (block for _, block in BLOCKS if "flwr run" in block)
-    words = shlex.split(block.replace("\\\n", " ").splitlines()[-1].replace("$PWD", os.getcwd()))
-    assert words[:4] == [".venv/bin/flwr", "run", ".", "--stream"]
-    given = dict(pair.split("=", 1) for pair in words[words.index("--run-config") + 1].split())
-    assemble({key: int(value) if value.isdigit() else value.strip("'") for key, value in given.items()})
+@pytest.mark.parametrize("name", ["", "flower-app.md"])
+def test_the_commands_of_flower_are_ones_that_it_reads(name):
+    """Their run config is quoted as a shell reads it, and its keys are Sepal's and declared in the app."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    blocks = [block for _, block in (page(name) if name else BLOCKS) if "flwr run" in block]
+    assert len(blocks) == (2 if name else 1)
+    for block in blocks:
+        words = shlex.split(block.replace("\\\n", " ").splitlines()[-1].replace("$PWD", os.getcwd()))
+        assert words[0].removeprefix(".venv/bin/") == "flwr"
+        assert words[1:3] == ["run", "."]
+        given = dict(pair.split("=", 1) for pair in words[words.index("--run-config") + 1].split())
+        assert given.keys() <= declared.keys()
+        assemble({key: int(value) if value.isdigit() else value.strip("'") for key, value in given.items()})

@@ -1,0 +1,183 @@
+"""The manifests in deploy/kubernetes: their schema, and what no schema checks. No cluster is needed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sepal.cli.serving import serve
+from sepal.client_app.build import client_name
+from sepal.strategies.assembly import assemble
+from sepal.study.run_keys import gather_to_serve
+from tests.test_monitoring import COMPOSE, ROOT
+
+PLACE = ROOT / "deploy" / "kubernetes"
+PAGE = (ROOT / "docs" / "deployment.md").read_text().partition("## Kubernetes")[2]
+CLOSED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def resources(directory: Path = PLACE) -> list[Path]:
+    """Resolve ``resources:`` of a kustomization as kustomize does."""
+    found = []
+    for name in yaml.safe_load((directory / "kustomization.yaml").read_text())["resources"]:
+        path = directory / name
+        found += resources(path) if path.is_dir() else [path]
+    return found
+
+
+FILES = [*resources(), PLACE / "monitoring.yaml"]
+OBJECTS = {
+    (item["kind"], item["metadata"]["name"]): item for path in FILES for item in yaml.safe_load_all(path.read_text())
+}
+PODS = {name: item["spec"]["template"]["spec"] for (kind, name), item in OBJECTS.items() if kind == "StatefulSet"}
+CONTAINERS = {
+    f"{pod}/{container['name']}": (pod, container)
+    for pod, spec in PODS.items()
+    for container in (*spec["initContainers"], *spec["containers"])
+}
+CLIENT, SUPERLINK, RUN = (
+    CONTAINERS[name][1] for name in ("sepal-client/client", "sepal-server/superlink", "sepal-server/run")
+)
+
+
+def default(name: str) -> int:
+    return serve.__defaults__[list(serve.__annotations__).index(name)]
+
+
+def ports(container: dict) -> dict[str, int]:
+    return {port["name"]: port["containerPort"] for port in container.get("ports", ())}
+
+
+def test_every_file_is_a_resource_and_fits_the_schema():
+    import kubernetes_validate
+
+    assert {path.relative_to(PLACE) for path in PLACE.rglob("*.yaml")} == {
+        *(path.relative_to(PLACE) for path in FILES),
+        *(path.relative_to(PLACE) for path in PLACE.rglob("kustomization.yaml")),
+    }
+    for item in OBJECTS.values():
+        kubernetes_validate.validate(item, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
+def test_kustomize_makes_the_same_objects():
+    done = subprocess.run(["kubectl", "kustomize", str(PLACE)], capture_output=True, text=True, check=True)
+    made = list(yaml.safe_load_all(done.stdout))
+    kept = {(item["kind"], item["metadata"]["name"]) for item in made if item["kind"] != "ConfigMap"}
+    assert kept == OBJECTS.keys() - {("NetworkPolicy", "sepal-figures")}
+    assert {item["metadata"].get("namespace", "sepal") for item in made} == {"sepal"}
+    run = next(item for item in made if item["kind"] == "ConfigMap")
+    assert f"name: {run['metadata']['name']}\n" in done.stdout.partition("kind: StatefulSet")[2]
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_each_mount_has_its_volume_and_each_container_is_closed_and_limited(name):
+    pod, container = CONTAINERS[name]
+    volumes = {volume["name"] for volume in PODS[pod]["volumes"]}
+    volumes |= {item["metadata"]["name"] for item in OBJECTS["StatefulSet", pod]["spec"]["volumeClaimTemplates"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+    assert container["securityContext"] == CLOSED
+    assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+    assert "memory" in container["resources"]["limits"]
+    if container not in PODS[pod]["initContainers"]:
+        assert {"/tmp", "/home/sepal", "/data"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert all(v["name"] != "secret" for v in container["volumeMounts"])
+    assert container["image"] == re.search(r":-(.*)}", COMPOSE["superlink"]["image"])[1]
+
+
+@pytest.mark.parametrize("pod", PODS)
+def test_pods_run_as_the_image_s_user_and_each_volume_is_used(pod):
+    spec = PODS[pod]
+    user = int(re.search(r"^USER (\d+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)[1])
+    context = spec["securityContext"]
+    assert (context["runAsUser"], context["runAsGroup"], context["fsGroup"]) == (user, user, user)
+    assert context["runAsNonRoot"]
+    assert context["fsGroupChangePolicy"] == "OnRootMismatch"
+    assert not spec["automountServiceAccountToken"]
+    used = {
+        mount["name"]
+        for _, c in CONTAINERS.values()
+        if c in spec["initContainers"] + spec["containers"]
+        for mount in c["volumeMounts"]
+    }
+    assert {volume["name"] for volume in spec["volumes"]} <= used
+
+
+def test_each_secret_and_config_map_is_generated_or_made_by_a_command_of_the_page():
+    generated = {
+        item["name"]: item["files"]
+        for item in yaml.safe_load((PLACE / "server" / "kustomization.yaml").read_text())["configMapGenerator"]
+    }
+    assert all((PLACE / "server" / file).is_file() for files in generated.values() for file in files)
+    for spec in PODS.values():
+        for volume in spec["volumes"]:
+            if "secret" in volume:
+                assert f"create secret generic {volume['secret']['secretName']} " in PAGE
+            elif (name := volume.get("configMap", {}).get("name")) and name not in generated:
+                assert f"create configmap {name} " in PAGE
+
+
+def test_ports_are_those_of_the_code_and_of_compose():
+    fleet, control = default("port"), default("control")
+    assert ports(SUPERLINK)["fleet"] == fleet
+    assert f"0.0.0.0:{fleet}" in SUPERLINK["command"]
+    assert f"--port={control}" in SUPERLINK["args"]
+    assert "--host=127.0.0.1" in SUPERLINK["args"]
+    assert f"127.0.0.1:{control}/" in SUPERLINK["livenessProbe"]["exec"]["command"][-1]
+    environment = {item["name"]: item.get("value") for item in SUPERLINK["env"]}
+    assert environment["SEPAL_METRICS"] == COMPOSE["superlink"]["environment"]["SEPAL_METRICS"]
+    assert environment["SEPAL_METRICS"] == f"0.0.0.0:{ports(SUPERLINK)['figures']}"
+    figures = f"--metrics=0.0.0.0:{ports(CLIENT)['figures']}"
+    assert figures in CLIENT["args"]
+    assert figures in COMPOSE["supernode"]["command"]
+    assert CLIENT["args"][:2] == ["join", f"sepal-server:{fleet}"]
+    service = OBJECTS["Service", "sepal-server"]["spec"]
+    assert [(port["port"], port["targetPort"]) for port in service["ports"]] == [(fleet, "fleet")]
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert CLIENT[probe]["httpGet"]["port"] == "figures"
+    assert CLIENT["readinessProbe"]["httpGet"]["path"] == "/healthz"
+
+
+def test_the_superlink_is_composes():
+    assert SUPERLINK["command"] == COMPOSE["superlink"]["entrypoint"]
+    differ = set(SUPERLINK["args"]) ^ set(COMPOSE["superlink"]["command"])
+    assert {argument.partition("=")[0] for argument in differ} == {"--database"}
+
+
+def test_only_the_fleet_api_is_reachable():
+    for component, name, allowed in (("server", "sepal-server", ["fleet"]), ("client", "sepal-client", [])):
+        policy = OBJECTS["NetworkPolicy", name]["spec"]
+        labels = {"app.kubernetes.io/name": "sepal", "app.kubernetes.io/component": component}
+        assert policy["podSelector"]["matchLabels"] == labels
+        assert OBJECTS["StatefulSet", name]["spec"]["template"]["metadata"]["labels"] == labels
+        assert policy["policyTypes"] == ["Ingress", "Egress"]
+        assert [port["port"] for rule in policy["ingress"] for port in rule["ports"]] == allowed
+    server, client = (OBJECTS["NetworkPolicy", f"sepal-{name}"]["spec"] for name in ("server", "client"))
+    assert server["egress"] == []
+    assert [port["port"] for rule in client["egress"] for port in rule["ports"]] == [default("port"), 53, 53]
+    assert all(rule["to"] for rule in client["egress"])
+
+
+def test_the_run_has_as_many_clients_as_there_are_pods_and_keys():
+    config = PLACE / "server" / "run.toml"
+    run = tomllib.loads(config.read_text())
+    replicas = OBJECTS["StatefulSet", "sepal-client"]["spec"]["replicas"]
+    assert run["clients"] == replicas
+    assert f"--of={replicas}" in CLIENT["args"]
+    assert f"--nodes {replicas}" in PAGE
+    assert run["name"]  # --attempts needs it
+    assert Path(run["out"]).parent in {Path(mount["mountPath"]) for mount in RUN["volumeMounts"]}
+    assemble(gather_to_serve(config, [], None, None))
+    (init,) = PODS["sepal-client"]["initContainers"]
+    form = re.search(r"printf (\S+) ", init["command"][-1])[1]
+    assert form % 7 == client_name(7)
