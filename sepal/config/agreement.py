@@ -18,7 +18,8 @@ from sepal.errors import ConfigError
 
 VERSION = "version of Sepal"
 CLASSES = "names of classes, as folder.classes can give them"
-# Keys that only the server reads. A client algorithm gets everything that depends on the round from the plan.
+# Keys that only the server reads. A client algorithm gets everything that depends on the round from the plan, except
+# its learning rate: with a `schedule`, it needs `rounds`.
 SERVER_ONLY = frozenset(
     {
         *("name", "out", "rounds", "clients-per-round", "evaluate-every", "evaluate-sampled", "evaluate-clients"),
@@ -53,8 +54,9 @@ def agreed_text(
     values = {**config.flat(), **flatten(hyper, prefix)}
     plain = {**RunConfig().flat(), **flatten(type(hyper)(), prefix)}
     lines = [f"{VERSION}\t{__version__}\tinstalled"]
+    compared = values.keys() - LOCAL - (SERVER_ONLY - ({"rounds"} if config.schedule != "constant" else set()))
     for key, value in values.items():
-        if key not in SERVER_ONLY and key not in LOCAL:
+        if key in compared:
             source = sources.get(key, "default" if given.get(key, plain[key]) == plain[key] else "run config")
             lines.append(f"{key}\t{json.dumps(value)}\t{source}")
     if class_names:

@@ -244,12 +244,11 @@ class RunConfig(Settings):
 
         The closing round, after the last, has the rate of the last: ``schedule`` ends there.
         """
-        done = min(round - 1, self.rounds - 1) / self.rounds if self.rounds else 0.0
         share = 1.0
-        if self.schedule == "cosine":
-            share = (1 + math.cos(math.pi * done)) / 2
-        elif self.schedule == "step":
-            share = 0.01 if done >= 0.75 else 0.1 if done >= 0.5 else 1.0
+        if self.schedule != "constant":
+            done = min(round - 1, self.rounds - 1) / self.rounds
+            step = 0.01 if done >= 0.75 else 0.1 if done >= 0.5 else 1.0
+            share = step if self.schedule == "step" else (1 + math.cos(math.pi * done)) / 2
         return float((self.lr if first is None else first) * self.lr_decay ** (round - 1) * share)
 
 

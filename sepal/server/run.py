@@ -75,8 +75,10 @@ class Run:
         """Override ``rounds`` or ``timeout``. The algorithm is built again, because its schedule may depend on them.
 
         Raises:
-            ConfigError: The run has ended at another round.
+            ConfigError: The run has ended at another round, or clients' learning rate depends on ``rounds``.
         """
+        if rounds not in (None, self.config.rounds) and self.config.schedule != "constant":
+            raise ConfigError("num_rounds", f"rounds = {self.config.rounds}, which clients' schedule has", rounds)
         changes = {key: value for key, value in (("rounds", rounds), ("timeout", timeout)) if value is not None}
         if changes:
             self.task = replace(self.task, config=self.config.model_copy(update=changes))
