@@ -103,7 +103,7 @@ def predict(
     origin = found.origin
     size = (origin.shape[-2], origin.shape[-1]) if origin.resize and len(origin.shape) == 3 else None
     channels: Any = origin.shape[0] if origin.channels and origin.shape[0] in (1, 3) else "auto"
-    names, x, truth = read_inputs(data, origin.class_names, origin.shape, Look(size, channels))
+    names, x, truth = read_inputs(data, origin.class_names, origin.shape, Look(size, channels), origin.columns)
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise DataError("data", "finite numbers", "NaN or infinity")
     logits = found(np.asarray(found.prepare(x), np.float32 if not origin.vocabulary else np.int64))
@@ -129,7 +129,11 @@ def predict(
 
 
 def read_inputs(
-    path: Path, classes: Sequence[str] = (), shape: tuple[int, ...] = (), look: Look | None = None
+    path: Path,
+    classes: Sequence[str] = (),
+    shape: tuple[int, ...] = (),
+    look: Look | None = None,
+    columns: Sequence[str] = (),
 ) -> tuple[list[str], npt.NDArray[np.generic], npt.NDArray[np.int64] | None]:
     """Return the names of the examples, the examples (n, …), and their labels if all have one.
 
@@ -139,6 +143,7 @@ def read_inputs(
         classes: Names of the classes.
         shape: The shape of one example as the model takes it; tells one example from many.
         look: What image files are brought to; None: as they are.
+        columns: Names of a table's columns as the model takes them; empty: as in the file.
 
     Raises:
         DataError: There are no examples, or their shapes differ.
@@ -150,8 +155,11 @@ def read_inputs(
 
     if path.suffix == ".npz":
         return _read_npz(path, classes)
+    if len(tables := list(path.glob("*.csv"))) == 1:  # a directory that a run reads
+        path = tables[0]
     if path.suffix == ".csv":
         table = read_table(path, classes)
+        table = table.ordered(columns, path) if columns else table
         return [str(number) for number in range(len(table.x))], table.x, table.y
     files = [path] if path.is_file() and path.suffix.lower() in EXAMPLES else list(_files(path))
     if not files:

@@ -18,7 +18,7 @@ from sepal.client_app.build import Node, Shared, build_host, client_name
 from sepal.client_app.portable import Origin
 from sepal.data.federation import DealtData
 from sepal.data.sources import FOLDER
-from sepal.errors import ConfigError, ModelError
+from sepal.errors import ConfigError, ModelError, one_line
 from sepal.modules import frozen_tensors
 from sepal.protocol.messages import is_version, version_round
 from sepal.protocol.method import Plan, Predictor, resolve
@@ -114,6 +114,7 @@ def client_model(path: Path, config: Mapping[str, Any], client: str, device: str
         tuple(data.scale.factor.tolist()) if data.scale else (),
         keys.dataset == FOLDER and keys.folder.size is not None,
         keys.dataset == FOLDER and keys.folder.channels != "auto",
+        tuple(info.columns),
     )
     networks = [{**network.read(), **frozen_tensors(network.module)} for network in predict.networks]
     return ClientModel(origin, networks, np.array(raw), predict(x.to(device)).cpu().numpy())
@@ -136,4 +137,11 @@ def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path) -> None:
     except ImportError as missing:
         raise ConfigError("--onnx", "onnx and onnxscript: pip install onnx onnxscript", str(missing)) from None
     except torch.onnx.errors.OnnxExporterError as reason:
-        raise ModelError("--onnx", "a model that ONNX can express", str(reason).splitlines()[0]) from None
+        raise ModelError("--onnx", "a model that ONNX can express", _cause(reason)) from None
+
+
+def _cause(error: BaseException) -> str:
+    """Return the first line of what made the exporter fail; its own message is a list of its steps."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return one_line(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")

@@ -47,6 +47,7 @@ class Origin:
         numbers: What the rule takes besides the networks' logits.
         offset: Of each column of a table: the mean over the client's training part, which the module subtracts.
         factor: 1 / standard deviation of each column there, by which the module then multiplies.
+        columns: Names of the columns of a table, in the order in which the module takes them; empty for other data.
         resize: Whether image files are scaled and cut to the shape, as in training.
         channels: Whether image files are brought to the shape's channels, as in training.
     """
@@ -69,6 +70,7 @@ class Origin:
     factor: tuple[float, ...] = ()
     resize: bool = False
     channels: bool = False
+    columns: tuple[str, ...] = ()
 
 
 class Loaded:

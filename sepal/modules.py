@@ -67,6 +67,7 @@ def bring_back(module: nn.Module) -> nn.Module:
     for name in frozen_names(module):
         layer, leaf = _place(module, name)
         tensor = layer._buffers.pop(leaf)
+        layer._non_persistent_buffers_set.discard(leaf)  # torch.export looks for its names there, too
         if tensor is not None:
             layer.register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
     return module

@@ -82,6 +82,7 @@ class DatasetInfo:
         mean: Subtracted from inputs (``uint8`` is divided by 255 first): one value, or one per channel.
         std: Inputs are divided by it afterwards: one value, or one per channel.
         class_names: Name of each class, for people; empty: classes are known by their numbers.
+        columns: Names of the columns of a table; empty for other data.
         table: Whether each client standardises the columns of its rows, with statistics of its own.
         notes: Lines to show when a run starts, such as files that were left out.
     """
@@ -97,6 +98,7 @@ class DatasetInfo:
     std: tuple[float, ...] = (1.0,)
     class_names: tuple[str, ...] = ()
     table: bool = False
+    columns: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -258,6 +258,8 @@ def test_keys_lists_every_shared_key_with_default_and_meaning():
     assert (by_name["lr-decay"].values, by_name["lr-decay"].default) == ("float > 0, ≤ 1", "1.0")
     assert by_name["split.test-of-labels"].values == "true | false"
     assert by_name["values"].values == "fp32 | fp16 | bf16"
+    (rate, _) = keys_of(registry.get("fedavgm").hyper, "fedavgm.")
+    assert rate.values == "float > 0 | auto"
     assert by_name["seed"].values == "int ≥ 0, < 2^63"
     output = sepal("keys").stdout
     assert [key.name for key in keys if key.name not in output] == []

@@ -58,10 +58,27 @@ def test_an_exported_model_takes_raw_rows(wine, tmp_path):
     right = int(told.stderr.strip().rsplit(" ", 3)[-3])
     x = read_inputs(wine / "wine.csv", loaded.origin.class_names)[1]
     assert right / len(x) > 0.6
+    assert sepal("predict", file, wine).stdout == told.stdout, "a directory as a run reads it"
     np.save(tmp_path / "rows.npy", x)
     assert sepal("predict", file, tmp_path / "rows.npy").stdout == told.stdout, "a batch in a .npy file"
     np.save(tmp_path / "row.npy", x[0])
     assert sepal("predict", file, tmp_path / "row.npy").stdout.splitlines()[1].startswith("row.npy,"), "one example"
+
+
+def test_columns_go_by_their_names(wine, tmp_path):
+    file = tmp_path / "m.safetensors"
+    sepal("export", wine / "wine", "1", "--out", file)
+    told = sepal("predict", file, wine / "wine.csv").stdout
+    header, *rows = list(csv.reader((wine / "wine.csv").open()))
+    with (tmp_path / "turned.csv").open("w", newline="") as turned:
+        csv.writer(turned).writerows([row[::-1] for row in (header, *rows)])
+    assert sepal("predict", file, tmp_path / "turned.csv").stdout == told
+    with (tmp_path / "other.csv").open("w", newline="") as other:
+        csv.writer(other).writerows([["colour", *header[1:]], *rows])
+    result = CliRunner().invoke(app, ["predict", str(file), str(tmp_path / "other.csv")])
+    assert result.exit_code == 2
+    assert "other.csv, header: expected the columns alcohol, " in result.stderr
+    assert "got a difference in alcohol, colour" in result.stderr
 
 
 def test_onnx_takes_raw_rows(wine, tmp_path):

@@ -17,7 +17,7 @@ from sepal.data.locations import cache_directory, data_directory
 from sepal.data.own import OWN
 from sepal.errors import DataError, suggest
 
-LAYOUT = 2  # increase when the content of a cache entry changes
+LAYOUT = 3  # increase when the content of a cache entry changes
 FOLDER = "folder"  # the data set whose files are the user's own
 PLAIN = FolderSettings()
 
@@ -174,7 +174,7 @@ def _from_cache(entry: Path) -> Source | None:
     arrays, notes = found
     try:
         facts = notes["info"]
-        for key in ("input_shape", "mean", "std", "class_names", "notes"):
+        for key in ("input_shape", "mean", "std", "class_names", "notes", "columns"):
             facts[key] = tuple(facts[key])
         return Source(DatasetInfo(**facts), arrays["x"], arrays["y"], int(notes["train_count"]), arrays.get("natural"))
     except (KeyError, TypeError):

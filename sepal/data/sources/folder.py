@@ -90,7 +90,7 @@ def _csv(path: Path, keys: FolderSettings) -> Source:
     if found.y is None:
         raise DataError(str(path), "rows under a header with a column `label`", "no label")
     source = _source(str(path), (found.x, found.y), None, found.people, names=found.names)
-    return replace(source, info=replace(source.info, table=keys.standardize))
+    return replace(source, info=replace(source.info, table=keys.standardize, columns=found.columns))
 
 
 def _classes(directory: Path, keys: FolderSettings) -> Source:

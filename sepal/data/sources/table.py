@@ -25,12 +25,29 @@ class Table(NamedTuple):
         y: int64 (n,); None without a column ``label``.
         names: Names of the classes; empty if the labels are whole numbers from 0.
         people: The person of each row; None without a column ``person``.
+        columns: Names of the columns of ``x``.
     """
 
     x: NDArray[np.float32]
     y: Labels | None
     names: tuple[str, ...]
     people: NDArray[Any] | None
+    columns: tuple[str, ...]
+
+    def ordered(self, columns: Sequence[str], path: Path) -> Table:
+        """Return the table with the columns of another one, in its order.
+
+        Args:
+            columns: The names of that one's columns.
+            path: The file, for an error message.
+
+        Raises:
+            DataError: The table's columns are others.
+        """
+        if set(self.columns) != set(columns):
+            odd = sorted(set(self.columns) ^ set(columns))
+            raise DataError(f"{path}, header", f"the columns {', '.join(columns)}", f"a difference in {', '.join(odd)}")
+        return self._replace(x=self.x[:, [self.columns.index(name) for name in columns]], columns=tuple(columns))
 
 
 def read_table(path: Path, classes: Sequence[str] = ()) -> Table:
@@ -47,11 +64,12 @@ def read_table(path: Path, classes: Sequence[str] = ()) -> Table:
     rows = _rows(path)
     if not rows:
         raise DataError(str(path), "rows under a header", "no row")
+    columns = tuple(str(name) for name in rows[0] if name not in NOT_FEATURES)
     x = _features(path, rows)
     people = np.array([row["person"] or "" for row in rows]) if "person" in rows[0] else None
     if "label" not in rows[0]:
-        return Table(x, None, (), people)
-    return Table(x, *_labels(path, [(row["label"] or "").strip() for row in rows], classes), people)
+        return Table(x, None, (), people, columns)
+    return Table(x, *_labels(path, [(row["label"] or "").strip() for row in rows], classes), people, columns)
 
 
 def _rows(path: Path) -> list[dict[Any, Any]]:
