@@ -14,6 +14,7 @@ import typer
 from sepal import __version__
 from sepal.cli.app import app
 from sepal.cli.notices import check_plain_text, starting, tell, tell_command
+from sepal.cli.options import Verbose
 from sepal.errors import ConfigError
 
 deploy = typer.Typer(help="Check a deployment.", no_args_is_help=True, rich_markup_mode=None)
@@ -126,11 +127,14 @@ def submit(
     attempts: Annotated[
         int, typer.Option(min=1, help="How often a run is submitted, to continue it after a failure.")
     ] = 1,
+    verbose: Verbose = False,
 ) -> None:
     """Register the nodes and run a federation on a SuperLink that already runs on this machine."""
     with starting():
+        from sepal.engines.flower.commands import Ports
         from sepal.engines.flower.credentials import ServerCredentials
-        from sepal.engines.flower.engine import COMPLETED, Flower, Ports
+        from sepal.engines.flower.engine import COMPLETED, Flower
+        from sepal.engines.flower.lines import Lines
         from sepal.engines.flower.processes import healthy
         from sepal.engines.flower.registration import Registry
         from sepal.engines.flower.submission import alone, run_bundle
@@ -156,12 +160,14 @@ def submit(
         flower.ports = Ports(0, control)
         flower.connect(authority)
         registry = Registry(credentials, flower.environment, place / "nodes.json", tell) if credentials else None
+        file = place / "run.log"
+        show = Lines(file, typer.echo, verbose)
         for left in reversed(range(attempts)):
             if registry:
                 registry.sync()
-            ended = run_bundle(flower, place, flat, registry, tell, typer.echo)
+            ended = run_bundle(flower, place, flat, registry, tell, show)
             if ended.status == COMPLETED:
                 return
             if not left:
-                ended.check()
+                ended.check(file)
             tell(f"sepal: the run ended as {ended.status}; submitted again, it goes on where it was")

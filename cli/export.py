@@ -7,19 +7,20 @@ import io
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import numpy.typing as npt
 import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import starting
-from sepal.errors import ConfigError, DataError
-from sepal.storage.files import write_atomically
+from sepal.errors import ConfigError, DataError, one_line
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from sepal.client_app.client_model import ClientModel
+    from sepal.data.sources.images import Look
 
 NEAR = 1e-4  # largest difference in logits between the client's model and the exported one
 
@@ -35,6 +36,7 @@ def export(
 ) -> None:
     """Write a client's own model, after its last training, as safetensors and, with --onnx, as ONNX."""
     with starting():
+        import numpy as np
         import torch
 
         from sepal.client_app.client_model import write_onnx
@@ -63,7 +65,7 @@ def model_of(path: Path, client: str) -> ClientModel:
     """
     from sepal.client_app.build import client_name
     from sepal.client_app.client_model import client_model
-    from sepal.server_app.run_directory import read_run
+    from sepal.server_app.stored_run import read_run
 
     stored = read_run(path)
     names = {each["name"] for line in stored.lines for each in line["clients"]}
@@ -79,7 +81,10 @@ def model_of(path: Path, client: str) -> ClientModel:
 def predict(
     model: Annotated[Path, typer.Argument(help="A file that `sepal export` wrote.")],
     data: Annotated[
-        Path, typer.Argument(help="An .npz with x, a .csv, an image or .npy file, or a directory of such.")
+        Path,
+        typer.Argument(
+            help="An .npz with x, a .csv, an image, a .npy of one or many examples, or a directory of such."
+        ),
     ],
     out: Annotated[Path | None, typer.Option(help="CSV file; by default standard output.")] = None,
     allow: Annotated[
@@ -88,16 +93,23 @@ def predict(
 ) -> None:
     """Run an exported model; print a line for each example, with its label, the label's name and probability."""
     with starting():
+        import numpy as np
+
         from sepal.client_app.portable import load
+        from sepal.data.sources.images import Look
+        from sepal.storage.files import write_atomically
 
     found = load(model, allow or ())
-    names, x, truth = read_inputs(data, found.origin.class_names)
+    origin = found.origin
+    size = (origin.shape[-2], origin.shape[-1]) if origin.resize and len(origin.shape) == 3 else None
+    channels: Any = origin.shape[0] if origin.channels and origin.shape[0] in (1, 3) else "auto"
+    names, x, truth = read_inputs(data, origin.class_names, origin.shape, Look(size, channels), origin.columns)
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise DataError("data", "finite numbers", "NaN or infinity")
-    logits = found(np.asarray(found.prepare(x), np.float32 if not found.origin.vocabulary else np.int64))
+    logits = found(np.asarray(found.prepare(x), np.float32 if not origin.vocabulary else np.int64))
     shifted = np.exp(logits - logits.max(1, keepdims=True))
     chances = shifted / shifted.sum(1, keepdims=True)
-    classes = found.origin.class_names or tuple(map(str, range(logits.shape[1])))
+    classes = origin.class_names or tuple(map(str, range(logits.shape[1])))
     rows = [
         (name, int(label), classes[label], f"{chances[place, label]:.4f}")
         for place, (name, label) in enumerate(zip(names, logits.argmax(1), strict=True))
@@ -117,56 +129,81 @@ def predict(
 
 
 def read_inputs(
-    path: Path, classes: Sequence[str] = ()
+    path: Path,
+    classes: Sequence[str] = (),
+    shape: tuple[int, ...] = (),
+    look: Look | None = None,
+    columns: Sequence[str] = (),
 ) -> tuple[list[str], npt.NDArray[np.generic], npt.NDArray[np.int64] | None]:
     """Return the names of the examples, the examples (n, …), and their labels if all have one.
 
     Args:
-        path: An .npz with x [, y]; a .csv; an image or a .npy file with one example; or a directory of these, whose
-            sub-directories may be named like classes.
+        path: An .npz with x [, y]; a .csv; a .npy file with many examples (n, …); an image or a .npy file with one
+            example; or a directory of these, whose sub-directories may be named like classes.
         classes: Names of the classes.
+        shape: The shape of one example as the model takes it; tells one example from many.
+        look: What image files are brought to; None: as they are.
+        columns: Names of a table's columns as the model takes them; empty: as in the file.
 
     Raises:
         DataError: There are no examples, or their shapes differ.
     """
-    if path.suffix == ".npz":
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                x, y = arrays["x"], arrays.get("y")
-            if not x.ndim:
-                raise ValueError("x is a single number")
-        except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as reason:
-            raise DataError("data", "an .npz with x", f"{path}: {reason}") from None
-        return [str(number) for number in range(len(x))], x, y if y is not None and y.shape == (len(x),) else None
-    from sepal.data.sources.folder import EXAMPLES, read_table
+    import numpy as np
 
+    from sepal.data.sources.images import AS_IS, EXAMPLES, check_alike, read_example
+    from sepal.data.sources.table import read_table
+
+    if path.suffix == ".npz":
+        return _read_npz(path, classes)
+    if len(tables := list(path.glob("*.csv"))) == 1:  # a directory that a run reads
+        path = tables[0]
     if path.suffix == ".csv":
-        x, y = read_table(path, classes)
-        return [str(number) for number in range(len(x))], x, y
+        table = read_table(path, classes)
+        table = table.ordered(columns, path) if columns else table
+        return [str(number) for number in range(len(table.x))], table.x, table.y
     files = [path] if path.is_file() and path.suffix.lower() in EXAMPLES else list(_files(path))
     if not files:
         raise DataError("data", "an .npz with x, a .csv, or .png, .jpg or .npy files", str(path))
-    arrays = [_read(file) for file in files]
-    odd = next((f for f, a in zip(files, arrays, strict=True) if a.shape != arrays[0].shape), None)
-    if odd is not None:
-        raise DataError(str(odd), f"shape {arrays[0].shape}, as of the files before", "another")
+    arrays = [read_example(file, look or AS_IS) for file in files]
+    if files == [path] and _many(arrays[0], shape):
+        return [str(number) for number in range(len(arrays[0]))], arrays[0], None
+    check_alike(str(path), arrays)
     labels = [classes.index(file.parent.name) if file.parent.name in classes else -1 for file in files]
     truth = None if -1 in labels else np.array(labels, dtype=np.int64)
     named = [file.name if file == path else str(file.relative_to(path)) for file in files]
+    named = [name if name.isprintable() else one_line(ascii(name)) for name in named]  # they are printed
     return named, np.stack(arrays), truth
+
+
+def _read_npz(
+    path: Path, classes: Sequence[str]
+) -> tuple[list[str], npt.NDArray[np.generic], npt.NDArray[np.int64] | None]:
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            x, y = arrays["x"], arrays.get("y")
+        if not x.ndim:
+            raise ValueError("x is a single number")
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as reason:
+        raise DataError("data", "an .npz with x", f"{path}: {reason}") from None
+    return [str(number) for number in range(len(x))], x, y if y is not None and y.shape == (len(x),) else None
+
+
+def _many(array: npt.NDArray[np.generic], shape: tuple[int, ...]) -> bool:
+    """Return whether an array is (n, …) examples of a model's shape, and not one."""
+    ones = [shape]
+    if array.dtype.name == "uint8" and len(shape) == 3:
+        channels, *sides = shape
+        ones = [(*sides, channels), *[tuple(sides)] * (channels == 1)]
+    return array.shape[1:] in ones and array.shape not in ones
 
 
 def _files(path: Path) -> Iterator[Path]:
     """Yield the examples below ``path``, except hidden ones: a run keeps a copy of the data in ``.sepal-cache``."""
-    from sepal.data.sources.folder import EXAMPLES
+    from sepal.data.sources.images import EXAMPLES
 
     for file in sorted(path.rglob("*")):
         hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        if file.suffix.lower() in EXAMPLES and not hidden:
+        if file.suffix.lower() in EXAMPLES and not hidden and file.is_file():
             yield file
-
-
-def _read(file: Path) -> npt.NDArray[np.generic]:
-    from sepal.data.sources.folder import read_example
-
-    return read_example(file)

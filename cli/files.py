@@ -10,7 +10,7 @@ from typing import Any
 
 from sepal.errors import ConfigError
 from sepal.protocol.views import CLOSING_VIEWS
-from sepal.server_app.run_directory import StoredRun
+from sepal.server_app.stored_run import StoredRun
 from sepal.storage.files import write_atomically
 from sepal.study.comparison import Comparison
 from sepal.study.results import DIRECTIONS, Variant

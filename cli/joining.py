@@ -15,7 +15,7 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_command
-from sepal.cli.options import Log, Metrics
+from sepal.cli.options import Log, Metrics, Verbose
 from sepal.errors import ConfigError, one_line
 
 # 20 uploads with a noise multiplier of 5 have an ε of 9.4 at δ = 1e-5, compared with any other data of the client.
@@ -89,9 +89,10 @@ def join(
     ] = False,
     metrics: Metrics = "",
     log: Log = "",
+    verbose: Verbose = False,
 ) -> None:
     """Join a server as a client, until Ctrl-C is pressed."""
-    with starting():
+    with starting(f"to join {address}", stays=True):
         from sepal.client_app.build import Node
         from sepal.engines.flower.credentials import NodeCredentials
         from sepal.engines.flower.probe import split
@@ -130,7 +131,7 @@ def join(
         if audit != "none":
             file = Path(audit).expanduser() if audit else private_home() / "audit" / f"{client}.jsonl"
             node_config["audit"] = str(file.absolute())
-        stay(client, node_config, address, credentials, cold, poll, allow_code, tell, tell_command, metrics)
+        stay(client, node_config, address, credentials, cold, poll, allow_code, tell, tell_command, metrics, verbose)
 
 
 def demands(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -40,6 +41,8 @@ def values_of(info: FieldInfo) -> str:
     """Return a description of a key's type and range."""
     if get_origin(info.annotation) is Literal:
         return " | ".join(str(choice) for choice in get_args(info.annotation))
+    if get_origin(info.annotation) in (Union, UnionType):  # a rate or auto
+        return " | ".join(values_of(FieldInfo.from_annotation(part)) for part in get_args(info.annotation))
     name = getattr(info.annotation, "__name__", "")
     kind = {"str": "text", "bool": "true | false"}.get(name, name)
     bounds = [f"{sign} {number(limit)}" for limit, sign in limits(info)]

@@ -11,7 +11,7 @@ from sepal.cli.app import app
 from sepal.cli.notices import starting
 
 if TYPE_CHECKING:
-    from sepal.server_app.run_directory import StoredRun
+    from sepal.server_app.stored_run import StoredRun
 
 
 @app.command("ls")
@@ -22,7 +22,7 @@ def list_runs(
     with starting():
         from sepal.cli.showing import print_table
         from sepal.errors import SepalError
-        from sepal.server_app.run_directory import read_run
+        from sepal.server_app.stored_run import read_run
         from sepal.study.runs import runs_in
 
     rows = []

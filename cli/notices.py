@@ -7,22 +7,39 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
 
-from sepal.errors import ConfigError
-from sepal.protocol.operation import LOG
+from sepal.errors import ConfigError, one_line
+
+if TYPE_CHECKING:
+    from sepal.config import Flat
 
 
 @contextmanager
-def starting() -> Iterator[None]:
-    """Say so on a terminal while a command imports what it needs, which can take seconds."""
-    words, erase = ("sepal: starting …", "\r\x1b[K") if sys.stderr.isatty() else ("", "")
+def starting(what: str = "", stays: bool = False) -> Iterator[None]:
+    """Say so on a terminal while a command imports what it needs, which can take seconds; then take it back.
+
+    Args:
+        what: What is prepared.
+        stays: Without a terminal, say it too, in a line that stays: for a command that is to run for days.
+    """
+    line = f"sepal: preparing {what}" if what else "sepal: starting"
+    words, erase = (f"{line} …", "\r\x1b[K") if sys.stderr.isatty() else (f"{line}\n" * stays, "")
     typer.echo(words, nl=False, err=True)
     try:
         yield
     finally:
         typer.echo(erase, nl=False, err=True)
+
+
+def what_of(flat: Flat) -> str:
+    """Return what a run with these keys is of, before they are checked: ``fedpse on digits``."""
+    from sepal.config import RunConfig
+
+    method, data = (flat.get(key, RunConfig.model_fields[key].default) for key in ("method", "dataset"))
+    return one_line(f"{method} on {data}", 100)
 
 
 def set_log(form: str) -> None:
@@ -34,6 +51,8 @@ def set_log(form: str) -> None:
     if form not in ("", "json"):
         raise ConfigError("--log", "json", form)
     if form:
+        from sepal.protocol.operation import LOG  # http.server is behind it
+
         os.environ[LOG] = form
 
 

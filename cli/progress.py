@@ -25,11 +25,12 @@ from rich.progress import (
 from sepal.cli.tables import megabytes, percent
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
-from sepal.server_app.run_directory import stored_config
+from sepal.server_app.stored_run import stored_config
 from sepal.study.plans.model import PlannedRun
 
 EVERY = 0.5  # seconds between reads of the runs' files
 LINES = 60.0  # seconds between lines without a terminal
+CLOSING = "closing evaluation"
 
 
 def bars(console: Console, clock: ProgressColumn) -> Progress:
@@ -42,6 +43,11 @@ def bars(console: Console, clock: ProgressColumn) -> Progress:
 def accuracies(line: Mapping[str, Any]) -> str:
     """Return the accuracies of a round's line as text."""
     return f"received {percent(line, 'received', 'mean')} % trained {percent(line, 'trained', 'mean')} %"
+
+
+def is_closing(line: Mapping[str, Any]) -> bool:
+    """Return whether a line is that of the closing evaluation, which is none of the rounds that the user has set."""
+    return bool(line["phase"] == "closing")
 
 
 class RoundDisplay:
@@ -62,22 +68,28 @@ class RoundDisplay:
         self._first: tuple[int, float] | None = None  # round and time of the first line
 
     def start(self, done: int, total: int) -> None:
-        """Start the display at round ``done`` of ``total`` rounds plus the closing round."""
-        self._total, self._first = total + 1, None
+        """Start the display at round ``done`` of ``total`` rounds; the closing evaluation follows them."""
+        self._total, self._first = total, None
         if not self._console.is_terminal:
             return
         self._bar = bars(self._console, TimeRemainingColumn())
-        self._task = self._bar.add_task(self._label, total=self._total, completed=done, figures="")
+        self._task = self._bar.add_task(self._label, total=total, completed=min(done, total), figures="")
         self._bar.start()
 
     def show(self, line: Mapping[str, Any]) -> None:
         """Show a round's line."""
         round, sizes = line["round"], line["bytes"]
         figures = f"{accuracies(line)} MB up {megabytes(sizes['up'])} down {megabytes(sizes['down'])}"
+        closing = is_closing(line)
         if self._bar is not None:
-            self._bar.update(self._task, completed=round, figures=figures)
+            if closing:
+                self._bar.update(self._task, figures=f"{CLOSING}: {figures}")
+            else:
+                next_up = f"; {CLOSING} …" if round == self._total else ""
+                self._bar.update(self._task, completed=round, figures=figures + next_up)
             return
-        text = f"{self._label} {round}/{self._total} {figures}{self._left(round)}"
+        which = CLOSING if closing else f"{round}/{self._total}"
+        text = f"{self._label} {which} {figures}{'' if closing else self._left(round)}"
         self._console.print(text, soft_wrap=True, highlight=False)
 
     def _left(self, round: int) -> str:
@@ -87,7 +99,7 @@ class RoundDisplay:
             self._first = round, now
             return ""
         pace = (now - self._first[1]) / (round - self._first[0])
-        return f" {pace * (self._total - round):.0f} s left"
+        return f" {pace * (self._total + 1 - round):.0f} s left"
 
     def stop(self) -> None:
         """Remove the bar."""
@@ -184,10 +196,12 @@ class PlanDisplay:
             if row is None:
                 continue
             line, rounds = json.loads(row), _rounds(going.file)
-            figures = accuracies(line)
-            self._bars.update(going.task, completed=line["round"], total=rounds, figures=figures)
+            figures, done = accuracies(line), line["round"] - is_closing(line)
+            which = CLOSING if is_closing(line) else f"round {done} of {rounds}"
+            words = f"{CLOSING}: {figures}" if is_closing(line) else figures
+            self._bars.update(going.task, completed=done, total=rounds, figures=words)
             if not self._console.is_terminal:
-                self._say(f"{name} round {line['round']} of {rounds}, {figures}")
+                self._say(f"{name} {which}, {figures}")
 
     def _say(self, text: str) -> None:
         self._bars.console.print(text, soft_wrap=True, highlight=False, markup=False)
@@ -210,4 +224,4 @@ def _new_line(going: _Going) -> bytes | None:
 
 def _rounds(metrics: Path) -> int | None:
     config = stored_config(metrics.parent)
-    return int(config["rounds"]) + 1 if config else None
+    return int(config["rounds"]) if config else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sepal.cli.app import INTERRUPTED, app
-from sepal.cli.notices import starting
+from sepal.cli.notices import starting, what_of
 
 if TYPE_CHECKING:
     from sepal.config import Flat
@@ -32,18 +32,22 @@ def run(
     mlflow: Annotated[str, typer.Option(metavar="URI", help="Log the run to MLflow: a server or directory.")] = "",
 ) -> None:
     """Run a federation on this machine, in process, with the same keys as Flower's run config."""
-    from rich.console import Console
+    with starting():
+        from sepal.server_app.places import IN_PROCESS, default_base
+        from sepal.study.run_keys import gather
 
-    from sepal.cli.tables import print_run
-    from sepal.cli.tracking import check_mlflow, log_runs
-    from sepal.server_app.places import IN_PROCESS, default_base
-    from sepal.server_app.run_directory import read_run
-    from sepal.study.run_keys import gather
+    if mlflow:
+        from sepal.cli.tracking import check_mlflow, log_runs
 
-    check_mlflow(mlflow)
+        check_mlflow(mlflow)
     base = default_base(IN_PROCESS)
     flat = gather(config, sets or [], {"name": name, "out": out}, base)
     path = run_flat(flat, base, workers, from_round)
+    from rich.console import Console
+
+    from sepal.cli.tables import print_run
+    from sepal.server_app.stored_run import read_run
+
     print_run(Console(), read_run(path))
     if mlflow:
         typer.echo(log_runs(mlflow, "sepal", [path]))
@@ -51,17 +55,17 @@ def run(
 
 def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = None) -> Path:
     """Run a federation (:mod:`sepal.study.run`) and show its progress; return the run's directory."""
-    with starting():
+    with starting(what_of(flat)):
         from rich.console import Console
 
         from sepal.cli.progress import RoundDisplay
         from sepal.config import RunConfig
-        from sepal.server_app.run_directory import stored_summary
+        from sepal.server_app.stored_run import stored_summary
         from sepal.study.majority import warning
         from sepal.study.run import execute, prepare
 
-    logging.basicConfig(level=logging.WARNING, format="sepal: %(message)s", stream=sys.stderr)
-    found = prepare(flat, base)
+        logging.basicConfig(level=logging.WARNING, format="sepal: %(message)s", stream=sys.stderr)
+        found = prepare(flat, base)
     settings, path = found.settings, found.path
     with RoundDisplay(
         Console(stderr=True), f"{settings.method} on {settings.dataset}", found.assembly.notes

@@ -13,10 +13,9 @@ from typing import Annotated
 import typer
 
 from sepal.cli.app import app
-from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_command
-from sepal.cli.options import Log, Metrics
+from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_command, what_of
+from sepal.cli.options import Log, Metrics, Verbose
 from sepal.errors import ConfigError
-from sepal.protocol.operation import METRICS, place_of
 
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
@@ -42,26 +41,32 @@ def serve(
     ] = False,
     metrics: Metrics = "",
     log: Log = "",
+    verbose: Verbose = False,
 ) -> None:
     """Start a server, run a federation with the clients that join, and show its progress."""
     with starting():
+        from sepal.study.run_keys import gather_to_serve
+
+        flat = gather_to_serve(config, sets or [], name, out)
+    with starting(what_of(flat), stays=True):
+        from sepal.engines.flower.commands import Ports
         from sepal.engines.flower.credentials import ServerCredentials
-        from sepal.engines.flower.engine import Flower, Ports
+        from sepal.engines.flower.engine import Flower
+        from sepal.engines.flower.lines import Lines
         from sepal.engines.flower.processes import unusable
         from sepal.engines.flower.registration import Registry
         from sepal.engines.flower.submission import alone, run_bundle
         from sepal.engines.flower.unpacking import clear
         from sepal.protocol.flower.versions import require_supported
+        from sepal.protocol.operation import METRICS, place_of
         from sepal.storage.home import private_home
         from sepal.strategies.assembly import assemble
-        from sepal.study.run_keys import gather_to_serve
 
     require_supported()
     set_log(log)
     if metrics:
         place_of(metrics, "--metrics")
         os.environ[METRICS] = metrics
-    flat = gather_to_serve(config, sets or [], name, out)
     assemble(flat)  # reports bad keys before any process is started
     credentials = ServerCredentials.of(certs) if certs else None
     if port == control:
@@ -82,5 +87,6 @@ def serve(
         with_certs = " --certs DIR" if credentials else ""
         where = "ADDRESS" if host in EVERYWHERE else host
         tell(f"clients join with: sepal join {where}:{port} --partition K --of {flat['clients']}{with_certs}")
-        ended = run_bundle(flower, place, flat, registry, tell, typer.echo)
-    ended.check()
+        file = place / "run.log"
+        ended = run_bundle(flower, place, flat, registry, tell, Lines(file, typer.echo, verbose))
+    ended.check(file)

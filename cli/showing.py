@@ -30,7 +30,7 @@ def show(
 
         from sepal.cli.files import by_round, write_csv, write_tensorboard
         from sepal.cli.tables import print_run
-        from sepal.server_app.run_directory import read_run
+        from sepal.server_app.stored_run import read_run
         from sepal.study.comparison import check_comparable
         from sepal.study.results import read_result
         from sepal.study.runs import INDEX, find_place, find_run, naming
@@ -173,7 +173,7 @@ def watch(
     from rich.console import Console
 
     from sepal.cli.progress import RoundDisplay
-    from sepal.server_app.run_directory import read_run
+    from sepal.server_app.stored_run import read_run
     from sepal.study.runs import find_run, naming
 
     path = find_run(run)

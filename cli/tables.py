@@ -30,7 +30,8 @@ from sepal.cli.sheets import (
     without_yardsticks,
 )
 from sepal.errors import one_line
-from sepal.server_app.run_directory import Line, StoredRun
+from sepal.server_app.json_lines import Line
+from sepal.server_app.stored_run import StoredRun
 from sepal.strategies import registry
 from sepal.study.comparison import Comparison
 from sepal.study.results import MEGA
@@ -80,7 +81,7 @@ def printable(text: object) -> str:
 
 def headline(run: StoredRun) -> str:
     """Return one line with the run's name, configuration and progress."""
-    config, done = run.config, run.lines[-1]["round"] if run.lines else 0
+    config, done = run.config, sum(line["phase"] != "closing" for line in run.lines)
     state = "complete" if run.summary is not None else f"at round {done}"
     rounds = f"{config['rounds']} rounds"
     if run.summary and run.summary.get("stopped"):
@@ -164,7 +165,7 @@ def figures_table(run: StoredRun, yardstick: StoredRun | None = None) -> Table:
                 table.add_row(*cells, *["-"] * 5)
                 continue
             cells += [f"{100 * figures[key]:.1f}" for key in ("mean", "weighted", "std", "bottom_decile")]
-            table.add_row(*cells, best(figures["best"]))
+            table.add_row(*cells, best(figures["best"], each.summary["rounds"]))
     return table
 
 
@@ -181,9 +182,11 @@ def capacity_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def best(chosen: Mapping[str, Any] | None) -> str:
-    """Return the table cell of the best round."""
-    return f"{100 * chosen['mean']:.1f} ({chosen['round']})" if chosen else "-"
+def best(chosen: Mapping[str, Any] | None, rounds: int) -> str:
+    """Return the table cell of the best of a run's ``rounds`` rounds, or of its closing evaluation."""
+    if not chosen:
+        return "-"
+    return f"{100 * chosen['mean']:.1f} ({chosen['round'] if chosen['round'] <= rounds else 'closing'})"
 
 
 def bytes_table(run: StoredRun) -> Table:

@@ -14,7 +14,7 @@ from typing import Any
 from sepal.cli.files import by_round
 from sepal.cli.report import write_html
 from sepal.errors import ConfigError, one_line
-from sepal.server_app.run_directory import StoredRun, read_run, stored_summary
+from sepal.server_app.stored_run import StoredRun, read_run, stored_summary
 
 FILES = ("config.toml", "summary.json", "metrics.jsonl")
 OWN = "sepal.directory"  # tag by which a run is found again

@@ -30,7 +30,18 @@ from sepal.protocol.method import Kind
 from sepal.protocol.operation import STATS, log_as_json
 
 user_modules.enable()
-log_as_json()
+
+
+class _OwnLines(logging.Formatter):
+    """Marks Sepal's lines, by which `sepal join` tells them from Flower's."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a record."""
+        return f"sepal: {super().format(record)}" if record.name == "sepal" else super().format(record)
+
+
+if not log_as_json() and logging.lastResort:  # the handler of processes in which nobody has set another
+    logging.lastResort.setFormatter(_OwnLines())
 if starts_ray():
     protect_ray()
 log = logging.getLogger("sepal")
@@ -120,7 +131,7 @@ def handle(message: Message, context: Context) -> Message:
         line = {
             "kind": message.metadata.message_type,
             "result": result,
-            "round": int(round) if round.isdecimal() else 0,
+            "round": int(round) if round.isdecimal() and len(round) < 10 else 0,
             "down": down,
             "up": up,
         }

@@ -27,8 +27,9 @@ from sepal.client_app.host import ClientHost
 from sepal.client_app.upload_count import UploadCount
 from sepal.data import ClientData, Examples, FederatedData, OwnData
 from sepal.data.corruption import corrupt
+from sepal.data.scaling import Scale
 from sepal.errors import ConfigError, DataError
-from sepal.protocol.messages import NAME
+from sepal.protocol.fields import NAME
 from sepal.protocol.method import ClientInfo
 from sepal.protocol.threads import set_threads
 from sepal.rng import derive
@@ -200,8 +201,8 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     evaluator = Evaluator(
         test,
         validation,
-        lambda: pooled(shared, source, clients),
-        lambda: shift(shared, source, clients, node.client, len(test[1])),
+        lambda: scaled(pooled(shared, source, clients), data.scale),
+        lambda: shift(shared, source, clients, node.client, len(test[1]), data.scale),
         lambda: corrupted(shared, node.client, data.test),
     )
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
@@ -250,7 +251,17 @@ def pooled(shared: Shared, data: FederatedData, clients: int) -> Pair:
     return shared.pooled
 
 
-def shift(shared: Shared, data: FederatedData, clients: int, client: str, examples: int) -> Shift | None:
+def scaled(pair: Pair, scale: Scale | None) -> Pair:
+    """Return examples of other clients as this client's model takes them: standardised like its own."""
+    if scale is None or not len(pair[1]):
+        return pair
+    mean, factor = (torch.from_numpy(each).to(pair[0].device) for each in (scale.mean, scale.factor))
+    return (pair[0] - mean) * factor, pair[1]
+
+
+def shift(
+    shared: Shared, data: FederatedData, clients: int, client: str, examples: int, scale: Scale | None = None
+) -> Shift | None:
     """Return the client's test-time shift, the same for every method; None if the data is private."""
     if data.private:
         return None
@@ -259,7 +270,8 @@ def shift(shared: Shared, data: FederatedData, clients: int, client: str, exampl
     rng = derive(data.seed, "shift", client)
     x, y = shared.everyone
     rows = torch.from_numpy(rng.permutation(len(y))[:examples]).to(shared.device)
-    return Shift(torch.from_numpy(rng.permutation(examples)).to(shared.device), (x[rows], y[rows]))
+    others = scaled((x[rows], y[rows]), scale)
+    return Shift(torch.from_numpy(rng.permutation(examples)).to(shared.device), others)
 
 
 def corrupted(shared: Shared, client: str, test: Examples) -> Pair:

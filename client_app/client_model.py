@@ -16,7 +16,9 @@ from sepal.client.network import NetworkPredictor
 from sepal.client.state_store import DiskStateStore
 from sepal.client_app.build import Node, Shared, build_host, client_name
 from sepal.client_app.portable import Origin
-from sepal.errors import ConfigError, ModelError
+from sepal.data.federation import DealtData
+from sepal.data.sources import FOLDER
+from sepal.errors import ConfigError, ModelError, one_line
 from sepal.modules import frozen_tensors
 from sepal.protocol.messages import is_version, version_round
 from sepal.protocol.method import Plan, Predictor, resolve
@@ -29,7 +31,7 @@ class ClientModel:
 
     Attributes:
         networks: Their tensors, float32 by name, in the shapes of the client's modules; usually one network.
-        inputs: Some of the client's training examples.
+        inputs: Some of the client's training examples; of a table as they are in its file.
         logits: The client's own predictor's outputs for ``inputs``.
     """
 
@@ -89,8 +91,10 @@ def client_model(path: Path, config: Mapping[str, Any], client: str, device: str
     if predict.combine and predict.combine is not resolve(assembly.method.combination):
         got = f"{len(predict.networks)} networks that are used together"
         raise ConfigError("client", "a model of one network", got)
-    x = torch.from_numpy(np.array(assembly.data.client(number, node.partitions, client).train.x[:64]))
-    info, keys = assembly.info, assembly.task.config
+    info, keys, data = assembly.info, assembly.task.config, assembly.data.client(number, node.partitions, client)
+    x, raw = torch.from_numpy(np.array(data.train.x[:64])), data.train.x[:64]
+    if isinstance(assembly.data, DealtData) and data.scale:
+        raw = assembly.data.raw(number, node.partitions).train.x[:64]
     origin = Origin(
         keys.model,
         tuple(info.input_shape),
@@ -106,9 +110,14 @@ def client_model(path: Path, config: Mapping[str, Any], client: str, device: str
         keys.method if predict.combine else "",
         predict.numbers,
         tuple(info.class_names),
+        tuple(data.scale.mean.tolist()) if data.scale else (),
+        tuple(data.scale.factor.tolist()) if data.scale else (),
+        keys.dataset == FOLDER and keys.folder.size is not None,
+        keys.dataset == FOLDER and keys.folder.channels != "auto",
+        tuple(info.columns),
     )
     networks = [{**network.read(), **frozen_tensors(network.module)} for network in predict.networks]
-    return ClientModel(origin, networks, x.numpy(), predict(x.to(device)).cpu().numpy())
+    return ClientModel(origin, networks, np.array(raw), predict(x.to(device)).cpu().numpy())
 
 
 def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path) -> None:
@@ -128,4 +137,11 @@ def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path) -> None:
     except ImportError as missing:
         raise ConfigError("--onnx", "onnx and onnxscript: pip install onnx onnxscript", str(missing)) from None
     except torch.onnx.errors.OnnxExporterError as reason:
-        raise ModelError("--onnx", "a model that ONNX can express", str(reason).splitlines()[0]) from None
+        raise ModelError("--onnx", "a model that ONNX can express", _cause(reason)) from None
+
+
+def _cause(error: BaseException) -> str:
+    """Return the first line of what made the exporter fail; its own message is a list of its steps."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return one_line(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")

@@ -17,8 +17,8 @@ from flwr.app import RecordDict
 from sepal.client.state_store import Origin, StateStore, Stored
 from sepal.errors import ProtocolError, SepalError, StateError
 from sepal.protocol.algorithms import ClientAlgorithm
+from sepal.protocol.fields import GREATEST
 from sepal.protocol.messages import (
-    GREATEST,
     Content,
     Order,
     Reply,
@@ -103,6 +103,8 @@ class ClientHost:
         if kind is Kind.QUERY:
             reply = Reply(order.run, plan.round, kind, self.info, order.base)
             return replace(reply, facts={**self.facts, "store": self.store.identity}), Content()
+        if kind is Kind.TRAIN and plan.phase and "" in self.noised:  # it would be noised, but not charged beforehand
+            raise ProtocolError("phase", "none: all rounds of this method are alike", plan.phase)
         request = f"{self._asked(order, content.digest())}|{order.keep}|{','.join(order.views)}"
         if not self.accuracies:
             order = replace(order, views=())

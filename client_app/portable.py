@@ -3,7 +3,9 @@
 :func:`load` is all that is needed to use it::
 
     predict = load("client-00003.safetensors")
-    logits = predict(x)          # x: float32, (n, *shape), as the model was trained on
+    logits = predict(predict.prepare(x))
+
+Rows of a CSV file are taken as they are in the file: the module begins with the client's own standardisation.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 from torch import nn
 
 from sepal import models
-from sepal.errors import ModelError, StateError
+from sepal.errors import ModelError, StateError, one_line
 from sepal.modules import bring_back, floating, frozen_tensors, tied_names
 from sepal.protocol.method import resolve
 from sepal.strategies import registry
@@ -43,6 +45,11 @@ class Origin:
         rule: How several networks are combined into one predictor: the method, whose record names
             the ``combination``; empty for one network.
         numbers: What the rule takes besides the networks' logits.
+        offset: Of each column of a table: the mean over the client's training part, which the module subtracts.
+        factor: 1 / standard deviation of each column there, by which the module then multiplies.
+        columns: Names of the columns of a table, in the order in which the module takes them; empty for other data.
+        resize: Whether image files are scaled and cut to the shape, as in training.
+        channels: Whether image files are brought to the shape's channels, as in training.
     """
 
     model: str
@@ -59,10 +66,18 @@ class Origin:
     rule: str = ""
     numbers: tuple[float, ...] = ()
     class_names: tuple[str, ...] = ()
+    offset: tuple[float, ...] = ()
+    factor: tuple[float, ...] = ()
+    resize: bool = False
+    channels: bool = False
+    columns: tuple[str, ...] = ()
 
 
 class Loaded:
-    """A loaded model: call it with float32 inputs (n, *shape); it returns logits (n, classes)."""
+    """A loaded model: call it with float32 inputs (n, *shape); it returns logits (n, classes).
+
+    Images are as in training (:meth:`prepare`), rows of a table as in their file.
+    """
 
     def __init__(self, origin: Origin, module: nn.Module) -> None:
         self.origin, self.module = origin, module.eval()
@@ -128,9 +143,23 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
     if ":" in origin.model and origin.model not in allow:
         expected = "code that you allow (sepal predict --allow package.module:function)"
         raise ModelError("model", expected, origin.model)
-    if ":" not in origin.model:
-        _check_size(origin)
-    return Loaded(origin, _module(origin, tensors))
+    if ":" in origin.model:
+        return Loaded(origin, _scaled(origin, tensors))
+    _check_size(origin)
+    try:
+        found = Loaded(origin, _scaled(origin, tensors))
+        sides = found(np.zeros((1, *origin.shape), np.float32)).shape
+    except (RuntimeError, TypeError) as reason:  # torch's, of shapes and types
+        raise ModelError("model", f"tensors and numbers that fit {origin.model}", one_line(str(reason), 200)) from None
+    if sides != (1, origin.classes):
+        raise ModelError("model", f"a number for each of {origin.classes} classes", sides[1:])
+    return found
+
+
+def _scaled(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> nn.Module:
+    """Return the module, which standardises its inputs first if the client's data was."""
+    module = _module(origin, tensors)
+    return Standardized(module, origin.offset, origin.factor) if origin.offset else module
 
 
 def _check_types(origin: Origin) -> None:
@@ -144,6 +173,8 @@ def _check_types(origin: Origin) -> None:
             raise ValueError(f"origin.{name} of another type")
     if len(origin.class_names) not in (0, origin.classes) or not all(map(str.isprintable, origin.class_names)):
         raise ValueError(f"origin.class_names without a printable name for each of {origin.classes} classes")
+    if len(origin.offset) != len(origin.factor) or (origin.offset and (len(origin.offset),) != origin.shape):
+        raise ValueError(f"origin.offset and origin.factor without a number for each of {origin.shape} columns")
 
 
 def _check_size(origin: Origin) -> None:
@@ -169,6 +200,24 @@ def _module(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> n
     if not known:
         raise ModelError("model", "networks that its method says how to combine", origin.rule or len(networks))
     return Combined(networks, resolve(known), origin.numbers)
+
+
+class Standardized(nn.Module):
+    """A module that takes rows of a table as they are in its file."""
+
+    offset: torch.Tensor
+    factor: torch.Tensor
+
+    def __init__(self, module: nn.Module, offset: Sequence[float], factor: Sequence[float]) -> None:
+        super().__init__()
+        self.module = module
+        self.register_buffer("offset", torch.tensor(offset))
+        self.register_buffer("factor", torch.tensor(factor))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the module's logits (n, classes) of raw rows (n, columns)."""
+        logits: torch.Tensor = self.module((x - self.offset) * self.factor)
+        return logits
 
 
 class Combined(nn.Module):

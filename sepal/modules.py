@@ -7,14 +7,17 @@ goes by parameters or by ``state_dict`` leaves it alone, and the forward pass st
 
 from __future__ import annotations
 
+import fnmatch
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from sepal.errors import ModelError
+from sepal.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
 _NAMES = "_sepal_frozen"  # attribute of the model: names of its frozen tensors
@@ -29,8 +32,34 @@ def set_aside(module: nn.Module) -> nn.Module:
         if parameter is not None:
             layer.register_buffer(leaf, parameter.detach(), persistent=False)
     if names:
-        setattr(module, _NAMES, tuple(names))
+        setattr(module, _NAMES, (*frozen_names(module), *names))
     return module
+
+
+def freeze_others(module: nn.Module, trainable: str, values: Mapping[str, NDArray[Any]]) -> nn.Module:
+    """Freeze the parameters that no pattern names, in place, and return the module; see :func:`set_aside`.
+
+    Args:
+        module: The model. What it freezes itself stays frozen.
+        trainable: Comma-separated patterns of parameters' names, with ``*``, ``?`` and ``[…]``.
+        values: By name, what the frozen parameters become; those that it lacks keep their value.
+
+    Raises:
+        ConfigError: A pattern names no parameter that could be trained, or a value has another shape.
+    """
+    patterns = [pattern.strip() for pattern in trainable.split(",")]
+    names = [name for name, _ in module.named_parameters()]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise ConfigError("trainable", f"patterns of {', '.join(names[:8])}{' …' * (len(names) > 8)}", pattern)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
+        if not parameter.requires_grad and name in values:
+            if values[name].shape != tuple(parameter.shape):
+                expected, got = f"shape {tuple(parameter.shape)}", f"shape {values[name].shape}"
+                raise ConfigError(f"initial-weights: {name}", expected, got)
+            parameter.data.copy_(torch.from_numpy(values[name]))
+    return set_aside(module)
 
 
 def bring_back(module: nn.Module) -> nn.Module:
@@ -38,6 +67,7 @@ def bring_back(module: nn.Module) -> nn.Module:
     for name in frozen_names(module):
         layer, leaf = _place(module, name)
         tensor = layer._buffers.pop(leaf)
+        layer._non_persistent_buffers_set.discard(leaf)  # torch.export looks for its names there, too
         if tensor is not None:
             layer.register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
     return module

@@ -59,13 +59,14 @@ class RoundLog:
         """Log the number of clients and rounds."""
         self._total = total
         who = f"{len(progress.roster)} clients" if progress.roster else "clients to be drawn"
-        log.info("%s, from round %d of %d", who, progress.round + 1, total)
+        done = progress.round
+        log.info("%s, from %s", who, f"round {done + 1} of {total}" if done < total else "the closing evaluation")
 
     def round(self, progress: RunState, record: RoundRecord, line: Mapping[str, Any]) -> None:
         """Log the round's accuracy, bytes and time."""
         views = [f"{view} {100 * f['mean']:.1f} %" for view, f in line["accuracy"].items() if f]
         sent = f"MB up {line['bytes']['up'] / 1e6:.3g} down {line['bytes']['down'] / 1e6:.3g}"
-        which = "closing round" if line["phase"] == "closing" else f"round {record.round}/{self._total}"
+        which = "closing evaluation" if line["phase"] == "closing" else f"round {record.round}/{self._total}"
         log.info("%s: %s, %s, %.1f s", which, " ".join(views) or "not evaluated", sent, record.seconds["total"])
 
     def closed(self, progress: RunState, report: Report) -> None:

@@ -8,11 +8,9 @@ ends with the same lines as one that was not.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,120 +23,18 @@ from sepal.errors import ConfigError, SepalError, StateError
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import DiskRunStore
+from sepal.server_app.json_lines import append, keep_until
 from sepal.server_app.privacy import check_accountant
+from sepal.server_app.stored_run import FREE, begun, stored_config, stored_summary
 from sepal.server_app.summary import plain, summarise
 from sepal.storage.files import check_owner, private_directory, write_atomically
 from sepal.strategies.assembly import Assembly
 
-Line = Mapping[str, Any]
-# Keys that a resumed run may change: locations, timeouts and limits, which do not change results.
-FREE = frozenset({"name", "out", "data-dir", "state-dir", "timeout", "checkpoint-every", "max-message-bytes"})
-# Keys that may also change if a run goes back: what the server accepts. A method's own key is marked "free-back".
 LOCK_PATIENCE = 5.0  # seconds
+# Keys that may also change if a run goes back: what the server accepts. A method's own key is marked "free-back".
 FREE_BACK = frozenset(
     {"max-update-norm", "robust-mean", "on-missing", "min-replies", "roster", "oversample", "deadline"}
 )
-
-
-def stored_config(path: Path) -> dict[str, Any] | None:
-    """Return the flat keys with which the run at ``path`` was started; None if there is no run.
-
-    Raises:
-        StateError: ``config.toml`` cannot be read.
-    """
-    try:
-        return tomllib.loads((path / "config.toml").read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, RecursionError) as reason:
-        raise StateError(str(path / "config.toml"), "a readable TOML file", reason) from None
-
-
-def stored_summary(path: Path) -> dict[str, Any] | None:
-    """Return the summary of the run at ``path``; None if the run has not ended or the file is damaged."""
-    try:
-        summary = json.loads((path / "summary.json").read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return summary if isinstance(summary, dict) and summary.get("complete") is True else None
-
-
-def begun(path: Path) -> bool:
-    """Return whether the run at ``path`` has anything to lose: a checkpoint, lines of a round, or a summary.
-
-    A run without them was refused or interrupted at its start, and may be started again with other keys.
-    """
-    files = (path / name for name in ("metrics.jsonl", "ledger.jsonl", "summary.json"))
-    return any((path / "checkpoints").glob("round-*")) or any(file.exists() for file in files)
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    """A run directory's content.
-
-    Attributes:
-        config: Flat keys.
-        path: The run directory.
-        lines: Lines of metrics.jsonl, one per round; an incomplete last line is ignored.
-        summary: Content of summary.json; None until the run has ended.
-    """
-
-    path: Path
-    config: Mapping[str, Any]
-    lines: tuple[Line, ...]
-    summary: Mapping[str, Any] | None
-
-    @property
-    def bytes(self) -> Mapping[str, Any]:
-        """Bytes so far: of training, and of all purposes under ``total``; empty before the first round."""
-        if self.summary is not None:
-            return dict(self.summary["bytes"])
-        return dict(self.lines[-1]["bytes"]) if self.lines else {}
-
-
-def read_run(path: Path) -> StoredRun:
-    """Read the run directory ``path``.
-
-    Raises:
-        ConfigError: It is not a run directory.
-        StateError: Its config or its lines cannot be read.
-    """
-    config = stored_config(path)
-    if config is None:
-        raise ConfigError("run", "a run directory", str(path))
-    needed = ("clients", "rounds", "seed", "method", "dataset")
-    if lacking := [key for key in needed if key not in config]:
-        raise StateError(str(path / "config.toml"), f"the keys {', '.join(needed)}", f"none named {lacking[0]}")
-    lines, summary = tuple(read_rows(path / "metrics.jsonl")), stored_summary(path)
-    for number, line in enumerate(lines, 1):
-        if not {"round", "phase", "full", "bytes", "accuracy", "seconds", "clients"} <= line.keys():
-            raise StateError(f"{path / 'metrics.jsonl'}, line {number}", "a line of metrics", "other keys")
-    if summary is not None and (not lines or lines[-1].get("phase") != "closing"):
-        got = f"one that ends at round {lines[-1]['round']}" if lines else "one without lines"
-        raise StateError(str(path / "metrics.jsonl"), "the lines of a complete run, as summary.json says", got)
-    return StoredRun(path, config, lines, summary)
-
-
-def read_rows(path: Path) -> list[Line]:
-    """Return the rows of a file of JSON lines, without an incomplete last one; none if the file is missing.
-
-    Raises:
-        StateError: A complete line is not a JSON object.
-    """
-    try:
-        lines = path.read_text().splitlines(keepends=True)
-    except OSError:
-        return []
-    except ValueError as reason:
-        raise StateError(str(path), "text", reason) from None
-    rows: list[Line] = []
-    for number, line in enumerate(lines, 1):
-        if line.endswith("\n"):
-            try:
-                rows.append(dict(json.loads(line)))
-            except (ValueError, TypeError, RecursionError):
-                raise StateError(f"{path}, line {number}", "a JSON object", line.strip()[:60]) from None
-    return rows
 
 
 class RunDirectory:
@@ -266,12 +162,12 @@ class RunDirectory:
         """Delete the lines of rounds after ``progress``, which will be written again."""
         self._total = total
         for name in ("metrics.jsonl", "ledger.jsonl"):
-            _keep_until(self.path / name, progress.round)
+            keep_until(self.path / name, progress.round)
 
     def round(self, progress: RunState, record: RoundRecord, line: Mapping[str, Any]) -> None:
         """Append the round's lines."""
-        _append(self.path / "ledger.jsonl", (asdict(entry) for entry in record.ledger))
-        _append(self.path / "metrics.jsonl", [line])
+        append(self.path / "ledger.jsonl", (plain(asdict(entry)) for entry in record.ledger))
+        append(self.path / "metrics.jsonl", [plain(line)])
 
     def closed(self, progress: RunState, report: Report) -> None:
         """Write the summary, which marks the run as complete."""
@@ -295,36 +191,3 @@ def _lock(path: Path) -> FileLock:
     except OSError as reason:
         raise StateError(str(path), "a directory that can be written", reason.strerror or str(reason)) from None
     return lock
-
-
-def _append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Append ``lines`` as JSON; synced when this returns."""
-    text = "".join(f"{json.dumps(plain(line), ensure_ascii=False)}\n" for line in lines)
-    try:
-        with open(path, "a") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as reason:
-        raise StateError(str(path), "room and permission to write", reason.strerror or str(reason)) from None
-
-
-def _keep_until(path: Path, last: int) -> None:
-    """Keep the lines before the first that is incomplete or belongs to a round after ``last``."""
-    if not path.exists():
-        return
-    kept, size = 0, path.stat().st_size
-    with open(path, "rb") as file:
-        for line in file:
-            if not line.endswith(b"\n") or not _is_of(line, last):
-                break
-            kept += len(line)
-    if kept < size:
-        os.truncate(path, kept)  # a single system call, so a kill leaves no state in between
-
-
-def _is_of(line: bytes, last: int) -> bool:
-    try:
-        return bool(json.loads(line)["round"] <= last)
-    except (ValueError, KeyError, TypeError):
-        return False

@@ -18,9 +18,10 @@ from sepal import models
 from sepal.config import RunConfig, Settings, flatten, parse
 from sepal.config.agreement import agreed_text
 from sepal.data import DatasetInfo, FederatedData, federated_data
+from sepal.data.sources import FOLDER
 from sepal.errors import ConfigError, StateError
 from sepal.protocol.compression import with_compression
-from sepal.protocol.layout import Layout
+from sepal.protocol.layout import Layout, trained
 from sepal.protocol.method import Method, Task, Weights
 from sepal.strategies import registry, rules
 
@@ -78,13 +79,16 @@ def assemble(
     rules.check_data(config, data)
     rules.check_method(chosen, config)
     config, hyper, notes = complete(config, hyper, chosen, known)
-    make = partial(models.build, config.model, known.input_shape, known.classes, known.vocabulary, config.width)
+    shape = known.input_shape, known.classes, known.vocabulary
+    make: Callable[..., nn.Module] = partial(models.build, config.model, *shape, config.width)
+    if config.trainable:
+        make = partial(_part_frozen, make, config.trainable, config.initial_weights)
     first = first_weights(config, make)
-    agreed = agreed_text(config, hyper, flat, sources or {})
+    agreed = agreed_text(config, hyper, flat, sources or {}, known.class_names if config.dataset == FOLDER else ())
     task = Task(first.layout, first.weights, config, hyper, make, known.input_shape, first.given, first.frozen)
     if chosen.draws and (first.given or config.initial_weights):
         notes = (*notes, f"model: {chosen.name} starts from {chosen.draws}, not from weights that are given")
-    notes = (*notes, *unused(flat, chosen.name))
+    notes = (*notes, *known.notes, *unused(flat, chosen.name))
     exchanged = with_compression(chosen, config, hyper)
     return Assembly(exchanged, task, data, make, agreed, (*notes, *first.notes))
 
@@ -164,9 +168,10 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
     module = make()
     parameters, frozen = layout(module), frozen_tensors(module)
     rules.check_model(config, parameters)
-    kept = (f"model: {len(frozen)} frozen tensors stay as {config.model} sets them",) if frozen else ()
+    set_by = "initial-weights" if config.trainable and config.initial_weights else config.model
+    kept = (f"model: {len(frozen)} frozen tensors stay as {set_by} sets them",) if frozen else ()
     if config.initial_weights:
-        return FirstWeights(parameters, _read(config, parameters), frozenset(), frozen, kept)
+        return FirstWeights(parameters, _from_file(config, module, parameters), frozenset(), frozen, kept)
     weights = initial_weights(module, config.seed)
     if ":" not in config.model:
         return FirstWeights(parameters, weights, frozenset(), frozen, kept)
@@ -178,21 +183,54 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
     return FirstWeights(parameters, weights, given, frozen, (*kept, words) if given else kept)
 
 
-def _read(config: RunConfig, parameters: Layout) -> Weights:
+def _part_frozen(make: Callable[..., nn.Module], trainable: str, file: str, seed: int = 0) -> nn.Module:
+    """Return a new model of which only ``trainable`` is trained; the rest is as in ``file``, if there is one."""
+    from sepal.modules import freeze_others
+
+    return freeze_others(make(seed=seed), trainable, _read(file) if file else {})
+
+
+def _read(path: str) -> Weights:
+    """Return the weights in a safetensors file from any source, float32 by name; counters are left out.
+
+    Raises:
+        ConfigError: The file is missing or damaged, or a number is not finite in float32.
+    """
     from sepal.storage.files import read_plain_tensors
 
     try:
-        stored = read_plain_tensors(Path(config.initial_weights))
+        stored = read_plain_tensors(Path(path))
     except StateError as reason:
         raise ConfigError("initial-weights", "a safetensors file", reason.got) from None
-    wanted = {parameter.name: parameter.shape for parameter in parameters}
-    found = {name: tuple(array.shape) for name, array in stored.items()}
-    if wanted != found:
-        odd = next(name for name in {**wanted, **found} if wanted.get(name) != found.get(name))
-        raise ConfigError(f"initial-weights: {odd}", f"shape {wanted.get(odd)}", f"shape {found.get(odd)}")
     with np.errstate(over="ignore"):
-        weights = {parameter.name: stored[parameter.name].astype("float32") for parameter in parameters}
+        weights = {name: array.astype("float32") for name, array in stored.items() if array.dtype.kind == "f"}
     for name, array in weights.items():
         if not np.isfinite(array).all():
             raise ConfigError(f"initial-weights: {name}", "finite numbers of float32", "NaN or infinity")
     return weights
+
+
+def _from_file(config: RunConfig, module: nn.Module, parameters: Layout) -> Weights:
+    """Return W_0 from ``initial-weights``, with a new last layer if ``initial-head`` says so.
+
+    The file may have more: counters that are not floating point, and what the model freezes.
+    """
+    from sepal.models.weights import initial_weights
+    from sepal.modules import frozen_tensors
+
+    stored, head = _read(config.initial_weights), set[str]()
+    if config.initial_head == "new":
+        head = {parameter.name for parameter in parameters if parameter.name.rpartition(".")[0] == _last(parameters)}
+    wanted = {parameter.name: parameter.shape for parameter in parameters if parameter.name not in head}
+    extra = head | set(frozen_tensors(module))
+    found = {name: tuple(array.shape) for name, array in stored.items() if name not in extra}
+    if wanted != found:
+        odd = next(name for name in {**wanted, **found} if wanted.get(name) != found.get(name))
+        raise ConfigError(f"initial-weights: {odd}", f"shape {wanted.get(odd)}", f"shape {found.get(odd)}")
+    drawn = initial_weights(module, config.seed) if head else {}
+    return {parameter.name: (drawn if parameter.name in head else stored)[parameter.name] for parameter in parameters}
+
+
+def _last(parameters: Layout) -> str:
+    """Return the name of the last layer that has a weight."""
+    return trained(parameters)[-1].name.rpartition(".")[0]

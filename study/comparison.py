@@ -14,7 +14,7 @@ from sepal.config import Flat
 from sepal.data.locations import data_directory
 from sepal.errors import ConfigError, StateError
 from sepal.protocol.views import CLOSING_VIEWS
-from sepal.server_app.run_directory import stored_config
+from sepal.server_app.stored_run import stored_config
 from sepal.storage.files import write_atomically
 from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.results import Result, Variant, read_result

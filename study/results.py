@@ -13,7 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sepal.server_app.run_directory import Line, StoredRun, read_rows, read_run
+from sepal.server_app.json_lines import Line, read_rows
+from sepal.server_app.stored_run import StoredRun, read_run
 from sepal.strategies import registry
 from sepal.study.statistics import BySeed, Estimate, Rise, mean_rise, over_seeds, paired, paired_by_seed, rise
 

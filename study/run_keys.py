@@ -10,7 +10,7 @@ from typing import Any
 
 from sepal.config import Flat, RunConfig, key_types
 from sepal.errors import ConfigError
-from sepal.server_app.run_directory import FREE, begun, stored_config
+from sepal.server_app.stored_run import FREE, begun, stored_config
 
 Value = int | float | str | bool
 _LEADING_POINT = re.compile(r"(?<![^+-])\.(?=[0-9])")

@@ -37,7 +37,11 @@ def runs_in(directory: Path | None = None) -> list[Path]:
     """
     bases = [directory] if directory else _bases()
     found = {
-        file.parent.resolve() for base in bases for depth in ("*", "*/*") for file in base.glob(f"{depth}/config.toml")
+        file.parent.resolve()
+        for base in bases
+        for depth in ("*", "*/*")
+        for file in base.glob(f"{depth}/config.toml")
+        if file.is_file()  # reading a named pipe would wait for ever
     }
     return sorted(found, key=lambda path: (-(path / "config.toml").stat().st_mtime, path.name))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from sepal.server_app.run_directory import Line
+from sepal.server_app.json_lines import Line
 
 LEAST_POINTS, PARTS = 3, 10
 LEAST_RISE, ERRORS = 0.005, 2.0  # accuracy; standard errors

@@ -115,14 +115,14 @@ MUTANTS = (
     ),
     Mutant(
         "a compressing client drops its residual",
-        "sepal/protocol/compression.py",
+        "sepal/protocol/compression/client.py",
         "- held + state.residual",
         "- held",
         TWO + "fedstc_adds_its_residual_in_the_second_round",
     ),
     Mutant(
         "a compressing server drops its residual",
-        "sepal/protocol/compression.py",
+        "sepal/protocol/compression/server.py",
         "self.inner.model(inner)) - state.held, self.how",
         "self.inner.model(inner)) - before, self.how",
         "tests/sepal/protocol/test_compression.py::test_rounds_by_hand_with_a_client_that_misses_one",
@@ -257,7 +257,7 @@ MUTANTS = (
     ),
     Mutant(
         "an upload's recorded payload is halved",
-        "sepal/server/round.py",
+        "sepal/server/round_ledger.py",
         "payload=len(content.data),",
         'payload=len(content.data) // (2 if direction == "up" else 1),',
         "tests/test_methods_common.py::test_the_ledger_counts_the_encoded_bytes[fedavg]",
@@ -271,7 +271,7 @@ MUTANTS = (
     ),
     Mutant(
         "a compressing client selects before the noise is added",
-        "sepal/protocol/compression.py",
+        "sepal/protocol/compression/client.py",
         "update = compress(found.noised, self.how",
         "update = compress(found.clipped, self.how",
         PRIVATE + "noise_comes_before_the_selection[fedstc]",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import logging
 import socket
+import time
 import urllib.error
 import urllib.request
 
@@ -15,6 +18,7 @@ from sepal.engines.flower.figures import ClientFigures
 from sepal.engines.flower.processes import free_port
 from sepal.errors import ConfigError
 from sepal.protocol import operation
+from sepal.server.status import Status
 from sepal.server_app.metrics import MOST_REASONS, OTHER, ServerFigures
 from tests.contract.fakes import FAKES
 from tests.contract.harness import Federation, Nodes
@@ -98,6 +102,12 @@ def test_a_clients_figures_add_up_what_its_processes_wrote(served, tmp_path, mon
     assert found['sepal_messages_total{kind="train",result="error"}'] == 1
     assert (found["sepal_round"], found["sepal_client_up"]) == (7, 1)
     assert found["sepal_client_memory_bytes"] > 1e6
+    for odd in ("9" * 400, "9" * 5000, "-1"):  # a server's group id may be any text
+        app.handle(
+            Message(RecordDict(), dst_node_id=1, message_type="train", group_id=odd),
+            Context(1, 1, {}, RecordDict(), {}),
+        )
+        assert figures(get(port))["sepal_round"] == 7
     with path.open("a") as file:
         file.write('{"kind": "train", "result": "answered", "round": 8, "up": 5, "down": 6, "seconds": 0.5}\n{"cut')
     found = figures(get(port))
@@ -116,6 +126,43 @@ def test_it_listens_on_the_loopback_address_unless_told_otherwise():
     for text in ("", "nine", "1.2.3.4", "0", "70000"):
         with pytest.raises(ConfigError, match=r"--metrics: expected \[HOST:\]PORT"):
             operation.place_of(text, "--metrics")
+
+
+def test_a_web_page_is_not_answered_on_the_loopback_address(served):
+    """Under DNS rebinding, a page's site resolves to 127.0.0.1, but its name is the ``Host``."""
+    port = served(ServerFigures(lambda: None))
+    for host, expected in {
+        "localhost": 404,
+        f"127.0.0.1:{port}": 404,
+        "[::1]:1": 404,
+        f"rebound.example:{port}": 403,
+    }.items():
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection.request("GET", "/", headers={"Host": host})
+        assert connection.getresponse().status == expected, host
+
+
+def test_many_connections_take_no_files_of_the_process(served, monkeypatch):
+    """Another user's idle connections once took all files that the process may open, and so ended the run."""
+    monkeypatch.setattr(operation, "PATIENCE", 1.0)
+    port, here = served(ServerFigures(lambda: Status(1, "round", 1, 1, 1, 0))), psutil.Process()
+    before = here.num_threads()
+    taken = [socket.create_connection(("127.0.0.1", port), 5) for _ in range(3 * operation.CALLERS)]
+    for one in taken[operation.CALLERS :]:
+        assert one.recv(1) == b"", "is closed at once"
+    assert here.num_threads() <= before + operation.CALLERS
+    for one in taken:
+        with contextlib.suppress(ConnectionResetError):
+            assert one.recv(1) == b"", "is closed after a while"
+        one.close()
+    wait = time.monotonic() + 10
+    while True:
+        try:
+            assert "sepal_round" in get(port)
+            break
+        except OSError:
+            assert time.monotonic() < wait
+            time.sleep(0.1)
 
 
 def test_a_port_in_use_and_a_missing_package_are_one_line(served, monkeypatch):
@@ -144,3 +191,6 @@ def test_logs_are_json_lines_on_request(monkeypatch, capsys):
     assert (line["level"], line["logger"], line["message"]) == ("ERROR", "sepal", 'round 3: "quoted"')
     assert line["error"].endswith("ValueError: bad")
     assert line["time"].endswith("Z")
+    logger.error("a\u2028b\x9b2J\ud800\n")
+    written = capsys.readouterr().err
+    assert (written.isascii(), written.splitlines(), written.count("\n")) == (True, [written.strip()], 1)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
@@ -40,6 +41,15 @@ ALONE = re.compile(r"\.venv/bin/sepal (run|show|methods|keys|compare)\b")  # nee
 def commands(found):
     lines = [line for _, block in found for line in block.splitlines()]
     return [line.removeprefix(".venv/bin/sepal ") for line in lines if ALONE.match(line)]
+
+
+def photographs(place):
+    """Write images of mixed size, grey and in colour, of two classes."""
+    for name in ("cat", "dog"):
+        (place / name).mkdir(parents=True)
+        for number in range(60):
+            size = (30 + number, 40) if number % 2 else (40, 30 + number)
+            Image.new("L" if number % 3 else "RGB", size).save(place / name / f"{number}.png")
 
 
 @pytest.fixture

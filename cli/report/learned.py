@@ -19,7 +19,8 @@ from sepal.errors import ConfigError, SepalError
 from sepal.protocol.learned import ClientMasks, EndedRun, Matrix, Reader
 from sepal.protocol.method import resolve
 from sepal.server_app.places import IN_PROCESS
-from sepal.server_app.run_directory import RunDirectory, stored_config
+from sepal.server_app.run_directory import RunDirectory
+from sepal.server_app.stored_run import stored_config
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.strategies.learned import cluster, compare_masks

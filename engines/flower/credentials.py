@@ -163,7 +163,7 @@ class NodeCredentials:
 
 
 def fingerprint(public_key: Path) -> str:
-    """Return a digest of a public key without its comment.
+    """Return a digest of a public key, the same however its file writes it.
 
     Raises:
         OSError: It cannot be read.
@@ -171,12 +171,13 @@ def fingerprint(public_key: Path) -> str:
     """
     text = public_key.read_bytes()
     try:
-        curve = getattr(serialization.load_ssh_public_key(text), "curve", None)
+        key = serialization.load_ssh_public_key(text)
     except UnsupportedAlgorithm as reason:
         raise ValueError(str(reason)) from None
-    if not isinstance(curve, ec.SECP384R1):
+    if not isinstance(getattr(key, "curve", None), ec.SECP384R1):
         raise ValueError("not a key on the curve P-384")
-    return hashlib.sha256(b" ".join(text.split()[:2])).hexdigest()
+    line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return hashlib.sha256(line).hexdigest()
 
 
 def _check(place: Path, names: tuple[str, ...], private: tuple[str, ...]) -> None:

@@ -19,25 +19,17 @@ from pathlib import Path
 
 import tomli_w
 
+from sepal.engines.flower.commands import Ports, simulation_command, superlink_command, supernode_command, wants_gpu
 from sepal.engines.flower.credentials import NodeCredentials, ServerCredentials
 from sepal.engines.flower.processes import FlowerError, Processes, dialled, free_port, healthy, listening
 from sepal.errors import one_line
-from sepal.protocol.flower.versions import require_supported, speaks_http
+from sepal.protocol.flower.versions import require_supported
 from sepal.protocol.method import Scalar
 
 COMPLETED = "finished:completed"
 UNDER_WAY = ("pending", "starting", "running")
 CONNECTION = "sepal"
-SUPERLINK = (sys.executable, "-P", "-m", "sepal.protocol.flower.superlink")  # flower-superlink, closed to web pages
 RAISED = "ServerApp failed with exception: "  # flwr.superlink.runtime.run_serverapp
-
-
-@dataclass(frozen=True)
-class Ports:
-    """Ports of a SuperLink: the Fleet API for SuperNodes (gRPC; HTTP from Flower 1.40), and the Control API (HTTP)."""
-
-    fleet: int
-    control: int
 
 
 @dataclass(frozen=True)
@@ -56,14 +48,21 @@ class AppRun:
     log: tuple[str, ...]
     reason: str = ""
 
-    def check(self) -> None:
-        """Raise unless the run is complete.
+    def check(self, log: Path | None = None) -> None:
+        """Raise unless the run is complete; the error names the file ``log``.
 
         Raises:
             FlowerError: With the reason.
         """
         if self.status != COMPLETED:
-            raise FlowerError("run", COMPLETED, f"{self.status}: {self.reason}" if self.reason else self.status)
+            got = f"{self.status}: {self.reason}" if self.reason else self.status
+            raise FlowerError("run", COMPLETED, f"{got} (log: {log})" if log else got)
+
+
+def each_line(process: subprocess.Popen[bytes], take: Callable[[str], None]) -> None:
+    """Call ``take`` with each line that a process of :meth:`Processes.pipe` prints, until its output ends."""
+    for line in process.stdout or ():
+        take(line.decode(errors="replace").rstrip())
 
 
 class Flower(Processes):
@@ -143,7 +142,7 @@ class Flower(Processes):
         name: str,
         node_config: Mapping[str, Scalar],
         address: str = "",
-        log: bool = True,
+        show: Callable[[str], None] | None = None,
         credentials: NodeCredentials | None = None,
         cold: bool = False,
         poll: float = 0.0,
@@ -157,7 +156,7 @@ class Flower(Processes):
             name: Its name in ``nodes`` and of its log file.
             node_config: The node's own keys.
             address: HOST:PORT of the SuperLink; by default the one started here.
-            log: Whether to write its output to ``NAME.log`` under the home; otherwise to this process's output.
+            show: Called with each line of its output; None to write it to ``NAME.log`` under the home.
             credentials: For TLS and a registered key.
             cold: Start a new process for each message, as Flower's own SuperNode does.
             poll: Longest pause between two polls for a message, in seconds; 0: Flower's 3.
@@ -167,7 +166,11 @@ class Flower(Processes):
         cold = cold or wants_gpu(node_config)
         ours = [*["--cold"] * cold, *["--allow-code"] * allow_code, *(["--poll", str(poll)] if poll else [])]
         command = [sys.executable, "-P", "-m", "sepal.engines.flower.node", *ours, *command[1:]]
-        self.nodes[name] = self.spawn(*command, log=f"{name}.log" if log else None)
+        if show is None:
+            self.nodes[name] = self.spawn(*command, log=f"{name}.log")
+        else:
+            self.nodes[name] = self.pipe(*command)
+            threading.Thread(target=each_line, args=(self.nodes[name], show), daemon=True).start()
         return self.nodes[name]
 
     def run_app(
@@ -233,12 +236,11 @@ class Flower(Processes):
         lines: list[str] = []
         process = self.pipe(*command)
 
-        def read() -> None:
-            for line in process.stdout or ():
-                lines.append(line.decode(errors="replace").rstrip())
-                show(lines[-1])
+        def take(line: str) -> None:
+            lines.append(line)
+            show(line)
 
-        reader = threading.Thread(target=read, daemon=True)
+        reader = threading.Thread(target=each_line, args=(process, take), daemon=True)
         reader.start()
         deadline = time.monotonic() + timeout
         while process.poll() is None:
@@ -275,52 +277,3 @@ class Flower(Processes):
             if status.startswith("finished") or time.monotonic() - begun > patience:
                 return status, "" if reason == "N/A" else one_line(reason)
             time.sleep(0.2)
-
-
-def superlink_command(ports: Ports, host: str, home: Path, credentials: ServerCredentials | None = None) -> list[str]:
-    """Return the command that starts a SuperLink; without ``credentials`` in plain text.
-
-    Only the Fleet API, for SuperNodes, listens on ``host``. The Control API listens on 127.0.0.1, because it can be
-    used to submit an app, which runs code on the server and on every client; and web pages are not answered there.
-    """
-    security = credentials.options() if credentials else ["--insecure"]
-    rest = [*security, "--database", str(home / "state.db"), "--host", "127.0.0.1", "--port", str(ports.control)]
-    fleet = f"{host}:{ports.fleet}"
-    if speaks_http():  # one address for all APIs: a listener of our own for the Fleet API
-        return [*SUPERLINK, "--door", fleet, *rest]
-    return [*SUPERLINK, "--fleet-api-address", fleet, *rest]
-
-
-def simulation_command(ports: Ports) -> list[str]:
-    """Return the command that starts a SuperLink with Flower's simulation engine."""
-    command = [*SUPERLINK, "--insecure", "--simulation", "--isolation", "subprocess"]
-    return [*command, "--host", "127.0.0.1", "--port", str(ports.control)]
-
-
-def supernode_command(
-    address: str, port: int, node_config: Mapping[str, Scalar], credentials: NodeCredentials | None = None
-) -> list[str]:
-    """Return the command that starts a SuperNode; without ``credentials`` in plain text.
-
-    Args:
-        address: HOST:PORT of the SuperLink's Fleet API.
-        port: Free port for the SuperNode's own ClientApp processes.
-        node_config: The node's own keys: ``partition-id``, ``num-partitions``, ``name``, ``data``, ``device``, ….
-        credentials: For TLS and a registered key.
-    """
-    security = credentials.options() if credentials else ["--insecure"]
-    command = ["flower-supernode", *security, "--superlink", address, "--port", str(port)]
-    return [*command, "--node-config", " ".join(f"{key}={literal(value)}" for key, value in node_config.items())]
-
-
-def wants_gpu(node_config: Mapping[str, Scalar]) -> bool:
-    """Return whether a node may train on an accelerator. CUDA does not survive a fork, so such a node starts cold."""
-    device = node_config.get("device") or "auto"
-    return device != "cpu" and (device != "auto" or Path("/dev/nvidiactl").exists())
-
-
-def literal(value: Scalar) -> str:
-    """Return a value in the syntax of a node config."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,7 +1,7 @@
 """A SuperNode: Flower's ``flower-supernode``, by default with the resident process :mod:`sepal.engines.flower.warm`.
 
-``python -m sepal.engines.flower.node`` takes the options of ``flower-supernode`` and differs from it in eight ways;
-with ``--cold`` only in the first six, and in the last if ``--poll`` is given:
+``python -m sepal.engines.flower.node`` takes the options of ``flower-supernode`` and differs from it in nine ways;
+with ``--cold`` only in the first seven, and in the last if ``--poll`` is given:
 
 - A late reply is pushed even if no further message arrives.
 - A reply whose content does not arrive is abandoned.
@@ -9,6 +9,7 @@ with ``--cold`` only in the first six, and in the last if ``--poll`` is given:
 - A bundle with code is refused, unless ``--allow-code`` is given.
 - It ends, with exit code ``LOST``, if its client loop ends by an error that Flower does not retry, such as
   RESOURCE_EXHAUSTED from a server at its limit of calls. Flower 1.39 keeps the process alive without its loop.
+- Texts of a message are one printable line in its log.
 - It talks to its client process over TLS, with a certificate made at the start.
 - The executor is our resident process, which is restarted whenever it ends.
 - The SuperNode's fixed pauses (3 s between polls for a message, .5 s between checks for the client's reply) start
@@ -85,6 +86,7 @@ def run() -> None:
     shared.add_argument("--ssl-ca-certfile")
     shared.add_argument("--superexec-auth-secret-file")
     options, _ = shared.parse_known_args(flowers)
+    supernode.log_one_line()
     loop = supernode.loop()
     if not chosen.allow_code:
         supernode.refuse_bundles(loop, refuse_code)

@@ -9,6 +9,7 @@ from pathlib import Path
 from sepal.engines.flower.credentials import NodeCredentials
 from sepal.engines.flower.engine import Flower
 from sepal.engines.flower.figures import ClientFigures
+from sepal.engines.flower.lines import Lines
 from sepal.engines.flower.node import LOST
 from sepal.engines.flower.probe import examine
 from sepal.engines.flower.processes import FlowerError
@@ -33,8 +34,11 @@ def stay(
     tell: Callable[[str], None] = lambda line: None,
     tell_command: Callable[[str], None] = lambda line: None,
     metrics: str = "",
+    verbose: bool = False,
 ) -> None:
     """Keep a SuperNode running; with ``metrics``, serve its figures there (:func:`sepal.protocol.operation.serve`).
+
+    Its output goes to ``node.log``; ``tell`` is called with Sepal's lines of it, with ``verbose`` with all.
 
     Flower refuses a key whose node it believes to be online, as a second copy; a killed node counts as online for about
     48 seconds. So a registered key that is refused is retried for a while. A SuperNode whose call is not authenticated
@@ -51,13 +55,16 @@ def stay(
     """
     deadline, pause, rejoining, joined = time.monotonic() + LAPSE, AGAIN, False, False
     with Flower(private_home() / "clients" / client, directory=Path.cwd(), tell=tell_command) as flower:
+        file = flower.home / "node.log"
+        show = Lines(file, tell, verbose)
+        tell(f"sepal: log of the SuperNode: {file}")
         if metrics:
             serve_figures(flower, client, metrics)
         while True:
             wait_until_welcome(address, credentials, LAPSE if rejoining else REGISTERED, rejoining, tell)
             clear(flower.home)
             began = time.monotonic()
-            node = flower.start_node(client, node_config, address, False, credentials, cold, poll, allow_code)
+            node = flower.start_node(client, node_config, address, show, credentials, cold, poll, allow_code)
             code = node.wait()
             again = code in (0, LOST)
             if again or time.monotonic() - began > LAPSE:  # it had joined, so this is a new failure

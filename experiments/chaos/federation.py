@@ -15,8 +15,9 @@ from typing import Any
 import psutil
 import tomli_w
 
+from sepal.engines.flower.commands import superlink_command
 from sepal.engines.flower.credentials import ServerCredentials
-from sepal.engines.flower.engine import CONNECTION, Flower, superlink_command
+from sepal.engines.flower.engine import CONNECTION, Flower
 
 CLOCK = """
 import os, sys, time

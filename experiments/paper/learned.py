@@ -15,7 +15,7 @@ from typing import Any
 
 from sepal.cli.report.learned import clusters, masks
 from sepal.errors import SepalError, one_line
-from sepal.server_app.run_directory import read_run
+from sepal.server_app.stored_run import read_run
 from sepal.strategies.subfedavg.learned import courses, distances
 
 BAD_INPUT = 2  # exit code, as that of `sepal`

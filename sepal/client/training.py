@@ -25,7 +25,7 @@ from sepal.client.privacy import Released, release
 from sepal.client.sgd_adam import Optimizer
 from sepal.config import RunConfig
 from sepal.errors import ProtocolError
-from sepal.protocol.messages import GREATEST, NAME
+from sepal.protocol.fields import GREATEST, NAME
 from sepal.protocol.method import ClientInfo, Weights
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.rng import derive, derive_seed
@@ -35,7 +35,7 @@ __all__ = ["Hooks", "Network", "ParameterGroup", "Trainer", "cross_entropy", "fr
 
 BATCH = 512  # batch size where it only affects memory
 MOST_NETWORKS = 16  # networks kept by a process
-MOST_REPORTS = 12  # figures that a method may report; keeps a reply below sepal.protocol.messages.MOST_METRICS
+MOST_REPORTS = 12  # figures that a method may report; keeps a reply below sepal.protocol.fields.MOST_METRICS
 OURS = frozenset({"capacity", "examples", "multiply-adds", "seconds", "steps", "unseen-test-labels"})
 
 
@@ -149,6 +149,9 @@ class Trainer:
                 loss = hooks.loss(module, x, y)
                 loss.backward()  # type: ignore[no-untyped-call]
                 hooks.before_step(module)
+                if self.config.clip_gradient:
+                    clipped = [each for group in optimizer.param_groups for each in group["params"]]
+                    nn.utils.clip_grad_norm_(clipped, self.config.clip_gradient)
                 optimizer.step()
                 hooks.after_step(module)
                 total += loss.detach() * len(y)

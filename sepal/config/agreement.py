@@ -6,8 +6,9 @@ if another version of Sepal is installed. Such a difference is refused before th
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sepal import __version__
@@ -16,7 +17,9 @@ from sepal.config.run import RunConfig
 from sepal.errors import ConfigError
 
 VERSION = "version of Sepal"
-# Keys that only the server reads. A client algorithm gets everything that depends on the round from the plan.
+CLASSES = "names of classes, as folder.classes can give them"
+# Keys that only the server reads. A client algorithm gets everything that depends on the round from the plan, except
+# its learning rate: with a `schedule`, it needs `rounds`.
 SERVER_ONLY = frozenset(
     {
         *("name", "out", "rounds", "clients-per-round", "evaluate-every", "evaluate-sampled", "evaluate-clients"),
@@ -30,7 +33,13 @@ LOCAL = frozenset(
 )
 
 
-def agreed_text(config: RunConfig, hyper: Settings, given: Mapping[str, Any], sources: Mapping[str, str]) -> str:
+def agreed_text(
+    config: RunConfig,
+    hyper: Settings,
+    given: Mapping[str, Any],
+    sources: Mapping[str, str],
+    class_names: Sequence[str] = (),
+) -> str:
     """Return a line for each key on which both sides must agree: name, value and where it was set, tab-separated.
 
     Args:
@@ -38,15 +47,22 @@ def agreed_text(config: RunConfig, hyper: Settings, given: Mapping[str, Any], so
         hyper: The method's own keys.
         given: The flat keys as given. A key with its default value counts as set by ``default``.
         sources: Key to where it was set, for keys set outside the run config.
+        class_names: Names of the classes that were found in files, which may differ between machines. Only their
+            number and a digest are sent.
     """
     prefix = f"{method_name(config.method)}."
     values = {**config.flat(), **flatten(hyper, prefix)}
     plain = {**RunConfig().flat(), **flatten(type(hyper)(), prefix)}
     lines = [f"{VERSION}\t{__version__}\tinstalled"]
+    compared = values.keys() - LOCAL - (SERVER_ONLY - ({"rounds"} if config.schedule != "constant" else set()))
     for key, value in values.items():
-        if key not in SERVER_ONLY and key not in LOCAL:
+        if key in compared:
             source = sources.get(key, "default" if given.get(key, plain[key]) == plain[key] else "run config")
             lines.append(f"{key}\t{json.dumps(value)}\t{source}")
+    if class_names:
+        digest = hashlib.sha256("\n".join(class_names).encode()).hexdigest()[:12]
+        found = json.dumps(f"{len(class_names)} classes, digest {digest}")
+        lines.append(f"{CLASSES}\t{found}\t{'folder.classes' if config.folder.classes else 'its files'}")
     return "\n".join(lines)
 
 

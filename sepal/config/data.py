@@ -1,4 +1,4 @@
-"""The keys ``partition.*``, ``split.*`` and ``own.*``.
+"""The keys ``partition.*``, ``split.*``, ``folder.*`` and ``own.*``.
 
 A key is its prefix and the attribute with hyphens, for example ``partition.shard-size``. Comments cite the papers that
 values come from (``FedPSE C.1`` is appendix C.1 of that paper); each method's NOTES.md lists them.
@@ -6,9 +6,9 @@ values come from (``FedPSE C.1`` is appendix C.1 of that paper); each method's N
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from sepal.config.base import Settings
 
@@ -66,6 +66,49 @@ class SplitSettings(Settings):
     # Sub-FedAvg's gate needs a validation part (methods page: 10 %); Pa3dFL 5.1: .1 of all; pFedGate App. G: .2 of all.
     validation: float = Field(0.1, ge=0, lt=1, description="fraction of each client's training part held out")
     seed: int = Field(-1, ge=-1, le=2**63 - 1, description="seed for partition and split; -1: the run's seed")
+
+
+class FolderSettings(Settings):
+    """How the files of ``dataset = "folder"`` are read: run-config keys ``folder.*``."""
+
+    standardize: bool = Field(
+        True,
+        description="CSV: each client scales every column to mean 0 and standard deviation 1, with the statistics of "
+        "its own training part; false: numbers as they are",
+    )
+    classes: str = Field(
+        "",
+        description="names of the classes in the order of their numbers, such as ill,healthy; empty: sorted, as found "
+        "in the files, which must then be the same on all machines",
+    )
+    resize: str = Field(
+        "",
+        pattern=r"^([1-9][0-9]{0,3}(x[1-9][0-9]{0,3})?)?$",
+        description="images: scale to this size, HEIGHTxWIDTH or one number for a square, without distortion: what "
+        "sticks out on the longer side is cut off at both ends; empty: as they are",
+    )
+    channels: Literal["auto", 1, 3] = Field(
+        "auto", description="images: 1: all become grey, 3: all become colour, auto: as they are"
+    )
+    on_bad_file: Literal["error", "skip"] = Field(
+        "error", description="a file that cannot be read: error: the run does not start, skip: it is named and left out"
+    )
+
+    @field_validator("resize", mode="before")
+    @classmethod
+    def _as_text(cls, given: Any) -> Any:
+        return str(given) if type(given) is int else given
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in ``classes``."""
+        return tuple(name.strip() for name in self.classes.split(",")) if self.classes else ()
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width that images are scaled to; None for as they are."""
+        sides = [int(side) for side in self.resize.split("x")] if self.resize else []
+        return (sides[0], sides[-1]) if sides else None
 
 
 class OwnSettings(Settings):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from sepal.config.base import Settings, flatten
-from sepal.config.data import Corruption, OwnSettings, PartitionSettings, SplitSettings
+from sepal.config.data import Corruption, FolderSettings, OwnSettings, PartitionSettings, SplitSettings
 from sepal.errors import ConfigError
 from sepal.rng import derive
 
@@ -73,7 +73,9 @@ class CompressSettings(Settings):
     )
     keep: float = Field(0.1, gt=0, le=1, description="p, fraction of entries sent, in both directions")
     # Our choice. Who missed more rounds gets the current value of each entry that has changed since.
-    cache: int = Field(20, ge=1, description="past rounds whose updates the server keeps for clients that missed them")
+    cache: int = Field(
+        20, ge=1, le=10_000, description="past rounds whose updates the server keeps for clients that missed them"
+    )
 
 
 def _numbers(text: str) -> list[float]:
@@ -122,12 +124,28 @@ class RunConfig(Settings):
         0.0, ge=0, description="learning rate in the first round; 0: calibrated for the method and data set"
     )
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor applied to the learning rate after each round")
+    schedule: Literal["constant", "cosine", "step"] = Field(
+        "constant",
+        description="learning rate over the rounds, beside lr-decay. cosine: down to nearly 0 in the last round; step: "
+        "a tenth after half of the rounds, a hundredth after three quarters",
+    )
     momentum: float = Field(0.0, ge=0, lt=1, description="SGD momentum")
+    clip_gradient: float = Field(
+        0.0, ge=0, description="largest norm of a step's gradient; a longer one is scaled down; 0: no limit"
+    )
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty in the optimizer")
     model: str = Field("auto", description="model name, package.module:build, or auto: the data set's default")
     # For methods with one model for all clients. Multiply-adds are about width² of the full model's.
     width: float = Field(1.0, gt=0, le=1, description="fraction of the model's channels that all clients use")
+    trainable: str = Field(
+        "",
+        description="comma-separated patterns of the names of the parameters that are trained, such as head.*,*norm*; "
+        "all others are frozen; empty: all",
+    )
     initial_weights: str = Field("", description="safetensors file to start from; empty: drawn from the seed")
+    initial_head: Literal["file", "new"] = Field(
+        "file", description="the model's last layer with initial-weights: the file's, or new, drawn from the seed"
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="seed for all random numbers of the run")
     device: str = Field(
         "auto",
@@ -188,6 +206,7 @@ class RunConfig(Settings):
     values: Literal["fp32", "fp16", "bf16"] = Field("fp32", description="number format of the values sent")
     partition: PartitionSettings = Field(default_factory=PartitionSettings)
     split: SplitSettings = Field(default_factory=SplitSettings)
+    folder: FolderSettings = Field(default_factory=FolderSettings)
     own: OwnSettings = Field(default_factory=OwnSettings)
     evaluate: EvaluateSettings = Field(default_factory=EvaluateSettings)
     capacity: CapacitySettings = Field(default_factory=CapacitySettings)
@@ -221,10 +240,18 @@ class RunConfig(Settings):
         return self.model_copy(update={**changed, "partition": partition})
 
     def learning_rate(self, round: int, first: float | None = None) -> float:
-        """Return the learning rate of ``round`` (from 1); ``first`` replaces ``lr`` as the rate of round 1."""
-        return float((self.lr if first is None else first) * self.lr_decay ** (round - 1))
+        """Return the learning rate of ``round`` (from 1); ``first`` replaces ``lr`` as the rate of round 1.
+
+        The closing round, after the last, has the rate of the last: ``schedule`` ends there.
+        """
+        share = 1.0
+        if self.schedule != "constant":
+            done = min(round - 1, self.rounds - 1) / self.rounds
+            step = 0.01 if done >= 0.75 else 0.1 if done >= 0.5 else 1.0
+            share = step if self.schedule == "step" else (1 + math.cos(math.pi * done)) / 2
+        return float((self.lr if first is None else first) * self.lr_decay ** (round - 1) * share)
 
 
 # Flat keys for which 0 or ``auto`` means the default.
 AUTOMATIC = ("rounds", "local-epochs", "batch-size", "optimizer", "lr", "model", "partition.name")
-PARTS = ("partition", "split", "own", "evaluate", "capacity", "privacy", "compress")
+PARTS = ("partition", "split", "folder", "own", "evaluate", "capacity", "privacy", "compress")

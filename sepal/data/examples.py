@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sepal.data.scaling import Scale
 from sepal.errors import DataError
 
 InputKind = Literal["image", "signal", "text"]
@@ -43,11 +44,22 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """One client's data: three disjoint parts. The validation part is taken from the training part."""
+    """One client's data: three disjoint parts. The validation part is taken from the training part.
+
+    Attributes:
+        scale: What all three parts were standardised with; None if they were not.
+    """
 
     train: Examples
     validation: Examples
     test: Examples
+    scale: Scale | None = None
+
+    def standardized(self) -> ClientData:
+        """Return the parts with the statistics of the training part, without validation and test part."""
+        scale = Scale.of(self.train.x)
+        train, validation, test = (Examples(scale(part.x), part.y) for part in (self.train, self.validation, self.test))
+        return ClientData(train, validation, test, scale)
 
     @property
     def unseen_test_labels(self) -> int:
@@ -70,6 +82,9 @@ class DatasetInfo:
         mean: Subtracted from inputs (``uint8`` is divided by 255 first): one value, or one per channel.
         std: Inputs are divided by it afterwards: one value, or one per channel.
         class_names: Name of each class, for people; empty: classes are known by their numbers.
+        columns: Names of the columns of a table; empty for other data.
+        table: Whether each client standardises the columns of its rows, with statistics of its own.
+        notes: Lines to show when a run starts, such as files that were left out.
     """
 
     name: str
@@ -82,6 +97,9 @@ class DatasetInfo:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     class_names: tuple[str, ...] = ()
+    table: bool = False
+    columns: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def partition(self) -> Literal["natural", "dirichlet"]:

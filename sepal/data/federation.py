@@ -18,7 +18,7 @@ from sepal.data import cache
 from sepal.data.examples import ClientData, DatasetInfo, Examples, Index
 from sepal.data.locations import cache_directory, data_directory
 from sepal.data.own import OWN, OwnData, own_info
-from sepal.data.sources import LAYOUT, info, load, version
+from sepal.data.sources import LAYOUT, folder_key, info, load, version
 from sepal.data.spec import DataSpec
 from sepal.errors import ConfigError, DataError
 from sepal.rng import derive
@@ -94,6 +94,10 @@ class DealtData:
             raise ConfigError("clients", f"more than partition-id = {number}", clients)
         return client_data(replace(self.spec, clients=clients), number)
 
+    def raw(self, number: int, clients: int) -> ClientData:
+        """Return part ``number`` of ``clients``, those of a table as they are in the file."""
+        return _as_stored(replace(self.spec, clients=clients), number)
+
     def pooled_test(self, clients: int, count: int = 0) -> Examples:
         """Return test examples of all parts; a larger ``count`` returns a superset."""
         return pooled_test(replace(self.spec, clients=clients), count, self.spec.seed)
@@ -108,17 +112,18 @@ def federated_data(config: RunConfig) -> FederatedData:
     """
     if config.dataset == OWN:
         return OwnData(own_info(config.own), config.own.data, config.split.validation, config.seed)
-    known, partition = info(config.dataset, config.data_dir), config.partition
+    known, partition = info(config.dataset, config.data_dir, config.folder), config.partition
     if partition.name == "auto":
         partition = partition.model_copy(update={"name": known.partition})
-    return DealtData(known, DataSpec(config.dataset, config.data_dir, partition, config.split, seed=config.seed))
+    spec = DataSpec(config.dataset, config.data_dir, partition, config.split, seed=config.seed, folder=config.folder)
+    return DealtData(known, spec)
 
 
 Table = tuple[Index, Index]  # rows of all parts, concatenated; boundaries of the parts, (3 · clients + 1,)
 
 
 def client_data(spec: DataSpec, client: int) -> ClientData:
-    """Return one client's train, validation and test examples.
+    """Return one client's train, validation and test examples, those of a table standardised.
 
     The result depends on ``spec`` and ``client`` only. Later calls, in any process, read the cache and import neither
     flwr-datasets nor torch.
@@ -126,9 +131,15 @@ def client_data(spec: DataSpec, client: int) -> ClientData:
     Raises:
         DataError: There is no such client, or the source or the partition is unusable.
     """
+    data = _as_stored(spec, client)
+    return data.standardized() if load(spec.dataset, spec.data_dir, spec.folder).info.table else data
+
+
+def _as_stored(spec: DataSpec, client: int) -> ClientData:
+    """Return one client's examples; those of a table are not standardised."""
     if not 0 <= client < spec.clients:
         raise DataError("client", f"a number from 0 to {spec.clients - 1}", client)
-    source = load(spec.dataset, spec.data_dir)
+    source = load(spec.dataset, spec.data_dir, spec.folder)
     rows, ends = _table(spec)
     train, validation, test = (
         source.take(np.asarray(rows[ends[k] : ends[k + 1]])) for k in range(3 * client, 3 * client + 3)
@@ -138,6 +149,8 @@ def client_data(spec: DataSpec, client: int) -> ClientData:
 
 def pooled_test(spec: DataSpec, count: int = 0, seed: int = 0) -> Examples:
     """Return distinct test examples of all clients, for the pooled view and for test-time shift.
+
+    Those of a table are as in the file: each client standardises them as its own (:attr:`ClientData.scale`).
 
     Args:
         spec: Partition and split.
@@ -149,17 +162,18 @@ def pooled_test(spec: DataSpec, count: int = 0, seed: int = 0) -> Examples:
     tests = np.unique(np.concatenate([rows[ends[k] : ends[k + 1]] for k in range(2, 3 * spec.clients, 3)]))
     if 0 < count < len(tests):
         tests = np.sort(derive(seed, "pooled-test").permutation(tests)[:count])
-    return load(spec.dataset, spec.data_dir).take(tests)
+    return load(spec.dataset, spec.data_dir, spec.folder).take(tests)
 
 
 def _entry(spec: DataSpec, state: str) -> Path:
     settings = (spec.partition.model_dump(mode="json"), spec.split.model_dump(mode="json"))
-    key = cache.key_of("parts", LAYOUT, RULES, spec.dataset, state, *settings, spec.clients, spec.data_seed)
+    folder = folder_key(spec.dataset, spec.folder)
+    key = cache.key_of("parts", LAYOUT, RULES, spec.dataset, state, *settings, spec.clients, spec.data_seed, *folder)
     return cache_directory(data_directory(spec.data_dir)) / key
 
 
 def _table(spec: DataSpec) -> Table:
-    load(spec.dataset, spec.data_dir)  # first, because it may download the files whose version is read
+    load(spec.dataset, spec.data_dir, spec.folder)  # first, because it may download the files whose version is read
     return _remembered(spec, version(spec.dataset, spec.data_dir))
 
 
@@ -182,7 +196,7 @@ def _remembered(spec: DataSpec, state: str) -> Table:
 def _made(spec: DataSpec) -> Table:
     from sepal.data.splitting import split
 
-    clients = split(spec, load(spec.dataset, spec.data_dir))
+    clients = split(spec, load(spec.dataset, spec.data_dir, spec.folder))
     parts = [rows for client in clients for rows in client]
     return np.concatenate(parts), np.cumsum([0, *map(len, parts)], dtype=np.int64)
 

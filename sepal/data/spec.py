@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sepal.config import PartitionSettings, SplitSettings
+from sepal.config import FolderSettings, PartitionSettings, SplitSettings
 from sepal.errors import DataError
 
 
@@ -22,6 +22,7 @@ class DataSpec:
         seed: The run's seed, used for partition and split unless ``split.seed`` is set. By default, methods compared at
             one seed see the same clients, and the spread over seeds includes that of the partition. Set ``split.seed``
             to measure the spread of training alone.
+        folder: The keys ``folder.*``.
     """
 
     dataset: str
@@ -30,6 +31,7 @@ class DataSpec:
     split: SplitSettings = field(default_factory=SplitSettings)
     clients: int = 10
     seed: int = 0
+    folder: FolderSettings = field(default_factory=FolderSettings)
 
     def __post_init__(self) -> None:
         if self.clients < 1:

@@ -17,22 +17,18 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from sepal import errors
 from sepal.errors import ConfigError, DeviceMemoryError, ProtocolError, SepalError, WireError
+from sepal.protocol import fields
 from sepal.protocol.method import ClientInfo, Kind, Plan, Scalar
 from sepal.protocol.views import refuse_unknown
 from sepal.wire.records import from_array, to_array
 
 PROTOCOL = 1
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")  # names of clients and runs become names of directories
 _KEY = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}\Z")
 _VERSION = re.compile(r"(0|[1-9][0-9]{0,8})-[0-9a-f]{24}\Z")
 _DEVICE = re.compile(r"[a-z][a-z0-9]{1,15}\Z")
 _ROUNDS = 10**9  # the name of a version has nine digits for the round
 MOST_FACT = 16_384  # characters; the keys on which both sides must agree take about 2,000
-MOST_RECORDS, MOST_KEYS, MOST_ITEMS = 32, 256, 131_072  # of a message; of a record; of a list, text or bytes in it
 RECORDS = frozenset({"sepal", "payload", "scalars", "plan", "metrics", "facts"})
-MOST_LISTED = 4096  # items of all lists of a message; ours have none, and Flower takes several µs to write one
-MOST_NAME = 256  # characters of a record's name, and of a key
-MOST_METRICS, GREATEST = 96, 1e18  # of a reply; a sum of squares of GREATEST is still a float
 
 
 @dataclass(frozen=True)
@@ -152,18 +148,18 @@ def read_order(records: RecordDict) -> tuple[Order, Content]:
         ProtocolError: A record is missing or of the wrong type, or the protocol version differs.
     """
     head, content = _read(records)
-    who = _text(head, "who")
+    who = fields.text(head, "who")
     if who not in ("sampled", "all", "none"):
         raise ProtocolError("who", "sampled, all or none", who)
-    number = _number(head, "round", 0, _ROUNDS)
-    scalars = _scalars(records, "plan")
-    plan = Plan(number, _text(head, "phase"), who, scalars, _truth(head, "novel"))  # type: ignore[arg-type]
-    views = tuple(view for view in _text(head, "views", 1024).split(",") if view)
+    number = fields.number(head, "round", 0, _ROUNDS)
+    scalars = fields.scalars(records, "plan")
+    plan = Plan(number, fields.text(head, "phase"), who, scalars, fields.truth(head, "novel"))  # type: ignore[arg-type]
+    views = tuple(view for view in fields.text(head, "views", 1024).split(",") if view)
     refuse_unknown(views)
-    keep = _truth(head, "keep")
-    base, durable = _text(head, "base"), _text(head, "durable")
+    keep = fields.truth(head, "keep")
+    base, durable = fields.text(head, "base"), fields.text(head, "durable")
     version_round(base), version_round(durable)
-    return Order(_name(head, "run"), _kind(head), plan, base, durable, views, keep), content
+    return Order(fields.name(head, "run"), fields.kind(head), plan, base, durable, views, keep), content
 
 
 def write_reply(reply: Reply, content: Content) -> RecordDict:
@@ -197,28 +193,32 @@ def read_reply(records: RecordDict) -> tuple[Reply, Content]:
         ProtocolError: A record is missing or of the wrong type, or the protocol version differs.
         SepalError: The client reported this error.
     """
-    check_counts_of(records)
+    fields.check_counts_of(records)
     if "error" in records.config_records:
         raise _read_error(records.config_records["error"])
     head, content = _read(records)
-    name, examples, capacity = _name(head, "client"), _number(head, "examples", 1, 2**40), head.get("capacity")
+    name, examples, capacity = (
+        fields.name(head, "client"),
+        fields.number(head, "examples", 1, 2**40),
+        head.get("capacity"),
+    )
     if not isinstance(capacity, float) or not 0 < capacity <= 1:
         raise ProtocolError("capacity", "a number in (0, 1]", capacity)
-    device = _text(head, "device")
+    device = fields.text(head, "device")
     if not _DEVICE.match(device):
         raise ProtocolError("device", "a kind of device such as cpu, cuda or mps", device)
-    metrics = _metrics(records)
+    metrics = fields.metrics(records)
     found = records.config_records.get("facts", ConfigRecord())
-    facts = {key: _text(found, key, MOST_FACT) for key in list(found)[:MOST_METRICS]}
+    facts = {key: fields.text(found, key, MOST_FACT) for key in list(found)[: fields.MOST_METRICS]}
     reply = Reply(
-        _text(head, "run"),
-        _number(head, "round", 0, _ROUNDS),
-        _kind(head),
-        ClientInfo(name, examples, capacity, device, _text(head, "data")),
-        _text(head, "base"),
-        _text(head, "download"),
-        _text(head, "version"),
-        _text(head, "state"),
+        fields.text(head, "run"),
+        fields.number(head, "round", 0, _ROUNDS),
+        fields.kind(head),
+        ClientInfo(name, examples, capacity, device, fields.text(head, "data")),
+        fields.text(head, "base"),
+        fields.text(head, "download"),
+        fields.text(head, "version"),
+        fields.text(head, "state"),
         metrics,
         facts,
     )
@@ -269,33 +269,8 @@ def _write(head: ConfigRecord, content: Content, **records: ConfigRecord | Metri
     return out
 
 
-def check_counts_of(records: RecordDict) -> None:
-    """Check the numbers of records, keys and items of a message, which takes no longer for a large message.
-
-    Raises:
-        ProtocolError: There are more than in any of our messages.
-    """
-    if len(records) > MOST_RECORDS:
-        raise ProtocolError("message", f"at most {MOST_RECORDS} records", len(records))
-    listed = 0
-    for name, record in records.items():
-        most = MOST_METRICS if name in ("metrics", "facts") else MOST_KEYS
-        if len(record) > most:
-            raise ProtocolError(name, f"at most {most}", len(record))
-        for key, value in record.items():
-            if len(key) > MOST_NAME or len(name) > MOST_NAME:
-                raise ProtocolError(
-                    "message", f"names and keys of at most {MOST_NAME} characters", len(name) + len(key)
-                )
-            if isinstance(value, list | str | bytes) and len(value) > MOST_ITEMS:
-                raise ProtocolError(f"{name}.{key}"[:100], f"at most {MOST_ITEMS} items", len(value))
-            listed += len(value) if isinstance(value, list) else 0
-    if listed > MOST_LISTED:
-        raise ProtocolError("message", f"at most {MOST_LISTED} items in lists", listed)
-
-
 def _read(records: RecordDict) -> tuple[ConfigRecord, Content]:
-    check_counts_of(records)
+    fields.check_counts_of(records)
     if "sepal" not in records.config_records:
         raise ProtocolError("message", "a record named sepal", ", ".join(records) or "an empty message")
     head = records.config_records["sepal"]
@@ -308,61 +283,4 @@ def _read(records: RecordDict) -> tuple[ConfigRecord, Content]:
     if arrays is not None and list(arrays) != ["payload"]:
         raise ProtocolError("payload", "one array named payload", ", ".join(arrays)[:100])
     data = b"" if arrays is None else from_array(arrays["payload"])
-    return head, Content(data, _scalars(records, "scalars"))
-
-
-def _scalars(records: RecordDict, name: str) -> dict[str, Scalar]:
-    out: dict[str, Scalar] = {}
-    for key, value in records.config_records.get(name, {}).items():
-        if not isinstance(value, bool | int | float | str):
-            raise ProtocolError(f"{name}.{key}", "a number, text or truth value", type(value).__name__)
-        out[key] = value
-    return out
-
-
-def _metrics(records: RecordDict) -> dict[str, float]:
-    found = records.metric_records.get("metrics", MetricRecord())
-    if len(found) > MOST_METRICS:
-        raise ProtocolError("metrics", f"at most {MOST_METRICS}", len(found))
-    for key, value in found.items():
-        if not NAME.match(key):
-            raise ProtocolError("metrics", "names of at most 64 letters, digits, '.', '_' or '-'", key)
-        if isinstance(value, list) or not 0 <= value <= GREATEST:
-            raise ProtocolError(f"metrics.{key}", f"a number from 0 to {GREATEST:g}", value)
-    return {key: float(value) for key, value in found.items() if not isinstance(value, list)}
-
-
-def _text(head: ConfigRecord, key: str, most: int = 256) -> str:
-    value = head.get(key)
-    if not isinstance(value, str) or len(value) > most:
-        shown = value if isinstance(value, str) else type(value).__name__
-        raise ProtocolError(key, f"text of at most {most} characters", shown)
-    return value
-
-
-def _name(head: ConfigRecord, key: str) -> str:
-    value = _text(head, key)
-    if not NAME.match(value):
-        raise ProtocolError(key, "a name of at most 64 letters, digits, '.', '_' or '-'", value)
-    return value
-
-
-def _truth(head: ConfigRecord, key: str) -> bool:
-    value = head.get(key)
-    if not isinstance(value, bool):
-        raise ProtocolError(key, "a truth value", type(value).__name__)
-    return value
-
-
-def _number(head: ConfigRecord, key: str, least: int, above: int) -> int:
-    value = head.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < above:
-        raise ProtocolError(key, f"a whole number from {least} to {above - 1}", value)
-    return value
-
-
-def _kind(head: ConfigRecord) -> Kind:
-    value = _text(head, "kind")
-    if value not in {kind.value for kind in Kind}:
-        raise ProtocolError("kind", "query, train or adapt", value)
-    return Kind(value)
+    return head, Content(data, fields.scalars(records, "scalars"))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 METRICS = "SEPAL_METRICS"  # [HOST:]PORT of a ServerApp's figures
 LOG = "SEPAL_LOG"  # json
 STATS = "SEPAL_STATS"  # file to which a client writes a line for each message
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+CALLERS, PATIENCE = 16, 10.0  # connections at a time, and seconds that each may say nothing
 
 
 class Collector(Protocol):
@@ -48,6 +50,9 @@ def place_of(text: str, key: str) -> tuple[str, int]:
 def serve(place: str, collector: Collector, well: Callable[[], str] = str, key: str = METRICS) -> ThreadingHTTPServer:
     """Serve ``/metrics`` and ``/healthz`` in a thread until ``shutdown``.
 
+    On the loopback address a web page does not get them: under DNS rebinding, it asks for a host of another name. And
+    nobody can take the files and threads of this process, which keeps a run or a client going, by many connections.
+
     Args:
         place: ``[HOST:]PORT``.
         collector: Gives the figures.
@@ -65,8 +70,17 @@ def serve(place: str, collector: Collector, well: Callable[[], str] = str, key: 
     registry.register(collector)
     ProcessCollector(registry=registry)
 
+    address, callers = place_of(place, key), threading.BoundedSemaphore(CALLERS)
+
     class Answer(BaseHTTPRequestHandler):
+        timeout = PATIENCE
+
         def do_GET(self) -> None:
+            name = self.headers.get("Host", LOOPBACK[0])
+            name = (name.rpartition(":")[0] if name.rpartition(":")[2].isdecimal() else name).strip("[]").lower()
+            if address[0] in LOOPBACK and name not in LOOPBACK:
+                self.send_error(403)
+                return
             trouble = well() if self.path == "/healthz" else ""
             pages = {"/metrics": lambda: generate_latest(registry), "/healthz": (trouble or "ok").encode}
             page = pages.get(self.path)
@@ -78,11 +92,18 @@ def serve(place: str, collector: Collector, well: Callable[[], str] = str, key: 
         def log_message(self, *arguments: Any) -> None:
             """Say nothing: a scrape every few seconds is no news."""
 
-    address = place_of(place, key)
-
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         daemon_threads = True
+
+        def verify_request(self, *_: Any) -> bool:
+            return callers.acquire(blocking=False)
+
+        def process_request_thread(self, *caller: Any) -> None:
+            try:
+                super().process_request_thread(*caller)
+            finally:
+                callers.release()
 
     try:
         server = Server(address, Answer)
@@ -102,7 +123,7 @@ class JsonLines(logging.Formatter):
         line["message"] = record.getMessage()
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line)  # ASCII: some readers split lines at other characters, too, and terminals obey some
 
 
 def log_as_json() -> bool:

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 
 from flwr.app import RecordDict
 
+from sepal.config import RunConfig
 from sepal.errors import RosterError, RoundError, SepalError
 from sepal.protocol.messages import Content, Order, Reply, write_order
 from sepal.protocol.method import Kind
 from sepal.rng import derive
 from sepal.server.exchange import Compose, Take
-from sepal.server.roster import Ask, Connections
+from sepal.server.roster import Ask, Connections, spare
 from sepal.server.round import Deliver
 
 log = logging.getLogger("sepal")
@@ -60,6 +61,13 @@ class Draw:
     least: int
     timeout: float
     pause: float
+
+    @classmethod
+    def of(cls, config: RunConfig, pause: float) -> Draw:
+        """Return how the rounds of a run draw; rounds that ask again need all of ``clients-per-round``."""
+        wanted = config.clients_per_round
+        least = wanted if config.on_missing == "retry" else config.min_replies
+        return cls(config.seed, wanted + spare(config), least, config.timeout, pause)
 
     def clients(
         self, connections: Connections, online: Callable[[], Sequence[int]], ask: Ask, round: int
@@ -128,7 +136,9 @@ class Ahead:
         return order is not None
 
     def take(self, nodes: Sequence[int]) -> dict[int, Reply | SepalError]:
-        """Return the answers that ``nodes`` have given, once."""
+        """Return the answers that ``nodes`` have given, once. The others are asked again, and no answer is awaited."""
+        for node in nodes:
+            self.asked.pop(node, None)
         return {node: self.answers.pop(node) for node in nodes if node in self.answers}
 
     def beside(self, deliver: Deliver, nodes: Sequence[int], order: Order) -> Deliver:

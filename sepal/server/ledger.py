@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from flwr.app import ArrayRecord, RecordDict
 
 from sepal.errors import ProtocolError
+from sepal.protocol.fields import check_counts_of
 from sepal.protocol.flower.replies import array_bytes, serialized_bytes
-from sepal.protocol.messages import check_counts_of
 
 PURPOSES = ("training", "evaluation", "closing")
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from sepal.config import RunConfig
@@ -25,6 +28,7 @@ from sepal.server.rules import check_novel
 log = logging.getLogger("sepal")
 
 PATIENCE = 60.0  # seconds to wait for a new client's first answer, which includes its start-up
+SIMULATION = "flwr.simulation.app"  # a module that only Flower's simulation imports
 _LONGEST_REST = 64  # refreshes
 
 
@@ -117,6 +121,15 @@ class Connections:
             self.names[node] = name
             self.nodes[name], self.infos[name], self.stores[name] = node, answer.client, answer.facts["store"]
         return refusals
+
+    def pin(self, roster: Mapping[str, ClientInfo]) -> None:
+        """Refuse clients of ``roster`` from now on that have other data than it says."""
+        self.data = {name: client.data for name, client in roster.items()}
+
+    def newcomers(self, roster: Mapping[str, ClientInfo]) -> tuple[list[ClientInfo], dict[str, str]]:
+        """Return the clients that are not in ``roster`` and not evicted, by name, and the identity of their stores."""
+        names = sorted(self.infos.keys() - roster.keys() - self.evicted)
+        return [self.infos[name] for name in names], {name: self.stores[name] for name in names}
 
     def _rested(self, node: int) -> bool:
         return self._resting.get(node, (0, 0))[0] <= self._turn
@@ -221,7 +234,7 @@ def wait(
             if (needed and present == needed) or (not needed and present and settled):
                 return
             wanted = f"{needed}" if needed else "all"
-            hint = f" (Flower's simulation: --federation-config 'num-supernodes={needed}')" if needed else ""
+            hint = simulation_hint(needed, present) if SIMULATION in sys.modules else ""
             errors = dict.fromkeys(reason for reason in connections.silent.values() if reason.startswith("error"))
             hint = f"; nodes answer: {'; '.join(list(errors)[:3])}" if errors else hint
         else:
@@ -237,6 +250,16 @@ def wait(
             said = now
             log.info("waiting for clients: %d of %s have answered%s", present, wanted, hint)
         time.sleep(0.1)
+
+
+def simulation_hint(needed: int, present: int) -> str:
+    """Return what may be wrong with Flower's simulation if the clients that a run needs do not answer."""
+    address = os.environ.get("RAY_ADDRESS", "local")
+    if not present and address != "local":  # without it, Sepal starts a Ray of its own (sepal.client_app.simulation)
+        file = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+        left = f", and {file} names one that may have been left behind" if file.exists() else ""
+        return f" (RAY_ADDRESS is {address}, another cluster of Ray{left}: `ray stop` ends it; or unset RAY_ADDRESS)"
+    return f" (Flower's simulation: --federation-config 'num-supernodes={needed}')" if needed else ""
 
 
 def _raise_for_other_data(refusals: Sequence[SepalError], needed: Sequence[str]) -> None:

@@ -6,47 +6,35 @@ A round changes nothing but the store of accepted uploads, so a round that fails
 from __future__ import annotations
 
 import logging
-import re
-import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from flwr.app import RecordDict
 
 from sepal.errors import DeviceMemoryError, DivergedError, ProtocolError, RoundError, SepalError, in_short
 from sepal.protocol.flower.replies import CLIENT_APP_FAILED
-from sepal.protocol.messages import Content, Order, Reply, read_reply, version, write_order
-from sepal.protocol.method import ClientInfo, Kind, Metrics, Task
-from sepal.protocol.views import CLOSING_VIEWS, VIEWS, check_counts, further_views
+from sepal.protocol.messages import Content, Reply, read_reply, write_order
+from sepal.protocol.method import ClientInfo, Kind, Task
+from sepal.server.answers import check_reply
 from sepal.server.downloads import Downloads, most_message_bytes, room
 from sepal.server.exchange import Compose, Take
-from sepal.server.ledger import LedgerEntry, check_size, message_bytes
-from sepal.server.roster import sample, sample_spare
+from sepal.server.ledger import check_size
+from sepal.server.outcome import Outcome, aggregate, too_large
+from sepal.server.requests import Request, is_full, plan_requests
+from sepal.server.round_ledger import RoundLedger
 from sepal.server.run_state import RoundRecord, RoundStart
 from sepal.server.run_store import RunStore
 from sepal.server.uploads import RoundUploads
-from sepal.server.usable import unusable
 
 log = logging.getLogger("sepal")
 
 Deliver: TypeAlias = Callable[[Sequence[int], Compose, Take], Mapping[int, str]]
 
 FAILED = tuple(f"error {code}:" for code in CLIENT_APP_FAILED)  # how sepal.server.exchange reports them
-_DIGEST = re.compile(r"([0-9a-f]{64})?\Z")
 ADVICE = "an upload may have been poisoned: go back with sepal run --from-round, and set max-update-norm"
 MOST_FAILED = 3  # failures before a client is given up; a held lock or a full disk may be temporary
-
-
-@dataclass(frozen=True)
-class Request:
-    """The order to one client in a round."""
-
-    client: str
-    order: Order
-    purpose: str
 
 
 class Round:
@@ -77,7 +65,6 @@ class Round:
         self._start, self._store, self._config = start, store, task.config
         self._plan, self._joined, self._stores = start.plan, joined, stores or {}
         self._task = task
-        self._dense = 4 * sum(parameter.size for parameter in task.layout)
         self._downloads = Downloads(start, room(task))
         self.uploads = RoundUploads(start, self._downloads, partial(store.read, start.plan.round), room(task))
         self._most = most_message_bytes(task)
@@ -86,20 +73,17 @@ class Round:
         self._replies: dict[str, Reply] = {}
         self._failed: dict[str, SepalError] = {}
         self._failures: dict[str, int] = {}
-        self._ledger: list[LedgerEntry] = []
         self._away: set[str] = set()
-        every = task.config.evaluate_every
-        self.full = start.closing or bool(every and start.plan.round % every == 0)
-        self._drawn = drawn
         self._hurries = hurries and not start.closing
-        self._spare: frozenset[str] = frozenset()
         self._late: dict[str, str] = {}
         self._settled = False
-        self._requests = self._plan_requests()
+        self.full = is_full(start, task.config)
+        self._requests, self._spare = plan_requests(start, task.config, store.durable(), drawn, self._hurries)
+        self._ledger = RoundLedger(start.plan.round, 4 * sum(parameter.size for parameter in task.layout))
         self.waiting = set(self._requests)
         self._norms: dict[str, float] = {}
         self._diverged: set[str] = set()
-        self.outcome: tuple[Any, Metrics] | None = None
+        self.outcome: Outcome | None = None
         self._evicted: set[str] = set()
         self.evict(evicted)
 
@@ -125,54 +109,13 @@ class Round:
         for name in self._evicted & set(self._failed):
             del self._failed[name]
 
-    def _plan_requests(self) -> dict[str, Request]:
-        plan, state = self._plan, self._start.state
-        if self._start.closing:
-            return {name: self._request(name, trains=True) for name in self._evaluated(state.members)}
-        if plan.who == "none":
-            return {}
-        everybody = state.participants
-        drawn = list(everybody)
-        if plan.who == "sampled":
-            drawn, spare = self._draw(everybody)
-            self._spare = frozenset(spare if self._hurries and not self.full else ())
-            drawn = sorted({*drawn, *self._spare})
-        trained = set(drawn)
-        asked = sorted(trained | set(self._evaluated(everybody))) if self.full else drawn
-        return {name: self._request(name, name in trained) for name in asked}
-
-    def _draw(self, everybody: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return who is asked to train, and who beyond ``clients-per-round``."""
-        config, number = self._config, self._plan.round
-        if self._drawn is not None:
-            return list(self._drawn[: config.clients_per_round]), list(self._drawn[config.clients_per_round :])
-        drawn = sample(everybody, config.clients_per_round, config.seed, number)
-        return drawn, sample_spare(set(everybody) - set(drawn), config, number)
-
-    def _evaluated(self, names: Sequence[str]) -> list[str]:
-        """Return which of ``names`` a full evaluation asks: all, or ``evaluate-clients`` of them."""
-        config = self._config
-        return sample(names, config.evaluate_clients, config.seed, self._plan.round, "evaluate")
-
-    def _request(self, name: str, trains: bool) -> Request:
-        state, closing = self._start.state, self._start.closing
-        kind = Kind.TRAIN if trains and not closing else Kind.ADAPT
-        purpose = "closing" if closing else "training" if trains else "evaluation"
-        views: tuple[str, ...] = CLOSING_VIEWS if self.full else VIEWS[:2] if self._config.evaluate_sampled else ()
-        if closing:
-            evaluate = self._config.evaluate
-            views = CLOSING_VIEWS + further_views(evaluate.shift, evaluate.corruption != "none")
-        base, durable = state.versions.get(name, ""), self._store.durable().get(name, "")
-        order = Order(state.run, kind, self._start.plan_of(name), base, durable, views, keep=closing)
-        return Request(name, order, purpose)
-
     def _compose(self, name: str) -> tuple[Kind, RecordDict]:
         """Return the message to client ``name``, and write it to the ledger."""
         request, content = self._requests[name], self._downloads.get(name).content
         if name not in self._digests:
             self._digests[name] = content.digest()
         records = write_order(request.order, content)
-        self._enter(request, "down", content, records)
+        self._ledger.sent(request, content, records)
         return request.order.kind, records
 
     def send(self, nodes: Mapping[str, int], deliver: Deliver) -> None:
@@ -192,12 +135,12 @@ class Round:
             missing = deliver(list(names), lambda node: self._compose(names[node]), take)
         for node, reason in missing.items():
             self._late.pop(names[node], None)  # this says more
-            self._enter(self._requests[names[node]], "up", Content(), None, ("missing", reason))
+            self._ledger.missing(self._requests[names[node]], reason)
             if reason.startswith(FAILED):
                 self._count_failure(names[node], RoundError(names[node], "an answer", reason))
         for name in absent:
             if name not in self._away:  # one entry a round
-                self._enter(self._requests[name], "up", Content(), None, ("missing", "not connected"))
+                self._ledger.missing(self._requests[name], "not connected")
         self._away.update(absent)
 
     def _count_failure(self, name: str, reason: SepalError) -> None:
@@ -233,8 +176,7 @@ class Round:
         self, name: str, records: RecordDict | None, reason: str = "a second reply, or one to a round that had ended"
     ) -> None:
         """Write a reply that nobody waited for to the ledger; ``records`` is None if it has not come."""
-        size = message_bytes(records) if records is not None else 0
-        self._ledger.append(LedgerEntry(self._plan.round, name, "training", "up", 0, size, 0, "late", reason))
+        self._ledger.late(name, records, reason)
 
     def accept(self, name: str, records: RecordDict) -> None:
         """Check a reply against its order and the method's schema. Store its upload, or record why it was refused."""
@@ -247,18 +189,12 @@ class Round:
         try:
             check_size(records, self._most)
             reply, content = read_reply(records)
-            self._check(request, reply, content)
+            client = self._start.state.roster[name]
+            check_reply(request.order, client, self._digests[name], reply, content)
+            if request.order.kind is Kind.TRAIN:
+                self.uploads.check(name, content)
         except SepalError as reason:
-            reported = "error" in records.config_records
-            if reported and not reason.key.startswith(f"{name}:"):  # it names another client, or none
-                reason = ProtocolError(name, "a reply", f"an error: {reason}")
-            self._enter(request, "up", content, records, ("refused", str(reason)))
-            if reported and not isinstance(reason, DivergedError | DeviceMemoryError):
-                self._count_failure(name, reason)
-                return
-            self.waiting.discard(name)  # asked again, it would fail again
-            if reported and isinstance(reason, DivergedError):
-                self._diverged.add(name)
+            self._note_refused(request, content, records, reason)
             return
         self.waiting.discard(name)
         if request.order.kind is Kind.TRAIN:
@@ -269,106 +205,27 @@ class Round:
             self.uploads.accept(name)
         self._downloads.drop(name)
         self._replies[name] = reply
-        self._enter(request, "up", content, records)
+        self._ledger.accepted(request, content, records)
         self.settle()
 
-    def _check(self, request: Request, reply: Reply, content: Content) -> None:
-        order, client = request.order, self._start.state.roster[request.client]
-        kept = order.kind is Kind.TRAIN or (order.kind is Kind.ADAPT and order.keep)
-        digest = self._digests[request.client]
-        reached = version(order.plan.round, order.base, digest, content.digest()) if kept else ""
-        expected = Reply(order.run, order.plan.round, order.kind, client, order.base, digest, reached)
-        pairs = {f"client.{key}": (value, getattr(reply.client, key)) for key, value in vars(client).items()}
-        for key in ("run", "round", "kind", "base", "download", "version"):
-            pairs[key] = getattr(expected, key), getattr(reply, key)
-        for key, (ours, theirs) in pairs.items():
-            if ours != theirs:
-                raise ProtocolError(key, repr(ours), repr(theirs))
-        if order.keep and not _DIGEST.match(reply.state):
-            raise ProtocolError("state", "64 hexadecimal digits or nothing", reply.state)
-        if reply.facts:  # they would be stored with each round's record
-            raise ProtocolError("facts", "none but in answer to a query", f"{len(reply.facts)} of them")
-        check_counts(reply.metrics, order.views)
-        if order.kind is not Kind.TRAIN:
-            if content.data or content.scalars:
-                raise ProtocolError("payload", "none in answer to adapt", f"{len(content.data)} bytes")
+    def _note_refused(self, request: Request, content: Content, records: RecordDict, reason: SepalError) -> None:
+        """Record why a reply was refused; stop waiting for the client if another one would be refused, too."""
+        name, reported = request.client, "error" in records.config_records
+        if reported and not reason.key.startswith(f"{name}:"):  # it names another client, or none
+            reason = ProtocolError(name, "a reply", f"an error: {reason}")
+        self._ledger.refused(request, content, records, str(reason))
+        if reported and not isinstance(reason, DivergedError | DeviceMemoryError):
+            self._count_failure(name, reason)
             return
-        self.uploads.check(request.client, content)
-
-    def _enter(
-        self,
-        request: Request,
-        direction: str,
-        content: Content,
-        records: RecordDict | None,
-        fate: tuple[str, str] = ("accepted", ""),
-    ) -> None:
-        """Write one message to the ledger; ``records`` is None if no message came."""
-        status, reason = fate
-        carries = direction == "down" or (status == "accepted" and request.order.kind is Kind.TRAIN)
-        self._ledger.append(
-            LedgerEntry(
-                round=self._plan.round,
-                client=request.client,
-                purpose=request.purpose,
-                direction=direction,
-                payload=len(content.data),
-                message=message_bytes(records) if records is not None else 0,
-                dense=self._dense if carries else 0,
-                status=status,
-                reason=reason[:300],
-            )
-        )
-
-    def _refuse_large(self) -> None:
-        """Refuse the uploads whose norm is above ``max-update-norm`` times the median of the round."""
-        if not self._norms:
-            return
-        most = self._config.max_update_norm * statistics.median(self._norms.values())
-        for name, norm in self._norms.items():
-            if norm > most:
-                self._refuse(name, f"upload: expected a change of at most {most:.4g} (max-update-norm), got {norm:.4g}")
-        self._norms = {}
+        self.waiting.discard(name)  # asked again, it would fail again
+        if reported and isinstance(reason, DivergedError):
+            self._diverged.add(name)
 
     def _refuse(self, name: str, reason: str) -> None:
         """Refuse an upload that was accepted before."""
         self.uploads.refuse(name)
         del self._replies[name]
-        for place, entry in enumerate(self._ledger):
-            if (entry.client, entry.direction, entry.status) == (name, "up", "accepted"):
-                self._ledger[place] = replace(entry, dense=0, status="refused", reason=reason)
-
-    def _aggregate(self) -> None:
-        """Compute the round's result. If it cannot be used, refuse the uploads to blame, or else all of the round.
-
-        To blame are the fewest of the largest changes, fewer than half of the uploads, without which the rest has a
-        usable result. If there are none such, the model is kept.
-        """
-        start = self._start
-        uploads = [upload.name for upload in self.uploads.clients]
-        why, left = self._try(), max(0, len(uploads) - 1) // 2
-        if not why:
-            return
-        size = {name: self.uploads.norm(name) for name in uploads}
-        largest, first = sorted(uploads, key=lambda name: (-size[name], name)), why
-        refused = 0
-        while why and refused < left:
-            self.uploads.refuse(largest[refused])
-            refused += 1
-            why = self._try()
-        if why:
-            refused = len(uploads)
-            log.warning("round %d: %s: its uploads are refused and the model is kept", start.plan.round, first)
-        for name in largest[:refused]:
-            self._refuse(name, f"upload: expected a result of the round that can be used, got {first}, with it")
-        if why:
-            self.outcome = start.algorithm.aggregate(start.state.server, self.uploads, start.plan)
-
-    def _try(self) -> str:
-        """Compute the round's result; return why it cannot be used, or nothing."""
-        start = self._start
-        self.outcome = start.algorithm.aggregate(start.state.server, self.uploads, start.plan)
-        return unusable(start.algorithm, self._task, start.state.server, self.outcome[0])
+        self._ledger.revoke(name, reason)
 
     def _check_complete(self) -> None:
         key, config = f"round {self._plan.round}", self._config
@@ -378,9 +235,12 @@ class Round:
             raise RoundError(key, f"a reply of every client within {config.timeout:g} s", _some(sorted(self.waiting)))
         counted = self._counted()
         if self._plan.round > 1 and counted < config.min_replies <= counted + len(self._diverged):
-            log.warning("%s: no client could train from its model, which is kept; %s", key, ADVICE)
+            few = "no client" if not counted else "too few clients"
+            log.warning("%s: %s could train from its model, which is kept; %s", key, few, ADVICE)
+            for client in list(self.uploads.clients):  # too few to count
+                self._refuse(client.name, f"upload: expected at least {config.min_replies} replies, got {counted}")
         elif self._requests and counted < config.min_replies:
-            reasons = "; ".join(dict.fromkeys(entry.reason for entry in self._ledger if entry.reason))
+            reasons = "; ".join(self._ledger.reasons)
             raise RoundError(key, f"at least {config.min_replies} replies", f"{counted}: {reasons}")
 
     def record(self, server_seconds: float = 0.0) -> RoundRecord:
@@ -395,12 +255,15 @@ class Round:
             RoundError: Too few replies. The round does not count, and the run can be resumed.
         """
         total = time.monotonic() - self._started
-        self._refuse_large()
+        for name, reason in too_large(self._norms, self._config.max_update_norm).items():
+            self._refuse(name, reason)
         self._check_complete()
         for name, reason in self._late.items():
             self.note_late(name, None, reason)
         if not self._start.closing:
-            self._aggregate()
+            self.outcome, refused = aggregate(self._start, self._task, self.uploads)
+            for name, reason in refused.items():
+                self._refuse(name, reason)
         trained = [reply.metrics.get("seconds", 0.0) for reply in self._replies.values()]
         return RoundRecord(
             round=self._plan.round,
@@ -408,7 +271,7 @@ class Round:
             joined=tuple(self._joined),
             stores={name: self._stores[name] for name in sorted(self._stores)},
             replies={name: self._replies[name] for name in sorted(self._replies)},
-            ledger=tuple(sorted(self._ledger, key=lambda entry: (entry.client, entry.direction))),
+            ledger=self._ledger.entries,
             full=self.full and bool(self._requests),
             seconds={
                 "total": total,

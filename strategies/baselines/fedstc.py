@@ -27,7 +27,9 @@ class Hyper(Settings):
     keep: float = Field(0.1, gt=0, le=1, description="p, fraction of entries sent, in both directions")
     ternary: bool = Field(True, description="send entries as ±μ; false: as values (FedAvg on updates if keep = 1)")
     # Our choice. Who missed more rounds gets the current value of each entry that has changed since.
-    cache: int = Field(20, ge=1, description="past rounds whose updates the server keeps for clients that missed them")
+    cache: int = Field(
+        20, ge=1, le=10_000, description="past rounds whose updates the server keeps for clients that missed them"
+    )
 
 
 def _compression(hyper: Hyper) -> Compression:

@@ -20,7 +20,7 @@ from sepal.data.locations import data_directory
 from sepal.data.own import OWN
 from sepal.data.sources import check
 from sepal.errors import ConfigError
-from sepal.server_app.run_directory import begun, stored_config, stored_summary
+from sepal.server_app.stored_run import begun, stored_config, stored_summary
 from sepal.storage.files import private_directory
 from sepal.strategies import registry
 from sepal.study.plans.model import PlannedRun

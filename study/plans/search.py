@@ -130,7 +130,7 @@ def validation(run: Path, view: str) -> float | None:
     Raises:
         ConfigError: The method has no such view.
     """
-    from sepal.server_app.run_directory import read_run, stored_summary
+    from sepal.server_app.stored_run import read_run, stored_summary
 
     if stored_summary(run) is None:
         return None

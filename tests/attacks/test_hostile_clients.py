@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from sepal.errors import DataError, RosterError, RoundError
+from sepal.errors import DataError, DivergedError, RosterError, RoundError
 from sepal.protocol.messages import read_order, read_reply, write_error, write_reply
 from sepal.protocol.method import Kind, Payload
 from sepal.protocol.payloads import seal
+from sepal.server.exchange import Exchange
 from sepal.storage.serialize import digest
 from sepal.wire.tensors import Support, at, members, whole
 from tests.attacks.attacked_federation import EVIL, ROUND, Hostile, changed, renamed
 from tests.contract.fakes import FAKES
 from tests.contract.harness import Federation, Nodes
+from tests.strategies.dmpfl import Watch
 
 poisoned = changed(lambda head, content: (replace(head, run="0" * 32), content))
 
@@ -240,6 +242,8 @@ def test_a_late_reply_is_refused_and_entered(monkeypatch):
 
     orders = {}
     federation = Hostile(None, when=lambda order: False, on_missing="skip", timeout=1.0)
+    exchanges = []
+    monkeypatch.setattr("sepal.server.contact.Exchange", lambda grid: exchanges.append(Exchange(grid)) or exchanges[0])
     strategy = federation.server()
     strategy._observers = [federation]
     strategy.start(Late(federation))
@@ -250,4 +254,26 @@ def test_a_late_reply_is_refused_and_entered(monkeypatch):
     ]
     assert late[0].message > 0
     assert [e.status for e in federation.entries(ROUND + 1) if e.status != "late"] == ["accepted"]
-    assert strategy._exchange.late == 1
+    assert exchanges[0].late == 1
+
+
+def test_clients_that_say_they_could_not_train_make_no_round_of_too_few():
+    """Two of four lie; the two that are left are fewer than ``min-replies``, and the model is kept, as the log says."""
+    subject = Federation(
+        FAKES["queue"][0], clients=4, settings={"evaluate_every": 0, "on_missing": "skip", "min_replies": 3}
+    )
+    watch, strategy = Watch(), subject.server()
+
+    class Lying(Nodes):
+        def answer(self, message):
+            place = list(self._federation.nodes).index(message.metadata.dst_node_id)
+            if message.metadata.message_type == "train" and message.metadata.group_id == "2" and place < 2:
+                error = DivergedError("update", "finite entries", "NaN")
+                return Message(write_error(error, f"client-{place}"), reply_to=message)
+            return super().answer(message)
+
+    strategy._observers = [watch]
+    strategy.start(Lying(subject))
+    assert [len(record.replies) for record in watch.records] == [4, 0, *[4] * (len(watch.records) - 2)]
+    reasons = {entry.reason for entry in watch.records[1].ledger if entry.client in ("client-2", "client-3")} - {""}
+    assert reasons == {"upload: expected at least 3 replies, got 2"}

@@ -20,6 +20,7 @@ from threading import Thread
 import numpy as np
 import pytest
 import tomli_w
+from PIL import Image
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
@@ -37,6 +38,7 @@ from sepal.strategies.assembly import assemble
 from sepal.study.comparison import read_comparison
 from sepal.study.plans.execute import execute
 from sepal.study.plans.plan import read_plan
+from sepal.study.runs import runs_in
 from tests.cli.runs_for_tests import write_run
 
 ESCAPE = "[/x]\x1b]0;taken\x07"
@@ -100,7 +102,13 @@ def test_a_model_file_that_asks_for_more_than_the_memory_is_refused(tmp_path):
         load(model(tmp_path / "m.safetensors", classes=4 * 10**10))
 
 
-HUGE = [{"shape": (2**31,) * 3}, {"shape": (2**63, 8, 8)}, {"classes": 2**62}, {"classes": 10**30}]
+HUGE = [
+    {"shape": (1, 2**31, 2**31)},
+    {"shape": (2**31,) * 3},
+    {"shape": (2**63, 8, 8)},
+    {"classes": 2**62},
+    {"classes": 10**30},
+]
 HUGE += [{"model": "embedding-linear", "shape": (8,), "vocabulary": 2**63}, {"width": math.nan}, {"width": -1.0}]
 
 
@@ -111,6 +119,55 @@ def test_a_model_file_with_sizes_that_no_tensor_has_is_refused_in_one_line(keys,
     result = sepal("predict", file, tmp_path / "x.npz")
     assert (result.exit_code, result.output.count("\n")) == (2, 1), result.output
     assert "expected" in result.output
+
+
+WEIGHTS = read_weights(models.build("digits-cnn", (1, 8, 8), 10))
+UNFIT = [
+    [{name: array.astype(np.int64) for name, array in WEIGHTS.items()}],
+    [{name: array.astype(np.float64) for name, array in WEIGHTS.items()}],
+    [{name: np.zeros(1, np.float32) for name in WEIGHTS}],
+]
+
+
+@pytest.mark.parametrize("networks", UNFIT)
+def test_a_model_file_whose_tensors_do_not_fit_is_refused_in_one_line(networks, tmp_path):
+    save(tmp_path / "m.safetensors", origin(), networks)
+    with pytest.raises(ModelError, match="model: expected tensors and numbers that fit digits-cnn"):
+        load(tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"method": "dmpfl", "rule": "x"}, "tensors and numbers that fit"),
+        ({"method": "dmpfl", "rule": "x", "numbers": (1.0, 2.0, 3.0)}, "tensors and numbers that fit"),
+        ({"classes": 9}, "a number for each of 9 classes"),
+    ],
+)
+def test_a_model_file_with_other_numbers_or_classes_than_its_tensors_is_refused(keys, words, tmp_path):
+    save(tmp_path / "m.safetensors", origin(**keys), [WEIGHTS] * (1 + ("rule" in keys)))
+    with pytest.raises(ModelError, match=words):
+        load(tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize("name", [b"\x1b]0;title\x07\n=1+1.png", b"\xff\xfe.png"])
+def test_names_of_files_are_printed_without_escapes(name, tmp_path):
+    """A downloaded directory has names of somebody else's choice; a named pipe in it is no file."""
+    (tmp_path / "x").mkdir()
+    with open(os.fsencode(tmp_path / "x") + b"/" + name, "wb") as file:
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(file, "png")
+    os.mkfifo(tmp_path / "x" / "pipe.png")
+    result = sepal("predict", model(tmp_path / "m.safetensors"), tmp_path / "x")
+    assert result.exit_code == 0, result.output
+    assert result.output.replace("\n", "").isprintable()
+    assert result.output.count("\n") == 2
+
+
+def test_a_named_pipe_does_not_keep_a_list_of_runs_waiting(tmp_path):
+    write_run(tmp_path / "a")
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "config.toml")
+    assert [path.name for path in runs_in(tmp_path)] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +337,7 @@ def test_images_and_arrays_that_are_too_large_are_refused_in_one_line(tmp_path):
 def test_weights_to_start_from_are_finite(value, tmp_path):
     weights = read_weights(models.build("digits-cnn", (1, 8, 8), 10))
     save_file({name: np.full(array.shape, value) for name, array in weights.items()}, tmp_path / "w.safetensors")
-    with pytest.raises(ConfigError, match=r"initial-weights: conv1.weight: expected finite numbers"):
+    with pytest.raises(ConfigError, match=r"initial-weights: conv1\.(weight|bias): expected finite numbers"):
         assemble({"dataset": "digits", "model": "digits-cnn", "initial-weights": str(tmp_path / "w.safetensors")})
 
 

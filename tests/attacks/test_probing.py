@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from sepal.client_app.build import Node, Shared, build_host, open_store
-from sepal.errors import ConfigError, DataError, SepalError
+from sepal.errors import ConfigError, DataError, ProtocolError, SepalError
 from sepal.protocol.messages import Content, Order, read_reply, write_order, write_reply
 from sepal.protocol.method import Kind, Payload, Plan
 from sepal.protocol.payloads import seal
@@ -56,6 +56,14 @@ def test_a_client_of_a_run_without_phase_1_cannot_be_brought_to_send_one(client)
     with pytest.raises(SepalError, match="training: expected an answer, got none"):  # the log has the phase
         ask(host, Plan(1, "1", scalars={"prune": 0.5}), content=content)
     assert ask(host, Plan(1, "2a", scalars={"prune": 0.0}), content=content)[1].data
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedadam", "fedpse", "fedstc"])
+def test_a_client_answers_no_phase_that_its_method_lacks(client, method):
+    """Its upload would have noise, but would be counted after training only: an error of training cost nothing."""
+    host, _ = client(method=method)
+    with pytest.raises(ProtocolError, match="phase: expected none"):
+        ask(host, Plan(1, "x"))
 
 
 def test_accuracies_of_models_of_its_choice_tell_the_server_a_clients_labels_whatever_the_noise(client):

@@ -9,8 +9,8 @@ import pytest
 from sepal.errors import RosterError
 from sepal.protocol.messages import read_order
 from sepal.protocol.method import Kind
+from sepal.server.contact import Contact
 from sepal.server.run_store import DiskRunStore, evict
-from sepal.server.strategy import SepalStrategy
 from tests.attacks.attacked_federation import Hostile, silence
 from tests.contract.fakes import FAKES
 from tests.contract.harness import Killed
@@ -147,16 +147,16 @@ def test_a_name_that_may_be_a_slip_of_the_pen_is_evicted_with_a_hint(tmp_path):
 def test_an_eviction_in_the_last_moments_of_a_round_is_noticed(tmp_path, monkeypatch):
     """The operator evicts the client while the server still waits for it, and then the time is up."""
     federation = Visited(tmp_path / "clients", roster="open", timeout=1.0)
-    checkpoints, deliver = tmp_path / "server", SepalStrategy._deliver
+    checkpoints, deliver = tmp_path / "server", Contact.deliver
 
     def long(self, *arguments, **named):
         answers = deliver(self, *arguments, **named)
-        if self.progress.round == 2 and not (checkpoints / "evicted").exists():
+        if self._run.state.round == 2 and not (checkpoints / "evicted").exists():
             evict(checkpoints, "stranger")
             time.sleep(1.1)
         return answers
 
-    monkeypatch.setattr(SepalStrategy, "_deliver", long)
+    monkeypatch.setattr(Contact, "deliver", long)
     progress = federation.run(DiskRunStore(checkpoints, METHOD.server_state)).progress
     assert progress.closed
     assert progress.evicted == ("stranger",)

@@ -1,20 +1,24 @@
 """The ``sepal`` command: every refusal is one line and exit code 2; what it runs, shows and lists."""
 
+import io
 import json
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from sepal import __version__
 from sepal.cli.keys import keys_of
 from sepal.cli.main import app
+from sepal.cli.progress import RoundDisplay
 from sepal.cli.showing import markdown_table
 from sepal.cli.tables import spaced
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
-from sepal.server_app.run_directory import read_run
+from sepal.server_app.stored_run import read_run
 from sepal.strategies import registry
 from sepal.study.runs import find_run
 from tests.cli.runs_for_tests import write_run
@@ -107,9 +111,10 @@ def test_a_run_shows_each_round_and_ends_with_tables_and_the_place(finished):
     path, result = finished
     note, *rounds = result.stderr.splitlines()
     assert note == "sepal: lr = 0.2: calibrated for fedpse on digits"
-    assert [line.split()[3] for line in rounds] == ["1/3", "2/3", "3/3"]
+    assert [line.split()[3] for line in rounds] == ["1/2", "2/2", "closing"], "rounds as the user has set them"
+    assert "3/" not in result.stderr
     for words in ("received", "trained", "MB up", "down", "s left"):
-        assert words in result.stderr.splitlines()[-1]
+        assert words in result.stderr.splitlines()[-2]
     assert "mine: fedpse on digits, 3 clients, 2 rounds, seed 0, complete" in result.stdout
     assert "closing" in result.stdout
     assert result.stdout.splitlines()[-1] == f"Run written to {path}"
@@ -253,6 +258,8 @@ def test_keys_lists_every_shared_key_with_default_and_meaning():
     assert (by_name["lr-decay"].values, by_name["lr-decay"].default) == ("float > 0, ≤ 1", "1.0")
     assert by_name["split.test-of-labels"].values == "true | false"
     assert by_name["values"].values == "fp32 | fp16 | bf16"
+    (rate, _) = keys_of(registry.get("fedavgm").hyper, "fedavgm.")
+    assert rate.values == "float > 0 | auto"
     assert by_name["seed"].values == "int ≥ 0, < 2^63"
     output = sepal("keys").stdout
     assert [key.name for key in keys if key.name not in output] == []
@@ -315,3 +322,36 @@ def test_flowers_run_config_declares_every_key_with_its_default():
     expected = registry.defaults()
     assert flat == expected, "to write them: python -m experiments.methods"
     assert {key: type(value) for key, value in flat.items()} == {key: type(value) for key, value in expected.items()}
+
+
+def test_the_best_round_is_never_beyond_the_rounds_that_were_set(finished):
+    path, _ = finished
+    summary = json.loads((path / "summary.json").read_text())
+    summary["accuracy"]["trained"]["best"] = {"round": 3, "mean": 0.5, "validation": 0.5}
+    summary["accuracy"]["received"]["best"] = {"round": 2, "mean": 0.4, "validation": 0.5}
+    shown = CliRunner()
+    kept = (path / "summary.json").read_text()
+    try:
+        (path / "summary.json").write_text(json.dumps(summary))
+        table = shown.invoke(app, ["show", str(path)]).stdout
+    finally:
+        (path / "summary.json").write_text(kept)
+    assert "50.0 (closing)" in table
+    assert "40.0 (2)" in table
+    assert "(3)" not in table
+
+
+def test_a_bar_counts_rounds_as_they_were_set_and_names_the_closing_evaluation():
+    text = io.StringIO()
+    line = {"accuracy": {}, "bytes": {"up": 0, "down": 0}}
+    with RoundDisplay(Console(file=text, force_terminal=True, width=200), "mine") as display:
+        display.start(0, 2)
+        display.show({**line, "round": 2, "phase": ""})
+        display._bar.refresh()
+        display.show({**line, "round": 3, "phase": "closing"})
+        display._bar.refresh()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue())
+    assert "2/2" in shown
+    assert "closing evaluation …" in shown, "it is under way"
+    assert "closing evaluation: received" in shown
+    assert "3/" not in shown

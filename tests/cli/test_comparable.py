@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from sepal.cli.main import app
 from sepal.cli.report.page import live_parts
 from sepal.errors import ConfigError
-from sepal.server_app.run_directory import read_run
+from sepal.server_app.stored_run import read_run
 from sepal.study.comparison import INDEX, read_comparison
 from sepal.study.results import Result
 from tests.cli.runs_for_tests import figures, write_run

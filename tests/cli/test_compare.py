@@ -275,7 +275,13 @@ def test_one_display_shows_every_run_that_goes_on(tmp_path):
         display.look()
         display.end("b", "no data")
     shown = text.getvalue()
-    for words in ("0 of 2 runs are there already", "received 60.0 % trained 60.0 %", "3/3", "1/2 b failed: no data"):
+    for words in (
+        "0 of 2 runs are there already",
+        "received 60.0 % trained 60.0 %",
+        "2/2",
+        "closing evaluation: received",
+        "1/2 b failed: no data",
+    ):
         assert words in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
 
 
@@ -295,5 +301,5 @@ def test_without_a_terminal_lines_say_that_runs_begin_how_far_they_are_and_that_
         display.look()
         display.look()
         display.end("a", "")
-    progress = ["a round 3 of 3, received 60.0 % trained 60.0 %", f"1/1 a ended ({LINES + 1:.0f} s)"]
+    progress = ["a closing evaluation, received 60.0 % trained 60.0 %", f"1/1 a ended ({LINES + 1:.0f} s)"]
     assert text.getvalue().splitlines()[2:] == progress

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import pty
 import re
@@ -11,10 +12,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from sepal.strategies import registry
+from tests.cli.runs_for_tests import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = ("torch", "flwr", "pandas", "sklearn", "altair", "scipy", "pydantic", "rich")
+SLOW = ("torch", "flwr", "ray", "pandas", "sklearn", "altair", "scipy")
+HEAVY = (*SLOW, "pydantic", "rich", "numpy")
 WORDS = {"local"}  # a method's name, and a word
 
 
@@ -30,6 +35,50 @@ def test_on_a_terminal_a_command_says_at_once_that_it_starts():
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, cwd=ROOT):
         assert os.read(ours, 100).decode() == "sepal: starting …"
     assert os.read(ours, 100).decode() == "\r\x1b[K", "and takes it back"
+
+
+def imported(*arguments: str) -> list[str]:
+    """What a command prints on a terminal, a line each, and ``import NAME`` where it imports a package."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-X", "importtime", "-m", "sepal.cli", *arguments]
+    told = b""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs) as running:
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while part := os.read(ours, 65536):
+                told += part
+    os.close(ours)
+    assert running.returncode in (0, 2), told[-1000:]
+    lines = told.decode().replace("\x1b[K", "\n").replace("…", "…\n").splitlines()
+    return [re.sub(r"import time:.*\| +", "import ", line).strip() for line in lines if line.strip()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("run", "--set", "model=nope", "--set", "method=fedavg"), "sepal: preparing fedavg on digits …"),
+        (("compare", "none.toml"), "sepal: starting …"),
+        (("serve", "--set", "model=nope"), "sepal: preparing fedpse on digits …"),
+        (("join", "127.0.0.1:x"), "sepal: preparing to join 127.0.0.1:x …"),
+    ],
+)
+def test_the_first_line_comes_before_what_takes_long_is_imported(arguments, line):
+    told = imported(*arguments)
+    assert "import torch" in told
+    heavy = [told.index(f"import {name}") for name in SLOW if f"import {name}" in told]
+    assert told.index(line) < min(heavy)
+
+
+def test_a_list_of_runs_needs_neither_torch_nor_flower(tmp_path):
+    write_run(tmp_path / "one")
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "sepal.cli", "ls", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "one" in done.stdout
+    assert [name for name in SLOW if re.search(rf"\| +{name}$", done.stderr, re.MULTILINE)] == []
 
 
 def texts(file: Path) -> Iterator[str]:

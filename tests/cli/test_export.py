@@ -174,7 +174,7 @@ def test_a_torn_model_file_is_refused(tmp_path):
 
 @pytest.mark.parametrize("model", ["frozen", "tied", "pretrained"])
 def test_an_exported_own_model_is_complete(tmp_path, model):
-    """A frozen layer is in the file, and frozen again when it is loaded; shared weights are shared again."""
+    """A frozen layer is in the file, and frozen again when loaded; shared weights are shared again. ONNX agrees."""
     name = f"tests.strategies.own_models:{model}"
     sets = ["method=fedavg", "dataset=digits", "rounds=1", "clients=2", "partition.subsample=100", f"model={name}"]
     options = [part for text in sets for part in ("--set", text)]
@@ -191,6 +191,12 @@ def test_an_exported_own_model_is_complete(tmp_path, model):
     if model != "tied":
         assert ("1 of 8 tensors start as" in result.stderr) == (model == "pretrained")
         assert ("2 frozen tensors stay as" in result.stderr) == (model == "frozen")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    assert sepal("export", tmp_path / model, "1", "--out", file, "--onnx").exit_code == 0
+    session = onnxruntime.InferenceSession(file.with_suffix(".onnx"))
+    (logits,) = session.run(None, {session.get_inputs()[0].name: found.inputs[:5]})
+    np.testing.assert_allclose(logits, found.logits[:5], atol=1e-4)
 
 
 def test_predict_reports_accuracy_where_labels_are_there(runs, tmp_path):

@@ -11,7 +11,7 @@ from experiments.paper.learned import main
 from sepal.cli.report import learned
 from sepal.cli.running import run_flat
 from sepal.errors import ConfigError
-from sepal.server_app.run_directory import read_run, stored_config
+from sepal.server_app.stored_run import read_run, stored_config
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.contract import Gated
 from sepal.study.comparison import read_comparison

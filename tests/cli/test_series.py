@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sepal.cli.files import by_round
 from sepal.cli.main import app
-from sepal.server_app.run_directory import read_run
+from sepal.server_app.stored_run import read_run
 from tests.cli.runs_for_tests import write_run
 
 

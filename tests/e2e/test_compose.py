@@ -157,7 +157,7 @@ def test_the_demo_ends_with_its_summary_and_takes_down_its_own_project_alone(eng
             script, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False
         )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-        assert "closing round" in done.stdout
+        assert "closing evaluation" in done.stdout
         assert "2 clients" in done.stdout
         mine = {"label": "com.docker.compose.project=sepal-demo"}
         assert engine.containers.list(all=True, filters=mine) == engine.volumes.list(filters=mine) == []

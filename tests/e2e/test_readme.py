@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sepal.engines.flower.processes import MARK, Processes
-from tests.test_readme import BLOCKS, ROOT, TUTORIAL, commands
+from tests.test_readme import BLOCKS, ROOT, TUTORIAL, commands, photographs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.simulation, pytest.mark.timeout(600)]
 BIN = Path(sys.executable).parent
@@ -46,6 +46,7 @@ def shell(block: str, directory: Path, home: Path) -> str:
 def test_the_commands_work_as_they_stand(tmp_path):
     """Each once: those of the tutorial are mostly README's."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    photographs(tmp_path / "PHOTOS")
     lines = dict.fromkeys([*commands(BLOCKS), *commands(TUTORIAL)])
     assert {line.split()[0] for line in lines} == {"run", "show", "methods", "keys", "compare"}
     for line in lines:

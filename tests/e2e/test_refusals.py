@@ -25,8 +25,9 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from sepal.engines.flower import warm
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.flower.certificates import make_certificates
+from sepal.engines.flower.commands import supernode_command
 from sepal.engines.flower.credentials import NodeCredentials, ServerCredentials
-from sepal.engines.flower.engine import COMPLETED, supernode_command
+from sepal.engines.flower.engine import COMPLETED
 from sepal.engines.flower.probe import NOT_REGISTERED, examine
 from sepal.engines.flower.processes import free_port, healthy
 from sepal.engines.flower.registration import Registry
@@ -207,7 +208,8 @@ def test_join_without_certificates_ends_in_one_line(address, tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     lines = done.stderr.strip().splitlines()
-    assert lines[0].startswith("sepal: warning: without --certs nothing is encrypted")
+    assert lines[0] == f"sepal: preparing to join {address}"
+    assert lines[1].startswith("sepal: warning: without --certs nothing is encrypted")
     assert lines[-1].startswith(f"sepal: {address}: TLS: expected one with which a client can join, got the server")
 
 

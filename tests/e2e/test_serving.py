@@ -85,13 +85,27 @@ def test_three_terminals(tmp_path):
         told = (tmp_path / "serve.log").read_text()
         assert "without --certs nothing is encrypted" in told
         assert "sepal: round 2/5: received" in told, "progress is to be seen in the first terminal"
-        assert "sepal: closing round" in told
+        assert "sepal: closing evaluation" in told
+        shown = [
+            line for line in told.splitlines() if not line.startswith(("sepal: ", "+ ", "clients join", "app bundle"))
+        ]
+        assert shown == [], "Flower's lines are in the log file"
+        assert "Successfully started run" in (tmp_path / "home" / "server" / "run.log").read_text()
+        assert "num-supernodes" not in told, "no hint about the simulation"
+        for number in range(2):
+            told = (tmp_path / f"join{number}.log").read_text()
+            assert "sepal: joined, and waits" in told
+            assert "sepal: round 5: trained" in told
+            assert [line for line in told.splitlines() if not line.startswith(("sepal: ", "+ "))] == []
+            assert "SuperNode ID" in next((tmp_path / "home" / "clients").glob(f"*{number}/node.log")).read_text()
         summary = json.loads((tmp_path / "runs" / "three" / "summary.json").read_text())
         assert summary["complete"]
         assert summary["clients"] == 2
         watched = sepal(["watch", "three"], tmp_path, "watch.log")
         assert watched.wait(60) == 0
-        assert "6/6" in (tmp_path / "watch.log").read_text()
+        watched_lines = (tmp_path / "watch.log").read_text()
+        assert "5/5" in watched_lines
+        assert "three closing evaluation" in watched_lines
     finally:
         for process in [*clients, server]:
             process.send_signal(signal.SIGTERM)
@@ -193,7 +207,7 @@ def test_only_the_fleet_api_listens_beyond_this_machine(tmp_path):
     try:
         log = tmp_path / "serve.log"
         end = time.monotonic() + 90
-        while "Successfully started run" not in log.read_text() and time.monotonic() < end:
+        while "waiting for clients" not in log.read_text() and time.monotonic() < end:
             time.sleep(0.2)
         found = sockets(server.pid)
         assert found[fleet] in ("0.0.0.0", "::")  # gRPC takes both families
@@ -278,7 +292,7 @@ def test_a_stranger_who_takes_all_calls_of_the_server_stops_no_client_for_good(t
 
     stop = threading.Event()
     try:
-        until("SuperNode ID")
+        until("sepal: joined")
         with grpc.insecure_channel(f"127.0.0.1:{ports[0]}") as channel:
             call = channel.stream_unary("/flwr.proto.Fleet/PullMessages")
             calls = [call.future(silence()) for _ in range(1000)]
@@ -286,7 +300,7 @@ def test_a_stranger_who_takes_all_calls_of_the_server_stops_no_client_for_good(t
             stop.set()
             for one in calls:
                 one.cancel()
-        until("SuperNode ID", 2)
+        until("sepal: joined", 2)
         clients.append(sepal([*client, "1"], tmp_path, "join1.log"))
         assert server.wait(240) == 0, (tmp_path / "serve.log").read_text()[-2000:]
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import logging
 import os
 import re
 import sys
@@ -300,3 +301,15 @@ def test_the_supernode_runs_with_every_change(monkeypatch, cold, poll):
     process = [] if cold else ["--isolation", "process"]
     changed = ["push_or_answer", "push_or_give_up", *pauses, "_pull_and_store_message", "_push_messages"]
     assert found == [*changed, "flower-supernode", "--port", "1", *process]
+
+
+def test_a_server_writes_no_lines_of_its_own_into_a_nodes_log():
+    """Flower writes a message's group id, which is any text, into the log as it is."""
+    logger, lines = logging.Logger("of a test"), []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger.addHandler(handler)
+    supernode.log_one_line(logger)
+    logger.info("[RUN %s, ROUND %s]", 7, "1]\nINFO : all is well \x1b[2J")
+    logger.info("as\nFlower writes it: %.8s, %d", "0123456789", 3)
+    assert lines == ["[RUN 7, ROUND 1] INFO : all is well ?[2J]", "as\nFlower writes it: 01234567, 3"]

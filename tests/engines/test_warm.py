@@ -18,7 +18,7 @@ from flwr.supercore.superexec.executor import ExecutionSpec
 import sepal
 from sepal.engines.flower import warm
 from sepal.engines.flower.code import Code, digest, sources, stamp
-from sepal.engines.flower.engine import wants_gpu
+from sepal.engines.flower.commands import wants_gpu
 from sepal.errors import ProtocolError
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,8 @@ from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError
 from sepal.server_app import privacy as privacy_module
 from sepal.server_app.privacy import epsilon, privacy
-from sepal.server_app.run_directory import RunDirectory, read_run
+from sepal.server_app.run_directory import RunDirectory
+from sepal.server_app.stored_run import read_run
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import read_comparison
 

@@ -16,7 +16,8 @@ from sepal.server.ledger import LedgerEntry
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server_app import run_directory
 from sepal.server_app.places import default_base, run_path
-from sepal.server_app.run_directory import FREE, RunDirectory, plain, stored_config
+from sepal.server_app.run_directory import RunDirectory, plain
+from sepal.server_app.stored_run import FREE, stored_config
 from sepal.strategies.assembly import assemble
 from tests.server_app.json_lines import lines
 

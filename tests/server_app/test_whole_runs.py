@@ -14,12 +14,8 @@ from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, RosterError
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server.accuracy import capacity_group
-from sepal.server_app.run_directory import (
-    FREE,
-    RunDirectory,
-    read_run,
-    stored_summary,
-)
+from sepal.server_app.run_directory import RunDirectory
+from sepal.server_app.stored_run import FREE, read_run, stored_summary
 from sepal.server_app.summary import digest_clients
 from sepal.strategies.assembly import assemble
 from tests.server_app.json_lines import lines

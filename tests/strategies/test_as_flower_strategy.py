@@ -139,3 +139,12 @@ def test_clients_read_none_of_the_keys_that_only_the_server_has(tmp_path, monkey
         strategy.start(clients, num_rounds=1)
     assert "local-epochs" in read
     assert read & agreement.SERVER_ONLY == set()
+
+
+def test_with_a_schedule_clients_and_server_agree_on_the_rounds_and_start_changes_them_not(tmp_path):
+    keys = {**FLAT, "method": "fedavg", "rounds": 4, "schedule": "cosine"}
+    made = assemble(keys)
+    assert "rounds\t4\t" in made.agreed
+    assert "rounds\t" not in assemble({**keys, "schedule": "constant"}).agreed
+    with pytest.raises(ConfigError, match="num_rounds: expected rounds = 4, which clients' schedule has, got 3"):
+        SepalStrategy(made.method, made.task).start(grid("fedavg", tmp_path), num_rounds=3)

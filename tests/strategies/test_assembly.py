@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from sepal import models
+from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError
 from sepal.models.weights import read_weights
 from sepal.strategies import registry
@@ -45,6 +46,52 @@ def test_weights_to_start_from_of_another_shape_are_refused_by_name(tmp_path):
     save_file(weights, tmp_path / "w.safetensors")
     with pytest.raises(ConfigError, match=r"initial-weights: fc2\.bias: expected shape \(10,\), got shape \(7,\)"):
         assemble({"dataset": "digits", "model": "digits-cnn", "initial-weights": str(tmp_path / "w.safetensors")})
+
+
+BN = {"dataset": "digits", "model": "digits-cnn-bn", "method": "fedavg", "clients": 2, "partition.subsample": 60}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A file as torch users have it: running statistics, counters of batches, a last layer for seven classes."""
+    module = models.build("digits-cnn-bn", (1, 8, 8), 7, seed=5)
+    stored = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+    assert any(array.dtype.kind == "i" for array in stored.values())
+    save_file(stored, tmp_path / "c.safetensors")
+    return str(tmp_path / "c.safetensors")
+
+
+def test_a_file_with_counters_and_another_head_is_where_a_run_starts(checkpoint):
+    task = assemble({**BN, "initial-weights": checkpoint, "initial-head": "new"}).task
+    drawn = assemble(BN).task.weights
+    head = {name for name in drawn if name.startswith("fc2.")}
+    assert len(head) == 2
+    stored = load_file(checkpoint)
+    for name, array in task.weights.items():
+        np.testing.assert_array_equal(array, (drawn if name in head else stored)[name], name)
+    with pytest.raises(ConfigError, match=r"initial-weights: fc2\.weight: expected shape \(10, .*got shape \(7, "):
+        assemble({**BN, "initial-weights": checkpoint})
+
+
+def test_what_no_pattern_names_is_frozen_and_keeps_the_files_values(checkpoint):
+    keys = {**BN, "initial-weights": checkpoint, "initial-head": "new", "trainable": "fc2.*, norm?.bias", "rounds": 1}
+    assembly = assemble(keys)
+    parameters = {name for name, _ in assembly.make().named_parameters()}
+    assert parameters == {"fc2.bias", "fc2.weight", "norm1.bias", "norm2.bias"}
+    stored = load_file(checkpoint)
+    assert len(assembly.task.frozen) == 8
+    for name, array in assembly.task.frozen.items():
+        np.testing.assert_array_equal(array, stored[name], name)
+    assert "model: 8 frozen tensors stay as initial-weights sets them" in assembly.notes
+    strategy = run_in_process(assembly)
+    model = strategy.algorithm.model(strategy.progress.server)
+    assert "conv1.weight" not in model
+    assert np.abs(model["norm1.bias"] - stored["norm1.bias"]).max() > 0
+
+
+def test_a_pattern_that_names_no_parameter_is_one_line():
+    with pytest.raises(ConfigError, match=r"trainable: expected patterns of conv1\.weight, .*, got head"):
+        assemble({**BN, "trainable": "fc2.*,head"})
 
 
 def test_a_key_of_another_method_gets_a_line():

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from sepal.config import FolderSettings
 from sepal.data import cache
 from sepal.data.catalogue import CATALOGUE
 from sepal.data.examples import DatasetInfo, Source
@@ -16,7 +17,9 @@ from sepal.data.locations import cache_directory, data_directory
 from sepal.data.own import OWN
 from sepal.errors import DataError, suggest
 
-LAYOUT = 2  # increase when the content of a cache entry changes
+LAYOUT = 3  # increase when the content of a cache entry changes
+FOLDER = "folder"  # the data set whose files are the user's own
+PLAIN = FolderSettings()
 
 
 class Reader(Protocol):
@@ -47,22 +50,23 @@ def source_names() -> tuple[str, ...]:
     return tuple(sorted((*_READERS, OWN)))
 
 
-def info(dataset: str, data_dir: str | Path = "") -> DatasetInfo:
-    """Return the metadata of a data set. Only ``folder`` needs its files for this.
+def info(dataset: str, data_dir: str | Path = "", folder: FolderSettings = PLAIN) -> DatasetInfo:
+    """Return the metadata of a data set. Only ``folder`` needs its files for this. Arguments as in :func:`load`.
 
     Raises:
         DataError: The name is unknown, or a ``folder`` cannot be read.
     """
     _reader(dataset)
-    return CATALOGUE[dataset] if dataset in CATALOGUE else load(dataset, data_dir).info
+    return CATALOGUE[dataset] if dataset in CATALOGUE else load(dataset, data_dir, folder).info
 
 
-def load(name: str, data_dir: str | Path = "") -> Source:
+def load(name: str, data_dir: str | Path = "", folder: FolderSettings = PLAIN) -> Source:
     """Return a source. If it is cached, neither torch nor scikit-learn is imported.
 
     Args:
         name: One of :func:`source_names`.
         data_dir: Directory of the files; see :class:`sepal.data.DataSpec`.
+        folder: How the files of ``folder`` are read.
 
     Raises:
         DataError: The name is unknown, or files are missing or damaged; the error says which file to put where.
@@ -74,7 +78,7 @@ def load(name: str, data_dir: str | Path = "") -> Source:
         found = reader.files(directory)
         if found is None:
             return _checked(name, source)
-    return _remembered(name, directory, _state(found, directory))
+    return _remembered(name, directory, _state(found, directory), folder if name == FOLDER else PLAIN)
 
 
 def check(name: str, data_dir: str | Path = "") -> None:
@@ -103,7 +107,7 @@ def version(name: str, data_dir: str | Path) -> str:
 def _place(name: str, data_dir: str | Path) -> tuple[Reader, Path]:
     """Return a data set's reader and the directory of its files."""
     reader = _reader(name)
-    if name == "folder" and not str(data_dir):
+    if name == FOLDER and not str(data_dir):
         raise DataError("data-dir", "the directory of your own data for dataset = folder", "nothing")
     return reader, data_directory(data_dir)
 
@@ -123,10 +127,11 @@ def _state(files: list[Path], directory: Path) -> str:
 
 
 @functools.lru_cache(maxsize=2)
-def _remembered(name: str, directory: Path, state: str) -> Source:
+def _remembered(name: str, directory: Path, state: str, folder: FolderSettings) -> Source:
     """Return the source from the cache, or read and cache it."""
     reader = _reader(name)
-    entry = cache_directory(directory) / cache.key_of("source", LAYOUT, name, str(directory), state)
+    keys = folder_key(name, folder)
+    entry = cache_directory(directory) / cache.key_of("source", LAYOUT, name, str(directory), state, *keys)
     cached = _from_cache(entry)
     if cached is not None:
         return cached
@@ -134,13 +139,26 @@ def _remembered(name: str, directory: Path, state: str) -> Source:
         cached = _from_cache(entry)
         if cached is not None:
             return cached
-        source = _checked(name, reader.read(directory))
+        source = _checked(name, _read(reader, name, directory, folder))
         arrays = {"x": source.x, "y": source.y}
         if source.natural is not None:
             arrays["natural"] = source.natural
         notes = {"info": asdict(source.info), "train_count": source.train_count}
-        written = cache.write(entry, arrays, notes, private=name == "folder")  # a copy of the user's own data
+        written = cache.write(entry, arrays, notes, private=name == FOLDER)  # a copy of the user's own data
     return (_from_cache(entry) if written else None) or source
+
+
+def folder_key(name: str, folder: FolderSettings) -> tuple[str, ...]:
+    """Return what the cache's keys say of the keys ``folder.*``; nothing for other data sets."""
+    return (folder.model_dump_json(),) if name == FOLDER else ()
+
+
+def _read(reader: Reader, name: str, directory: Path, folder: FolderSettings) -> Source:
+    if name != FOLDER:
+        return reader.read(directory)
+    from sepal.data.sources.folder import read
+
+    return read(directory, folder)
 
 
 def _checked(name: str, source: Source) -> Source:
@@ -156,7 +174,7 @@ def _from_cache(entry: Path) -> Source | None:
     arrays, notes = found
     try:
         facts = notes["info"]
-        for key in ("input_shape", "mean", "std", "class_names"):
+        for key in ("input_shape", "mean", "std", "class_names", "notes", "columns"):
             facts[key] = tuple(facts[key])
         return Source(DatasetInfo(**facts), arrays["x"], arrays["y"], int(notes["train_count"]), arrays.get("natural"))
     except (KeyError, TypeError):

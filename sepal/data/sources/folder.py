@@ -8,6 +8,9 @@ The first of these formats that is found is read:
 3. ``train/`` and ``test/``, each as in 4, with the same classes;
 4. a sub-directory per class, in alphabetical order, with ``.png``, ``.jpg`` or ``.npy`` files, all of one shape.
 
+The keys ``folder.*`` name the classes, bring images to one size, and say what becomes of files that cannot be read. The
+columns of a CSV file are standardised by each client (:mod:`sepal.data.scaling`).
+
 ``uint8`` images, ``(H, W)`` or ``(H, W, C)`` as in PNG and JPEG files, are scaled to -1 … 1. Floats are used unchanged,
 with images as ``(C, H, W)``. Other integers ``(n, length)`` are tokens. With ``person``, ``partition.name = "natural"``
 can be used.
@@ -15,11 +18,8 @@ can be used.
 
 from __future__ import annotations
 
-import csv
 import math
-import struct
 import zipfile
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,13 +28,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sepal.config import FolderSettings
 from sepal.data.examples import DatasetInfo, InputKind, Labels, Source
 from sepal.data.own import checked_examples
+from sepal.data.sources.images import EXAMPLES, FILES, Look, check_alike, left_out, read_example
+from sepal.data.sources.table import read_table
 from sepal.errors import DataError
 
-IMAGES = (".png", ".jpg", ".jpeg")
-EXAMPLES = (*IMAGES, ".npy")  # a file's suffix, in lower case
-FILES = ".png, .jpg or .npy files"
+PLAIN = FolderSettings()
 _FORMS = f"one .npz, one .csv with a column `label`, or a sub-directory per class with {FILES}"
 
 
@@ -50,8 +51,12 @@ def files(directory: Path) -> list[Path] | None:
     return members or None
 
 
-def read(directory: Path) -> Source:
+def read(directory: Path, keys: FolderSettings = PLAIN) -> Source:
     """Read the directory.
+
+    Args:
+        directory: The directory.
+        keys: The keys ``folder.*``.
 
     Raises:
         DataError: The directory has none of the formats, or its files are invalid.
@@ -62,8 +67,8 @@ def read(directory: Path) -> Source:
     if found[0].suffix in (".npz", ".csv"):
         if len(found) > 1:
             raise DataError(str(directory), f"one {found[0].suffix} file", f"{len(found)} of them")
-        return _npz(found[0]) if found[0].suffix == ".npz" else _csv(found[0])
-    return _classes(directory)
+        return _npz(found[0]) if found[0].suffix == ".npz" else _csv(found[0], keys)
+    return _classes(directory, keys)
 
 
 def _npz(path: Path) -> Source:
@@ -80,98 +85,31 @@ def _npz(path: Path) -> Source:
     return _source(str(path), (given["x"], given["y"]), test, given.get("person"))
 
 
-def read_table(path: Path, classes: Sequence[str] = ()) -> tuple[NDArray[np.float32], Labels | None]:
-    """Return the examples of a CSV file and, if it has a column ``label``, their class numbers.
-
-    Args:
-        path: The file.
-        classes: Names of the classes; a label is one of them or, if there are none, a number.
-
-    Raises:
-        DataError: The file cannot be read, or a label is none of the classes.
-    """
-    rows = _rows(path)
-    if not rows:
-        raise DataError(str(path), "rows under a header", "no row")
-    x = _features(path, rows)
-    if "label" not in rows[0]:
-        return x, None
-    labels, names = _classes_of(path, [row["label"] for row in rows])
-    if unknown := set(names) - set(classes):
-        raise DataError(f"{path}, column label", f"one of {', '.join(classes) or 'the whole numbers'}", min(unknown))
-    return x, np.array([classes.index(names[number]) for number in labels], dtype=np.int64) if names else labels
+def _csv(path: Path, keys: FolderSettings) -> Source:
+    found = read_table(path, keys.names)
+    if found.y is None:
+        raise DataError(str(path), "rows under a header with a column `label`", "no label")
+    source = _source(str(path), (found.x, found.y), None, found.people, names=found.names)
+    return replace(source, info=replace(source.info, table=keys.standardize, columns=found.columns))
 
 
-def _csv(path: Path) -> Source:
-    rows = _rows(path)
-    if not rows or "label" not in rows[0]:
-        raise DataError(str(path), "rows under a header with a column `label`", "no row" if not rows else "no label")
-    x = _features(path, rows)
-    labels, names = _classes_of(path, [row["label"] for row in rows])
-    people = np.array([row["person"] or "" for row in rows]) if "person" in rows[0] else None
-    return _source(str(path), (x, labels), None, people, names=names)
-
-
-def _rows(path: Path) -> list[dict[Any, Any]]:
-    """Return the rows of a CSV file, none with more cells than the header."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows: list[dict[Any, Any]] = list(csv.DictReader(file, strict=True))
-    except (OSError, ValueError, csv.Error) as error:
-        raise DataError(str(path), "a CSV file with a header", str(error)) from error
-    for line, row in enumerate(rows, 2):
-        if None in row:  # csv's key of cells without a header
-            width = len(row) - 1
-            raise DataError(f"{path}, row {line}", f"{width} cells, as the header has", width + len(row[None]))
-    return rows
-
-
-def _features(path: Path, rows: list[dict[Any, Any]]) -> NDArray[np.float32]:
-    names = [name for name in rows[0] if name not in ("label", "person")]
-    cells = [[_number(path, line, name, row[name]) for name in names] for line, row in enumerate(rows, 2)]
-    return np.array(cells, dtype=np.float32)
-
-
-def _number(path: Path, line: int, column: str, text: Any) -> float:
-    """Return a cell as a number; the first line of the file is its header."""
-    try:
-        value = float(text)
-    except (TypeError, ValueError):
-        value = math.nan
-    if not math.isfinite(value):
-        got = "no cell" if text is None else repr(text)
-        raise DataError(f"{path}, row {line}, column {column}", "a finite number", got)
-    return value
-
-
-def _classes_of(path: Path, texts: Sequence[Any]) -> tuple[Labels, list[str]]:
-    """Return numbers and names of labels: whole numbers from 0 as they are, without names; texts in sorted order."""
-    empty = next((line for line, text in enumerate(texts, 2) if not (text or "").strip()), None)
-    if empty is not None:
-        raise DataError(f"{path}, row {empty}, column label", "a label", "an empty cell")
-    words = [text.strip() for text in texts]
-    try:
-        numbers = np.array([float(word) for word in words])
-    except ValueError:
-        numbers = np.array([-1.0])  # texts
-    odd = np.flatnonzero(numbers % 1)  # NaN is odd, too
-    if len(odd):
-        raise DataError(f"{path}, row {odd[0] + 2}, column label", "a whole number or a text", words[odd[0]])
-    if numbers.min() >= 0:
-        return numbers.astype(np.int64), []
-    names = sorted(set(words))
-    return np.array([names.index(word) for word in words], dtype=np.int64), names
-
-
-def _classes(directory: Path) -> Source:
+def _classes(directory: Path, keys: FolderSettings) -> Source:
     if not _has_parts(directory):
-        names = _names(directory)
-        return _source(str(directory), _read_part(directory, names), None, names=names)
-    names = _names(directory / "train")
-    if not set(_names(directory / "test")) <= set(names):
-        raise DataError(str(directory / "test"), f"classes among {names}", _names(directory / "test"))
-    train, test = (_read_part(directory / part, names) for part in ("train", "test"))
-    return _source(str(directory), train, test, names=names)
+        names = keys.names or _names(directory)
+        _check_names(directory, names)
+        part, bad = _read_part(directory, names, keys)
+        return _source(str(directory), part, None, names=names, notes=left_out(bad))
+    names = keys.names or _names(directory / "train")
+    for part_name in ("train", "test"):
+        _check_names(directory / part_name, names)
+    (train, bad), (test, worse) = (_read_part(directory / part, names, keys) for part in ("train", "test"))
+    return _source(str(directory), train, test, names=names, notes=left_out([*bad, *worse]))
+
+
+def _check_names(home: Path, names: Sequence[str]) -> None:
+    """Raise a DataError for a directory of another class."""
+    if not set(_names(home)) <= set(names):
+        raise DataError(str(home), f"classes among {list(names)}", _names(home))
 
 
 def _has_parts(directory: Path) -> bool:
@@ -194,49 +132,26 @@ def _members(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in EXAMPLES and path.is_file())
 
 
-def _read_part(home: Path, names: list[str]) -> tuple[NDArray[Any], Labels]:
-    arrays, labels, kinds = [], [], Counter[str]()
+def _read_part(
+    home: Path, names: Sequence[str], keys: FolderSettings
+) -> tuple[tuple[NDArray[Any], Labels], list[DataError]]:
+    """Return the examples of a directory of classes, and the errors of the files that are left out."""
+    arrays, labels, bad = [], [], list[DataError]()
+    look = Look(keys.size, keys.channels)
     for folder in _class_folders(home):
         for path in _members(folder):
-            array = read_example(path)
-            kinds[f"{array.dtype} {array.shape}"] += 1
-            arrays.append(array)
+            try:
+                arrays.append(read_example(path, look))
+            except DataError as error:
+                if keys.on_bad_file == "error":
+                    raise
+                bad.append(error)
+                continue
             labels.append(names.index(folder.name))
     if not arrays:
-        raise DataError(str(home), f"{FILES} in its sub-directories", "none")
-    if len(kinds) > 1:
-        found = ", ".join(f"{count} of {kind}" for kind, count in kinds.most_common(4))
-        more = f" and {len(kinds) - 4} other shapes" if len(kinds) > 4 else ""
-        raise DataError(str(home), f"{len(arrays)} files of one shape and type", f"{found}{more}")
-    return np.stack(arrays), np.asarray(labels, dtype=np.int64)
-
-
-def read_example(path: Path) -> NDArray[Any]:
-    """Return one example: an image as bytes, (H, W) or (H, W, 3), or the array of a .npy file.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
-    return _image(path) if path.suffix.lower() in IMAGES else _npy(path)
-
-
-def _image(path: Path) -> NDArray[np.uint8]:
-    """Return the image upright: a JPEG's EXIF data may say how far to rotate its pixels."""
-    from PIL import Image, ImageOps
-
-    try:
-        with Image.open(path, formats=("PNG", "JPEG")) as stored:
-            image = ImageOps.exif_transpose(stored)
-            return np.asarray(image.convert("L" if image.mode in ("1", "L", "I", "I;16", "F") else "RGB"))
-    except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
-        raise DataError(str(path), "a PNG or JPEG image", str(error)) from error
-
-
-def _npy(path: Path) -> NDArray[Any]:
-    try:
-        return np.asarray(np.load(path, allow_pickle=False))
-    except (OSError, ValueError, EOFError, MemoryError) as error:
-        raise DataError(str(path), "a .npy array without pickled objects", str(error)) from error
+        raise DataError(str(home), f"{FILES} in its sub-directories", "none that can be read" if bad else "none")
+    check_alike(str(home), arrays)
+    return (np.stack(arrays), np.asarray(labels, dtype=np.int64)), bad
 
 
 def _source(
@@ -246,6 +161,7 @@ def _source(
     people: NDArray[Any] | None = None,
     *,
     names: Sequence[str] = (),
+    notes: tuple[str, ...] = (),
 ) -> Source:
     """Check the parts, concatenate them, and derive the metadata; with ``names``, these are the classes."""
     parts = [_checked(f"{key} {name}", *part) for name, part in (("train", train), ("test", test)) if part is not None]
@@ -260,7 +176,7 @@ def _source(
         raise DataError(key, "at least two classes", classes)
     info = _info(x, classes, people is not None)
     shown = tuple(name if name.isprintable() else str(number) for number, name in enumerate(names))
-    return Source(replace(info, class_names=shown), x, y, len(parts[0][1]), people)
+    return Source(replace(info, class_names=shown, notes=notes), x, y, len(parts[0][1]), people)
 
 
 def _checked(key: str, x: NDArray[Any], y: Any) -> tuple[NDArray[Any], Labels]:

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from logging import WARNING
+from logging import WARNING, Logger, LogRecord, getLogger
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -19,7 +19,7 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode, Status
 from flwr.supercore import log
 
-from sepal.errors import SepalError
+from sepal.errors import SepalError, one_line
 from sepal.protocol.flower.versions import FlowerChangedError, unchanged
 
 MESSAGE, REPLY = 3.0, 0.5  # Flower's pauses: between polls for a message, and checks for the client's reply
@@ -80,6 +80,22 @@ def start(arguments: Sequence[str]) -> None:
 
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
+
+
+def log_one_line(logger: Logger = getLogger("flwr")) -> None:  # noqa: B008  (always the same)
+    """Make Flower's logger write texts of a message, such as its group id, as one printable line.
+
+    The server chooses them. With line ends it could write entries of its own into the node's log, and with escapes to
+    the operator's terminal.
+    """
+
+    def clean(record: LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            shown = (part if isinstance(part, int | float) else str(part) for part in record.args)
+            record.args = tuple(one_line(p) if isinstance(p, str) and not p.isprintable() else p for p in shown)
+        return True
+
+    logger.addFilter(clean)
 
 
 def shorten(module: ModuleType, pauses: Pauses) -> None:

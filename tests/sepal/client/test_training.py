@@ -105,6 +105,17 @@ def test_what_is_trained_depends_on_the_round_through_batches_and_rate():
     assert make_optimizer(work(lr_decay=0.5).config, list(make().parameters()), 3).param_groups[0]["lr"] == 0.125
 
 
+@pytest.mark.parametrize("limit", [0.0, 3.0])
+def test_a_gradient_longer_than_the_limit_is_scaled_down(limit):
+    """The loss 3·w + 4·b of a weight and a bias has a gradient of norm 5 everywhere: 3 and 4, or 1.8 and 2.4."""
+    module = nn.Linear(3, 1)
+    weight, bias = module.weight.sum().item(), module.bias.item()
+    subject = work(batch_size=99, local_epochs=1, lr=0.1, clip_gradient=limit)
+    subject.fit(module, 1, Hooks(lambda m, x, y: 3 * m.weight[0, 0] + 4 * m.bias.sum()))
+    moved = [(weight - module.weight.sum().item()) / 0.1, (bias - module.bias.item()) / 0.1]
+    assert moved == pytest.approx([3, 4] if limit == 0 else [1.8, 2.4], rel=1e-4)
+
+
 def test_hooks_come_in_order_and_the_loss_is_the_mean_of_the_last_pass():
     calls, losses = [], []
 

@@ -150,6 +150,15 @@ def test_the_learning_rate_decays_from_the_second_round_on():
     assert [config.learning_rate(n) for n in (1, 2, 3)] == pytest.approx([0.5, 0.05, 0.005])
 
 
+def test_schedules_by_hand():
+    """Four rounds and the closing one. Cosine: (1 + cos 0, 45°, 90°, 135°) / 2; the closing round is as the last."""
+    cosine, step = (RunConfig(lr=2.0, rounds=4, schedule=name) for name in ("cosine", "step"))
+    root = 2**0.5 / 2
+    assert [cosine.learning_rate(n) for n in range(1, 6)] == pytest.approx([2, 1 + root, 1, 1 - root, 1 - root])
+    assert [step.learning_rate(n) for n in range(1, 6)] == pytest.approx([2, 2, 0.2, 0.02, 0.02])
+    assert RunConfig(lr=2.0, rounds=4, lr_decay=0.5, schedule="step").learning_rate(3) == pytest.approx(2 / 4 / 10)
+
+
 def test_every_key_says_what_it_means():
     assert [n for n, info in RunConfig.model_fields.items() if n not in PARTS and not info.description] == []
 

@@ -8,8 +8,11 @@ import pytest
 from sepal.client.training import Released
 from sepal.errors import ConfigError
 from sepal.masks.selection import count
-from sepal.protocol import compression
-from sepal.protocol.compression import CompressedClient, CompressedServer, compress, less, with_inner
+from sepal.protocol.compression import with_inner
+from sepal.protocol.compression.client import ClientState as Residual
+from sepal.protocol.compression.client import CompressedClient
+from sepal.protocol.compression.server import CompressedServer, ServerState
+from sepal.protocol.compression.updates import compress, less
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Compression, Payload, Plan, Task, Upload
 from sepal.protocol.tensors import dense as all_entries
@@ -33,7 +36,7 @@ def four(hyper=None):
 
 def server_of(kind, hyper=None):
     inner = kind(four(hyper))
-    return CompressedServer(inner, four(hyper), HALF, with_inner(compression.ServerState, type(inner.init())))
+    return CompressedServer(inner, four(hyper), HALF, with_inner(ServerState, type(inner.init())))
 
 
 class Trained:
@@ -64,7 +67,7 @@ class Plain:
 def client_of(*ends):
     inner = Trained()
     inner.ends.extend(ends)
-    return CompressedClient(inner, four(), Plain(), HALF, with_inner(compression.ClientState, ClientState))
+    return CompressedClient(inner, four(), Plain(), HALF, with_inner(Residual, ClientState))
 
 
 def dense(tensor):

@@ -141,3 +141,29 @@ def test_in_process_it_is_a_closed_roster():
 def test_it_goes_with_a_sample_and_without_novel_clients(keys):
     with pytest.raises(ConfigError, match="roster: expected closed or open"):
         check_together(RunConfig(roster="drawn", **keys))
+
+
+class Forgetful(Deployed):
+    """Loses the first question to each node that is asked a round ahead: to all but the first two."""
+
+    def push_messages(self, messages):
+        before = {node for _, node in self.queries}
+        messages = list(messages)
+        names = list(super().push_messages(messages))
+        for name, message in zip(names, messages, strict=True):
+            first = message.metadata.message_type == "query" and message.metadata.dst_node_id not in before
+            if first and len(before) >= 2:
+                del self._replies[name]
+        return names
+
+
+@pytest.mark.parametrize("on_missing", ["skip", "retry"])
+def test_a_client_whose_first_question_was_lost_loses_no_upload(on_missing):
+    """Its reply to training was taken for the answer to the question."""
+    subject = federation(on_missing=on_missing)
+    strategy, watch, grid = subject.server(), Watch(), Forgetful(subject)
+    strategy._observers = [watch]
+    strategy.start(grid)
+    assert len(strategy.progress.roster) > 3
+    assert all(set(record.replies) == set(record.sampled) for record in watch.records)
+    assert not [entry for record in watch.records for entry in record.ledger if entry.status != "accepted"]

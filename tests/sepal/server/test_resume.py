@@ -11,8 +11,9 @@ import pytest
 from sepal.errors import RosterError, StateError
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import Task
-from sepal.server import run_store as checkpoint_module
+from sepal.server.contact import Contact
 from sepal.server.run_store import DiskRunStore
+from sepal.server.run_store import disk as checkpoint_module
 from sepal.storage.serialize import digest
 from tests.contract.fakes import FAKES, SIZE
 from tests.contract.harness import Federation, Killed
@@ -228,23 +229,23 @@ def test_a_resumed_run_waits_for_everybody_or_skips(tmp_path):
     assert "not connected" in reasons
 
 
-def test_who_is_not_connected_is_entered_once_a_round(tmp_path):
+def test_who_is_not_connected_is_entered_once_a_round(monkeypatch):
     """However often the round looks for it."""
     subject = federation(timeout=5.0)
     lines, looks = Lines(), []
     strategy = subject.server()
     strategy._observers = [lines]
-    refresh = strategy._refresh
+    refresh = Contact.refresh
 
-    def away_for_a_while(grid, *before):
+    def away_for_a_while(self, *before):
         looks.append(1)
         if len(looks) == 2:
             subject.held = subject.nodes.pop(100)
         if len(looks) == 8:
             subject.nodes[100] = subject.held
-        refresh(grid, *before)
+        refresh(self, *before)
 
-    strategy._refresh = away_for_a_while
+    monkeypatch.setattr(Contact, "refresh", away_for_a_while)
     subject.run(strategy=strategy)
     entries = [e for e in lines.records[1].ledger if e.client == "client-0"]
     assert [(e.direction, e.status) for e in entries] == [("down", "accepted"), ("up", "missing"), ("up", "accepted")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -186,7 +187,13 @@ def test_the_exact_number_is_enough():
     assert waited(Network(n1=reply("a"), n2=reply("b")), 2).nodes == {"a": 1, "b": 2}
 
 
-def test_too_few_end_in_an_error_that_says_how_flower_is_told():
+@pytest.fixture
+def simulated(monkeypatch):
+    """As in Flower's simulation, the only process that imports its module."""
+    monkeypatch.setitem(sys.modules, roster.SIMULATION, sys)
+
+
+def test_too_few_end_in_an_error_that_says_how_flower_is_told(simulated):
     with pytest.raises(RosterError) as caught:
         waited(Network(n1=reply("a")), 3, timeout=0.0)
     assert str(caught.value) == (
@@ -257,13 +264,11 @@ def test_a_resumed_run_that_may_skip_goes_on_with_whoever_came():
         waited(network, ["a", "b", "c"], enough=2)
 
 
-def test_who_is_waited_for_is_said(caplog):
+def test_who_is_waited_for_is_said_without_a_hint_in_a_deployment(caplog):
     with caplog.at_level(logging.INFO, "sepal"), pytest.raises(RosterError):
         waited(Network(n1=reply("a")), 3, timeout=0.15)
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == [
-        "waiting for clients: 1 of 3 have answered (Flower's simulation: --federation-config 'num-supernodes=3')"
-    ]
+    assert lines == ["waiting for clients: 1 of 3 have answered"]
 
 
 NAMES = {f"client-{n:02d}": ClientInfo(f"client-{n:02d}", 10) for n in range(20)}
@@ -316,3 +321,18 @@ def test_why_clients_do_not_fit_is_said_once_with_the_number_of_clients():
         "clients: expected clients that fit, got mine:load: expected four arrays, got NoneType "
         "(node 0: client-00000 and 8 more); capacity: expected more, got 0.1 (node 9: client-00009)"
     )
+
+
+def test_hints_about_the_simulation_are_for_the_simulation_alone(monkeypatch, tmp_path):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert "num-supernodes=3" in roster.simulation_hint(3, 0)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    words = roster.simulation_hint(3, 0)
+    assert "RAY_ADDRESS is 10.0.0.1:6379" in words
+    assert "unset RAY_ADDRESS" in words
+    assert "ray_current_cluster" not in words
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
+    assert f"{tmp_path}/ray/ray_current_cluster names one" in roster.simulation_hint(3, 0)
+    assert "num-supernodes=3" in roster.simulation_hint(3, 1), "one has answered: Ray is not what hangs"

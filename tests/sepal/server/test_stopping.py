@@ -160,8 +160,8 @@ def test_the_closing_round_is_that_of_the_limit(monkeypatch):
     strategy = subject.server()
     monkeypatch.setattr(strategy.algorithm, "plan", lambda round: Plan(round, f"phase {round}"))
     plans = []
-    start = strategy._start
-    monkeypatch.setattr(strategy, "_start", lambda *args: plans.append(start(*args)) or plans[-1])
+    inputs = strategy._run.inputs
+    monkeypatch.setattr(strategy._run, "inputs", lambda *args: plans.append(inputs(*args)) or plans[-1])
     strategy.start(Nodes(subject), should_stop=lambda round, result: round == 2)
     found = [(each.plan.round, each.plan.phase, each.closing) for each in plans]
     assert found == [(1, "phase 1", False), (2, "phase 2", False), (3, "phase 7", True)]

@@ -29,7 +29,7 @@ KINDS = pytest.mark.parametrize("kind", FAKES)
 
 @pytest.fixture(autouse=True)
 def _polls_often(monkeypatch):
-    monkeypatch.setattr("sepal.server.strategy.Exchange", partial(Exchange, poll=0.005))
+    monkeypatch.setattr("sepal.server.contact.Exchange", partial(Exchange, poll=0.005))
 
 
 KEYS = {"clients_per_round": 2, "oversample": 1.5, "evaluate_every": 0}

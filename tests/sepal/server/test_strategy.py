@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from sepal.errors import ConfigError
 from sepal.protocol.method import Kind
+from sepal.server.contact import Contact
 from tests.contract.fakes import FAKES
 from tests.contract.harness import Federation, Nodes
 
@@ -50,24 +51,23 @@ def test_flowers_own_steps_are_refused_in_one_line(step):
 
 
 @pytest.mark.parametrize("per_round", [0, 2])
-def test_who_trains_is_drawn_from_the_roster_and_not_from_who_is_online(per_round):
+def test_who_trains_is_drawn_from_the_roster_and_not_from_who_is_online(per_round, monkeypatch):
     """A client that is away is drawn all the same: the draw is journalled, not the connection."""
     plain = federation(clients_per_round=per_round)
     plain.run()
     subject = federation(clients_per_round=per_round, on_missing="skip")
-    strategy, looks = subject.server(), []
-    refresh = strategy._refresh
+    looks, refresh = [], Contact.refresh
 
-    def go_away(grid, *before):
+    def go_away(self, *before):
         looks.append(1)
         if len(looks) == 2:
             subject.held = subject.nodes.pop(101)
         if len(looks) == 3:
             subject.nodes[101] = subject.held
-        refresh(grid, *before)
+        refresh(self, *before)
 
-    strategy._refresh = go_away
-    subject.run(strategy=strategy)
+    monkeypatch.setattr(Contact, "refresh", go_away)
+    subject.run()
     assert set(plain.trained) - set(subject.trained) == {(2, "client-1")} & set(plain.trained)
     assert set(subject.trained) <= set(plain.trained)
 

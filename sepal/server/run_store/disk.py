@@ -1,9 +1,10 @@
 """The server's files: uploads and records of every round, and a checkpoint every few rounds.
 
 A round's uploads and record are on disk before the next round starts. A server that was killed continues from its last
-checkpoint and replays the recorded rounds (:func:`sepal.server.run_state.advance`). Two checkpoints are kept: if the
-newer one is damaged, the older one is used, and clients still have the versions that it refers to. Records are kept
-for the whole run, because the report is computed from them (:mod:`sepal.server.report`).
+checkpoint and replays the recorded rounds (:func:`sepal.server.run_state.advance`). Two checkpoints are kept while
+a run goes on: if the newer one is damaged, the older one is used, and clients still have the versions that it refers
+to. Of a complete run it is three, with that of the last training round, from which it can be extended. Records are
+kept for the whole run, because the report is computed from them (:mod:`sepal.server.report`).
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from sepal.errors import DamagedError, RosterError, StateError, suggest
-from sepal.protocol.messages import NAME, Content
-from sepal.protocol.method import Scalar
+from sepal.protocol.fields import NAME
+from sepal.protocol.messages import Content
 from sepal.server.run_state import RoundRecord, RunState
-from sepal.storage.bounded import MEBIBYTE, Spill
 from sepal.storage.files import check_owner, make_directory, read_tensors, set_aside, write_atomically, write_tensors
 from sepal.storage.serialize import flatten, restore
 
@@ -35,120 +35,6 @@ EVICTED = "evicted"
 _ROUND = re.compile(r"[0-9]{6,9}\Z")
 _CHECKPOINT = re.compile(r"round-[0-9]{6,9}\.safetensors\Z")
 NOBODY: frozenset[str] = frozenset()
-
-
-class RunStore(Protocol):
-    """Stores checkpoints, round records and uploads of a run.
-
-    Attributes:
-        replays: Whether rounds are replayed after a restart, so that every accepted upload must be stored.
-    """
-
-    replays: bool
-
-    def latest(self) -> RunState | None:
-        """Return the newest readable checkpoint; None for a new run."""
-        ...
-
-    def replay(self, round: int) -> RoundRecord | None:
-        """Return the record of ``round``; None if the round was not completed.
-
-        Raises:
-            DamagedError: The record cannot be read.
-        """
-        ...
-
-    def records(self, last: int) -> Iterator[RoundRecord]:
-        """Return the records of rounds 1 to ``last``, in order.
-
-        Raises:
-            DamagedError: A record is missing or cannot be read; the error names its file.
-        """
-        ...
-
-    def spool(self, round: int, client: str, content: Content) -> None:
-        """Store an accepted upload."""
-        ...
-
-    def read(self, round: int, client: str) -> Content:
-        """Return an accepted upload."""
-        ...
-
-    def commit(self, record: RoundRecord) -> None:
-        """Store the record of a completed round; durable when this returns."""
-        ...
-
-    def checkpoint(self, progress: RunState) -> None:
-        """Store the run's state."""
-        ...
-
-    def durable(self) -> Mapping[str, str]:
-        """Return the clients' versions at the checkpoint before the newest. The server never asks for older ones."""
-        ...
-
-    def evicted(self) -> frozenset[str]:
-        """Return the names of the clients that an operator has evicted so far."""
-        ...
-
-
-class MemoryRunStore:
-    """A store in memory, for runs that end with their process: one round's uploads and one checkpoint.
-
-    Args:
-        limit: Bytes of uploads kept in memory; the rest goes to temporary files.
-    """
-
-    replays = False
-
-    def __init__(self, limit: int = 16 * MEBIBYTE) -> None:
-        self._latest: RunState | None = None
-        self._versions_before: Mapping[str, str] = {}
-        self._round = 0
-        self._spill = Spill(limit)
-        self._scalars: dict[str, Mapping[str, Scalar]] = {}
-
-    def latest(self) -> RunState | None:
-        """Return the newest checkpoint, or None."""
-        return self._latest
-
-    def replay(self, round: int) -> RoundRecord | None:
-        """Return None, because records are not stored."""
-
-    def records(self, last: int) -> Iterator[RoundRecord]:
-        """Raise DamagedError if ``last`` is above 0, because records are not stored."""
-        if last:
-            raise DamagedError("memory", f"the records of rounds 1 to {last}", "none")
-        return iter(())
-
-    def spool(self, round: int, client: str, content: Content) -> None:
-        """Store an accepted upload, and discard those of other rounds."""
-        if round != self._round:
-            self._spill.clear()
-            self._scalars, self._round = {}, round
-        self._spill.put(client, content.data)
-        self._scalars[client] = content.scalars
-
-    def read(self, round: int, client: str) -> Content:
-        """Return an accepted upload of the current round."""
-        if round != self._round:
-            raise KeyError(round)
-        return Content(self._spill.get(client), self._scalars[client])
-
-    def commit(self, record: RoundRecord) -> None:
-        """Do nothing: records are only needed to replay rounds."""
-
-    def checkpoint(self, progress: RunState) -> None:
-        """Keep the state, and the versions of the one before it: a server's state can be large."""
-        self._versions_before = (self._latest or progress).versions
-        self._latest = progress
-
-    def durable(self) -> Mapping[str, str]:
-        """Return the clients' versions at the checkpoint before the newest, or at the only one."""
-        return self._versions_before
-
-    def evicted(self) -> frozenset[str]:
-        """Return nothing, because no operator can reach a run in memory."""
-        return frozenset()
 
 
 class DiskRunStore:
@@ -296,7 +182,7 @@ class DiskRunStore:
         """Delete everything after ``round``, so that the run continues from its checkpoint.
 
         Raises:
-            StateError: There is no checkpoint of that round. Two are kept, because clients keep no older states.
+            StateError: There is no checkpoint of that round. Two are kept, three of a complete run.
         """
         files = {_round_of(path): path for path in self._files()}
         if round not in files:

@@ -1,0 +1,154 @@
+"""What ``sepal.run`` and ``sepal.compare`` return: data frames of figures, models, and reports for a notebook."""
+
+from __future__ import annotations
+
+import html
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+    from sepal.server_app.stored_run import StoredRun
+    from sepal.study.comparison import Comparison
+
+HEIGHT = 720  # pixels of a report in a notebook
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run with its directory.
+
+    Attributes:
+        path: The run's directory (docs/run-directory.md).
+    """
+
+    path: Path
+
+    @cached_property
+    def stored(self) -> StoredRun:
+        """Configuration, rounds and summary, as stored."""
+        from sepal.server_app.stored_run import read_run
+
+        return read_run(self.path)
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """summary.json; empty until the run has ended."""
+        return self.stored.summary or {}
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """Accuracies, a row for each client, round and view: ``round, client, view, accuracy`` (a fraction)."""
+        import pandas as pd
+
+        from sepal.protocol.views import CLOSING_VIEWS
+
+        rows = [
+            (line["round"], client["name"], view, value)
+            for line in self.stored.lines
+            for client in line["clients"]
+            for view in CLOSING_VIEWS
+            if (value := client.get(view)) is not None
+        ]
+        return pd.DataFrame(rows, columns=["round", "client", "view", "accuracy"])
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """Means over clients, bytes and seconds, a row for each round: the columns of `sepal show --csv`."""
+        import pandas as pd
+
+        from sepal.cli.files import by_round
+
+        return pd.DataFrame(by_round(self.stored))
+
+    def model(self, client: str) -> nn.Module:
+        """Return a client's own model after its last training, in evaluation mode.
+
+        Raises:
+            ConfigError: The run has no such client, or its model cannot be exported.
+        """
+        from sepal.client_app.client_model import client_model
+        from sepal.client_app.portable import load, save
+
+        found = client_model(self.path, self.stored.config, client)
+        with tempfile.TemporaryDirectory() as scratch:
+            file = Path(scratch) / "model.safetensors"
+            save(file, found.origin, found.networks)
+            return load(file, {found.origin.model}).module.eval()
+
+    def plot(self) -> Report:
+        """Return the run's report, which a notebook shows."""
+        return Report((str(self.path),))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Runs side by side.
+
+    Attributes:
+        path: The directory of the runs.
+    """
+
+    path: Path
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """The runs and their figures."""
+        from sepal.study.comparison import read_comparison
+
+        return read_comparison([str(self.path)])
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """A row of figures for each setting and variant: the columns of ``comparison.csv``."""
+        import pandas as pd
+
+        from sepal.cli.files import by_variant
+
+        return pd.DataFrame(by_variant(self.comparison))
+
+    def frontier(self) -> pd.DataFrame:
+        """Return deployed accuracy against MB: ``setting, name, megabytes, accuracy, frontier``, by megabytes.
+
+        A variant is on the frontier if no other of its setting is at least as accurate with fewer bytes.
+        """
+        import pandas as pd
+
+        from sepal.study.frontier import frontier
+
+        rows = [
+            (cell, place.variant.label, place.megabytes, place.accuracy.mean, place.frontier)
+            for cell in self.comparison.cells
+            for place in frontier(self.comparison.variants(cell))
+        ]
+        return pd.DataFrame(rows, columns=["setting", "name", "megabytes", "accuracy", "frontier"])
+
+    def plot(self) -> Report:
+        """Return the comparison's report, which a notebook shows."""
+        return Report((str(self.path),))
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report: shown by a notebook, or written with :meth:`save`."""
+
+    places: tuple[str, ...]
+
+    def save(self, path: str | Path) -> Path:
+        """Write the report as one HTML file."""
+        from sepal.cli.report import write_html
+
+        return write_html(self.places, Path(path))
+
+    def _repr_html_(self) -> str:
+        from sepal.cli.report import render
+        from sepal.study.comparison import read_comparison
+
+        page = html.escape(render(read_comparison(self.places)))
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: {HEIGHT}px; border: 0"></iframe>'

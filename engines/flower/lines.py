@@ -1,0 +1,59 @@
+"""What ``sepal serve`` and ``sepal join`` show of the output of Flower's processes: Sepal's own lines.
+
+Everything goes to a log file. The rest of it, by Flower and Uvicorn, is for who looks for a fault.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from sepal.protocol.operation import LOG
+
+BYTES = 10_000_000  # of a log file; one older file is kept
+OURS = "sepal: "
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_ROUND = re.compile(r"\[RUN \S+, ROUND (\d+)\]")
+_SENT = re.compile(r"Sending: (\S+) message")
+_WORK = {"train": "trained, and the reply is on its way", "train.adapt": "evaluated, and the figures are on their way"}
+
+
+class Lines:
+    """Called with each line: writes it to the log file, and shows it if it is Sepal's or what it means is news.
+
+    Args:
+        file: The log file.
+        show: Shows a line.
+        everything: Show all lines as they are; also where ``--log json`` was given, for a collector of logs.
+    """
+
+    def __init__(self, file: Path, show: Callable[[str], None], everything: bool = False) -> None:
+        self._file = RotatingFileHandler(file, maxBytes=BYTES, backupCount=1, delay=True, encoding="utf-8")
+        self._show, self._everything = show, everything or os.environ.get(LOG) == "json"
+        self._round, self._lost = "", False
+
+    def __call__(self, line: str) -> None:
+        """Take a line without its end."""
+        plain = _COLOUR.sub("", line)
+        self._file.emit(logging.makeLogRecord({"msg": plain}))
+        shown = line if self._everything else plain if plain.startswith(OURS) else self._news(plain)
+        if shown:
+            self._show(shown)
+
+    def _news(self, line: str) -> str:
+        """Return what a line of Flower's SuperNode means for who watches it; empty for nothing."""
+        if found := _ROUND.search(line):
+            self._round = found[1]
+        elif "SuperNode ID" in line:
+            return f"{OURS}joined, and waits for the server's messages"
+        elif found := _SENT.search(line):
+            self._lost = False
+            return f"{OURS}round {self._round}: {_WORK[found[1]]}" if found[1] in _WORK else ""
+        elif "Connection attempt failed" in line and not self._lost:
+            self._lost = True
+            return f"{OURS}the server does not answer; trying again"
+        return ""

@@ -1,0 +1,103 @@
+"""Reads images and arrays, one example per file, and brings images to one size and one number of channels."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sepal.errors import DataError
+
+IMAGES = (".png", ".jpg", ".jpeg")
+EXAMPLES = (*IMAGES, ".npy")  # a file's suffix, in lower case
+FILES = ".png, .jpg or .npy files"
+NAMED, KINDS = 3, 4  # files and kinds of files that a message names, at most
+
+
+class Look(NamedTuple):
+    """What image files are brought to.
+
+    Attributes:
+        size: Height and width; None: as they are.
+        channels: 1: grey, 3: colour, auto: as they are.
+    """
+
+    size: tuple[int, int] | None = None
+    channels: Literal["auto", 1, 3] = "auto"
+
+
+AS_IS = Look()
+
+
+def read_example(path: Path, look: Look = AS_IS) -> NDArray[Any]:
+    """Return one example: an image as bytes, (H, W) or (H, W, 3), or the array of a .npy file, which is never changed.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    return _image(path, look) if path.suffix.lower() in IMAGES else _npy(path)
+
+
+def _image(path: Path, look: Look) -> NDArray[np.uint8]:
+    """Return the image upright: a JPEG's EXIF data may say how far to rotate its pixels."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path, formats=("PNG", "JPEG")) as stored:
+            image = ImageOps.exif_transpose(stored)
+            image = image.convert("L" if image.mode in ("1", "L", "I", "I;16", "F") else "RGB")
+            if look.channels != "auto":
+                image = image.convert("L" if look.channels == 1 else "RGB")
+            if look.size:  # scaled and cut around the centre; bilinear over all pixels that a smaller one covers
+                image = ImageOps.fit(image, look.size[::-1], Image.Resampling.BILINEAR)
+            return np.asarray(image)
+    except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
+        raise DataError(str(path), "a PNG or JPEG image", str(error)) from error
+
+
+def _npy(path: Path) -> NDArray[Any]:
+    try:
+        return np.asarray(np.load(path, allow_pickle=False))
+    except (OSError, ValueError, EOFError, MemoryError) as error:
+        raise DataError(str(path), "a .npy array without pickled objects", str(error)) from error
+
+
+def check_alike(key: str, arrays: Sequence[NDArray[Any]]) -> None:
+    """Raise a DataError that says how many examples have which size, channels or shape, unless all have the same."""
+    if len({(array.dtype, array.shape) for array in arrays}) < 2:
+        return
+    if not all(array.dtype == np.uint8 and array.ndim in (2, 3) for array in arrays):
+        got = _counted(f"{array.dtype} {array.shape}" for array in arrays)
+        raise DataError(key, f"{len(arrays)} files of one shape and type", got)
+    found = {
+        "one size (folder.resize = 64)": _counted(f"{array.shape[0]}x{array.shape[1]}" for array in arrays),
+        "one number of channels (folder.channels = 3)": _counted(_channels(array) for array in arrays),
+    }
+    odd = {what: counts for what, counts in found.items() if "," in counts}
+    raise DataError(key, f"{len(arrays)} images of {' and '.join(odd)}", "; ".join(odd.values()))
+
+
+def _channels(image: NDArray[Any]) -> str:
+    return "1 channel" if image.ndim == 2 else f"{image.shape[2]} channels"
+
+
+def _counted(words: Iterable[str]) -> str:
+    """Return how many there are of each word, the commonest first; separated by commas."""
+    counts = Counter(words).most_common()
+    found = ", ".join(f"{count} of {word}" for word, count in counts[:KINDS])
+    rest = counts[KINDS:]
+    return f"{found}, {sum(count for _, count in rest)} of {len(rest)} others" if rest else found
+
+
+def left_out(bad: Sequence[DataError]) -> tuple[str, ...]:
+    """Return the line that names the files that could not be read; none if all could."""
+    if not bad:
+        return ()
+    named = ", ".join(error.key for error in bad[:NAMED])
+    more = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
+    return (f"folder.on-bad-file: {len(bad)} files that cannot be read are left out: {named}{more}",)

@@ -1,0 +1,137 @@
+"""Reads a CSV file: a column ``label``, every other column a number [, a column ``person``]. Errors name the row."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sepal.data.examples import Labels
+from sepal.errors import DataError
+
+NOT_FEATURES = ("label", "person")
+
+
+class Table(NamedTuple):
+    """What a CSV file holds.
+
+    Attributes:
+        x: float32 (n, columns).
+        y: int64 (n,); None without a column ``label``.
+        names: Names of the classes; empty if the labels are whole numbers from 0.
+        people: The person of each row; None without a column ``person``.
+        columns: Names of the columns of ``x``.
+    """
+
+    x: NDArray[np.float32]
+    y: Labels | None
+    names: tuple[str, ...]
+    people: NDArray[Any] | None
+    columns: tuple[str, ...]
+
+    def ordered(self, columns: Sequence[str], path: Path) -> Table:
+        """Return the table with the columns of another one, in its order.
+
+        Args:
+            columns: The names of that one's columns.
+            path: The file, for an error message.
+
+        Raises:
+            DataError: The table's columns are others.
+        """
+        if set(self.columns) != set(columns):
+            odd = sorted(set(self.columns) ^ set(columns))
+            raise DataError(f"{path}, header", f"the columns {', '.join(columns)}", f"a difference in {', '.join(odd)}")
+        return self._replace(x=self.x[:, [self.columns.index(name) for name in columns]], columns=tuple(columns))
+
+
+def read_table(path: Path, classes: Sequence[str] = ()) -> Table:
+    """Read a CSV file with a header.
+
+    Args:
+        path: The file.
+        classes: Names of the classes; a label is then one of them or its number. If there are none, labels are whole
+            numbers from 0, or texts, which become classes in sorted order.
+
+    Raises:
+        DataError: The file cannot be read, or a label is none of the classes.
+    """
+    rows = _rows(path)
+    if not rows:
+        raise DataError(str(path), "rows under a header", "no row")
+    columns = tuple(str(name) for name in rows[0] if name not in NOT_FEATURES)
+    x = _features(path, rows)
+    people = np.array([row["person"] or "" for row in rows]) if "person" in rows[0] else None
+    if "label" not in rows[0]:
+        return Table(x, None, (), people, columns)
+    return Table(x, *_labels(path, [(row["label"] or "").strip() for row in rows], classes), people, columns)
+
+
+def _rows(path: Path) -> list[dict[Any, Any]]:
+    """Return the rows of a CSV file, none with more cells than the header."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # Excel writes a byte-order mark
+            rows: list[dict[Any, Any]] = list(csv.DictReader(file, strict=True))
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(str(path), "a CSV file with a header", str(error)) from error
+    for line, row in enumerate(rows, 2):
+        if None in row:  # csv's key of cells without a header
+            width = len(row) - 1
+            raise DataError(f"{path}, row {line}", f"{width} cells, as the header has", width + len(row[None]))
+    return rows
+
+
+def _features(path: Path, rows: list[dict[Any, Any]]) -> NDArray[np.float32]:
+    names = [name for name in rows[0] if name not in NOT_FEATURES]
+    cells = [[_number(path, line, name, row[name]) for name in names] for line, row in enumerate(rows, 2)]
+    return np.array(cells, dtype=np.float32)
+
+
+def _number(path: Path, line: int, column: str, text: Any) -> float:
+    """Return a cell as a number; the first line of the file is its header."""
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        got = "no cell" if text is None else repr(text)
+        raise DataError(f"{path}, row {line}, column {column}", "a finite number", got)
+    return value
+
+
+def _labels(path: Path, words: Sequence[str], classes: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
+    """Return the numbers of labels, and the names of the classes if they have any."""
+    empty = next((line for line, word in enumerate(words, 2) if not word), None)
+    if empty is not None:
+        raise DataError(f"{path}, row {empty}, column label", "a label", "an empty cell")
+    if classes:
+        return np.array([_of(path, line, word, classes) for line, word in enumerate(words, 2)], np.int64), (*classes,)
+    try:
+        numbers = np.array([float(word) for word in words])
+    except ValueError:
+        numbers = np.array([-1.0])  # texts
+    odd = np.flatnonzero(numbers % 1)  # NaN is odd, too
+    if len(odd):
+        raise DataError(f"{path}, row {odd[0] + 2}, column label", "a whole number or a text", words[odd[0]])
+    if numbers.min() >= 0:
+        return numbers.astype(np.int64), ()
+    names = tuple(sorted(set(words)))
+    return np.array([names.index(word) for word in words], dtype=np.int64), names
+
+
+def _of(path: Path, line: int, word: str, classes: Sequence[str]) -> int:
+    """Return the number of the class that a label names."""
+    if word in classes:
+        return classes.index(word)
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if number not in range(len(classes)):
+        raise DataError(f"{path}, row {line}, column label", f"one of {', '.join(classes)}", word)
+    return int(number)

@@ -1,0 +1,108 @@
+"""The limits of a message's records, and the fields of a record, each read with its type checked.
+
+A message that is not as ours are raises ProtocolError.
+"""
+
+from __future__ import annotations
+
+import re
+
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
+from sepal.errors import ProtocolError
+from sepal.protocol.method import Kind, Scalar
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")  # names of clients and runs become names of directories
+MOST_RECORDS, MOST_KEYS, MOST_ITEMS = 32, 256, 131_072  # of a message; of a record; of a list, text or bytes in it
+MOST_LISTED = 4096  # items of all lists of a message; ours have none, and Flower takes several µs to write one
+MOST_NAME = 256  # characters of a record's name, and of a key
+MOST_METRICS, GREATEST = 96, 1e18  # of a reply; a sum of squares of GREATEST is still a float
+
+
+def check_counts_of(records: RecordDict) -> None:
+    """Check the numbers of records, keys and items of a message, which takes no longer for a large message.
+
+    Raises:
+        ProtocolError: There are more than in any of our messages.
+    """
+    if len(records) > MOST_RECORDS:
+        raise ProtocolError("message", f"at most {MOST_RECORDS} records", len(records))
+    listed = 0
+    for name, record in records.items():
+        most = MOST_METRICS if name in ("metrics", "facts") else MOST_KEYS
+        if len(record) > most:
+            raise ProtocolError(name, f"at most {most}", len(record))
+        for key, value in record.items():
+            if len(key) > MOST_NAME or len(name) > MOST_NAME:
+                raise ProtocolError(
+                    "message", f"names and keys of at most {MOST_NAME} characters", len(name) + len(key)
+                )
+            if isinstance(value, list | str | bytes) and len(value) > MOST_ITEMS:
+                raise ProtocolError(f"{name}.{key}"[:100], f"at most {MOST_ITEMS} items", len(value))
+            listed += len(value) if isinstance(value, list) else 0
+    if listed > MOST_LISTED:
+        raise ProtocolError("message", f"at most {MOST_LISTED} items in lists", listed)
+
+
+def scalars(records: RecordDict, name: str) -> dict[str, Scalar]:
+    """Return the scalars of the record ``name``; none if the message lacks it."""
+    out: dict[str, Scalar] = {}
+    for key, value in records.config_records.get(name, {}).items():
+        if not isinstance(value, bool | int | float | str):
+            raise ProtocolError(f"{name}.{key}", "a number, text or truth value", type(value).__name__)
+        out[key] = value
+    return out
+
+
+def metrics(records: RecordDict) -> dict[str, float]:
+    """Return a reply's counts and figures, from 0 to ``GREATEST`` each; none if the message lacks them."""
+    found = records.metric_records.get("metrics", MetricRecord())
+    if len(found) > MOST_METRICS:
+        raise ProtocolError("metrics", f"at most {MOST_METRICS}", len(found))
+    for key, value in found.items():
+        if not NAME.match(key):
+            raise ProtocolError("metrics", "names of at most 64 letters, digits, '.', '_' or '-'", key)
+        if isinstance(value, list) or not 0 <= value <= GREATEST:
+            raise ProtocolError(f"metrics.{key}", f"a number from 0 to {GREATEST:g}", value)
+    return {key: float(value) for key, value in found.items() if not isinstance(value, list)}
+
+
+def text(head: ConfigRecord, key: str, most: int = 256) -> str:
+    """Return the text at ``key``, of at most ``most`` characters."""
+    value = head.get(key)
+    if not isinstance(value, str) or len(value) > most:
+        shown = value if isinstance(value, str) else type(value).__name__
+        raise ProtocolError(key, f"text of at most {most} characters", shown)
+    return value
+
+
+def name(head: ConfigRecord, key: str) -> str:
+    """Return the name of a client or run at ``key``."""
+    value = text(head, key)
+    if not NAME.match(value):
+        raise ProtocolError(key, "a name of at most 64 letters, digits, '.', '_' or '-'", value)
+    return value
+
+
+def truth(head: ConfigRecord, key: str) -> bool:
+    """Return the truth value at ``key``."""
+    value = head.get(key)
+    if not isinstance(value, bool):
+        raise ProtocolError(key, "a truth value", type(value).__name__)
+    return value
+
+
+def number(head: ConfigRecord, key: str, least: int, above: int) -> int:
+    """Return the whole number at ``key``, from ``least`` to ``above`` - 1."""
+    value = head.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < above:
+        raise ProtocolError(key, f"a whole number from {least} to {above - 1}", value)
+    return value
+
+
+def kind(head: ConfigRecord) -> Kind:
+    """Return what the order or reply is about."""
+    value = text(head, "kind")
+    if value not in {each.value for each in Kind}:
+        raise ProtocolError("kind", "query, train or adapt", value)
+    return Kind(value)

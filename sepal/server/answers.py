@@ -1,0 +1,59 @@
+"""Whether a reply is the answer to its order. What an upload contains is checked by :mod:`sepal.server.uploads`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sepal.errors import ProtocolError
+from sepal.protocol.messages import Content, Order, Reply, version
+from sepal.protocol.method import ClientInfo, Kind
+from sepal.protocol.views import check_counts
+
+_DIGEST = re.compile(r"([0-9a-f]{64})?\Z")
+
+
+def check_answer(order: Order, reply: Reply) -> None:
+    """Check a reply to a query.
+
+    Raises:
+        ProtocolError: It is of another run, round or kind.
+    """
+    pairs = {"run": (order.run, reply.run), "kind": (order.kind, reply.kind), "round": (order.plan.round, reply.round)}
+    _compare({f"{reply.client.name}: {key}": pair for key, pair in pairs.items()})
+
+
+def check_reply(order: Order, client: ClientInfo, download: str, reply: Reply, content: Content) -> None:
+    """Check a reply to an order of a round.
+
+    Args:
+        order: What the client was asked.
+        client: Its entry in the roster.
+        download: Digest of the content that it was sent.
+        reply: Its reply.
+        content: Its upload.
+
+    Raises:
+        ProtocolError: It is not the reply to this order, or says what no client has to say.
+    """
+    kept = order.kind is Kind.TRAIN or (order.kind is Kind.ADAPT and order.keep)
+    reached = version(order.plan.round, order.base, download, content.digest()) if kept else ""
+    expected = Reply(order.run, order.plan.round, order.kind, client, order.base, download, reached)
+    pairs = {f"client.{key}": (value, getattr(reply.client, key)) for key, value in vars(client).items()}
+    for key in ("run", "round", "kind", "base", "download", "version"):
+        pairs[key] = getattr(expected, key), getattr(reply, key)
+    _compare(pairs)
+    if order.keep and not _DIGEST.match(reply.state):
+        raise ProtocolError("state", "64 hexadecimal digits or nothing", reply.state)
+    if reply.facts:  # they would be stored with each round's record
+        raise ProtocolError("facts", "none but in answer to a query", f"{len(reply.facts)} of them")
+    check_counts(reply.metrics, order.views)
+    if order.kind is not Kind.TRAIN and (content.data or content.scalars):
+        raise ProtocolError("payload", "none in answer to adapt", f"{len(content.data)} bytes")
+
+
+def _compare(pairs: Mapping[str, tuple[Any, Any]]) -> None:
+    for key, (ours, theirs) in pairs.items():
+        if ours != theirs:
+            raise ProtocolError(key, repr(ours), repr(theirs))

@@ -1,0 +1,155 @@
+"""The server's contact with the nodes of a grid: it asks who they are, and delivers a round's messages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+
+from sepal.errors import SepalError
+from sepal.protocol.flower.replies import bound_replies
+from sepal.protocol.messages import Content, Order, Reply, read_reply, write_order
+from sepal.protocol.method import Kind, Plan
+from sepal.server.answers import check_answer
+from sepal.server.downloads import largest_reply, most_message_bytes
+from sepal.server.drawing import Ahead, Draw, newly
+from sepal.server.exchange import Compose, Exchange, LocalGrid, Take
+from sepal.server.ledger import check_size
+from sepal.server.roster import PATIENCE, Connections
+from sepal.server.round import Deliver
+from sepal.server.run import Run
+
+log = logging.getLogger("sepal")
+
+
+class Contact:
+    """Asks the nodes of ``grid`` who they are, and sends them messages of ``run``.
+
+    Args:
+        grid: Any Flower Grid.
+        run: Says which round it is, and who was evicted.
+        connections: Which node answers for which client; updated in place.
+        pause: Seconds before a draw that found too few clients is repeated.
+    """
+
+    def __init__(self, grid: Grid, run: Run, connections: Connections, pause: float) -> None:
+        self._grid, self._run, self.connections, self._pause = grid, run, connections, pause
+        self.local = isinstance(grid, LocalGrid)
+        self._exchange = Exchange(grid)
+        self._ahead = Ahead(self._read_answer)
+        connections.tell = self._tell
+        if not self.local:
+            from sepal.protocol.flower.nodes import names  # imports Flower's database: a second
+
+            connections.bound = partial(names, grid)
+            bound_replies(largest_reply(run.task))
+
+    @property
+    def draws(self) -> bool:
+        """Whether clients are asked who they are when they are first drawn. In process, asking costs nothing."""
+        return self._run.config.roster == "drawn" and not self.local
+
+    def online(self) -> list[int]:
+        """Return the ids of the registered nodes."""
+        return list(self._grid.get_node_ids())
+
+    def note_evicted(self) -> frozenset[str]:
+        """Return the clients that were evicted, and refuse them from now on."""
+        self.connections.evicted = self._run.store.evicted() | set(self._run.state.evicted)
+        return self.connections.evicted
+
+    def refresh(self, before: Sequence[int] | None = None) -> None:
+        """Ask the nodes that are not known yet; with ``before``, only those that have come since."""
+        self.note_evicted()
+        online = self.online()
+        _warn(self.connections.refresh(online, self.ask, None if before is None else newly(online, before)))
+
+    def ask(self, nodes: Sequence[int], timeout: float = PATIENCE) -> dict[int, Reply | SepalError]:
+        """Query nodes for the roster (:class:`sepal.server.roster.Ask`)."""
+        replies = self._ahead.take(nodes)
+        nodes = [node for node in nodes if node not in replies]
+        if not nodes:
+            return replies
+        order = self._query()
+        records = write_order(order, Content())
+
+        def take(node: int, content: RecordDict) -> None:
+            replies[node] = self._read_answer(node, order, content)
+
+        limit = min(timeout, self._run.config.timeout)
+        silent = self.deliver(limit, nodes, lambda node: (Kind.QUERY, records), take)
+        known = {node: reason for node, reason in self.connections.silent.items() if node not in nodes}
+        self.connections.silent = {**known, **silent}
+        return replies
+
+    def _query(self) -> Order:
+        return Order(self._run.state.run, Kind.QUERY, Plan(self._run.state.round))
+
+    def _read_answer(self, node: int, order: Order, content: RecordDict) -> Reply | SepalError:
+        try:
+            check_size(content, most_message_bytes(self._run.task))
+            reply = read_reply(content)[0]
+            check_answer(order, reply)
+            return reply
+        except SepalError as reason:  # the name in a reported error is the node's own choice
+            key = f"node {node}: {reason.key}" if "error" in content.config_records else reason.key
+            return type(reason)(key, reason.expected, reason.got)
+
+    def _tell(self, node: int, reason: str) -> None:
+        """Tell a node why it was refused, in a query that it need not answer. It appears in the node's log."""
+        records = write_order(Order(self._run.state.run, Kind.QUERY, Plan(0, reason[:256])), Content())
+        self._exchange.notify(node, Kind.QUERY, records, self._group, PATIENCE)
+
+    @property
+    def _group(self) -> str:
+        return str(self._run.state.round + 1)
+
+    def deliver(
+        self,
+        timeout: float,
+        nodes: Sequence[int],
+        compose: Compose,
+        take: Take,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> dict[int, str]:
+        """Send a message to each node and pass on the replies (:meth:`sepal.server.exchange.Exchange.deliver`)."""
+        return self._exchange.deliver(nodes, compose, self._group, timeout, take, enough)
+
+    def delivery(self, timeout: float, enough: Callable[[], bool], upcoming: Sequence[int]) -> Deliver:
+        """Return what sends a round's messages, and asks the nodes ``upcoming`` who they are at the same time."""
+        return self._ahead.beside(partial(self.deliver, timeout, enough=enough), upcoming, self._query())
+
+    def latecomers(self) -> Iterator[tuple[str, RecordDict]]:
+        """Yield the replies that came too late since the last call, with the name of the client or node."""
+        for node, late in self._exchange.latecomers():
+            if not self._ahead.note(node, late):
+                yield self.connections.names.get(node, f"node {node}"), late
+
+    def draw(self) -> list[str]:
+        """Draw the round's clients from the nodes, the spare ones last; nobody if the round draws nobody."""
+        self.note_evicted()
+        number = self._run.state.round + 1
+        if not self._run.samples(number):
+            return []
+        how = Draw.of(self._run.config, self._pause)
+        names, refusals = how.clients(self.connections, self.online, self.ask, number)
+        _warn(refusals)
+        fresh = len(set(names) - self._run.state.roster.keys())
+        log.info("round %d: %d clients drawn, %d for the first time", number, len(names), fresh)
+        return names
+
+    def upcoming(self, online: Sequence[int]) -> list[int]:
+        """Return the nodes that the next round will probably draw and that were never asked."""
+        number = self._run.state.round + 2
+        if not self._run.samples(number):
+            return []
+        how = Draw.of(self._run.config, self._pause)
+        return [node for node in how.order(online, number)[: how.count] if node not in self.connections.names]
+
+
+def _warn(refusals: Sequence[SepalError]) -> None:
+    for refusal in refusals:
+        log.warning("refused: %s", refusal)

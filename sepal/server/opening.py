@@ -1,0 +1,67 @@
+"""Which clients a run starts or goes on with: those it needs are waited for, and those of a new run are admitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sepal.server.contact import Contact
+from sepal.server.drawing import await_nodes
+from sepal.server.roster import draw_novel, wait
+from sepal.server.rules import check_replies, require_capacity
+from sepal.server.run import Run
+from sepal.server.run_state import RunState, admit
+
+
+def await_clients(run: Run, contact: Contact, settle: float) -> RunState:
+    """Wait until the clients that ``run`` needs have registered, and refuse from now on those that may not take part.
+
+    Args:
+        run: A new run, or one whose recorded rounds were replayed.
+        contact: Its connections are updated in place.
+        settle: Seconds without a new client, after which the run starts where it has no fixed number of them.
+
+    Returns:
+        The run's state with the clients of a new run admitted; that of any other run is as it was.
+
+    Raises:
+        SepalError: Too few clients registered, or one of them does not fit the run.
+    """
+    state, method, config, found = run.state, run.method, run.config, contact.connections
+    if method.uses_capacity:  # later, in the middle of a round, it would end the run
+        second = run.algorithm.plan(2)  # a method may treat the first round apart
+        found.fits = lambda client: run.algorithm.upload_schema(run.state.server, client, second)
+    found.stores.update(state.stores)
+    found.pin(state.roster)
+    if contact.draws:
+        found.least, found.most = require_capacity(method, config.width, state.roster), config.clients
+        await_nodes(contact.online, config.clients_per_round, config.timeout)
+        return state
+    if run.fresh:
+        _wait(run, contact, config.clients, settle)
+        found.least = require_capacity(method, config.width, found.infos)
+        state = _admitted(run, contact)
+    else:  # an unknown client that cannot hold the model must not stop it
+        found.least = require_capacity(method, config.width, state.roster)
+    found.pin(state.roster)
+    if config.clients and config.roster != "open":
+        found.invited = frozenset(state.roster)
+    if not run.fresh:
+        _wait(run, contact, state.members, settle)
+    return state
+
+
+def _wait(run: Run, contact: Contact, needed: Sequence[str] | int, settle: float) -> None:
+    config = run.config
+    enough = 0 if config.on_missing == "retry" else min(config.min_replies, len(run.state.members))
+    found, gone = contact.connections, contact.note_evicted
+    wait(found, contact.online, contact.ask, needed, config.timeout, settle, enough, gone)
+
+
+def _admitted(run: Run, contact: Contact) -> RunState:
+    """Return the state of a new run with the clients that have registered, some of them novel."""
+    found, config = contact.connections, run.config
+    joined = [found.infos[name] for name in sorted(found.infos)]
+    novel = tuple(draw_novel(found.infos, config.novel_clients, config.seed))
+    check_replies(config, len(joined) - len(novel))
+    return admit(run.algorithm, replace(run.state, novel=novel), joined, dict(found.stores))

@@ -1,0 +1,87 @@
+"""Which clients a round asks, and for what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sepal.config import RunConfig
+from sepal.protocol.messages import Order
+from sepal.protocol.method import Kind
+from sepal.protocol.views import CLOSING_VIEWS, VIEWS, further_views
+from sepal.server.roster import sample, sample_spare
+from sepal.server.run_state import RoundStart
+
+
+@dataclass(frozen=True)
+class Request:
+    """The order to one client in a round."""
+
+    client: str
+    order: Order
+    purpose: str
+
+
+def is_full(start: RoundStart, config: RunConfig) -> bool:
+    """Return whether the round evaluates the whole roster in all views (``evaluate-every``, and the closing round)."""
+    every = config.evaluate_every
+    return start.closing or bool(every and start.plan.round % every == 0)
+
+
+def plan_requests(
+    start: RoundStart,
+    config: RunConfig,
+    durable: Mapping[str, str],
+    drawn: Sequence[str] | None = None,
+    hurries: bool = False,
+) -> tuple[dict[str, Request], frozenset[str]]:
+    """Return the round's requests by client name, in the order of names, and which of these clients are spare.
+
+    Args:
+        start: What the round starts from.
+        config: The run's configuration.
+        durable: The oldest version that the server may still ask for, by client name.
+        drawn: Who trains, if it was drawn already (``roster = "drawn"``); the last of them are spare.
+        hurries: Whether ``oversample`` applies. A full evaluation waits for everybody, so nobody is spare there.
+    """
+    full = is_full(start, config)
+    trained, others = _trained(start, config, drawn)
+    spare = frozenset(others if hurries and not full else ())
+    training = {*trained, *spare}
+    asked = training | set(_evaluated(start, config)) if full else training
+    state, views = start.state, _views(start, config)
+    requests = {}
+    for name in sorted(asked):
+        kind = Kind.TRAIN if name in training else Kind.ADAPT
+        purpose = "closing" if start.closing else "training" if name in training else "evaluation"
+        base, oldest = state.versions.get(name, ""), durable.get(name, "")
+        order = Order(state.run, kind, start.plan_of(name), base, oldest, views, keep=start.closing)
+        requests[name] = Request(name, order, purpose)
+    return requests, spare
+
+
+def _trained(start: RoundStart, config: RunConfig, drawn: Sequence[str] | None) -> tuple[Sequence[str], Sequence[str]]:
+    """Return who is asked to train, and who beyond ``clients-per-round``."""
+    everybody, number = start.state.participants, start.plan.round
+    if start.closing or start.plan.who == "none":
+        return (), ()
+    if start.plan.who == "all":
+        return everybody, ()
+    if drawn is not None:
+        return drawn[: config.clients_per_round], drawn[config.clients_per_round :]
+    trained = sample(everybody, config.clients_per_round, config.seed, number)
+    return trained, sample_spare(set(everybody) - set(trained), config, number)
+
+
+def _evaluated(start: RoundStart, config: RunConfig) -> Sequence[str]:
+    """Return whom a full evaluation asks: all, or ``evaluate-clients`` of them; nobody if the plan asks nobody."""
+    if start.plan.who == "none" and not start.closing:
+        return ()
+    names = start.state.members if start.closing else start.state.participants
+    return sample(names, config.evaluate_clients, config.seed, start.plan.round, "evaluate")
+
+
+def _views(start: RoundStart, config: RunConfig) -> tuple[str, ...]:
+    if start.closing:
+        return CLOSING_VIEWS + further_views(config.evaluate.shift, config.evaluate.corruption != "none")
+    return CLOSING_VIEWS if is_full(start, config) else VIEWS[:2] if config.evaluate_sampled else ()

@@ -1,0 +1,86 @@
+"""The ledger entries of one round, written while its messages are sent and arrive."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flwr.app import RecordDict
+
+from sepal.protocol.messages import Content
+from sepal.protocol.method import Kind
+from sepal.server.ledger import LedgerEntry, message_bytes
+from sepal.server.requests import Request
+
+
+class RoundLedger:
+    """What was sent to each client of a round, and what came back.
+
+    Args:
+        round: The round's number.
+        dense: Bytes of the whole model as float32.
+    """
+
+    def __init__(self, round: int, dense: int) -> None:
+        self._round, self._dense = round, dense
+        self._entries: list[LedgerEntry] = []
+
+    def sent(self, request: Request, content: Content, records: RecordDict) -> None:
+        """Enter an order."""
+        self._enter(request, "down", content, records)
+
+    def accepted(self, request: Request, content: Content, records: RecordDict) -> None:
+        """Enter a reply that counts."""
+        self._enter(request, "up", content, records)
+
+    def refused(self, request: Request, content: Content, records: RecordDict, reason: str) -> None:
+        """Enter a reply that does not count."""
+        self._enter(request, "up", content, records, "refused", reason)
+
+    def missing(self, request: Request, reason: str) -> None:
+        """Enter that no reply came."""
+        self._enter(request, "up", Content(), None, "missing", reason)
+
+    def late(self, client: str, records: RecordDict | None, reason: str) -> None:
+        """Enter a reply that nobody waited for; ``records`` is None if it has not come."""
+        size = message_bytes(records) if records is not None else 0
+        self._entries.append(LedgerEntry(self._round, client, "training", "up", 0, size, 0, "late", reason))
+
+    def _enter(
+        self,
+        request: Request,
+        direction: str,
+        content: Content,
+        records: RecordDict | None,
+        status: str = "accepted",
+        reason: str = "",
+    ) -> None:
+        carries = direction == "down" or (status == "accepted" and request.order.kind is Kind.TRAIN)
+        self._entries.append(
+            LedgerEntry(
+                round=self._round,
+                client=request.client,
+                purpose=request.purpose,
+                direction=direction,
+                payload=len(content.data),
+                message=message_bytes(records) if records is not None else 0,
+                dense=self._dense if carries else 0,
+                status=status,
+                reason=reason[:300],
+            )
+        )
+
+    def revoke(self, client: str, reason: str) -> None:
+        """Mark the accepted reply of ``client`` as refused."""
+        for place, entry in enumerate(self._entries):
+            if (entry.client, entry.direction, entry.status) == (client, "up", "accepted"):
+                self._entries[place] = replace(entry, dense=0, status="refused", reason=reason)
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why messages were not accepted, each once, as they were entered."""
+        return list(dict.fromkeys(entry.reason for entry in self._entries if entry.reason))
+
+    @property
+    def entries(self) -> tuple[LedgerEntry, ...]:
+        """The entries by client name, orders first."""
+        return tuple(sorted(self._entries, key=lambda entry: (entry.client, entry.direction)))

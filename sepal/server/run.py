@@ -1,0 +1,141 @@
+"""A run apart from its clients: its state, its figures, whether it ends early, and what is stored of it.
+
+Nothing here sends or receives a message; :class:`sepal.server.strategy.SepalStrategy` does.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sepal.config import RunConfig
+from sepal.errors import ConfigError, StateError
+from sepal.protocol.method import ClientInfo, Method, Task
+from sepal.server.outcome import Outcome
+from sepal.server.report import Report, metrics_line
+from sepal.server.run_state import RoundRecord, RoundStart, RunState, advance, start_round
+from sepal.server.run_store import RunStore
+from sepal.server.stopping import Stopping
+from sepal.server.uploads import RoundUploads
+from sepal.storage.serialize import digest_arrays
+
+log = logging.getLogger("sepal")
+
+
+class Run:
+    """A run after its last completed round.
+
+    Args:
+        method: The method's record.
+        task: Model layout, initial weights and configuration.
+        store: Stores what is needed to resume. A run that it has is continued.
+
+    Attributes:
+        state: The run's state.
+        fresh: Whether nothing of it is stored yet.
+        report: Its figures.
+        stopping: Whether it ends early.
+
+    Raises:
+        StateError: The stored run has other initial weights.
+    """
+
+    def __init__(self, method: Method, task: Task, store: RunStore) -> None:
+        self.method, self.task, self.store = method, task, store
+        self.algorithm = method.make_server(task)
+        weights, stored = digest_arrays(task.start), store.latest()
+        if stored and stored.weights != weights:
+            expected = f"digest {stored.weights[:12]}, with which the run was started"
+            raise StateError("initial weights", expected, f"{weights[:12]}: another model, seed or file")
+        self.fresh = stored is None
+        self.state = stored or RunState(uuid.uuid4().hex, 0, self.algorithm.init(), weights)
+        self._read_records()
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's configuration."""
+        return self.task.config
+
+    def _read_records(self) -> None:
+        """Compute what follows from the records of the rounds up to the checkpoint."""
+        self.report, self.stopping = Report(), Stopping.of(self.config, self.method, self.algorithm.plan)
+        for record in self.store.records(self.state.round):
+            self._add(record)
+
+    def _add(self, record: RoundRecord) -> None:
+        """Add a completed round to the figures and to what decides whether the run ends."""
+        self.stopping = self.stopping.plus(record)
+        report = self.report.plus(record, self.algorithm.plan(record.round).phase)
+        self.report = replace(report, stopped=self.stopping.stopped)
+
+    def change(self, rounds: int | None, timeout: float | None) -> None:
+        """Override ``rounds`` or ``timeout``. The algorithm is built again, because its schedule may depend on them.
+
+        Raises:
+            ConfigError: The run has ended at another round, or clients' learning rate depends on ``rounds``.
+        """
+        if rounds not in (None, self.config.rounds) and self.config.schedule != "constant":
+            raise ConfigError("num_rounds", f"rounds = {self.config.rounds}, which clients' schedule has", rounds)
+        changes = {key: value for key, value in (("rounds", rounds), ("timeout", timeout)) if value is not None}
+        if changes:
+            self.task = replace(self.task, config=self.config.model_copy(update=changes))
+            self.algorithm = self.method.make_server(self.task)
+            self._read_records()
+        done, limit = self.state.round - 1, self.config.rounds
+        if self.state.closed and not (done == limit or (self.stopping.stopped and done < limit)):
+            raise ConfigError("rounds", f"{done}: the run has ended", limit)
+
+    def begin(self, state: RunState) -> None:
+        """Write a new run's first checkpoint."""
+        self.state, self.fresh = state, False
+        self.store.checkpoint(state)
+
+    def samples(self, round: int) -> bool:
+        """Return whether ``round`` draws the clients that train, as far as the records tell."""
+        ends = round > self.config.rounds or self.stopping.stopped
+        return not ends and self.algorithm.plan(round).who == "sampled"
+
+    def inputs(self, round: int, joined: Sequence[ClientInfo], stores: Mapping[str, str]) -> RoundStart:
+        """Return the inputs of ``round``, the next one.
+
+        Args:
+            round: Its number.
+            joined: Clients that join the roster in it, sorted by name.
+            stores: Identity of each new client's state store.
+        """
+        plan, closing = self.algorithm.plan(round), round > self.config.rounds
+        if self.stopping.stopped and not closing:  # it closes as at its limit, not with what the schedule has now
+            plan, closing = replace(self.algorithm.plan(self.config.rounds + 1), round=round), True
+        return start_round(self.algorithm, self.state, plan, closing, joined, stores)
+
+    def apply(
+        self, record: RoundRecord, start: RoundStart, uploads: RoundUploads, outcome: Outcome | None = None
+    ) -> dict[str, Any]:
+        """Advance by a recorded round, and return its line of metrics.jsonl. Replayed rounds use the same code.
+
+        Args:
+            record: What happened in the round.
+            start: Its inputs.
+            uploads: Its accepted uploads.
+            outcome: What ``aggregate`` returns for them, if it is known.
+        """
+        self.state, metrics = advance(start, record, uploads, outcome)
+        self._add(record)
+        if self.stopping.stopped and not start.closing and record.round < self.config.rounds:
+            log.info("ends after round %d: %s", record.round, self.stopping.stopped.reason)
+        return metrics_line(record, start.plan, start.closing, metrics, self.report.totals)
+
+    def save(self) -> None:
+        """Write a checkpoint if the last round is one of those that have one."""
+        last = self.state.round == self.config.rounds  # from which the run can be extended
+        if self.state.closed or last or self.state.round % self.config.checkpoint_every == 0:
+            self.store.checkpoint(self.state)
+
+    def stop(self) -> None:
+        """End the run after the last completed round, because a caller asked, and store it in that round's record."""
+        if record := self.store.replay(self.state.round):
+            self.store.commit(replace(record, stopped=True))
+        self.stopping = self.stopping.asked()

@@ -1,0 +1,63 @@
+"""What a run asks of its store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from sepal.protocol.messages import Content
+from sepal.server.run_state import RoundRecord, RunState
+
+
+class RunStore(Protocol):
+    """Stores checkpoints, round records and uploads of a run.
+
+    Attributes:
+        replays: Whether rounds are replayed after a restart, so that every accepted upload must be stored.
+    """
+
+    replays: bool
+
+    def latest(self) -> RunState | None:
+        """Return the newest readable checkpoint; None for a new run."""
+        ...
+
+    def replay(self, round: int) -> RoundRecord | None:
+        """Return the record of ``round``; None if the round was not completed.
+
+        Raises:
+            DamagedError: The record cannot be read.
+        """
+        ...
+
+    def records(self, last: int) -> Iterator[RoundRecord]:
+        """Return the records of rounds 1 to ``last``, in order.
+
+        Raises:
+            DamagedError: A record is missing or cannot be read; the error names its file.
+        """
+        ...
+
+    def spool(self, round: int, client: str, content: Content) -> None:
+        """Store an accepted upload."""
+        ...
+
+    def read(self, round: int, client: str) -> Content:
+        """Return an accepted upload."""
+        ...
+
+    def commit(self, record: RoundRecord) -> None:
+        """Store the record of a completed round; durable when this returns."""
+        ...
+
+    def checkpoint(self, progress: RunState) -> None:
+        """Store the run's state."""
+        ...
+
+    def durable(self) -> Mapping[str, str]:
+        """Return the clients' versions at the checkpoint before the newest. The server never asks for older ones."""
+        ...
+
+    def evicted(self) -> frozenset[str]:
+        """Return the names of the clients that an operator has evicted so far."""
+        ...

@@ -1,0 +1,71 @@
+"""A store in memory, for runs that end with their process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from sepal.errors import DamagedError
+from sepal.protocol.messages import Content
+from sepal.protocol.method import Scalar
+from sepal.server.run_state import RoundRecord, RunState
+from sepal.storage.bounded import MEBIBYTE, Spill
+
+
+class MemoryRunStore:
+    """One round's uploads and one checkpoint.
+
+    Args:
+        limit: Bytes of uploads kept in memory; the rest goes to temporary files.
+    """
+
+    replays = False
+
+    def __init__(self, limit: int = 16 * MEBIBYTE) -> None:
+        self._latest: RunState | None = None
+        self._versions_before: Mapping[str, str] = {}
+        self._round = 0
+        self._spill = Spill(limit)
+        self._scalars: dict[str, Mapping[str, Scalar]] = {}
+
+    def latest(self) -> RunState | None:
+        """Return the newest checkpoint, or None."""
+        return self._latest
+
+    def replay(self, round: int) -> RoundRecord | None:
+        """Return None, because records are not stored."""
+
+    def records(self, last: int) -> Iterator[RoundRecord]:
+        """Raise DamagedError if ``last`` is above 0, because records are not stored."""
+        if last:
+            raise DamagedError("memory", f"the records of rounds 1 to {last}", "none")
+        return iter(())
+
+    def spool(self, round: int, client: str, content: Content) -> None:
+        """Store an accepted upload, and discard those of other rounds."""
+        if round != self._round:
+            self._spill.clear()
+            self._scalars, self._round = {}, round
+        self._spill.put(client, content.data)
+        self._scalars[client] = content.scalars
+
+    def read(self, round: int, client: str) -> Content:
+        """Return an accepted upload of the current round."""
+        if round != self._round:
+            raise KeyError(round)
+        return Content(self._spill.get(client), self._scalars[client])
+
+    def commit(self, record: RoundRecord) -> None:
+        """Do nothing: records are only needed to replay rounds."""
+
+    def checkpoint(self, progress: RunState) -> None:
+        """Keep the state, and the versions of the one before it: a server's state can be large."""
+        self._versions_before = (self._latest or progress).versions
+        self._latest = progress
+
+    def durable(self) -> Mapping[str, str]:
+        """Return the clients' versions at the checkpoint before the newest, or at the only one."""
+        return self._versions_before
+
+    def evicted(self) -> frozenset[str]:
+        """Return nothing, because no operator can reach a run in memory."""
+        return frozenset()

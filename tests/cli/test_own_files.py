@@ -1,0 +1,115 @@
+"""A user's own files from the run to the exported model's answers: a raw table, photographs of mixed size."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from sepal.cli.export import model_of, read_inputs
+from sepal.cli.main import app
+from sepal.client_app.portable import load
+
+MARGIN = 0.3  # above the share of the most frequent class: raw rows gave less than that share
+
+
+def sepal(*arguments):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def wine(tmp_path_factory):
+    """Scikit-learn's wine data as it is, with columns from 0.1 to 1,680, and a run of three clients on default keys."""
+    from sklearn.datasets import load_wine
+
+    place, found = tmp_path_factory.mktemp("wine"), load_wine()
+    with (place / "wine.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*found.feature_names, "label"])
+        writer.writerows([*row, found.target_names[label]] for row, label in zip(found.data, found.target, strict=True))
+    sepal("run", "--set=dataset=folder", f"--set=data-dir={place}", "--set=clients=3", "--name=wine", f"--out={place}")
+    return place
+
+
+def test_a_raw_table_trains_with_default_keys(wine):
+    from sklearn.datasets import load_wine
+
+    majority = np.bincount(load_wine().target).max() / len(load_wine().target)
+    accuracy = json.loads((wine / "wine" / "summary.json").read_text())["accuracy"]
+    assert accuracy["received"]["mean"] > majority + MARGIN
+    assert accuracy["pooled"]["mean"] > majority + MARGIN
+
+
+def test_an_exported_model_takes_raw_rows(wine, tmp_path):
+    """Also in Python, and not those of another client's statistics."""
+    file = tmp_path / "m.safetensors"
+    sepal("export", wine / "wine", "1", "--out", file)
+    found, loaded = model_of(wine / "wine", "client-00001"), load(file)
+    np.testing.assert_allclose(loaded(found.inputs), found.logits, atol=1e-4)
+    assert found.inputs.max() > 500, "raw rows"
+    told = sepal("predict", file, wine / "wine.csv")
+    right = int(told.stderr.strip().rsplit(" ", 3)[-3])
+    x = read_inputs(wine / "wine.csv", loaded.origin.class_names)[1]
+    assert right / len(x) > 0.6
+    assert sepal("predict", file, wine).stdout == told.stdout, "a directory as a run reads it"
+    np.save(tmp_path / "rows.npy", x)
+    assert sepal("predict", file, tmp_path / "rows.npy").stdout == told.stdout, "a batch in a .npy file"
+    np.save(tmp_path / "row.npy", x[0])
+    assert sepal("predict", file, tmp_path / "row.npy").stdout.splitlines()[1].startswith("row.npy,"), "one example"
+
+
+def test_columns_go_by_their_names(wine, tmp_path):
+    file = tmp_path / "m.safetensors"
+    sepal("export", wine / "wine", "1", "--out", file)
+    told = sepal("predict", file, wine / "wine.csv").stdout
+    header, *rows = list(csv.reader((wine / "wine.csv").open()))
+    with (tmp_path / "turned.csv").open("w", newline="") as turned:
+        csv.writer(turned).writerows([row[::-1] for row in (header, *rows)])
+    assert sepal("predict", file, tmp_path / "turned.csv").stdout == told
+    with (tmp_path / "other.csv").open("w", newline="") as other:
+        csv.writer(other).writerows([["colour", *header[1:]], *rows])
+    result = CliRunner().invoke(app, ["predict", str(file), str(tmp_path / "other.csv")])
+    assert result.exit_code == 2
+    assert "other.csv, header: expected the columns alcohol, " in result.stderr
+    assert "got a difference in alcohol, colour" in result.stderr
+
+
+def test_onnx_takes_raw_rows(wine, tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    sepal("export", wine / "wine", "1", "--out", tmp_path / "m.safetensors", "--onnx")
+    x = read_inputs(wine / "wine.csv", ("class_0", "class_1", "class_2"))[1]
+    session = runtime.InferenceSession(tmp_path / "m.onnx")
+    (logits,) = session.run(None, {session.get_inputs()[0].name: x})
+    np.testing.assert_allclose(logits, load(tmp_path / "m.safetensors")(x), atol=1e-4)
+
+
+def test_photographs_of_mixed_size_are_predicted_as_in_training(tmp_path):
+    random = np.random.default_rng(0)
+    for name, low in (("dark", 0), ("light", 128)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(12):
+            shape = (20 + number, 30, 3) if number % 2 else (30, 20 + number)
+            pixels = random.integers(low, low + 128, shape).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    keys = {"dataset": "folder", "data-dir": tmp_path / "photos", "method": "fedavg", "clients": 2, "rounds": 3}
+    keys |= {"partition.name": "iid", "folder.resize": 16, "folder.channels": 3}
+    sets = [f"--set={key}={value}" for key, value in keys.items()]
+    sepal("run", *sets, "--name=photos", "--out", tmp_path, "--workers=1")
+    file = tmp_path / "m.safetensors"
+    sepal("export", tmp_path / "photos", "0", "--out", file)
+    rows = sepal("predict", file, tmp_path / "photos")
+    assert "accuracy" in rows.stderr
+    assert len(rows.stdout.splitlines()) == 25
+    one = sepal("predict", file, tmp_path / "photos" / "light" / "3.png").stdout.splitlines()[1]
+    assert (
+        one.split(",")[1:]
+        == next(row for row in rows.stdout.splitlines() if Path("light/3.png").as_posix() in row).split(",")[1:]
+    )

@@ -1,0 +1,47 @@
+"""What `sepal serve` and `sepal join` show of Flower's output, and what goes to the log file alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from sepal.engines.flower.lines import Lines
+
+NODE = [
+    "\x1b[92mINFO \x1b[0m:      Starting Flower SuperNode",
+    "INFO:     Uvicorn running on https://127.0.0.1:51601 (Press CTRL+C to quit)",
+    "\x1b[92mINFO \x1b[0m:      SuperNode ID: 144",
+    "\x1b[92mINFO \x1b[0m:      [RUN 76, ROUND 1]",
+    "\x1b[92mINFO \x1b[0m:      Sending: query message (ID: a1)",
+    "\x1b[92mINFO \x1b[0m:      [RUN 76, ROUND 2]",
+    "\x1b[92mINFO \x1b[0m:      Sending: train message (ID: a2)",
+    "sepal: a line of ours",
+    "\x1b[93mWARNING \x1b[0m:   Connection attempt failed, retrying in 0.53 seconds",
+    "\x1b[93mWARNING \x1b[0m:   Connection attempt failed, retrying in 7.00 seconds",
+    '{"time": "now", "message": "as JSON"}',
+]
+
+
+def shown(tmp_path, **options):
+    told = []
+    lines = Lines(tmp_path / "node.log", told.append, **options)
+    for line in NODE:
+        lines(line)
+    assert (tmp_path / "node.log").read_text().count("\n") == len(NODE)
+    assert "\x1b" not in (tmp_path / "node.log").read_text()
+    return told
+
+
+def test_only_sepals_lines_are_shown(tmp_path):
+    assert shown(tmp_path) == [
+        "sepal: joined, and waits for the server's messages",
+        "sepal: round 2: trained, and the reply is on its way",
+        "sepal: a line of ours",
+        "sepal: the server does not answer; trying again",
+    ]
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_all_are_shown_where_it_is_asked_for_and_where_logs_are_collected(tmp_path, monkeypatch, json):
+    if json:
+        monkeypatch.setenv("SEPAL_LOG", "json")
+    assert shown(tmp_path, everything=not json) == NODE
