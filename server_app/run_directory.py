@@ -127,8 +127,9 @@ class RunDirectory:
             raise ConfigError("rounds", f"{rounds}: the run was stopped after {summary['rounds']}", wanted)
         if self._assembly.task.config.privacy.noise and rounds not in self.store().rounds():
             raise ConfigError("rounds", f"{rounds}: privacy.noise undoes no round, and no checkpoint is there", wanted)
-        if method.scheduled:
-            expected = f"{rounds}, as the run was started: the schedule of {method.name} depends on it"
+        by = method.name if method.scheduled else self._assembly.task.config.schedule
+        if by != "constant":
+            expected = f"{rounds}, as the run was started: the schedule of {by} depends on it"
             raise ConfigError("rounds", expected, wanted)
         return True
 
