@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sepal.engines.flower.credentials import NodeCredentials, ServerCredentials
-from sepal.protocol.flower.versions import speaks_http
 from sepal.protocol.method import Scalar
 
 SUPERLINK = (sys.executable, "-P", "-m", "sepal.protocol.flower.superlink")  # flower-superlink, closed to web pages
@@ -30,10 +29,7 @@ def superlink_command(ports: Ports, host: str, home: Path, credentials: ServerCr
     """
     security = credentials.options() if credentials else ["--insecure"]
     rest = [*security, "--database", str(home / "state.db"), "--host", "127.0.0.1", "--port", str(ports.control)]
-    fleet = f"{host}:{ports.fleet}"
-    if speaks_http():  # one address for all APIs: a listener of our own for the Fleet API
-        return [*SUPERLINK, "--door", fleet, *rest]
-    return [*SUPERLINK, "--fleet-api-address", fleet, *rest]
+    return [*SUPERLINK, "--door", f"{host}:{ports.fleet}", *rest]
 
 
 def simulation_command(ports: Ports) -> list[str]:

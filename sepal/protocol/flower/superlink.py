@@ -6,8 +6,9 @@ site that is open in it.
 
 What callers may send is limited: with Flower 1.39 (gRPC) see :mod:`sepal.protocol.flower.admission`.
 
-From Flower 1.40 on, Fleet, Control and Runtime share one address. There HOST:PORT serves the same application behind
-:class:`OnlyFleet`, with the same certificate. Both are in one process: a proxy would copy each upload once more.
+HOST:PORT is where clients connect. With Flower 1.39 it is the address of the Fleet API. From 1.40 on, Fleet, Control
+and Runtime share one address; there HOST:PORT serves the same application behind :class:`OnlyFleet`, with the same
+certificate. Both are in one process: a proxy would copy each upload once more.
 
 Options of ``flower-superlink`` for an address of each API, as 1.39 had, and for the host names that it serves would
 replace this.
@@ -19,7 +20,7 @@ import argparse
 import asyncio
 import importlib
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from types import FrameType, SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -154,17 +155,25 @@ async def _serve(own: Any, *doors: Any) -> None:
     await asyncio.gather(*running)
 
 
-def main() -> None:
-    """Run the SuperLink in this process."""
+def options(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """Return HOST:PORT of the listener of our own, empty for none, and the options of ``flower-superlink``."""
     ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     ours.add_argument("--door", default="")
-    chosen, arguments = ours.parse_known_args()
+    chosen, theirs = ours.parse_known_args(arguments)
+    if chosen.door and not speaks_http():
+        return "", ["--fleet-api-address", chosen.door, *theirs]
+    return chosen.door, theirs
+
+
+def main() -> None:
+    """Run the SuperLink in this process."""
     require_supported()
+    door, arguments = options(sys.argv[1:])
     module: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
     if not speaks_http():
         limit(module)
     unchanged(module, "_run_superlink_http_api")
-    module.uvicorn = SimpleNamespace(run=run_closed(module.uvicorn, chosen.door))
+    module.uvicorn = SimpleNamespace(run=run_closed(module.uvicorn, door))
     sys.argv = ["flower-superlink", *arguments]
     module.flower_superlink()
 
