@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import shlex
 import shutil
 import subprocess
 import tomllib
@@ -15,7 +13,6 @@ import yaml
 
 from sepal.cli.serving import serve
 from sepal.client_app.build import client_name
-from sepal.protocol.flower.superlink import arguments_of
 from sepal.strategies.assembly import assemble
 from sepal.study.run_keys import gather_to_serve
 from tests.test_monitoring import COMPOSE, ROOT
@@ -133,7 +130,7 @@ def test_each_secret_and_config_map_is_generated_or_made_by_a_command_of_the_pag
 def test_ports_are_those_of_the_code_and_of_compose():
     fleet, control = default("port"), default("control")
     assert ports(SUPERLINK)["fleet"] == fleet
-    assert f"--door=0.0.0.0:{fleet}" in SUPERLINK["args"]
+    assert SUPERLINK["command"][-2:] == ["--door", f"0.0.0.0:{fleet}"]
     assert f"--port={control}" in SUPERLINK["args"]
     assert "--host=127.0.0.1" in SUPERLINK["args"]
     assert f"127.0.0.1:{control}/" in SUPERLINK["livenessProbe"]["exec"]["command"][-1]
@@ -155,20 +152,6 @@ def test_the_superlink_is_composes():
     assert SUPERLINK["command"] == COMPOSE["superlink"]["entrypoint"]
     differ = set(SUPERLINK["args"]) ^ set(COMPOSE["superlink"]["command"])
     assert {argument.partition("=")[0] for argument in differ} == {"--database"}
-
-
-@pytest.mark.parametrize("where", ["compose", "operating.md"])
-def test_flower_reads_the_superlink_s_arguments(where):
-    if where == "compose":
-        words = COMPOSE["superlink"]["command"]
-    else:
-        text = (ROOT / "docs" / "operating.md").read_text()
-        words = shlex.split(re.search(r"flower\.superlink (--door .*?\d)\n", text, re.DOTALL)[1].replace("\\\n", " "))
-    door, rest = arguments_of(words)
-    flower = importlib.import_module("flwr.superlink.cli.flower_superlink")
-    read = flower._parse_args_run_superlink().parse_args(rest)
-    assert (door or read.fleet_api_address, read.host, read.port) == ("0.0.0.0:9092", "127.0.0.1", default("control"))
-    assert read.enable_supernode_auth
 
 
 def test_only_the_fleet_api_is_reachable():

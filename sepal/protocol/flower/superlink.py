@@ -6,9 +6,9 @@ site that is open in it.
 
 What callers may send is limited: with Flower 1.39 (gRPC) see :mod:`sepal.protocol.flower.admission`.
 
-HOST:PORT is the address of the Fleet API. From Flower 1.40 on, Fleet, Control and Runtime share one address. There
-HOST:PORT serves the same application behind :class:`OnlyFleet`, with the same certificate. Both are in one process: a
-proxy would copy each upload once more.
+HOST:PORT is where clients connect. With Flower 1.39 it is the address of the Fleet API. From 1.40 on, Fleet, Control
+and Runtime share one address; there HOST:PORT serves the same application behind :class:`OnlyFleet`, with the same
+certificate. Both are in one process: a proxy would copy each upload once more.
 
 Options of ``flower-superlink`` for an address of each API, as 1.39 had, and for the host names that it serves would
 replace this.
@@ -155,20 +155,20 @@ async def _serve(own: Any, *doors: Any) -> None:
     await asyncio.gather(*running)
 
 
-def arguments_of(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return HOST:PORT of a door of our own, empty for none, and the arguments for ``flower-superlink``."""
+def options(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """Return HOST:PORT of the listener of our own, empty for none, and the options of ``flower-superlink``."""
     ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     ours.add_argument("--door", default="")
-    chosen, rest = ours.parse_known_args(words)
+    chosen, theirs = ours.parse_known_args(arguments)
     if chosen.door and not speaks_http():
-        return "", ["--fleet-api-address", chosen.door, *rest]
-    return chosen.door, rest
+        return "", ["--fleet-api-address", chosen.door, *theirs]
+    return chosen.door, theirs
 
 
 def main() -> None:
     """Run the SuperLink in this process."""
     require_supported()
-    door, arguments = arguments_of(sys.argv[1:])
+    door, arguments = options(sys.argv[1:])
     module: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
     if not speaks_http():
         limit(module)
