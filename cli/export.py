@@ -153,10 +153,11 @@ def read_inputs(
     from sepal.data.sources.images import AS_IS, EXAMPLES, check_alike, read_example
     from sepal.data.sources.table import read_table
 
+    for suffix in (".npz", ".csv"):  # a directory that a run reads
+        if path.is_dir() and len(found := list(path.glob(f"*{suffix}"))) == 1:
+            path = found[0]
     if path.suffix == ".npz":
-        return _read_npz(path, classes)
-    if len(tables := list(path.glob("*.csv"))) == 1:  # a directory that a run reads
-        path = tables[0]
+        return _read_npz(path)
     if path.suffix == ".csv":
         table = read_table(path, classes)
         table = table.ordered(columns, path) if columns else table
@@ -175,9 +176,7 @@ def read_inputs(
     return named, np.stack(arrays), truth
 
 
-def _read_npz(
-    path: Path, classes: Sequence[str]
-) -> tuple[list[str], npt.NDArray[np.generic], npt.NDArray[np.int64] | None]:
+def _read_npz(path: Path) -> tuple[list[str], npt.NDArray[np.generic], npt.NDArray[np.int64] | None]:
     import numpy as np
 
     try:

@@ -69,7 +69,7 @@ def make_optimizer(config: RunConfig, trained: Trained, round: int) -> Optimizer
         }
         for group in groups
     ]
-    return Adam(settings) if adam else SGD(settings)
+    return (Adam if adam else SGD)(settings, config.clip_gradient)
 
 
 def read_state(optimizer: Optimizer, module: nn.Module) -> dict[str, npt.NDArray[np.float32]]:

@@ -24,12 +24,13 @@ class Optimizer(abc.ABC):
     Attributes:
         param_groups: Each with ``params``, ``lr``, ``weight_decay``, and ``momentum`` for SGD.
         state: By parameter; empty before the first step.
+        most_norm: Norm to which the gradient of all parameters is scaled down before a step; 0 for no limit.
     """
 
     KEPT: tuple[str, ...]
 
-    def __init__(self, param_groups: Sequence[Mapping[str, Any]]) -> None:
-        self.param_groups = [dict(group) for group in param_groups]
+    def __init__(self, param_groups: Sequence[Mapping[str, Any]], most_norm: float = 0.0) -> None:
+        self.param_groups, self.most_norm = [dict(group) for group in param_groups], most_norm
         self.state: dict[nn.Parameter, dict[str, torch.Tensor]] = {}
 
     def zero_grad(self) -> None:
@@ -41,6 +42,8 @@ class Optimizer(abc.ABC):
     @torch.no_grad()
     def step(self) -> None:
         """Update each parameter that has a gradient."""
+        if self.most_norm:
+            nn.utils.clip_grad_norm_([each for group in self.param_groups for each in group["params"]], self.most_norm)
         for group in self.param_groups:
             for parameter in group["params"]:
                 gradient = parameter.grad

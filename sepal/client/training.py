@@ -149,9 +149,6 @@ class Trainer:
                 loss = hooks.loss(module, x, y)
                 loss.backward()  # type: ignore[no-untyped-call]
                 hooks.before_step(module)
-                if self.config.clip_gradient:
-                    clipped = [each for group in optimizer.param_groups for each in group["params"]]
-                    nn.utils.clip_grad_norm_(clipped, self.config.clip_gradient)
                 optimizer.step()
                 hooks.after_step(module)
                 total += loss.detach() * len(y)

@@ -54,9 +54,11 @@ def agreed_text(
     values = {**config.flat(), **flatten(hyper, prefix)}
     plain = {**RunConfig().flat(), **flatten(type(hyper)(), prefix)}
     lines = [f"{VERSION}\t{__version__}\tinstalled"]
-    compared = values.keys() - LOCAL - (SERVER_ONLY - ({"rounds"} if config.schedule != "constant" else set()))
+    apart = SERVER_ONLY | LOCAL
+    if config.schedule != "constant":
+        apart -= {"rounds"}
     for key, value in values.items():
-        if key in compared:
+        if key not in apart:
             source = sources.get(key, "default" if given.get(key, plain[key]) == plain[key] else "run config")
             lines.append(f"{key}\t{json.dumps(value)}\t{source}")
     if class_names:

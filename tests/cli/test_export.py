@@ -204,6 +204,7 @@ def test_predict_reports_accuracy_where_labels_are_there(runs, tmp_path):
     assert "written" in sepal("export", runs / "fedpse", "1", "--out", file).stdout, "client 1 by its number"
     x = np.random.default_rng(0).integers(0, 256, (4, 8, 8)).astype(np.uint8)
     np.savez(tmp_path / "x.npz", x=x)
+    assert sepal("predict", file, tmp_path).stdout == sepal("predict", file, tmp_path / "x.npz").stdout != ""
     quiet = sepal("predict", file, tmp_path / "x.npz")
     assert "accuracy" not in quiet.stderr
     said = [int(row[1]) for row in csv.reader(quiet.stdout.splitlines()[1:])]

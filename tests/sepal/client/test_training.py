@@ -116,6 +116,15 @@ def test_a_gradient_longer_than_the_limit_is_scaled_down(limit):
     assert moved == pytest.approx([3, 4] if limit == 0 else [1.8, 2.4], rel=1e-4)
 
 
+def test_also_of_a_step_that_a_method_takes_by_itself():
+    """As pFedMe does: the limit is the optimizer's, not the loop's. A gradient of (3, 4) becomes (1.8, 2.4)."""
+    weight = nn.Parameter(torch.zeros(2))
+    made = make_optimizer(work(lr=0.1, clip_gradient=3.0).config, [weight], 1)
+    weight.grad = torch.tensor([3.0, 4.0])
+    made.step()
+    assert weight.tolist() == pytest.approx([-0.18, -0.24], rel=1e-4)
+
+
 def test_hooks_come_in_order_and_the_loss_is_the_mean_of_the_last_pass():
     calls, losses = [], []
 
