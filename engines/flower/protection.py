@@ -25,8 +25,9 @@ class CodeError(SepalError):
 def refuse_code(bundle: bytes) -> None:
     """Refuse an app bundle unless it is like the one of :func:`sepal.engines.flower.bundle.write_app`.
 
-    Flower makes publisher, project and version the name of a directory, so they are checked, too. Nothing is unpacked. Code in a bundle would run as this user, past everything else that the client's operator has
-    set, for whoever may submit apps to the SuperLink.
+    Flower makes publisher, project and version the name of a directory, so they are checked, too. Nothing is unpacked.
+    Code in a bundle would run as this user, past everything else that the client's operator has set, for whoever may
+    submit apps to the SuperLink.
 
     Args:
         bundle: A ZIP file, as Flower sends it.
