@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sepal.cli.sizes import decimals, size
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server_app.places import IN_PROCESS
 from sepal.strategies import registry
@@ -41,12 +42,11 @@ class Sheet:
 
 def accuracy_sheet(variants: Sequence[Variant]) -> Sheet:
     """Return the accuracy of a cell's variants: deployed, in each view, and of the bottom decile."""
-    view = variants[0].view
     rows = []
     for variant in variants:
-        found = [*(variant.accuracy(each) for each in ACCURACIES), variant.accuracy(view, "bottom_decile")]
+        found = [*(variant.accuracy(each) for each in ACCURACIES), variant.accuracy("deployed", "bottom_decile")]
         rows.append([named(variant), *map(_text, found)])
-    return Sheet(("accuracy, %", *ACCURACIES, f"bottom 10 %\n{view}"), rows)
+    return Sheet(("accuracy, %", *ACCURACIES, "bottom 10 %\ndeployed"), rows)
 
 
 def cost_sheet(variants: Sequence[Variant]) -> Sheet:
@@ -56,8 +56,9 @@ def cost_sheet(variants: Sequence[Variant]) -> Sheet:
     rows = []
     for variant in variants:
         sizes = [*(variant.megabytes(way) for way in DIRECTIONS), variant.multiply_adds]
-        reached = [variant.reached(variant.rounds_to, 1), variant.reached(variant.megabytes_to, 2)]
-        rows.append([variant.label, *(f"{size:.2f}" for size in sizes), *reached])
+        sent = variant.megabytes_to
+        reached = [variant.reached(variant.rounds_to, 1), variant.reached(sent, decimals(sent.mean if sent else 0))]
+        rows.append([variant.label, *map(size, sizes), *reached])
     return Sheet(heads, rows)
 
 
