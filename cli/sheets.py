@@ -127,10 +127,10 @@ def remarks(comparison: Comparison, cell: str) -> Iterator[str]:
 
 
 def without_yardsticks(comparison: Comparison) -> str:
-    """Return a line that names the yardsticks that are not among the runs; empty if all are."""
+    """Return a line that names the yardsticks that are not among the runs; empty if all are, or for a single run."""
     methods = {result.stored.config["method"] for result in comparison.results}
     absent = [name for name in registry.YARDSTICKS if name not in methods]
-    if not absent:
+    if not absent or len(comparison.results) < 2:  # a single run compares nothing
         return ""
     return f"Without {' and '.join(absent)}: add {'them' if len(absent) > 1 else 'it'} to `methods`."
 

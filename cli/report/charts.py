@@ -141,7 +141,7 @@ def _pairs(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     lines = f"[{short(f'{parts}[0]', NAMES)} + ' −', {short(f'{parts}[1]', NAMES)}]"
     words = f"length(datum.label) > {NAMES} ? {lines} : datum.label"
     place = alt.Y("pair:N", title=None, sort=order, axis=alt.Axis(labelExpr=words, labelLimit=0))
-    difference = "difference, percentage points"
+    difference = "difference, points"
     tips = [alt.Tooltip("pair:N"), *(alt.Tooltip(f"{name}:Q", format="+.1f") for name in ("mean", "low", "high"))]
     interval = drawn.mark_rule(strokeWidth=3, color="var(--bar)").encode(
         alt.X("low:Q", title=difference), alt.X2("high:Q"), place, tooltip=tips

@@ -138,7 +138,7 @@ def finish(drawn: Drawn) -> dict[str, Any]:
     if drawn.shows:
         chart = chart.properties(title=alt.Title(alt.expr(drawn.shows)))
     spec: dict[str, Any] = chart.to_dict(validate=True)
-    spec["autosize"] = {"type": "fit-x", "contains": "padding"}
+    spec["autosize"] = {"type": "fit-x", "contains": "padding", "resize": True}  # titles change, too
     spec.pop("config", None)
     return spec
 

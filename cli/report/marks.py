@@ -13,7 +13,7 @@ from sepal.cli.report.looks import DASHES, SHAPES
 from sepal.study.comparison import Comparison
 
 LINE, LONGEST = 14, 17  # pixels: height of a label at a line's end; letters of the longest
-NAMES = 26  # letters of a name on an axis
+NAMES = 24  # letters of a name on an axis
 
 RIGHT: Any = {"value": "width"}  # the right edge of a plot
 

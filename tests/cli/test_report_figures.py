@@ -300,6 +300,26 @@ def test_a_wide_page_has_all_columns_and_a_phone_has_figures_beside_the_names(ma
 
 
 @in_browser
+@pytest.mark.parametrize("width", [1200, 400])
+def test_no_text_of_a_chart_is_cut(many, tmp_path, width):
+    script = """
+    document.querySelector('[name="label"]').value = LONG;
+    document.querySelector(".controls").dispatchEvent(new Event("change"));
+    await later();
+    const box = (each) => each.getBoundingClientRect();
+    const inside = (one, other) => one.left >= other.left - 1 && one.right <= other.right + 1
+      && one.top >= other.top - 1 && one.bottom <= other.bottom + 1;
+    const texts = all(".chart svg text").filter((each) => each.textContent.trim());
+    found.count = texts.length;
+    const cut = texts.filter((each) => !inside(box(each), box(each.ownerSVGElement)));
+    found.cut = cut.map((each) => each.textContent);
+    """
+    found = look(render(many), script.replace("LONG", json.dumps(LONG)), tmp_path, width)
+    assert found["count"] > 100
+    assert found["cut"] == []
+
+
+@in_browser
 def test_paired_differences_have_a_line_at_zero(many, tmp_path):
     found = look(render(many), 'found.zero = all("#chart-pairs .layer_0_marks line").length;', tmp_path)
     assert found["zero"] == 1
