@@ -28,6 +28,7 @@ ACCURACIES = ("deployed", *reversed(CLOSING_VIEWS))
 MARK = "*"  # of a label: not converged
 EDGE = "(edge)"
 EDGE_WORDS = "the least or the largest value that was tried; a wider [grid] may find a better one"
+NEAREST = "within one standard error of the best, the rate nearest to the calibrated one is chosen"
 NONE = "–"
 FEW = {1: "One seed is too few", 2: "Two seeds are too few"}
 
@@ -91,8 +92,13 @@ def tuning_title(comparison: Comparison) -> str:
 
 
 def tuning_note(comparison: Comparison) -> str:
-    """Return what the mark of a value at the edge means; empty if there is none."""
-    return f"{EDGE}: {EDGE_WORDS}" if any(one.edge for one in comparison.tuning) else ""
+    """Return what is to be said of the values chosen; empty if they are the best and none is at the edge."""
+    notes = [f"{EDGE}: {EDGE_WORDS}"] if any(one.edge for one in comparison.tuning) else []
+    for one in comparison.tuning:
+        means = {name: mean for name, mean in one.values if mean is not None}
+        if one.chosen in means and means[one.chosen] < max(means.values()):
+            return "; ".join([*notes, NEAREST])
+    return "; ".join(notes)
 
 
 def named(variant: Variant) -> str:

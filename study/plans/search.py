@@ -16,6 +16,7 @@ with ``tuned = "…/chosen.toml"``, and ``grid.ndjson``, with a line for each tr
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,6 +140,14 @@ def validation(run: Path, view: str) -> float | None:
     if found is None:
         raise ConfigError("views", f"a view that {run.name} has validation accuracy in", view)
     return float(found["mean"])
+
+
+def standard_error(runs: Sequence[Path], view: str) -> float:
+    """Return the standard error of the mean validation accuracy of runs that have ended, of its spread over clients."""
+    from sepal.server_app.stored_run import read_run
+
+    found = [read_run(run).lines[-1]["validation"][view] for run in runs]
+    return math.sqrt(sum(float(each["std"]) ** 2 / each["clients"] for each in found)) / len(found)
 
 
 def mean_of_trials(values: Sequence[float]) -> float:

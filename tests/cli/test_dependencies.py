@@ -53,6 +53,7 @@ def imported(*arguments: str) -> list[str]:
     return [re.sub(r"import time:.*\| +", "import ", line).strip() for line in lines if line.strip()]
 
 
+@pytest.mark.e2e  # four processes that import everything
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
