@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from sepal.cli.sizes import decimals, size
 from sepal.study.comparison import Comparison
 from sepal.study.frontier import CLOSE_TO, close, frontier
 from sepal.study.results import DIRECTIONS, Variant
@@ -36,7 +37,7 @@ def _one(variant: Variant) -> Iterator[str]:
     mean, low = variant.accuracy("deployed"), variant.accuracy("deployed", "bottom_decile")
     if mean and low:
         yield f"{variant.label}: {mean.text()} % mean accuracy over clients, {low.text()} % for the lowest tenth,"
-        yield f"with {_sent(variant):.2f} MB (deployed models: {variant.deployed})."
+        yield f"with {_sent(variant)} MB (deployed models: {variant.deployed})."
 
 
 def _several(ranked: list[Variant]) -> Iterator[str]:
@@ -44,9 +45,9 @@ def _several(ranked: list[Variant]) -> Iterator[str]:
     top = first.accuracy("deployed")
     if top is None:
         return
-    yield f"Highest mean accuracy of {len(ranked)}: {first.label}, {top.text()} % with {_sent(first):.2f} MB"
+    yield f"Highest mean accuracy of {len(ranked)}: {first.label}, {top.text()} % with {_sent(first)} MB"
     if others and (second := others[0].accuracy("deployed")):
-        yield f"(deployed models); next {others[0].label}, {second.text()} % with {_sent(others[0]):.2f} MB."
+        yield f"(deployed models); next {others[0].label}, {second.text()} % with {_sent(others[0])} MB."
         found = first.difference_by_seed(others[0], "deployed")
         if found and found.spread is not None and found.count >= SEEDS:
             clear = "a clear difference" if abs(found.mean) > found.spread else "no clear difference"
@@ -75,18 +76,17 @@ def frontier_sentence(comparison: Comparison, cell: str) -> str:
     places = frontier(variants)
     if len(places) < 2:
         return ""
-    on = (
-        f"{each.variant.label} ({each.accuracy.text()} %, {each.megabytes:.2f} MB)" for each in places if each.frontier
-    )
+    best = [each for each in places if each.frontier]
+    on = (f"{each.variant.label} ({each.accuracy.text()} %, {size(each.megabytes)} MB)" for each in best)
     words = f"On the frontier, where no other has as high a mean with fewer MB: {', '.join(on)}"
     if found := close(variants):
         target, reached = found
-        some = [f"{variant.label} {until.text(2, 1.0)}" for variant, until in reached if until]
+        some = [f"{variant.label} {until.text(decimals(until.mean), 1.0)}" for variant, until in reached if until]
         none = [variant.label for variant, until in reached if not until]
         words += f"; MB to within one point of {CLOSE_TO} ({100 * target:.1f} %): {', '.join(some)}"
         words += f", not reached by {', '.join(none)}" if none else ""
     return f"{words} (deployed models)."
 
 
-def _sent(variant: Variant) -> float:
-    return sum(variant.megabytes(way) for way in DIRECTIONS)
+def _sent(variant: Variant) -> str:
+    return size(sum(variant.megabytes(way) for way in DIRECTIONS))

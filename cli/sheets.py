@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sepal.cli.sizes import decimals, size
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server_app.places import IN_PROCESS
 from sepal.strategies import registry
@@ -42,12 +43,11 @@ class Sheet:
 
 def accuracy_sheet(variants: Sequence[Variant]) -> Sheet:
     """Return the accuracy of a cell's variants: deployed, in each view, and of the bottom decile."""
-    view = variants[0].view
     rows = []
     for variant in variants:
-        found = [*(variant.accuracy(each) for each in ACCURACIES), variant.accuracy(view, "bottom_decile")]
+        found = [*(variant.accuracy(each) for each in ACCURACIES), variant.accuracy("deployed", "bottom_decile")]
         rows.append([named(variant), *map(_text, found)])
-    return Sheet(("accuracy, %", *ACCURACIES, f"bottom 10 %\n{view}"), rows)
+    return Sheet(("accuracy, %", *ACCURACIES, "bottom 10 %\ndeployed"), rows)
 
 
 def cost_sheet(variants: Sequence[Variant]) -> Sheet:
@@ -57,8 +57,9 @@ def cost_sheet(variants: Sequence[Variant]) -> Sheet:
     rows = []
     for variant in variants:
         sizes = [*(variant.megabytes(way) for way in DIRECTIONS), variant.multiply_adds]
-        reached = [variant.reached(variant.rounds_to, 1), variant.reached(variant.megabytes_to, 2)]
-        rows.append([variant.label, *(f"{size:.2f}" for size in sizes), *reached])
+        sent = variant.megabytes_to
+        reached = [variant.reached(variant.rounds_to, 1), variant.reached(sent, decimals(sent.mean if sent else 0))]
+        rows.append([variant.label, *map(size, sizes), *reached])
     return Sheet(heads, rows)
 
 
@@ -132,10 +133,10 @@ def remarks(comparison: Comparison, cell: str) -> Iterator[str]:
 
 
 def without_yardsticks(comparison: Comparison) -> str:
-    """Return a line that names the yardsticks that are not among the runs; empty if all are."""
+    """Return a line that names the yardsticks that are not among the runs; empty if all are, or for a single run."""
     methods = {result.stored.config["method"] for result in comparison.results}
     absent = [name for name in registry.YARDSTICKS if name not in methods]
-    if not absent:
+    if not absent or len(comparison.results) < 2:  # a single run compares nothing
         return ""
     return f"Without {' and '.join(absent)}: add {'them' if len(absent) > 1 else 'it'} to `methods`."
 

@@ -92,11 +92,11 @@ def methods(
     with starting():
         from sepal.strategies import registry
 
-        found = [registry.get(name) for name in registry.names()]  # imports them
+        rows = [(name, *registry.outline(name)) for name in registry.names()]
+        found = [registry.get(name) for name in registry.names()] if keys or markdown else []  # imports them
     if markdown:
         typer.echo(markdown_table())
         return
-    rows = ((method.name, method.title, method.source, method.deployed) for method in found)
     print_table("", ("name", "title", "source", "deployed"), rows)
     for method in found if keys else []:
         _print_keys(f"Keys of {method.name}", method.hyper, f"{method.name}.")
