@@ -76,6 +76,25 @@ def test_functions_of_a_notebook_run_in_workers_and_come_back_as_a_model():
     assert run.stored.config["fedpse.keep"] == 0.5
 
 
+@pytest.mark.e2e  # three processes
+def test_a_script_needs_no_guard(tmp_path):
+    """Its workers do not run it again; functions in it reach them."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sepal\n"
+        "from torch import nn\n"
+        "print('begun')\n"
+        "def build(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
+        "run = sepal.run('fedavg', 'digits', build, clients=2, rounds=1, workers=2, progress=False)\n"
+        "print(len(run.frame))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == "begun"
+    assert done.stdout.count("begun") == 1
+
+
 def test_a_function_that_can_be_imported_keeps_its_name():
     assert user_modules.name_of(linear) == "tests.test_api:linear"
     assert user_modules.name_of(lambda: 1).startswith(f"{user_modules.DEFINED}:lambda_")

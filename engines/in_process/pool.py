@@ -10,9 +10,10 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -20,6 +21,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
+from types import ModuleType
 from typing import Any
 
 from flwr.app import Message
@@ -93,6 +95,21 @@ def _send_all(connection: Connection, outbox: SimpleQueue[tuple[Any] | None]) ->
             connection.send(item[0])
 
 
+@contextmanager
+def _no_main() -> Iterator[None]:
+    """Start processes that do not run the script of this one, which would start a run of its own in each of them.
+
+    A script needs no ``if __name__ == "__main__"`` then. Its functions reach the workers as bytes
+    (:func:`sepal.user_modules.exported`).
+    """
+    ours = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = ours
+
+
 class Pool:
     """Worker processes that answer for clients.
 
@@ -109,7 +126,8 @@ class Pool:
         for setup in setups:
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(theirs, setup), daemon=True)
-            process.start()
+            with _no_main():
+                process.start()
             theirs.close()
             self._connections.append(ours)
             self._processes.append(process)
