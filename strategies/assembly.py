@@ -201,7 +201,8 @@ def _read(path: str) -> Weights:
     try:
         stored = read_plain_tensors(Path(path))
     except StateError as reason:
-        raise ConfigError("initial-weights", "a safetensors file", reason.got) from None
+        expected = "a safetensors file, as safetensors.torch.save_file writes it"
+        raise ConfigError("initial-weights", expected, reason.got) from None
     with np.errstate(over="ignore"):
         weights = {name: array.astype("float32") for name, array in stored.items() if array.dtype.kind == "f"}
     for name, array in weights.items():
@@ -226,7 +227,10 @@ def _from_file(config: RunConfig, module: nn.Module, parameters: Layout) -> Weig
     found = {name: tuple(array.shape) for name, array in stored.items() if name not in extra}
     if wanted != found:
         odd = next(name for name in {**wanted, **found} if wanted.get(name) != found.get(name))
-        raise ConfigError(f"initial-weights: {odd}", f"shape {wanted.get(odd)}", f"shape {found.get(odd)}")
+        got = f"shape {found.get(odd)}"
+        if odd.rpartition(".")[0] == _last(parameters):
+            got += ' in its last layer (initial-head = "new" draws that anew)'
+        raise ConfigError(f"initial-weights: {odd}", f"shape {wanted.get(odd)}", got)
     drawn = initial_weights(module, config.seed) if head else {}
     return {parameter.name: (drawn if parameter.name in head else stored)[parameter.name] for parameter in parameters}
 
