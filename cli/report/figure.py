@@ -16,6 +16,7 @@ import altair as alt
 
 from sepal.cli.report.data import STAND_IN, stand_ins
 from sepal.cli.report.learned import Rows
+from sepal.protocol.tasks.scoring import ACCURACY, Measure
 from sepal.study.comparison import Comparison
 from sepal.study.statistics import Estimate
 
@@ -102,7 +103,9 @@ def figure(
             told = ", ".join(f"{label} {value:g} %" for (_, label), value in same.items())
             if not found:
                 words = f"All clients have the same: {told}."
-                return Figure(name, data or name, title, "No figure: nothing differs.", words, {}, (), main)
+                return Figure(
+                    name, data or name, named(title, comparison), "No figure: nothing differs.", words, {}, (), main
+                )
             there = list(dict.fromkeys(row["view"] for row in found if "view" in row))
             view = f"(indexof({there}, view) < 0 ? '{STAND_IN}' : view)" if stand_in else "view"
             choices = {  # control → its first value, and the rows that it chooses
@@ -121,7 +124,9 @@ def figure(
             chart = chart.transform_filter(" && ".join(parts))
             drawn = draw(comparison, found, chart)
             reading = f"{drawn.reading} Not drawn, as all clients have the same: {told}." if same else drawn.reading
-            return Figure(name, data or name, title, reading, drawn.words, finish(drawn), controls, main)
+            return Figure(
+                name, data or name, named(title, comparison), reading, drawn.words, finish(drawn), controls, main
+            )
 
         MAKERS[name] = data or name, make
         return draw
@@ -191,6 +196,22 @@ def shown(comparison: Comparison, run: str = "", view: bool = False, before: str
     return " + ', ' + ".join(parts)
 
 
-def said(found: Estimate | None) -> str:
-    """Return an estimate in per cent as text."""
-    return f"{found.text()} %" if found else "no figure"
+def said(found: Estimate | None, measure: Measure = ACCURACY) -> str:
+    """Return an estimate with its unit as text."""
+    return found.told(measure) if found else "no figure"
+
+
+def named(title: str, comparison: Comparison) -> str:
+    """Return a title with the name of the headline metric in place of accuracy."""
+    name = comparison.measure.name
+    return title if name == ACCURACY.name else title.replace("Accuracy", name.capitalize()).replace("accuracy", name)
+
+
+def digits_of(comparison: Comparison) -> str:
+    """Return the format of the headline's values in a chart."""
+    return ".1f" if comparison.measure.percent else ".4~g"
+
+
+def drawn_text(comparison: Comparison, value: float) -> str:
+    """Return a value of a chart's rows with its unit."""
+    return f"{value:.1f} %" if comparison.measure.percent else f"{value:.4g} {comparison.measure.unit}".rstrip()

@@ -42,5 +42,5 @@ def _best(cells: Sequence[str], choose: Callable[..., float]) -> float | None:
 
 def _number(cell: str) -> float | None:
     """Return the figure that a cell begins with; None if it begins with a word."""
-    found = re.match(r"[+-]?\d+(\.\d+)?", cell)
+    found = re.match(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", cell)
     return float(found[0]) if found else None

@@ -18,7 +18,7 @@ from sepal.study.plans.execute import Display, execute
 from sepal.study.plans.model import Block, Chosen, PlanFile, PlannedRun, cell_name
 from sepal.study.plans.plan import check_keys
 from sepal.study.plans.rates import rate_notes
-from sepal.study.plans.search import mean_of_trials, validation
+from sepal.study.plans.search import mean_of_trials, measure_in, validation
 from sepal.study.run_keys import Value
 
 FAILED = "failed.txt"
@@ -85,7 +85,8 @@ def _best(plan: PlanFile, block: Block, runs: Sequence[PlannedRun], out: Path) -
         if value is None:
             return None
         cells.setdefault(run.cell, []).append(value)
-    best = max(cells, key=lambda cell: mean_of_trials(cells[cell]))
+    sign = measure_in(out / run.name for run in runs).sign
+    best = max(cells, key=lambda cell: sign * mean_of_trials(cells[cell]))
     keys = next(run.keys for run in runs if run.cell == best)
     return {key: keys[key] for key in block.grid_of(runs[0].variant)}
 

@@ -1,0 +1,8 @@
+"""Tasks: target, loss, prediction, and metrics as sums. Importing this package imports no torch."""
+
+from __future__ import annotations
+
+from sepal.protocol.tasks.learning import LearningTask, Targets, learning_task
+from sepal.protocol.tasks.scoring import Measure, Metric, Scoring
+
+__all__ = ["LearningTask", "Measure", "Metric", "Scoring", "Targets", "learning_task"]
