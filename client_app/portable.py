@@ -28,7 +28,9 @@ from sepal.errors import ModelError, StateError, one_line
 from sepal.modules import bring_back, floating, frozen_tensors, tied_names
 from sepal.protocol.method import resolve
 from sepal.protocol.tasks import LearningTask
-from sepal.protocol.tasks.learning import CLASSIFICATION, TASKS, own_task
+from sepal.protocol.tasks.builtin import TASKS
+from sepal.protocol.tasks.learning import CLASSIFICATION
+from sepal.protocol.tasks.making import own_task
 from sepal.strategies import registry
 
 FORMAT = "sepal.model.v1"

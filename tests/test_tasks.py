@@ -31,7 +31,8 @@ from sepal.errors import ConfigError, DataError, ModelError, ProtocolError
 from sepal.protocol.messages import Content, read_reply, version, write_reply
 from sepal.protocol.method import Plan
 from sepal.protocol.tasks import LearningTask, Measure, Metric, Scoring, Targets
-from sepal.protocol.tasks.learning import LABELS, PER_EXAMPLE, regression
+from sepal.protocol.tasks.builtin import regression
+from sepal.protocol.tasks.learning import LABELS, PER_EXAMPLE
 from sepal.protocol.tasks.scoring import BY_ACCURACY
 from sepal.server.accuracy import figures, view_figures
 from sepal.server.answers import check_reply

@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional
 
 from sepal.protocol.method import Predictor
-from sepal.protocol.tasks.learning import BY_CLASS, LearningTask
+from sepal.protocol.tasks.builtin import BY_CLASS
+from sepal.protocol.tasks.learning import LearningTask
 from sepal.protocol.tasks.scoring import added
 from sepal.protocol.views import degree
 
@@ -146,3 +147,16 @@ def score(predictor: Predictor, x: torch.Tensor, y: torch.Tensor) -> dict[str, f
             right += int((logits.argmax(1) == labels).sum())
             loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
     return {"correct": float(right), "examples": float(len(y)), "loss": loss}
+
+
+def share(learning: LearningTask, predictor: Predictor, x: torch.Tensor, y: torch.Tensor) -> float:
+    """Return a metric from 0 to 1, to which methods' thresholds refer; 0 without examples or without a value.
+
+    It is the accuracy of a classification, R² of a regression, Dice of a segmentation
+    (:attr:`sepal.protocol.tasks.learning.LearningTask.share`). Arguments as for :func:`total`.
+    """
+    if learning.classifies:
+        counts = score(predictor, x, y)
+        return counts["correct"] / counts["examples"] if counts else 0.0
+    sums = total(learning, predictor, x, y)
+    return (learning.scoring.value(sums, learning.share) if sums else None) or 0.0

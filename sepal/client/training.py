@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sepal.client.evaluation import score, total
 from sepal.client.hooks import Hooks, Loss, cross_entropy, frozen
 from sepal.client.multiply_adds import costs
 from sepal.client.network import Network, NetworkPredictor, read_gradients
@@ -28,8 +27,9 @@ from sepal.client.sgd_adam import Optimizer
 from sepal.config import RunConfig
 from sepal.errors import ProtocolError
 from sepal.protocol.fields import GREATEST, NAME
-from sepal.protocol.method import ClientInfo, Predictor, Weights
-from sepal.protocol.tasks.learning import BY_CLASS, LearningTask
+from sepal.protocol.method import ClientInfo, Weights
+from sepal.protocol.tasks.builtin import BY_CLASS
+from sepal.protocol.tasks.learning import LearningTask
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.rng import derive, derive_seed
 from sepal.wire.tensors import Values
@@ -86,12 +86,7 @@ class Trainer:
     class_weights: torch.Tensor | None = None
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss of a batch: the task's, with the client's class weights if it has any.
-
-        Args:
-            outputs: The model's outputs (n, …).
-            targets: Their targets.
-        """
+        """Return the mean loss of a batch's outputs (n, …): the task's, with class weights if the client has any."""
         if self.class_weights is not None:
             return functional.cross_entropy(outputs, targets, weight=self.class_weights)
         return self.learning.loss(outputs, targets)
@@ -103,22 +98,9 @@ class Trainer:
     def loss_each(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of each example (n,), for methods that declare that they need it."""
         if self.learning.loss_each is None:
-            raise ValueError(f"the task {self.learning.name} has no loss for each example")
+            raise ValueError(f"a loss for each example, which {self.learning.name} lacks")
         each = self.learning.loss_each(outputs, targets)
         return each if self.class_weights is None else each * self.class_weights[targets]
-
-    def validation_share(self, predictor: Predictor) -> float:
-        """Return a metric from 0 to 1 on the validation part, to which methods' thresholds refer; 0 without a value.
-
-        It is the accuracy of a classification, R² of a regression, Dice of a segmentation
-        (:attr:`sepal.protocol.tasks.LearningTask.share`).
-        """
-        x, y = self.x_validation, self.y_validation
-        if self.learning.classifies:
-            counts = score(predictor, x, y)
-            return counts["correct"] / counts["examples"] if counts else 0.0
-        sums = total(self.learning, predictor, x, y)
-        return (self.learning.scoring.value(sums, self.learning.share) if sums else None) or 0.0
 
     def network(self, use: str = "model", make: Callable[[], nn.Module] | None = None) -> Network:
         """Return the network for ``use``. Its weights are arbitrary until some are loaded.

@@ -21,7 +21,8 @@ from sepal.data.own import OWN, OwnData, own_info
 from sepal.data.sources import FOLDER, LAYOUT, folder_key, info, load, version
 from sepal.data.spec import DataSpec
 from sepal.errors import ConfigError, DataError
-from sepal.protocol.tasks.learning import CLASSIFICATION, targets_of
+from sepal.protocol.tasks.learning import CLASSIFICATION
+from sepal.protocol.tasks.making import targets_of
 from sepal.rng import derive
 
 RULES = 2  # increase when a partition or split rule changes, to invalidate cached parts

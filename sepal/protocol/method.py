@@ -25,7 +25,8 @@ import numpy.typing as npt
 from sepal.errors import ModelError
 from sepal.protocol.layout import Layout
 from sepal.protocol.learned import Reader
-from sepal.protocol.tasks.learning import BY_CLASS, LearningTask
+from sepal.protocol.tasks.builtin import BY_CLASS
+from sepal.protocol.tasks.learning import LearningTask
 from sepal.wire.tensors import SparseTensor, Tensors, TensorSpec
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from torch import nn
 
 from sepal.client.algorithm import ClientBase
+from sepal.client.evaluation import share
 from sepal.client.hooks import frozen
 from sepal.client.training import Trainer
 from sepal.masks.cuts import Cut, parameters
@@ -120,7 +121,8 @@ class SubFedAvgClient(ClientBase[ClientState]):
     def accuracy(self, weights: Weights, kept: Masks) -> float:
         """Return the accuracy on the validation part, or the task's other share; 0 without one: it never prunes."""
         predictor = self.predict(weights, self.prunable.cut(kept))
-        return self.trainer.validation_share(predictor)
+        trainer = self.trainer
+        return share(trainer.learning, predictor, trainer.x_validation, trainer.y_validation)
 
     # The module that trains
 

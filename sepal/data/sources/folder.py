@@ -36,7 +36,8 @@ from sepal.data.own import checked_examples
 from sepal.data.sources.images import EXAMPLES, FILES, Look, check_alike, left_out, read_example
 from sepal.data.sources.table import read_table
 from sepal.errors import DataError
-from sepal.protocol.tasks.learning import CLASSIFICATION, targets_of
+from sepal.protocol.tasks.learning import CLASSIFICATION
+from sepal.protocol.tasks.making import targets_of
 
 PLAIN = FolderSettings()
 _FORMS = f"one .npz, one .csv with a column `label`, or a sub-directory per class with {FILES}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sepal.protocol.tasks.learning import LearningTask, Targets, learning_task
+from sepal.protocol.tasks.learning import LearningTask, Targets
+from sepal.protocol.tasks.making import learning_task
 from sepal.protocol.tasks.scoring import Measure, Metric, Scoring
 
 __all__ = ["LearningTask", "Measure", "Metric", "Scoring", "Targets", "learning_task"]
