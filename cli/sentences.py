@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from sepal.cli.sizes import decimals, size
 from sepal.study.comparison import Comparison
 from sepal.study.frontier import CLOSE_TO, close, frontier
 from sepal.study.results import DIRECTIONS, Variant
@@ -39,7 +40,7 @@ def _one(variant: Variant) -> Iterator[str]:
         worst = "lowest" if measure.higher else "worst"
         words = f"{variant.label}: {mean.told(measure)} mean {measure.name} over clients, {low.told(measure)}"
         yield f"{words} for the {worst} tenth,"
-        yield f"with {_sent(variant):.2f} MB (deployed models: {variant.deployed})."
+        yield f"with {_sent(variant)} MB (deployed models: {variant.deployed})."
 
 
 def _several(ranked: list[Variant]) -> Iterator[str]:
@@ -49,9 +50,9 @@ def _several(ranked: list[Variant]) -> Iterator[str]:
         return
     measure = first.measure
     best = "Highest" if measure.higher else "Lowest"
-    yield f"{best} mean {measure.name} of {len(ranked)}: {first.label}, {top.told(measure)} with {_sent(first):.2f} MB"
+    yield f"{best} mean {measure.name} of {len(ranked)}: {first.label}, {top.told(measure)} with {_sent(first)} MB"
     if others and (second := others[0].accuracy("deployed")):
-        yield f"(deployed models); next {others[0].label}, {second.told(measure)} with {_sent(others[0]):.2f} MB."
+        yield f"(deployed models); next {others[0].label}, {second.told(measure)} with {_sent(others[0])} MB."
         found = first.difference_by_seed(others[0], "deployed")
         if found and found.spread is not None and found.count >= SEEDS:
             clear = "a clear difference" if abs(found.mean) > found.spread else "no clear difference"
@@ -81,16 +82,13 @@ def frontier_sentence(comparison: Comparison, cell: str) -> str:
     places, measure = frontier(variants), comparison.measure
     if len(places) < 2:
         return ""
-    on = (
-        f"{each.variant.label} ({each.accuracy.told(measure)}, {each.megabytes:.2f} MB)"
-        for each in places
-        if each.frontier
-    )
+    best = [each for each in places if each.frontier]
+    on = (f"{each.variant.label} ({each.accuracy.told(measure)}, {size(each.megabytes)} MB)" for each in best)
     good = "high" if measure.higher else "low"
     words = f"On the frontier, where no other has as {good} a mean with fewer MB: {', '.join(on)}"
     if found := close(variants):
         target, reached = found
-        some = [f"{variant.label} {until.text(2, 1.0)}" for variant, until in reached if until]
+        some = [f"{variant.label} {until.text(decimals(until.mean), 1.0)}" for variant, until in reached if until]
         none = [variant.label for variant, until in reached if not until]
         near = "one point" if measure.percent else "1 %"
         words += f"; MB to within {near} of {CLOSE_TO} ({measure.text(target)}): {', '.join(some)}"
@@ -98,5 +96,5 @@ def frontier_sentence(comparison: Comparison, cell: str) -> str:
     return f"{words} (deployed models)."
 
 
-def _sent(variant: Variant) -> float:
-    return sum(variant.megabytes(way) for way in DIRECTIONS)
+def _sent(variant: Variant) -> str:
+    return size(sum(variant.megabytes(way) for way in DIRECTIONS))

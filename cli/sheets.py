@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sepal.cli.sizes import decimals, size
 from sepal.protocol.tasks.scoring import Measure, headline, measure_of
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server_app.places import IN_PROCESS
@@ -40,6 +41,7 @@ ACCURACIES = ("deployed", *reversed(CLOSING_VIEWS))
 MARK = "*"  # of a label: not converged
 EDGE = "(edge)"
 EDGE_WORDS = "the least or the largest value that was tried; a wider [grid] may find a better one"
+NEAREST = "within one standard error of the best, the rate nearest to the calibrated one is chosen"
 NONE = "–"
 FEW = {1: "One seed is too few", 2: "Two seeds are too few"}
 
@@ -54,12 +56,11 @@ class Sheet:
 
 def accuracy_sheet(variants: Sequence[Variant]) -> Sheet:
     """Return the accuracy of a cell's variants: deployed, in each view, and of the bottom decile."""
-    view = variants[0].view
     rows = []
     for variant in variants:
-        found = [*(variant.accuracy(each) for each in ACCURACIES), variant.accuracy(view, "bottom_decile")]
+        found = [*(variant.accuracy(each) for each in ACCURACIES), variant.accuracy("deployed", "bottom_decile")]
         rows.append([named(variant), *(_text(each, variant.measure) for each in found)])
-    return Sheet((variants[0].measure.axis, *ACCURACIES, f"bottom 10 %\n{view}"), rows)
+    return Sheet((variants[0].measure.axis, *ACCURACIES, "bottom 10 %\ndeployed"), rows)
 
 
 def cost_sheet(variants: Sequence[Variant]) -> Sheet:
@@ -71,8 +72,9 @@ def cost_sheet(variants: Sequence[Variant]) -> Sheet:
     rows = []
     for variant in variants:
         sizes = [*(variant.megabytes(way) for way in DIRECTIONS), variant.multiply_adds]
-        reached = [variant.reached(variant.rounds_to, 1), variant.reached(variant.megabytes_to, 2)]
-        rows.append([variant.label, *(f"{size:.2f}" for size in sizes), *reached])
+        sent = variant.megabytes_to
+        reached = [variant.reached(variant.rounds_to, 1), variant.reached(sent, decimals(sent.mean if sent else 0))]
+        rows.append([variant.label, *map(size, sizes), *reached])
     return Sheet(heads, rows)
 
 
@@ -106,8 +108,13 @@ def tuning_title(comparison: Comparison) -> str:
 
 
 def tuning_note(comparison: Comparison) -> str:
-    """Return what the mark of a value at the edge means; empty if there is none."""
-    return f"{EDGE}: {EDGE_WORDS}" if any(one.edge for one in comparison.tuning) else ""
+    """Return what is to be said of the values chosen; empty if they are the best and none is at the edge."""
+    notes = [f"{EDGE}: {EDGE_WORDS}"] if any(one.edge for one in comparison.tuning) else []
+    for one in comparison.tuning:
+        means = {name: mean for name, mean in one.values if mean is not None}
+        if one.chosen in means and means[one.chosen] < max(means.values()):
+            return "; ".join([*notes, NEAREST])
+    return "; ".join(notes)
 
 
 def named(variant: Variant) -> str:
@@ -149,10 +156,10 @@ def remarks(comparison: Comparison, cell: str) -> Iterator[str]:
 
 
 def without_yardsticks(comparison: Comparison) -> str:
-    """Return a line that names the yardsticks that are not among the runs; empty if all are."""
+    """Return a line that names the yardsticks that are not among the runs; empty if all are, or for a single run."""
     methods = {result.stored.config["method"] for result in comparison.results}
     absent = [name for name in registry.YARDSTICKS if name not in methods]
-    if not absent:
+    if not absent or len(comparison.results) < 2:  # a single run compares nothing
         return ""
     return f"Without {' and '.join(absent)}: add {'them' if len(absent) > 1 else 'it'} to `methods`."
 

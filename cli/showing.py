@@ -12,7 +12,7 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import starting
-from sepal.errors import ConfigError
+from sepal.errors import ConfigError, one_line
 
 POLL = 0.2  # seconds between reads by watch
 
@@ -92,11 +92,11 @@ def methods(
     with starting():
         from sepal.strategies import registry
 
-        found = [registry.get(name) for name in registry.names()]  # imports them
+        rows = [(name, *registry.outline(name)) for name in registry.names()]
+        found = [registry.get(name) for name in registry.names()] if keys or markdown else []  # imports them
     if markdown:
         typer.echo(markdown_table())
         return
-    rows = ((method.name, method.title, method.source, method.deployed) for method in found)
     print_table("", ("name", "title", "source", "deployed"), rows)
     for method in found if keys else []:
         _print_keys(f"Keys of {method.name}", method.hyper, f"{method.name}.")
@@ -137,7 +137,7 @@ def _print_keys(title: str, model: Any, prefix: str) -> None:
 
 
 def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table of words; keys and names are never wrapped."""
+    """Print a table of words, without escapes; keys and names are never wrapped."""
     from rich import box
     from rich.console import Console
     from rich.markup import escape
@@ -147,7 +147,7 @@ def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) 
     for column in head:
         table.add_column(column, no_wrap=column in ("key", "run", "dataset", "model"))
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(one_line(word)) for word in row))
     Console().print(table)
 
 

@@ -31,6 +31,7 @@ from sepal.cli.sheets import (
     tuning_title,
     without_yardsticks,
 )
+from sepal.cli.sizes import size
 from sepal.errors import one_line
 from sepal.protocol.tasks.scoring import ACCURACY, Measure, measure_of
 from sepal.protocol.tasks.scoring import headline as headline_of
@@ -148,10 +149,9 @@ def percent(line: Line | None, view: str, key: str) -> str:
     return measure_of(line or {}).number(figures[key]) if figures else "-"
 
 
-def megabytes(size: int) -> str:
-    """Return bytes as MB with three significant digits, and at most two decimals."""
-    value = size / MEGA
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+def megabytes(count: int) -> str:
+    """Return bytes as MB."""
+    return size(count / MEGA)
 
 
 def figures_table(run: StoredRun, yardstick: StoredRun | None = None) -> Table:
@@ -205,8 +205,8 @@ def bytes_table(run: StoredRun) -> Table:
     for name, sizes in (("training", run.bytes), ("all purposes", run.bytes["total"])):
         cells: list[str] = []
         for key in ("up", "down"):
-            size, dense = sizes[key], sizes[f"{key}_dense"]
-            cells += [megabytes(size), megabytes(dense), f"{100 * size / dense:.1f} %" if dense else "-"]
+            sent, dense = sizes[key], sizes[f"{key}_dense"]
+            cells += [megabytes(sent), megabytes(dense), f"{100 * sent / dense:.1f} %" if dense else "-"]
         table.add_row(name, *cells)
     return table
 

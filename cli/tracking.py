@@ -75,7 +75,8 @@ def _log(client: Any, where: str, run: StoredRun) -> None:
         client.log_batch(made, metrics=figures)
     model = sorted((run.path / "checkpoints").glob("round-*.safetensors"))[-1:]
     for file, folder in chain(((run.path / name, None) for name in FILES), ((path, "model") for path in model)):
-        client.log_artifact(made, str(file), folder)
+        if file.resolve().is_relative_to(run.path.resolve()):  # a run from elsewhere may have links to private files
+            client.log_artifact(made, str(file), folder)
     if find_spec("altair"):  # the extra report
         with TemporaryDirectory() as scratch:
             client.log_artifact(made, str(write_html([str(run.path)], Path(scratch) / "report.html")))

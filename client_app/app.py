@@ -22,7 +22,7 @@ from sepal import user_modules
 from sepal.client.devices import device_memory
 from sepal.client_app.audit import Audit
 from sepal.client_app.build import Node, Shared, build_host, open_store, open_upload_count
-from sepal.client_app.guard import check_noise, check_sizes, limited_memory, local_config, on_one_machine
+from sepal.client_app.guard import check_noise, check_sizes, check_split, limited_memory, local_config, on_one_machine
 from sepal.client_app.simulation import protect_ray, starts_ray
 from sepal.errors import ConfigError, one_line
 from sepal.protocol.messages import read_order, without_details, write_error
@@ -182,6 +182,7 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
     order = read_order(message.content)[0]
     if order.kind is Kind.QUERY and order.plan.phase:
         log.warning("%s: refused by the server: %s", node.client, one_line(order.plan.phase, 256))
+    check_split(node, shared.assembly.task.config)
     check_noise(node, shared.assembly.task.config, order, shared.assembly.method.private)
     store = open_store(shared, node, order.run)
     # A query may arrive while the client trains; all other messages are answered one at a time.

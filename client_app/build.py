@@ -8,6 +8,7 @@ share are built once.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from sepal.client.training import Trainer
 from sepal.client_app.guard import parse_allowed
 from sepal.client_app.host import ClientHost
 from sepal.client_app.upload_count import UploadCount
+from sepal.config.agreement import LOCAL
 from sepal.data import ClientData, Examples, FederatedData, OwnData
 from sepal.data.corruption import corrupt
 from sepal.data.scaling import Scale
@@ -217,6 +219,8 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         task.learning,
     )
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
+    flat = task.config.flat()
+    machine = json.dumps([flat[key] for key in sorted(LOCAL)]) if secret else ""  # else engines must agree on the bits
     figures = {"unseen-test-labels": float(data.unseen_test_labels)}
     return ClientHost(
         run,
@@ -230,6 +234,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         noised=shared.assembly.method.private if secret and task.config.privacy.noise else (),
         set_request=lambda digest: setattr(trainer, "request", digest),
         accuracies=node.accuracies,
+        machine=machine,
     )
 
 

@@ -82,6 +82,24 @@ def check_noise(node: Node, config: RunConfig, order: Order, private: Collection
         raise ProtocolError("phase", expected, order.plan.phase)
 
 
+def check_split(node: Node, config: RunConfig) -> None:
+    """Check that the number of examples tells no label counts, if the node sends no accuracies, which tell them, too.
+
+    The node's own files are dealt and split by the server's keys. Rules that go by label would answer, without an
+    upload, how many examples each label has.
+
+    Raises:
+        ProtocolError: A key goes by label.
+    """
+    if node.accuracies or node.data or config.dataset != "folder":
+        return
+    expected = "{}, for this node's own files: others tell label counts (sepal join --no-accuracies)"
+    if config.partition.name not in ("iid", "natural"):
+        raise ProtocolError("partition.name", expected.format("iid or natural"), config.partition.name)
+    if config.split.by != "random" or config.split.test_of_labels:
+        raise ProtocolError("split", expected.format("by = random, without test-of-labels"), "a split by label")
+
+
 def available() -> int:
     """Return the bytes of memory that are available on this machine."""
     return int(psutil.virtual_memory().available)

@@ -7,6 +7,7 @@ and sends the reply. A repeated message gets the stored reply.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,8 @@ class ClientHost:
         set_request: Called with the digest of the request before the client trains.
         accuracies: Whether the client evaluates models and sends the counts. If not, a reply has no figures but its
             costs, whatever the server asks for.
+        machine: The run config's keys about the machine, where the server writes them. They change the bits of an
+            update, as the number of threads does.
         spend: Called with the run and the request of an upload with noise before training, and with a name of each
             upload before it is stored and sent; see :meth:`sepal.client_app.upload_count.UploadCount.spend`.
     """
@@ -76,6 +79,7 @@ class ClientHost:
     noised: Collection[str] = ()
     set_request: Callable[[bytes], None] = lambda digest: None
     accuracies: bool = True
+    machine: str = ""
     spend: Callable[[str], None] = lambda upload: None
 
     def handle(self, records: RecordDict) -> RecordDict:
@@ -106,14 +110,15 @@ class ClientHost:
             return replace(reply, facts={**self.facts, "store": self.store.identity}), Content()
         if kind is Kind.TRAIN and plan.phase and "" in self.noised:  # it would be noised, but not charged beforehand
             raise ProtocolError("phase", "none: all rounds of this method are alike", plan.phase)
-        request = f"{self._asked(order, content.digest())}|{order.keep}|{','.join(order.views)}"
+        state, before = self._load(order.base)
+        work = self._asked(order, content.digest(), before)
+        request = f"{work}|{order.keep}|{','.join(order.views)}"
         if not self.accuracies:
             order = replace(order, views=())
             request += "|no accuracies"  # so that a stored reply with accuracies is not sent
         stored = self.store.answered(plan.round, request)
         if stored:
             return stored.reply, stored.content
-        state = self._load(order.base)
         download = unseal(content, self.algorithm.download_schema(state, plan))
         charge = ""
         if kind is Kind.TRAIN and plan.phase in self.noised:
@@ -135,7 +140,7 @@ class ClientHost:
         if "kept" in order.views:
             metrics |= self._score("kept", order, self.algorithm.predictor(state, None, plan))
         self.spent()
-        after, upload = self._work(order, state, download, came)
+        after, upload = self._work(order, state, download, request.partition("|")[0])
         metrics |= {
             **self.figures,
             **self.spent(),
@@ -156,13 +161,14 @@ class ClientHost:
             self.store.prune(order.durable)
         return reply, answer
 
-    def _load(self, base: str) -> Any:
+    def _load(self, base: str) -> tuple[Any, str]:
+        """Return a version, and the digest of all that the server chose on the way to it."""
         if not base:
-            return self.algorithm.init()
+            return self.algorithm.init(), ""
         stored = self.store.load(base)
-        return stored.state if stored else self._load_again(base)
+        return (stored.state, stored.request.partition("|")[0]) if stored else self._load_again(base)
 
-    def _load_again(self, base: str) -> Any:
+    def _load_again(self, base: str) -> tuple[Any, str]:
         """Rebuild a damaged version by repeating its round from the previous version and the stored message.
 
         Raises:
@@ -173,20 +179,21 @@ class ClientHost:
             raise StateError("base", f"the state of version {base}", "none: it was lost, or is of another directory")
         order, content = origin.order, origin.content
         log.warning("%s: version %s is damaged; made again from %s", self.info.name, base, order.base or "the start")
-        state = self._load(order.base)
+        state, before = self._load(order.base)
         download = unseal(content, self.algorithm.download_schema(state, order.plan))
         answered = content.digest()
-        after, upload = self._work(order, state, download, answered)
+        work = self._asked(order, answered, before)
+        after, upload = self._work(order, state, download, work)
         answer = seal(upload)
         if version(order.plan.round, order.base, answered, answer.digest()) != base:
             raise StateError("base", f"the state of version {base}", "another: its round cannot be repeated here")
         reply = Reply(order.run, order.plan.round, order.kind, self.info, order.base, answered, base)
-        self.store.save(base, Stored("", after, reply, answer), origin)
-        return after
+        self.store.save(base, Stored(f"{work}|made again", after, reply, answer), origin)
+        return after, work
 
-    def _work(self, order: Order, state: Any, download: Payload, came: str) -> tuple[Any, Payload]:
+    def _work(self, order: Order, state: Any, download: Payload, work: str) -> tuple[Any, Payload]:
         # The run is not part of it: in a deployment each run has its own secret, and engines must agree on the bits.
-        self.set_request(hashlib.sha256(self._asked(order, came).encode()).digest())
+        self.set_request(bytes.fromhex(work))
         if order.kind is Kind.TRAIN:
             return self.algorithm.train(state, download, order.plan)
         if order.kind is Kind.ADAPT:
@@ -204,16 +211,16 @@ class ClientHost:
                 scores |= {f"{wanted}.{name}": value for name, value in self.evaluate(predictor, wanted).items()}
         return scores
 
-    def _asked(self, order: Order, download: str) -> str:
-        """Return all that the server chose of one round's work, but what it wants to know of it.
+    def _asked(self, order: Order, download: str, before: str) -> str:
+        """Return a digest of all that the server chose of the work, but not of what it wants to know of it.
 
         The run config is part of it, because a server may change it under one run id: two configurations with equal
-        updates would show by equal noise that they are equal.
+        updates would show by equal noise that they are equal. For the same reason ``before`` is, the digest of the work
+        that led to the base: versions without an upload have one name, whatever the configuration was.
         """
-        plan = order.plan
-        scalars = ",".join(f"{name}={plan.scalars[name]!r}" for name in sorted(plan.scalars))
-        config = hashlib.sha256(self.facts.get("config", "").encode()).hexdigest()
-        return f"{order.kind.value}|{plan.round}|{plan.phase}|{scalars}|{plan.novel}|{order.base}|{download}|{config}"
+        plan, config = order.plan, self.facts.get("config", "")
+        parts = [order.kind.value, plan.round, plan.phase, dict(plan.scalars), plan.novel, order.base, before, download]
+        return hashlib.sha256(json.dumps([*parts, config, self.machine], sort_keys=True).encode()).hexdigest()
 
 
 def _sane(figures: Figures) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:

@@ -1,7 +1,8 @@
 """What is made from the registry of methods: ``python -m experiments.methods`` writes it.
 
-That is the table in docs/methods.md, and the run-config keys in pyproject.toml: Flower refuses keys that its app does
-not declare there. Each key is declared once, in ``sepal.config`` or in its method's ``Hyper``.
+That is the table in docs/methods.md; the run-config keys in pyproject.toml, as Flower refuses keys that its app does
+not declare there; and strategies/outlines.toml, by which methods are listed without importing torch. Each key is
+declared once, in ``sepal.config`` or in its method's ``Hyper``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sepal.errors import ConfigError
 from sepal.storage.files import write_atomically
 from sepal.strategies import registry
 
+OUTLINES = ROOT / "strategies/outlines.toml"
 METHODS, PYPROJECT = DOCS / "methods.md", ROOT / "pyproject.toml"
 KEYS = re.compile(r"^\[tool\.flwr\.app\.config\]\n.*?(?=^\[(?!tool\.flwr\.app\.config))", re.DOTALL | re.MULTILINE)
 
@@ -47,16 +49,24 @@ def with_keys(text: str) -> str:
     return new
 
 
+def outlines() -> str:
+    """Return title, source and deployed view of each built-in method, as TOML."""
+    methods = map(registry.get, registry.METHODS)
+    told = {each.name: {"title": each.title, "source": each.source, "deployed": each.deployed} for each in methods}
+    return tomli_w.dumps(told)
+
+
 def written() -> Iterator[tuple[Path, str]]:
     """Yield each file that this module writes, with its content."""
     yield PYPROJECT, with_keys(PYPROJECT.read_text())
+    yield OUTLINES, outlines()
     yield METHODS, rewritten(METHODS.read_text(), {"methods": [markdown_table()]})
 
 
 def main() -> None:
     """Write the files that have changed."""
     for file, text in written():
-        if file.read_text() != text:
+        if not file.is_file() or file.read_text() != text:
             write_atomically(file, text.encode())
             print(f"written to {file}")
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MOST_REASONS = 50  # clients choose some of the words; each would be a series of its own
 OTHER = "other"
+CLOSING, CLOSED = "closing", "closed"  # phases that no round of the user's has
 
 
 class ServerFigures:
@@ -26,7 +27,7 @@ class ServerFigures:
     """
 
     def __init__(self, status: Callable[[], Status]) -> None:
-        self._status, self._rounds = status, 0
+        self._status, self._rounds, self._done = status, 0, 0
         self._uploads: Counter[tuple[str, str]] = Counter()
         self._bytes: Counter[tuple[str, str]] = Counter()
         self._seconds: Counter[str] = Counter()
@@ -34,11 +35,13 @@ class ServerFigures:
         self._measure = ACCURACY
 
     def opened(self, progress: RunState, total: int) -> None:
-        """Keep the number of rounds."""
-        self._rounds = total
+        """Keep the number of rounds, and how many there are already."""
+        self._rounds, self._done = total, min(progress.round, total)
 
     def round(self, progress: RunState, record: RoundRecord, line: Mapping[str, Any]) -> None:
         """Count the round's messages."""
+        if line["phase"] != CLOSING:
+            self._done = record.round
         for entry in record.ledger:
             self._bytes[entry.direction, entry.purpose] += entry.message
             if entry.direction == "up":
@@ -55,12 +58,16 @@ class ServerFigures:
     def closed(self, progress: RunState, report: Report) -> None:
         """Do nothing: the last round was counted."""
 
+    def _number(self, now: Status) -> int:
+        """Return the round under way; the closing evaluation has a number inside, but is none of the user's."""
+        return self._done if now.phase in (CLOSING, CLOSED) else min(now.round, self._rounds or now.round)
+
     def collect(self) -> Iterator[Metric]:
         """Yield the figures as they are now."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         now = self._status()
-        yield GaugeMetricFamily("sepal_round", "Round under way, from 1", now.round)
+        yield GaugeMetricFamily("sepal_round", "Round under way, from 1; at the end the last one", self._number(now))
         yield GaugeMetricFamily("sepal_rounds", "Rounds of the run, without the closing one", self._rounds)
         phase = GaugeMetricFamily("sepal_phase", "1 for the phase under way", labels=["phase"])
         phase.add_metric([now.phase], 1)

@@ -6,10 +6,12 @@ named by its place, ``method = "package.module:FedMine"``.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.metadata import entry_points
-from typing import Any
+from importlib.resources import files
+from typing import Any, NamedTuple
 
 from sepal.config import RunConfig, Settings, flatten, method_name
 from sepal.errors import ConfigError, suggest
@@ -68,6 +70,29 @@ def _table(find: Callable[..., Any]) -> dict[str, str]:
     return {**METHODS, **{name: value for name, value in sorted(others.items()) if name not in METHODS}}
 
 
+class Outline(NamedTuple):
+    """What is said of a method in a list (:class:`sepal.protocol.method.Method`)."""
+
+    title: str
+    source: str
+    deployed: str
+
+
+@cache
+def _written() -> dict[str, Outline]:
+    """Return the outlines of the built-in methods, whose modules import torch: ``python -m experiments.methods``."""
+    found = tomllib.loads((files("sepal.strategies") / "outlines.toml").read_text())
+    return {name: Outline(**values) for name, values in found.items()}
+
+
+def outline(name: str) -> Outline:
+    """Return what a list says of a method in :func:`table`; a built-in one is not imported for that."""
+    if name in METHODS and name in _written():
+        return _written()[name]
+    method = get(name)
+    return Outline(method.title, method.source, method.deployed)
+
+
 def names() -> tuple[str, ...]:
     """Return the names of all methods, in order."""
     return tuple(table())
@@ -116,7 +141,7 @@ def deployed(name: str) -> str:
     """
     if ":" in name:
         return _loaded[name].deployed if name in _loaded else ""
-    return get(name).deployed if name in table() else ""
+    return outline(name).deployed if name in table() else ""
 
 
 def defaults(own: str = "") -> dict[str, Scalar]:

@@ -57,6 +57,7 @@ def test_a_run_is_the_commands():
     assert list(ours.rounds["round"]) == [1, 2]
 
 
+@pytest.mark.e2e  # a run in processes of its own
 def test_functions_of_a_notebook_run_in_workers_and_come_back_as_a_model():
     """Neither can be imported: they are closures. Two worker processes get them by value."""
     hidden = 3

@@ -8,7 +8,6 @@ from outside: no test here knows a method by name. The tests of a case share its
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 
 import pytest
@@ -97,8 +96,8 @@ def test_the_ledger_counts_the_encoded_bytes(name):
             host = host_of(shared, entry.client)
             algorithm = host.algorithm
             order = Order("run", Kind.TRAIN, begun.plan, base="")
-            asked = host._asked(order, seal(download).digest())  # determines the noise
-            host.set_request(hashlib.sha256(asked.encode()).digest())
+            asked = host._asked(order, seal(download).digest(), before="")  # determines the noise
+            host.set_request(bytes.fromhex(asked))
             _, upload = algorithm.train(algorithm.init(), download, begun.plan)
             assert entry.payload == len(seal(upload).data)
     training = trained(run)

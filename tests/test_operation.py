@@ -59,14 +59,16 @@ def test_a_servers_figures_follow_the_run(served):
 
     class During(Nodes):
         def answer(self, message):
-            if message.metadata.group_id == "3":
-                seen.setdefault("during", figures(get(port)))
+            if message.metadata.group_id in ("3", "5"):
+                seen.setdefault(message.metadata.group_id, figures(get(port)))
             return super().answer(message)
 
     strategy._observers = [own]
     strategy.start(During(subject))
-    during, after = seen["during"], figures(get(port))
+    during, closing, after = seen["3"], seen["5"], figures(get(port))
     assert (during["sepal_round"], during["sepal_rounds"]) == (3, 4)
+    assert closing['sepal_phase{phase="closing"}'] == 1
+    assert (closing["sepal_round"], after["sepal_round"]) == (4, 4), "the closing evaluation is no round of the user's"
     states = [during[f'sepal_clients{{state="{state}"}}'] for state in ("roster", "present", "asked", "missing")]
     assert states == [4, 4, 4, 4]
     assert after['sepal_replies_total{reason="",status="missing"}'] == 1

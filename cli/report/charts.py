@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from sepal.cli.report import curves, personal
-from sepal.cli.report.data import COLOURS, with_cell
+from sepal.cli.report.data import COLOURS, STAND_IN, first_shown, views, with_cell
 from sepal.cli.report.figure import (
     FROM_DATA,
     MAKERS,
@@ -22,7 +22,8 @@ from sepal.cli.report.figure import (
     shown,
 )
 from sepal.cli.report.learned import Rows, label_counts
-from sepal.cli.report.marks import colour_of, dash_of, shape_of
+from sepal.cli.report.marks import NAMES, colour_of, dash_of, name_axis, round_axis, shape_of, short
+from sepal.cli.sizes import size
 from sepal.study.comparison import Comparison
 
 FIRST = (*curves.NAMES, "clients", "bytes", "labels", "pairs", "seconds", "shift", "capacity", "own")
@@ -79,14 +80,14 @@ def _clients(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
             ],
         )
     )
-    low = {with_cell(r["label"], r["cell"]): r["decile"] for r in rows if r["view"] == comparison.view}
+    low = {with_cell(r["label"], r["cell"]): r["decile"] for r in first_shown(comparison, rows)}
     words = "; ".join(f"bottom decile of {name}: {drawn_text(comparison, value)}" for name, value in low.items())
     lowest = "lowest" if measure.higher else "worst"
     reading = f"{named('Accuracy', comparison)} of each client{measure.in_unit}, the worst first; "
     reading += f"the {lowest} tenth and its limit in the warning colour."
     if names:
         reading += f" Ticks: what the same client has with {' or '.join(names)}."
-    spoken = f"Clients sorted by {measure.name}, {comparison.view} models: {words}."
+    spoken = f"Clients sorted by {measure.name}, {views(comparison)[0]} models: {words}."
     chart = alt.layer(*([bars, ticks, rule] if names else [bars, rule])).resolve_scale(color="independent")
     return Drawn(chart, reading, spoken, shows=shown(comparison, "label", view=True))
 
@@ -101,7 +102,7 @@ def _bytes(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
         tooltip=[alt.Tooltip("client:N"), alt.Tooltip("direction:N"), alt.Tooltip("mb:Q", title="MB", format=".4~g")],
     )
     words = "; ".join(
-        f"{with_cell(v.label, v.cell)}: {v.megabytes('up'):.2f} MB up, {v.megabytes('down'):.2f} MB down"
+        f"{with_cell(v.label, v.cell)}: {size(v.megabytes('up'))} MB up, {size(v.megabytes('down'))} MB down"
         for v in comparison.all_variants()
     )
     reading = "Payloads of training in MB over all rounds, from each client (up) and to it (down)."
@@ -114,7 +115,7 @@ def _labels(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     clients, classes = {row["client"] for row in rows}, {row["class"] for row in rows}
     chart = drawn.mark_circle(color="var(--bar)", opacity=0.85).encode(
         alt.X("client:N", title="clients", axis=alt.Axis(labels=False, ticks=False)),
-        alt.Y("class:O", title="label", sort=alt.SortField("number"), axis=alt.Axis(labelOverlap=True)),
+        alt.Y("class:O", title="label", sort=alt.SortField("number"), axis=name_axis(labelOverlap=True)),
         alt.Size("examples:Q", scale=alt.Scale(range=[4, max(30, min(320, 9000 // len(clients)))]), legend=None),
         tooltip=[alt.Tooltip("client:N"), alt.Tooltip("class:N", title="label"), alt.Tooltip("examples:Q")],
     )
@@ -157,12 +158,16 @@ def _shift(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     )
 
 
-@figure("pairs", "Paired differences", "cell", "view")
+@figure("pairs", "Paired differences", "cell", "view", stand_in=True)
 def _pairs(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     order = list(dict.fromkeys(row["pair"] for row in rows))
-    place = alt.Y("pair:N", title=None, sort=order, axis=alt.Axis(labelLimit=150))
+    first = views(comparison)[0] if any(row["view"] == views(comparison)[0] for row in rows) else STAND_IN
+    parts = "split(datum.label, ' − ')"
+    lines = f"[{short(f'{parts}[0]', NAMES)} + ' −', {short(f'{parts}[1]', NAMES)}]"
+    words = f"length(datum.label) > {NAMES} ? {lines} : datum.label"
+    place = alt.Y("pair:N", title=None, sort=order, axis=alt.Axis(labelExpr=words, labelLimit=0))
     measure = comparison.measure
-    difference = "difference, percentage points" if measure.percent else f"difference, {measure.points}"
+    difference = f"difference, {measure.points}"
     form, python, points = ("+.1f", "+.1f", "points") if measure.percent else ("+.4~g", "+.4g", measure.points)
     tips = [alt.Tooltip("pair:N"), *(alt.Tooltip(f"{name}:Q", format=form) for name in ("mean", "low", "high"))]
     interval = drawn.mark_rule(strokeWidth=3, color="var(--bar)").encode(
@@ -175,14 +180,16 @@ def _pairs(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
         f"{with_cell(r['pair'], r['cell'])}: {r['mean']:{python}} {points}, "
         f"from {r['low']:{python}} to {r['high']:{python}}"
         for r in rows
-        if r["view"] == comparison.view
+        if r["view"] == first
     )
     reading = (
         f"{'Percentage points' if measure.percent else difference.capitalize()}, client by client on the same data, "
         "with the 95 % interval over clients. Clients of one federation are not independent: a guide, no test."
     )
+    reading += " Trained models, as the deployed ones are not evaluated." * (first != views(comparison)[0])
     chart = alt.layer(zero.encode(x=alt.datum(0)), interval, dots)
-    return Drawn(chart, reading, f"Paired differences, {comparison.view} models: {words}.", max(70, 34 * len(order)))
+    spoken = f"Paired differences, {first} models: {words}."
+    return Drawn(chart, reading, spoken, max(70, 34 * len(order)))
 
 
 @figure("capacity", "Accuracy by capacity", "cell", "view", "hidden", "zero")
@@ -209,11 +216,10 @@ def _capacity(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
 
 @figure("own", "The methods' own figures", "cell", "hidden", "figure")
 def _own(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
-    x_axis = alt.Axis(tickMinStep=1, format="d")
     chart = _lines(
         comparison,
         drawn,
-        alt.X("round:Q", title="round", scale=alt.Scale(nice=False, zero=True), axis=x_axis),
+        alt.X("round:Q", title="round", scale=alt.Scale(nice=False, zero=True), axis=round_axis()),
         alt.Y("value:Q", title=None, scale=alt.Scale(zero=False)),  # the figure's name is in the chart's title
     )
     reading = (

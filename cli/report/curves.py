@@ -6,11 +6,12 @@ from typing import Any
 
 import altair as alt
 
-from sepal.cli.report.data import with_cell
+from sepal.cli.report.data import first_shown, views, with_cell
 from sepal.cli.report.figure import FROM_DATA, Drawn, digits_of, figure, named, said
 from sepal.cli.report.learned import Rows
-from sepal.cli.report.marks import RIGHT, WIDEST, colour_of, dash_of, ends, shape_of, spread
+from sepal.cli.report.marks import LONGEST, colour_of, dash_of, ends, labels, round_axis, shape_of, short, spread
 from sepal.cli.sentences import frontier_sentence
+from sepal.cli.sizes import size
 from sepal.study.comparison import Comparison
 
 HEIGHT = 300  # pixels
@@ -24,7 +25,7 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
     def curve(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
         logarithmic = x == "mb"
         scale = alt.Scale(type="log", nice=False) if logarithmic else alt.Scale(nice=False, zero=True)
-        x_axis = alt.Axis(format="~f", labelOverlap="greedy", tickMinStep=1 if x == "round" else 0)
+        x_axis = round_axis() if x == "round" else alt.Axis(format="~f", labelOverlap="greedy")
         place = alt.X(f"{x}:Q", title=axis, scale=scale, axis=x_axis)
         moved = drawn.transform_filter("datum.mb > 0") if logarithmic else drawn
         full, between = (moved.transform_filter(f"datum.kind == '{kind}'") for kind in ("full", "sampled"))
@@ -50,22 +51,26 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
             free = drawn.transform_joinaggregate(most="max(mb)", groupby=["label"])
             free = free.transform_filter("datum.most == 0 && datum.last")
             layers.append(free.mark_rule(strokeWidth=2, strokeDash=[2, 3]).encode(mean, colour, tooltip=tips))
-        last = [row for row in rows if row["last"] and row["view"] == comparison.view]
-        after = {(row["cell"], row["label"]): f" after {row[x]:.{digits}f} {unit}" for row in last}
+        first = views(comparison)[0]
+        last = [row for row in first_shown(comparison, rows) if row["last"]]
+        text = size if logarithmic else f"{{:.{digits}f}}".format
+        after = {(row["cell"], row["label"]): f" after {text(row[x])} {unit}" for row in last}
         words = "; ".join(
-            f"{with_cell(each.label, each.cell)} ends at {said(each.accuracy(comparison.view), comparison.measure)}"
+            f"{with_cell(each.label, each.cell)} ends at {said(each.accuracy(first), comparison.measure)}"
             f"{after.get((each.cell, each.label), '')}"
             for each in comparison.all_variants()
         )
         reading = f"Points: mean {comparison.measure.name} of all clients{comparison.measure.in_unit}"
         reading += ", band: ± one standard deviation over seeds." if _seeds(comparison) > 1 else "."
         if any(row["kind"] == "sampled" for row in rows):
-            reading += " Thin lines: the mean of each round's clients alone, which scatters more."
+            reading += " Thin lines: each round's clients alone, which scatter more; of kept models as just trained."
+            if any(variant.deployed == "trained" for variant in comparison.all_variants()):
+                reading += " Points of methods that deploy trained models are of models tuned further."
         if any(row["stand_in"] for row in rows):
             reading += " Named “trained”: the method has no such view, its trained models stand in."
         if logarithmic:
             reading += " Logarithmic; MB of training payloads, up and down, all clients. Dotted: sends nothing."
-        spoken = f"{named(title, comparison)}, {comparison.view} models: {words}."
+        spoken = f"{named(title, comparison)}, {first} models: {words}."
         return Drawn(alt.layer(*layers), reading, spoken, HEIGHT)
 
 
@@ -91,9 +96,8 @@ def _frontier(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     ]
     colour = colour_of(comparison)
     sends, free = drawn.transform_filter("datum.mb > 0"), drawn.transform_filter("datum.mb == 0")
-    labels = drawn.transform_joinaggregate(top="max(mean)", bottom="min(mean)")
-    labels = spread(labels, "mean", HEIGHT)
-    words = labels.mark_text(align="left", dx=8, fontSize=11, limit=WIDEST)
+    right = drawn.transform_joinaggregate(top="max(mean)", bottom="min(mean)")
+    right = spread(right, "mean", HEIGHT)
     layers = [
         sends.transform_filter("datum.on")
         .mark_line(interpolate="step-after", strokeWidth=2, color="var(--muted)")
@@ -102,7 +106,7 @@ def _frontier(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
         sends.mark_point(size=80, filled=True, opacity=1).encode(
             place, accuracy, colour, shape_of(comparison), tooltip=tips
         ),
-        words.encode(alt.Y("place:Q"), colour, alt.Text("label:N"), x=RIGHT),
+        labels(comparison, right, short("datum.label", LONGEST)),
     ]
     cells = (frontier_sentence(comparison, cell) for cell in comparison.cells)
     names = [f"{cell}: " if cell else "" for cell in comparison.cells]

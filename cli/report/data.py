@@ -19,6 +19,7 @@ from sepal.study.results import DIRECTIONS, Point, Result, Variant
 from sepal.study.statistics import over_seeds
 
 COLOURS = 12  # of the page, --c0 to --c11; further labels start again at --c0
+DEPLOYED = "deployed"  # the view in which a user predicts: of each method its own
 STAND_IN = "trained"  # shown, and named, in place of a view that a method does not have
 MOST_ROUNDS = 500  # of a curve that are drawn: a run of thousands would make a page of many MB
 
@@ -37,9 +38,29 @@ def datasets(comparison: Comparison) -> dict[str, Rows]:
 
 
 def views(comparison: Comparison) -> list[str]:
-    """Return the views that any run has; ``trained`` if no client has sent an accuracy."""
+    """Return the views that any run has, the first shown first; ``trained`` if no client has sent an accuracy."""
     found = [view for view in CLOSING_VIEWS if any(_has(result, view) for result in comparison.results)]
-    return found or [STAND_IN]
+    users = any(_has(result, v.deployed) for v in comparison.all_variants() for result in v.results)
+    return [*[DEPLOYED] * users, *found] or [STAND_IN]
+
+
+def deployed(comparison: Comparison) -> dict[str, str]:
+    """Return the view that stands for ``deployed``, by ``CELL/LABEL``: rows are stored once, under its own name."""
+    return {f"{v.cell}/{v.label}": _shown(v, v.deployed or STAND_IN) for v in comparison.all_variants()}
+
+
+def first_shown(comparison: Comparison, rows: Rows) -> Rows:
+    """Return the rows with a view that figures show when the page is opened."""
+    first, own = views(comparison)[0], deployed(comparison)
+    return [
+        row
+        for row in rows
+        if row["view"] == (own.get(f"{row['cell']}/{row.get('label')}", first) if first == DEPLOYED else first)
+    ]
+
+
+def _stored(comparison: Comparison) -> list[str]:
+    return [view for view in views(comparison) if view != DEPLOYED]
 
 
 def _has(result: Result, view: str) -> bool:
@@ -48,6 +69,7 @@ def _has(result: Result, view: str) -> bool:
 
 def _shown(variant: Variant, view: str) -> str:
     """Return the view itself, or the one that stands in for it."""
+    view = variant.view_of(view)
     return view if any(_has(result, view) for result in variant.results) else STAND_IN
 
 
@@ -57,7 +79,7 @@ def stand_ins(comparison: Comparison) -> list[tuple[str, str, str]]:
         (variant.cell, variant.label, view)
         for variant in comparison.all_variants()
         for view in views(comparison)
-        if _shown(variant, view) != view
+        if _shown(variant, view) != variant.view_of(view)
     ]
 
 
@@ -66,10 +88,10 @@ def _curve(comparison: Comparison, variant: Variant) -> Iterator[Row]:
 
     ``joined``: a curve without rounds between is drawn as a line through its points.
     """
-    for view in views(comparison):
+    for view in _stored(comparison):
         shown = _shown(variant, view)
         full = _by_round(result.points(shown) for result in variant.results)
-        between = _by_round(result.sampled(shown) for result in variant.results)
+        between = _by_round(result.sampled(_just_trained(shown)) for result in variant.results)
         for kind, rounds in (("sampled", between), ("full", full)):
             for number in _thinned(sorted(rounds)):
                 points = rounds[number]
@@ -84,13 +106,22 @@ def _curve(comparison: Comparison, variant: Variant) -> Iterator[Row]:
                     "kind": kind,
                     "joined": not between,
                     "round": number,
-                    "mb": round(float(np.mean([point.megabytes for point in points])), 4),
+                    "mb": _rounded(float(np.mean([point.megabytes for point in points]))),
                     "seconds": round(float(np.mean([point.seconds for point in points])), 2),
                     "mean": measure.rounded(mean),
                     "low": measure.rounded(low),
                     "high": measure.rounded(high),
                     "last": number == max(full or between) and (kind == "full" or not full),
                 }
+
+
+def _just_trained(view: str) -> str:
+    """Return the view that a round's own clients have: a client keeps what it has just trained."""
+    return "trained" if view == "kept" else view
+
+
+def _rounded(megabytes: float) -> float:
+    return float(f"{megabytes:.5g}")  # also of a few bytes something is left
 
 
 def _by_round(curves: Iterable[Sequence[Point]]) -> dict[int, list[Point]]:
@@ -108,7 +139,7 @@ def _thinned(rounds: Sequence[int]) -> Sequence[int]:
 
 
 def _clients(comparison: Comparison, variant: Variant) -> Iterator[Row]:
-    for view in views(comparison):
+    for view in _stored(comparison):
         shown = _shown(variant, view)
         accuracy, measure = variant.first.clients(shown), variant.measure
         beside = {
@@ -136,7 +167,7 @@ def _bytes(comparison: Comparison, variant: Variant) -> Iterator[Row]:
     total = {name: sum(sent[way].get(name, 0.0) for way in DIRECTIONS) for name in names}
     for rank, name in enumerate(sorted(names, key=lambda each: (-total[each], each)), 1):
         for way in DIRECTIONS:
-            size = round(sent[way].get(name, 0.0), 5)
+            size = _rounded(sent[way].get(name, 0.0))
             yield {
                 "client": name,
                 "rank": rank,
@@ -169,7 +200,7 @@ def _shift(comparison: Comparison, variant: Variant) -> Iterator[Row]:
 
 def _pairs(comparison: Comparison) -> Iterator[Row]:
     for cell in comparison.cells:
-        for view in CLOSING_VIEWS:
+        for view in (DEPLOYED, *CLOSING_VIEWS):
             for label, found in comparison.differences(cell, view):
                 mean, half = found.mean, found.spread or 0.0
                 row = {"mean": mean, "low": mean - half, "high": mean + half}
@@ -182,7 +213,7 @@ def _frontier(comparison: Comparison) -> Iterator[Row]:
     for cell in comparison.cells:
         places = frontier(comparison.variants(cell))
         for place in places if len(places) > 1 else ():
-            row = {"cell": cell, "label": place.variant.label, "mb": round(place.megabytes, 4)}
+            row = {"cell": cell, "label": place.variant.label, "mb": _rounded(place.megabytes)}
             yield {**row, "mean": comparison.measure.rounded(place.accuracy.mean), "on": place.frontier}
 
 
@@ -192,7 +223,7 @@ def _capacity(comparison: Comparison, variant: Variant) -> Iterator[Row]:
     capacity = {client["name"]: client["capacity"] for client in result.stored.lines[-1]["clients"]}
     if len(set(capacity.values())) < 2:
         return
-    for view in views(comparison):
+    for view in _stored(comparison):
         for name, accuracy in result.clients(_shown(variant, view)).items():
             yield {
                 "view": view,

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import altair as alt
 
-from sepal.cli.report.data import STAND_IN, stand_ins
+from sepal.cli.report.data import DEPLOYED, STAND_IN, deployed, stand_ins, views
 from sepal.cli.report.learned import Rows
 from sepal.protocol.tasks.scoring import ACCURACY, Measure
 from sepal.study.comparison import Comparison
 from sepal.study.statistics import Estimate
 
 WIDE: Any = "container"
+LONG = 20  # letters of a name, beyond which what follows in a chart's title has a line of its own
 PERCENT = alt.Scale(domain=[0, 100])  # of bars, whose length is the figure
 FROM_DATA = alt.Scale(zero=alt.expr("zero"))
 
@@ -107,10 +108,12 @@ def figure(
                     name, data or name, named(title, comparison), "No figure: nothing differs.", words, {}, (), main
                 )
             there = list(dict.fromkeys(row["view"] for row in found if "view" in row))
-            view = f"(indexof({there}, view) < 0 ? '{STAND_IN}' : view)" if stand_in else "view"
+            own = f"{json.dumps(deployed(comparison))}[datum.cell + '/' + datum.label]"
+            view = "view" if DEPLOYED in there else f"(view == '{DEPLOYED}' ? {own} : view)"
+            view = f"(indexof({there}, {view}) < 0 ? '{STAND_IN}' : {view})" if stand_in else view
             choices = {  # control → its first value, and the rows that it chooses
                 "cell": (comparison.cells[0], "datum.cell == cell"),
-                "view": (comparison.view, f"datum.view == {view}"),
+                "view": (views(comparison)[0], f"datum.view == {view}"),
                 "hidden": ([], "indexof(hidden, datum.label) < 0"),
                 "label": (comparison.labels[0], f"datum.label == {label_of(found)}"),
                 "figure": (first_own(found), "datum.figure == figure"),
@@ -140,7 +143,7 @@ def finish(drawn: Drawn) -> dict[str, Any]:
     if drawn.shows:
         chart = chart.properties(title=alt.Title(alt.expr(drawn.shows)))
     spec: dict[str, Any] = chart.to_dict(validate=True)
-    spec["autosize"] = {"type": "fit-x", "contains": "padding"}
+    spec["autosize"] = {"type": "fit-x", "contains": "padding", "resize": True}  # titles change, too
     spec.pop("config", None)
     return spec
 
@@ -180,7 +183,7 @@ def shown(comparison: Comparison, run: str = "", view: bool = False, before: str
         before: An expression for what comes first.
     """
     seeds = {f"{variant.cell}/{variant.label}": variant.first.seed for variant in comparison.all_variants()}
-    parts = [part for part in (before, run) if part]
+    parts = []
     if view and run:
         lacking = json.dumps([f"{cell}/{label}/{name}" for cell, label, name in stand_ins(comparison)])
         stands = f"indexof({lacking}, cell + '/' + {run} + '/' + view) >= 0"
@@ -193,7 +196,11 @@ def shown(comparison: Comparison, run: str = "", view: bool = False, before: str
         parts.append(f"'seed ' + {json.dumps(seeds)}[cell + '/' + {run}]" if run else "'the first seed of each run'")
     if any(comparison.cells):
         parts.append("cell")
-    return " + ', ' + ".join(parts)
+    rest = " + ', ' + ".join(parts)
+    first = " + ', ' + ".join(filter(None, (before, run)))
+    if not (first and rest):
+        return first or rest
+    return f"length({first}) > {LONG} ? [{first}, {rest}] : {first} + ', ' + {rest}"  # two lines on a phone
 
 
 def said(found: Estimate | None, measure: Measure = ACCURACY) -> str:

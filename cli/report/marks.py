@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
 
-from sepal.cli.report.data import COLOURS, STAND_IN
+from sepal.cli.report.data import COLOURS, DEPLOYED, STAND_IN, stand_ins
 from sepal.cli.report.looks import DASHES, SHAPES
 from sepal.study.comparison import Comparison
 
-LINE, WIDEST = 14, 104  # pixels: height of a label at a line's end, width of the longest
+LINE, LONGEST = 14, 17  # pixels: height of a label at a line's end; letters of the longest
+NAMES = 24  # letters of a name on an axis
 
 RIGHT: Any = {"value": "width"}  # the right edge of a plot
+
+
+def short(text: str, most: int) -> str:
+    """Return an expression for a text of at most ``most`` letters, cut in the middle: names differ in their ends."""
+    return f"truncate({text}, {most}, 'center')"
+
+
+def name_axis(**keys: Any) -> alt.Axis:
+    """Return an axis of names, which are cut in the middle; tooltips have them whole."""
+    return alt.Axis(labelExpr=short("datum.label", NAMES), labelLimit=0, **keys)
+
+
+def round_axis() -> alt.Axis:
+    """Return an axis of whole rounds; Vega's ``tickMinStep`` still makes halves on the shortest ones."""
+    return alt.Axis(format="d", labelOverlap="greedy", tickMinStep=1, labelExpr="datum.value % 1 ? '' : datum.label")
 
 
 def colour_of(comparison: Comparison) -> alt.Color:
@@ -44,10 +61,18 @@ def ends(comparison: Comparison, drawn: alt.Chart, height: int) -> Any:
     """
     chart = drawn.transform_joinaggregate(top="max(mean)", bottom="min(mean)").transform_filter("datum.last")
     chart = spread(chart, "mean", height)
-    text = chart.transform_calculate(words=f"datum.stand_in ? datum.label + ' ({STAND_IN})' : datum.label")
-    return text.mark_text(align="left", dx=8, fontSize=11, limit=WIDEST).encode(
-        alt.Y("place:Q"), colour_of(comparison), alt.Text("words:N"), x=RIGHT
-    )
+    lacking = json.dumps([f"{cell}/{label}" for cell, label, view in stand_ins(comparison) if view == DEPLOYED])
+    stands = f"datum.stand_in || (view == '{DEPLOYED}' && indexof({lacking}, datum.cell + '/' + datum.label) >= 0)"
+    tail = f" ({STAND_IN})"
+    cut = short("datum.label", LONGEST - len(tail))
+    return labels(comparison, chart, f"{stands} ? {cut} + '{tail}' : {short('datum.label', LONGEST)}")
+
+
+def labels(comparison: Comparison, chart: alt.Chart, words: str) -> Any:
+    """Return labels at the right edge, with ``words``, an expression; the whole name is in the tooltip."""
+    text = chart.transform_calculate(words=words).mark_text(align="left", dx=8, fontSize=11)
+    whole = [alt.Tooltip("label:N", title="run")]
+    return text.encode(alt.Y("place:Q"), colour_of(comparison), alt.Text("words:N"), x=RIGHT, tooltip=whole)
 
 
 def spread(chart: alt.Chart, field: str, height: int) -> alt.Chart:

@@ -42,7 +42,7 @@ function apply() {
 
 async function draw() {
   for (const [name, { spec, dataset }] of Object.entries(specs)) {
-    const whole = { ...spec, datasets: { [dataset]: data[dataset] } };
+    const whole = { ...spec, datasets: { ...spec.datasets, [dataset]: data[dataset] } };
     const quiet = 1; // errors alone: a figure whose runs are all hidden is empty, and that is no fault
     const options = { renderer: "svg", actions: false, config, logLevel: quiet,
       tooltip: { theme: "custom", disableDefaultStyle: false } };

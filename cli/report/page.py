@@ -154,10 +154,9 @@ def _each(comparison: Comparison, key: str) -> str:
 
 def _controls(comparison: Comparison, own: Sequence[str], first_own: str) -> Iterator[str]:
     there = views(comparison)
-    chosen = comparison.view if comparison.view in there else there[0]
     yield "<fieldset><legend>Models</legend>"
     for view in there:
-        mark = " checked" if view == chosen else ""
+        mark = " checked" if view == there[0] else ""
         yield f'<label class="pill"><input type="radio" name="view" value="{view}"{mark}><span>{view}</span></label>'
     yield "</fieldset>"
     yield '<fieldset class="series"><legend>Runs</legend>'

@@ -11,7 +11,7 @@ import altair as alt
 from sepal.cli.report.data import with_cell
 from sepal.cli.report.figure import FROM_DATA, PERCENT, Drawn, drawn_text, figure, label_of, named, shown
 from sepal.cli.report.learned import Rows, readers
-from sepal.cli.report.marks import colour_of
+from sepal.cli.report.marks import colour_of, name_axis
 from sepal.study.comparison import Comparison
 
 NAMES = ("masks", "similar", "overlap", "layers", "pruning", "tree")  # of the figures, in order
@@ -59,7 +59,7 @@ def _layers(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     order = list(dict.fromkeys(row["layer"] for row in rows))
     chart = drawn.mark_point(size=80, filled=True, opacity=0.9).encode(
         alt.X("kept:Q", title="entries kept, %", scale=PERCENT),
-        alt.Y("layer:N", title=None, sort=order, axis=alt.Axis(labelLimit=150)),
+        alt.Y("layer:N", title=None, sort=order, axis=name_axis()),
         alt.YOffset("mask:N"),  # points of equal shares would hide one another
         alt.Shape("mask:N", legend=alt.Legend(orient="top", title=None)),
         colour_of(comparison),

@@ -28,19 +28,22 @@ def table(
     for row in sheet.rows:
         figures = ""
         for n in kept:
-            words, number = html.escape(row[n]), _number(row[n])
-            top = number is not None and number == marked.get(n)
+            words = html.escape(row[n])
+            top = n in marked and _whole(row[n]) == marked[n] is not None
             figures += f"<td><strong>{words}</strong></td>" if top else f"<td>{words}</td>"
         yield f'<tr><th scope="row">{html.escape(row[0])}</th>{figures}</tr>'
     yield "</tbody></table></section>"
 
 
 def _best(cells: Sequence[str], choose: Callable[..., float]) -> float | None:
-    numbers = [number for cell in cells if (number := _number(cell)) is not None]
-    return choose(numbers) if numbers else None
+    """Return the best figure of a column; None where more than half of its rows have it, which says nothing."""
+    numbers = [number for cell in cells if (number := _whole(cell)) is not None]
+    best = choose(numbers, default=None)
+    there = sum(cell != NONE for cell in cells)
+    return best if 2 * numbers.count(best) <= there else None
 
 
-def _number(cell: str) -> float | None:
-    """Return the figure that a cell begins with; None if it begins with a word."""
-    found = re.match(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", cell)
+def _whole(cell: str) -> float | None:
+    """Return the figure that a cell begins with; None for a word, and for one of some seeds: ``(1 of 2)``."""
+    found = re.match(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?(?!.*\(\d+ of \d+\))", cell)
     return float(found[0]) if found else None

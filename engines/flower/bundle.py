@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from sepal import __version__
-from sepal.engines.flower.protection import COMPONENTS
+from sepal.engines.flower.protection import COMPONENTS, OURS
 from sepal.protocol.method import Scalar
 from sepal.strategies import registry
 
@@ -33,7 +33,7 @@ def app_config(defaults: dict[str, Scalar]) -> dict[str, Any]:
     """Return the content of the app's pyproject.toml."""
     return {
         "project": {
-            "name": "sepal-fl",
+            "name": OURS[1],
             "version": __version__,
             "description": "Sepal, as installed on the server and on each client",
             "license": "Apache-2.0",
@@ -41,7 +41,7 @@ def app_config(defaults: dict[str, Scalar]) -> dict[str, Any]:
         "tool": {
             "flwr": {
                 "app": {
-                    "publisher": "sepal",
+                    "publisher": OURS[0],
                     "components": COMPONENTS,
                     "config": defaults,
                 }

@@ -7,8 +7,9 @@ with ``--cold`` only in the first seven, and in the last if ``--poll`` is given:
 - A reply whose content does not arrive is abandoned.
 - A message whose task has ended without a reply is answered with an error.
 - A bundle with code is refused, unless ``--allow-code`` is given.
-- It ends, with exit code ``LOST``, if its client loop ends by an error that Flower does not retry, such as
-  RESOURCE_EXHAUSTED from a server at its limit of calls. Flower 1.39 keeps the process alive without its loop.
+- It ends, with exit code ``LOST``, if its client loop or one of its threads ends by an error that Flower does not
+  retry, such as RESOURCE_EXHAUSTED from a server at its limit of calls. Flower 1.39 keeps the process alive without its
+  loop, or without its heartbeat: then the server takes it for offline, and sends it no more messages.
 - Texts of a message are one printable line in its log.
 - It talks to its client process over TLS, with a certificate made at the start.
 - The executor is our resident process, which is restarted whenever it ends.
@@ -23,6 +24,7 @@ process ends at once.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import secrets
 import subprocess
@@ -30,8 +32,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from sepal.engines.flower.processes import listening
 from sepal.engines.flower.protection import own_tls, refuse_code
@@ -41,6 +45,33 @@ from sepal.protocol.flower.versions import require_supported
 
 LOST = 75  # exit code: the client loop ended by an error (EX_TEMPFAIL in sysexits.h)
 RESTART = 1.0  # seconds before an executor that has ended is started again
+
+
+def lost(why: str) -> NoReturn:
+    """End this process, all of its threads included: Flower's HTTP thread would keep it alive."""
+    print(f"sepal: the SuperNode's loop ended: {why}", file=sys.stderr, flush=True)
+    os._exit(LOST)
+
+
+def end_with_threads() -> None:
+    """End this process where a thread of it ends by an error, as Flower's heartbeat or the one below may."""
+    threading.excepthook = lambda end: lost(f"a thread of it, {one_line(repr(end.exc_value), 300)}")
+
+
+@contextmanager
+def own_directory() -> Iterator[Path]:
+    """Make a directory for certificate and secret, mode 700, that stays while a client runs for weeks.
+
+    Whatever deletes old files in /tmp leaves one with a BSD lock alone (tmpfiles.d(5)). Otherwise an executor that is
+    started again would find nothing there, or what another user has put in its place.
+    """
+    with tempfile.TemporaryDirectory(prefix="sepal-node-") as text:
+        held = os.open(text, os.O_RDONLY)
+        fcntl.flock(held, fcntl.LOCK_SH)
+        try:
+            yield Path(text)
+        finally:
+            os.close(held)
 
 
 def keep_executor(command: Sequence[str], port: int, wake: int) -> None:
@@ -64,12 +95,12 @@ def executor_command(options: argparse.Namespace, secret: Path, wake: int) -> li
 def main() -> None:
     """Run the SuperNode in this process; end the process if its client loop ends by an error."""
     why = "an error that Flower does not retry"
+    end_with_threads()
     try:
         run()  # an error of gRPC ends the loop without an exception
     except Exception as error:
         why = one_line(str(error), 300)
-    print(f"sepal: the SuperNode's loop ended: {why}", file=sys.stderr, flush=True)
-    os._exit(LOST)  # Flower's HTTP thread would keep the process alive
+    lost(why)
 
 
 def run() -> None:
@@ -97,13 +128,13 @@ def run() -> None:
     os.set_blocking(wake, False)
     if not chosen.cold or chosen.poll != supernode.MESSAGE:
         supernode.shorten(loop, supernode.Pauses(wake, chosen.poll))
-    with tempfile.TemporaryDirectory(prefix="sepal-node-") as text:
-        more = [] if options.ssl_ca_certfile else own_tls(Path(text))
+    with own_directory() as directory:
+        more = [] if options.ssl_ca_certfile else own_tls(directory)
         options.ssl_ca_certfile = options.ssl_ca_certfile or more[-1]
         if chosen.cold:
             supernode.start([*flowers, *more])
             return
-        secret = Path(options.superexec_auth_secret_file or Path(text) / "secret")
+        secret = Path(options.superexec_auth_secret_file or directory / "secret")
         more += ["--isolation", "process"]
         if options.superexec_auth_secret_file is None:
             secret.write_bytes(secrets.token_bytes(32))

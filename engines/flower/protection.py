@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 import zipfile
 from io import BytesIO
@@ -12,7 +13,9 @@ from sepal.errors import SepalError
 
 COMPONENTS = {"serverapp": "sepal.server_app.app:app", "clientapp": "sepal.client_app.app:app"}  # of Sepal's own app
 SETTINGS, MANIFEST = "pyproject.toml", ".info/CONTENT"  # the second is Flower's
-MOST = 1 << 20  # bytes of either
+MOST = 16 << 10  # bytes of either; ours has 5 KiB, and the time for reading nested names grows with the square
+OURS = ("sepal", "sepal-fl")  # the publisher and the project of Sepal's own app
+_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}\Z")
 
 
 class CodeError(SepalError):
@@ -22,8 +25,9 @@ class CodeError(SepalError):
 def refuse_code(bundle: bytes) -> None:
     """Refuse an app bundle unless it is like the one of :func:`sepal.engines.flower.bundle.write_app`.
 
-    Nothing is unpacked. Code in a bundle would run as this user, past everything else that the client's operator has
-    set, for whoever may submit apps to the SuperLink.
+    Flower makes publisher, project and version the name of a directory, so they are checked, too. Nothing is unpacked.
+    Code in a bundle would run as this user, past everything else that the client's operator has set, for whoever may
+    submit apps to the SuperLink.
 
     Args:
         bundle: A ZIP file, as Flower sends it.
@@ -37,11 +41,16 @@ def refuse_code(bundle: bytes) -> None:
             for entry in archive.infolist():
                 if entry.filename not in (SETTINGS, MANIFEST) or entry.file_size > MOST:
                     raise CodeError("app bundle", expected, entry.filename[:200])
-            components = tomllib.loads(archive.read(SETTINGS).decode())["tool"]["flwr"]["app"]["components"]
-    except (zipfile.BadZipFile, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError) as reason:
+            settings = tomllib.loads(archive.read(SETTINGS).decode())
+            app, project = settings["tool"]["flwr"]["app"], settings["project"]
+            components, name = app["components"], (app["publisher"], project["name"])
+            sound = name == OURS and _VERSION.match(project["version"])
+    except CodeError:
+        raise
+    except Exception as reason:  # of ZIP, of each way of compression, of TOML, of a type
         raise CodeError("app bundle", expected, f"one that cannot be read ({type(reason).__name__})") from None
-    if components != COMPONENTS:
-        raise CodeError("app bundle", expected, f"the app {components}"[:200])
+    if components != COMPONENTS or not sound:
+        raise CodeError("app bundle", expected, f"the app {components} of {name}, {project['version']}"[:200])
 
 
 def own_tls(directory: Path) -> list[str]:

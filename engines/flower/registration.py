@@ -47,6 +47,7 @@ class Registry:
         self._seen: frozenset[str] | None = None  # keys at the last check; None: check again
         self._problems: list[str] = []  # at the last check
         self._missing: frozenset[str] = frozenset()  # keys without a file at the last check
+        self._revoked: frozenset[str] = frozenset()  # keys that were revoked, at the last check
         self._begun = False
         self._next = 0.0
 
@@ -74,10 +75,13 @@ class Registry:
         problems = []
         path = self._credentials.directory / "nodes"
         try:
-            revoked = self._credentials.revoked()
+            revoked = self._revoked = self._credentials.revoked()
             for name, path in self._credentials.node_keys().items():
                 try:
-                    if (digest := fingerprint(path)) not in revoked:
+                    digest = fingerprint(path)
+                    if digest in found:  # whose key it is, nobody but the operator can tell
+                        raise ValueError(f"the key of {found[digest][0]}, too: remove one")
+                    if digest not in revoked:
                         found[digest] = name, path
                 except (OSError, ValueError) as reason:
                     problems.append(_unreadable(path, reason))
@@ -94,9 +98,9 @@ class Registry:
             self._compare(wanted, forget=True)
         # Flower never takes back a key that was unregistered. So a key must be missing at two checks in a row,
         # as a file that is being replaced is not; at the first check after a start, once is enough. No file may be
-        # unreadable at either: it may hold the key.
+        # unreadable at either: it may hold the key, unless that was revoked.
         missing = frozenset(self._ids) - frozenset(wanted)
-        missing = frozenset() if problems else missing
+        missing = missing & self._revoked if problems else missing
         removed = missing & self._missing if begun else missing
         self._missing = missing
         for digest in sorted(removed):

@@ -30,7 +30,7 @@ MOST_BEHIND = 0.05
 # Method → the file under strategies/ that explains, with measurements, why it is behind.
 BEHIND: Mapping[str, str] = {
     **dict.fromkeys(
-        ("local", "local-width", "apfl", "fedper", "fedrep", "lg-fedavg", "mtl"),
+        ("local", "local-width", "apfl", "fedper", "fedrep", "lg-fedavg", "mtl", "fedmask"),
         "baselines/NOTES.md",
     ),
     "subfedavg": "subfedavg/NOTES.md",

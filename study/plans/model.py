@@ -32,6 +32,7 @@ class Block(BaseModel):
     grid: dict[str, tuple[Value, ...]] = {}  # dotted keys are quoted
     grids: dict[Name, dict[str, tuple[Value, ...]]] = {}  # of single variants, beyond ``grid``
     trials: str = ""  # name of the block whose cells are trials
+    calibrated: dict[Name, float] = {}  # in a block of trials: the rate that a variant keeps if no other is better
 
     def grid_of(self, variant: str) -> dict[str, tuple[Value, ...]]:
         """Return the lists of values of a variant, by key."""

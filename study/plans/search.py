@@ -16,6 +16,7 @@ with ``tuned = "…/chosen.toml"``, and ``grid.ndjson``, with a line for each tr
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,6 +155,14 @@ def measure_in(places: Iterable[Path]) -> Measure:
 
     found = (stored_summary(place) for place in places)
     return next((measure_of(summary) for summary in found if summary), ACCURACY)
+
+
+def standard_error(runs: Sequence[Path], view: str) -> float:
+    """Return the standard error of the mean validation accuracy of runs that have ended, of its spread over clients."""
+    from sepal.server_app.stored_run import read_run
+
+    found = [read_run(run).lines[-1]["validation"][view] for run in runs]
+    return math.sqrt(sum(float(each["std"]) ** 2 / each["clients"] for each in found)) / len(found)
 
 
 def mean_of_trials(values: Sequence[float]) -> float:

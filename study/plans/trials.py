@@ -1,5 +1,8 @@
 """Blocks of a plan whose cells are trials: each variant takes the values with the best validation accuracy.
 
+Where a block names a variant's calibrated rate, another must be better by more than a standard error
+(:mod:`sepal.study.plans.tuning`).
+
 Test data is never looked at. The criterion is the mean validation accuracy of the closing round over the trials' seeds:
 in the view that :meth:`sepal.study.plans.model.PlanFile.judged` names.
 """
@@ -7,6 +10,7 @@ in the view that :meth:`sepal.study.plans.model.PlanFile.judged` names.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -18,7 +22,7 @@ from sepal.study.plans.execute import Display, execute
 from sepal.study.plans.model import Block, Chosen, PlanFile, PlannedRun, cell_name
 from sepal.study.plans.plan import check_keys
 from sepal.study.plans.rates import rate_notes
-from sepal.study.plans.search import mean_of_trials, measure_in, validation
+from sepal.study.plans.search import mean_of_trials, measure_in, standard_error, validation
 from sepal.study.run_keys import Value
 
 FAILED = "failed.txt"
@@ -75,10 +79,13 @@ def _numbers(values: Sequence[Value]) -> list[float]:
 
 
 def _best(plan: PlanFile, block: Block, runs: Sequence[PlannedRun], out: Path) -> dict[str, Value] | None:
-    """Return the values of the best cell, the first in a tie; None while a trial is missing."""
+    """Return the values of the best cell, the first in a tie; None while a trial is missing.
+
+    Beside a calibrated rate: of the cells within a standard error of the best, the one with the nearest rate.
+    """
     if not runs:
         return None
-    view = plan.judged(runs[0])
+    view, variant = plan.judged(runs[0]), runs[0].variant
     cells: dict[str, list[float]] = {}
     for run in runs:
         value = validation(out / run.name, view)
@@ -86,9 +93,14 @@ def _best(plan: PlanFile, block: Block, runs: Sequence[PlannedRun], out: Path) -
             return None
         cells.setdefault(run.cell, []).append(value)
     sign = measure_in(out / run.name for run in runs).sign
-    best = max(cells, key=lambda cell: sign * mean_of_trials(cells[cell]))
-    keys = next(run.keys for run in runs if run.cell == best)
-    return {key: keys[key] for key in block.grid_of(runs[0].variant)}
+    means = {cell: sign * mean_of_trials(values) for cell, values in cells.items()}
+    best = max(means, key=means.__getitem__)
+    keys = {run.cell: run.keys for run in runs}
+    if variant in block.calibrated:
+        error = standard_error([out / run.name for run in runs if run.cell == best], view)
+        away = {cell: abs(math.log(float(keys[cell]["lr"]) / block.calibrated[variant])) for cell in means}
+        best = min((cell for cell in means if means[cell] >= means[best] - error), key=away.__getitem__)
+    return {key: keys[best][key] for key in block.grid_of(variant)}
 
 
 def in_stages(plan: PlanFile, only: str, out: Path, execute: Execute) -> list[str]:

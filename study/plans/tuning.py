@@ -5,7 +5,10 @@ them. A trial is a run of the plan with values of the grid and with seeds that a
 validation accuracy of the model that the method deploys.
 
 Without ``[grid]``, the learning rate is searched: five values around the one that is calibrated for the method, the
-data and the model. A method whose own settings name a key of the grid keeps its value.
+data and the model. Of the values that are within one standard error of the best, the one nearest to the calibrated rate
+is chosen (Breiman et al., "Classification and Regression Trees", 1984, section 3.4.3, have the simplest there): two
+seeds cannot tell such values apart, and the calibration had more. A method whose own settings name a key of the grid
+keeps its value.
 """
 
 from __future__ import annotations
@@ -54,7 +57,10 @@ def with_trials(file: str, plan: P, methods: Sequence[str], grid: Mapping[str, A
         here = block.model_copy(update={"name": name, "grid": {}, "keys": {**block.keys, **cell}})
         grids = dict(_grids(file, plan, here, methods, grid, cell))
         if grids:
-            trials = {"name": f"{TRIALS}-{name}" if name else TRIALS, "variants": tuple(grids), "grids": grids}
+            trials: dict[str, Any] = {"name": f"{TRIALS}-{name}" if name else TRIALS}
+            trials |= {"variants": tuple(grids), "grids": grids}
+            if grid is None:
+                trials["calibrated"] = {variant: lists[LR][STEPS.index(1)] for variant, lists in grids.items()}
             title = f"Trials{f', {name}' * bool(name)}"
             blocks.append(here.model_copy(update={**trials, "seeds": seeds, "title": title}))
             here = here.model_copy(update={"trials": trials["name"]})

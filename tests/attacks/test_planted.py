@@ -16,6 +16,7 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from sepal import models, user_modules
+from sepal.cli import tracking
 from sepal.cli.main import app
 from sepal.cli.report.data import datasets
 from sepal.cli.report.live import ReportServer
@@ -34,6 +36,7 @@ from sepal.data.sources.folder import read
 from sepal.errors import ConfigError, DataError, ModelError, StateError
 from sepal.models.weights import read_weights
 from sepal.server.run_store import evict
+from sepal.server_app.stored_run import read_run
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import read_comparison
 from sepal.study.plans.execute import execute
@@ -168,6 +171,28 @@ def test_a_named_pipe_does_not_keep_a_list_of_runs_waiting(tmp_path):
     (tmp_path / "pipe").mkdir()
     os.mkfifo(tmp_path / "pipe" / "config.toml")
     assert [path.name for path in runs_in(tmp_path)] == ["a"]
+
+
+def test_a_list_of_runs_has_no_escapes_of_their_names(tmp_path):
+    write_run(tmp_path / "a\x1b[31m\u202e")
+    done = CliRunner().invoke(app, ["ls", str(tmp_path)])
+    assert "a?[31m?" in done.output
+    assert "\x1b" not in done.output
+
+
+def test_no_link_of_a_run_takes_a_private_file_to_mlflow(tmp_path, monkeypatch):
+    """The tracking server may be one that the author of the run can read."""
+    (tmp_path / "private").write_text("secret")
+    run = write_run(tmp_path / "a", closing=[0.5, 0.6])
+    (run / "checkpoints").mkdir(exist_ok=True)
+    (run / "checkpoints" / "round-999999.safetensors").symlink_to(tmp_path / "private")
+    monkeypatch.setitem(sys.modules, "mlflow.entities", MagicMock())
+    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    client = MagicMock()
+    tracking._log(client, "0", read_run(run))
+    sent = [Path(call.args[1]).name for call in client.log_artifact.call_args_list]
+    assert "config.toml" in sent
+    assert "round-999999.safetensors" not in sent
 
 
 @pytest.mark.parametrize(

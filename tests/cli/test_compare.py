@@ -217,6 +217,7 @@ evaluate-every = 0
 """
 
 
+@pytest.mark.e2e  # a process for each run, twice
 def test_a_comparison_survives_a_kill_with_the_same_bits_and_runs_nothing_twice(tmp_path, request):
     plan, out = plan_file(tmp_path, TINY), tmp_path / "out"
     command = [sys.executable, "-m", "sepal.cli", "compare", str(plan), "--out", str(out), "--no-report"]

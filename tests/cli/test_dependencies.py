@@ -53,6 +53,7 @@ def imported(*arguments: str) -> list[str]:
     return [re.sub(r"import time:.*\| +", "import ", line).strip() for line in lines if line.strip()]
 
 
+@pytest.mark.e2e  # four processes that import everything
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -69,15 +70,18 @@ def test_the_first_line_comes_before_what_takes_long_is_imported(arguments, line
     assert told.index(line) < min(heavy)
 
 
-def test_a_list_of_runs_needs_neither_torch_nor_flower(tmp_path):
+@pytest.mark.parametrize(
+    ("command", "word"), [("ls", "one"), ("methods", "fedpse"), ("models", "har"), ("data", "har")]
+)
+def test_lists_need_neither_torch_nor_flower(tmp_path, command, word):
     write_run(tmp_path / "one")
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "sepal.cli", "ls", str(tmp_path)],
+        [sys.executable, "-X", "importtime", "-m", "sepal.cli", command, *[str(tmp_path)] * (command == "ls")],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert "one" in done.stdout
+    assert word in done.stdout
     assert [name for name in SLOW if re.search(rf"\| +{name}$", done.stderr, re.MULTILINE)] == []
 
 

@@ -14,6 +14,8 @@ import pytest
 from rich.console import Console
 
 from sepal.cli.sentences import frontier_sentence, headline
+from sepal.cli.sheets import Sheet
+from sepal.cli.sizes import size
 from sepal.cli.tables import print_comparison
 from sepal.study.comparison import read_comparison
 from sepal.study.frontier import close, frontier
@@ -26,6 +28,7 @@ from sepal.cli import report
 from sepal.cli.report import render
 from sepal.cli.report.data import COLOURS, datasets
 from sepal.cli.report.looks import DASHES, SHAPES
+from sepal.cli.report.table import table
 
 LONG = "a-variant-with-a-rather-long-name-alpha=0.25"
 in_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium here (Debian's package chromium)")
@@ -117,6 +120,49 @@ def test_a_run_without_a_full_evaluation_has_its_line_and_says_when_the_first_po
     assert "not reached" not in page.partition("<table>")[2].partition("</table>")[0]
 
 
+# what is shown first
+
+
+@pytest.fixture
+def unlike(tmp_path):
+    """FedAvg, which deploys what is received, with trained models that are far better; and Ditto, which keeps them."""
+    for method in ("fedavg", "ditto"):
+        run = write_run(tmp_path / method, method=method, kept=True)
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for line in lines:
+            line["accuracy"]["trained"] = figures([0.9] * 3)
+            line["clients"] = [{**client, "trained": 0.9} for client in line["clients"]]
+        (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return read_comparison([str(tmp_path)])
+
+
+@in_browser
+def test_a_report_opens_on_the_deployed_models_and_the_others_are_a_click_away(unlike, tmp_path):
+    script = """
+    const ends = () => all("#chart-round .mark-symbol path")
+      .map((each) => each.getAttribute("aria-label")).filter((text) => /rounds: 2/.test(text))
+      .map((text) => Number(/accuracy, %: ([\\d.]+)/.exec(text)[1])).sort();
+    found.first = document.querySelector('[name="view"]:checked').value;
+    found.before = ends();
+    document.querySelector('[value="trained"]').checked = true;
+    document.querySelector(".controls").dispatchEvent(new Event("change"));
+    await later();
+    found.after = ends();
+    """
+    page = render(unlike)
+    found = look(page, script, tmp_path)
+    assert found == {"first": "deployed", "before": [60, 60], "after": [90, 90]}
+    assert "Accuracy by round, deployed models: ditto ends at 60.0 % after 2 rounds; fedavg ends at 60.0 %" in page
+    assert "Paired differences, deployed models: ditto − fedavg: +0.0 points" in page
+
+
+def test_between_full_evaluations_a_kept_model_is_as_just_trained(tmp_path):
+    run = stretch(write_run(tmp_path / "a", method="ditto", kept=True), rounds=23, every=10)
+    rows = [row for row in datasets(read_comparison([str(run)]))["curve"] if row["view"] == "kept"]
+    assert [row["round"] for row in rows if row["kind"] == "full"] == [23]
+    assert len(rows) > 20
+
+
 # the sentence on top
 
 
@@ -144,7 +190,7 @@ def test_the_sentence_of_one_run_says_accuracy_cost_and_that_it_goes_on(tmp_path
     run = write_run(tmp_path / "a", method="local", kept=True)
     (run / "summary.json").unlink()
     words = headline(read_comparison([str(run)]), "")
-    assert words.startswith("local: 60.0 % mean accuracy over clients, 50.0 % for the lowest tenth, with 0.00 MB")
+    assert words.startswith("local: 60.0 % mean accuracy over clients, 50.0 % for the lowest tenth, with 0.0009 MB")
     assert "another seed may give another figure. The run has not ended." in words
 
 
@@ -184,12 +230,15 @@ def test_every_two_colours_are_apart(theme):
 
 
 @in_browser
-def test_lines_are_labelled_at_their_ends_apart_and_the_axis_begins_where_asked(many, tmp_path):
+@pytest.mark.parametrize("width", [1200, 400])
+def test_lines_are_labelled_at_their_ends_apart_and_the_axis_begins_where_asked(many, tmp_path, width):
     script = """
     const texts = (name) => all(`#chart-${name} text`).filter((each) => each.textContent.trim());
     const tick = () => texts("round").map((each) => each.textContent).filter((text) => /^\\d+$/.test(text));
-    const labels = texts("round").filter((each) => /fedavg|local|variant/.test(each.textContent));
+    const labels = texts("round").filter((each) => /fedavg|local|varian/.test(each.textContent));
     found.labels = labels.map((each) => each.textContent);
+    const edge = document.querySelector("#chart-round svg").getBoundingClientRect().right;
+    found.beyond = labels.filter((each) => each.getBoundingClientRect().right > edge).length;
     found.tops = labels.map((each) => each.getBoundingClientRect().top).sort((a, b) => a - b);
     found.marks = new Set(all("#chart-round .mark-symbol path").map((each) => each.getAttribute("d"))).size;
     found.before = tick();
@@ -198,9 +247,10 @@ def test_lines_are_labelled_at_their_ends_apart_and_the_axis_begins_where_asked(
     await later();
     found.after = tick();
     """
-    found = look(render(many), script, tmp_path)
+    found = look(render(many), script, tmp_path, width)
     assert len(found["labels"]) == 11
-    assert {"local", "fedavg-ft", "fedavg-0"} < set(found["labels"])
+    assert {"local", "fedavg-ft", "fedavg-0", "a-varian…pha=0.25"} < set(found["labels"])
+    assert found["beyond"] == 0
     assert all(below - above > 10 for above, below in itertools.pairwise(found["tops"]))
     assert found["marks"] == 11
     counts = [sum(text == "0" for text in found[when]) for when in ("before", "after")]
@@ -249,6 +299,72 @@ def test_a_wide_page_has_all_columns_and_a_phone_has_figures_beside_the_names(ma
         assert found["name"] < 0.45 * width
 
 
+@in_browser
+@pytest.mark.parametrize("width", [1200, 400])
+def test_no_text_of_a_chart_is_cut(many, tmp_path, width):
+    script = """
+    document.querySelector('[name="label"]').value = LONG;
+    document.querySelector(".controls").dispatchEvent(new Event("change"));
+    await later();
+    const box = (each) => each.getBoundingClientRect();
+    const inside = (one, other) => one.left >= other.left - 1 && one.right <= other.right + 1
+      && one.top >= other.top - 1 && one.bottom <= other.bottom + 1;
+    const texts = all(".chart svg text").filter((each) => each.textContent.trim());
+    found.count = texts.length;
+    const cut = texts.filter((each) => !inside(box(each), box(each.ownerSVGElement)));
+    found.cut = cut.map((each) => each.textContent);
+    """
+    found = look(render(many), script.replace("LONG", json.dumps(LONG)), tmp_path, width)
+    assert found["count"] > 100
+    assert found["cut"] == []
+
+
+@in_browser
+def test_paired_differences_have_a_line_at_zero(many, tmp_path):
+    found = look(render(many), 'found.zero = all("#chart-pairs .layer_0_marks line").length;', tmp_path)
+    assert found["zero"] == 1
+
+
+# sizes, and the best of a column
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "words"),
+    [
+        (0, "0"),
+        (3.2e-5, "0.00003"),
+        (0.00056, "0.0006"),
+        (0.0346, "0.035"),
+        (0.1, "0.10"),
+        (9.994, "9.99"),
+        (12.34, "12.3"),
+        (512.3, "512"),
+    ],
+)
+def test_a_small_size_has_figures_and_a_large_one_no_needless_ones(megabytes, words):
+    assert size(megabytes) == words
+
+
+@pytest.mark.parametrize(
+    ("cells", "best"),
+    [
+        (["1.0", "2.0", "3.0"], [2]),
+        (["3.0 ± 0.1", "2.0", "3.0", "1.0"], [0, 2]),
+        (["3.0", "3.0", "2.0"], []),  # more than half
+        (["3.0", "3.0"], []),
+        (["1.0", "2.0 (1 of 2)"], [0]),
+        (["not reached", "2.0 (1 of 2)"], []),
+        (["not reached", "2.0"], [1]),
+        (["–", "2.0"], []),  # it is alone
+    ],
+)
+def test_bold_is_the_best_of_whole_figures_and_says_something(cells, best):
+    rows = [[f"run {place}", cell] for place, cell in enumerate(cells)]
+    page = "".join(table(Sheet(("run", "figure"), rows), "", best=[max]))
+    marked = [bool("<strong>" in row) for row in page.split("<tr>")[2:]]
+    assert [place for place, bold in enumerate(marked) if bold] == best
+
+
 # the frontier
 
 
@@ -270,7 +386,7 @@ def test_the_frontier_and_the_megabytes_to_within_a_point_of_fine_tuning(tmp_pat
     megabytes = {variant.label: found and round(found.mean * 1e6) for variant, found in reached}
     assert megabytes == {"local": None, "fedavg": None, "fedavg-ft": 9_000_000, "ditto": 4_500_000}
     words = frontier_sentence(comparison, "")
-    assert "local (40.0 %, 0.00 MB), fedavg-ft (80.0 %, 9.00 MB); MB to within one point of fedavg-ft (79.0 %)" in words
+    assert "local (40.0 %, 0 MB), fedavg-ft (80.0 %, 9.00 MB); MB to within one point of fedavg-ft (79.0 %)" in words
     page = render(comparison)
     assert html.escape(words) in page
     rows = {row["label"]: (row["on"], row["mb"]) for row in datasets(comparison)["frontier"]}

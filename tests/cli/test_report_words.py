@@ -73,14 +73,14 @@ def test_words_of_a_swept_comparison_name_the_setting_and_the_unit(swept):
     for cell in ("clients=3", "clients=4"):
         assert f"fedavg − ditto ({cell}): +0.0 points" in words_of(page, "pairs")
     assert re.search(r"fedavg \(clients=3\) ends at 60\.0 % after 2 rounds", words_of(page, "round"))
-    assert re.search(r"fedavg \(clients=3\) ends at 60\.0 % after 0\.00 MB", words_of(page, "mb"))
+    assert re.search(r"fedavg \(clients=3\) ends at 60\.0 % after 0\.0009 MB", words_of(page, "mb"))
     assert re.search(r"fedavg \(clients=3\) ends at 60\.0 % after \d+\.\d seconds", words_of(page, "seconds"))
 
 
 def test_the_page_says_how_many_clients_there_are_what_its_columns_mean_and_of_which_view(swept):
     page = render(swept)
     assert "digits · 3, 4 clients · 2 rounds · seed 0 · 4 runs" in page
-    assert "bottom 10 %<br>trained" in page
+    assert "bottom 10 %<br>deployed" in page
     for view in ("kept", "received", "trained", "pooled"):
         assert f"{view}: " in re.search(r'<p class="reading"[^>]*>(Accuracy in %.+?)</p>', page, re.S)[1]
 
@@ -174,9 +174,9 @@ def test_a_browser_shows_which_run_a_figure_is_of_and_opens_the_words_for_paper(
     environment = {**os.environ, "HOME": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=True)
     found = json.loads(html.unescape(re.search(r"<title>(.+?)</title>", done.stdout)[1]))
-    assert "fedavg, trained models, seed 1" in found["first"]
+    assert "fedavg, deployed models, seed 1" in found["first"]
     assert "local, trained models in place of received, seed 0" in found["second"]
-    assert "pruned, mean over clients, the first seed of each run" in found["own"]
+    assert "pruned, mean over clientsthe first seed of each run" in found["own"]  # a long name has a line of its own
     assert (found["closed"], found["after"]) == (0, 0)
     assert found["open"] >= 6
     assert found["screen"] == found["again"] < 600 < found["paper"]

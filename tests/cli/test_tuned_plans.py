@@ -9,8 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
+from sepal.cli.sheets import tuning_note
 from sepal.errors import ConfigError
 from sepal.strategies.assembly import assemble
+from sepal.study.comparison import Comparison
 from sepal.study.plans import trials
 from sepal.study.plans.plan import read_plan
 from sepal.study.plans.rates import ONE_RATE, rate_notes
@@ -197,6 +199,21 @@ def test_a_trial_that_diverges_with_one_seed_is_not_chosen_and_is_no_error(tmp_p
     diverged |= {f"tune-lr_{lr}-local-seed{seed}" for lr in (0.1, 0.3) for seed in (1001, 1002)}
     done = sepal("compare", plan_file(tmp_path), "--out", tmp_path / "third", "--no-report")
     assert (done.exit_code, "5 that failed, the first: tune-lr_0.1-local-seed1001" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("spread", "rate"), [(0.01, 0.4), (0.03, 0.2), (0.3, 0.2), (0.0, 0.4)])
+def test_the_calibrated_rate_is_kept_unless_another_is_better_by_more_than_a_standard_error(tmp_path, spread, rate):
+    """Three clients and two seeds: a spread of .03 over clients is a standard error of .03 / √3 / √2 = .0122."""
+    plan = read_plan(plan_file(tmp_path, PLAN.partition("[grid]")[0].replace('"fedavg", "local", "ditto"', '"local"')))
+    assert assemble({"method": "local", "dataset": "digits"}).task.config.lr == 0.2
+    found = {0.05: 0.5, 0.1: 0.7, 0.2: 0.79, 0.4: 0.8, 0.8: 0.795}
+    for run in plan.runs("tune"):
+        mean = found[float(run.keys["lr"])]
+        keys = {"method": "local", "seed": run.seed, "lr": run.keys["lr"], "validation": {"kept": mean}}
+        lines = write_run(tmp_path / run.name, **keys, closing=[mean] * 3) / "metrics.jsonl"
+        lines.write_text(lines.read_text().replace('"std": 0.0', f'"std": {spread}'))
+    assert chosen(plan, tmp_path)[""]["local"] == {"lr": rate}
+    assert (tuning_note(Comparison("", (), tuning=tuple(tried(plan, tmp_path)))) != "") == (rate == 0.2)
 
 
 def test_a_search_runs_once(tmp_path, runs_in_this_process):

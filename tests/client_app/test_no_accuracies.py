@@ -12,7 +12,7 @@ from sepal.cli.main import app
 from sepal.client_app.app import handle
 from sepal.client_app.build import Node
 from sepal.engines.in_process import worker
-from sepal.errors import ConfigError
+from sepal.errors import ConfigError, ProtocolError
 from sepal.protocol.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, read_reply, write_order
 from sepal.protocol.method import Kind, Plan
@@ -50,6 +50,35 @@ def test_whatever_the_server_asks_for_no_model_is_evaluated_and_only_costs_are_s
         monkeypatch.setattr(f"sepal.client.evaluation.{name}", None)
     reply, _ = ask(kind, **{"no-accuracies": True})
     assert set(reply.metrics) == COSTS
+
+
+SPLITS = [
+    {"partition.name": "pathological", "partition.classes": 1, "clients": 3},
+    {"partition.name": "dirichlet"},
+    {"split.by": "time"},
+    {"split.test-of-labels": True},
+]
+
+
+@pytest.mark.parametrize("keys", SPLITS)
+def test_a_number_of_examples_tells_no_label_counts_of_a_nodes_own_files(keys, tmp_path, monkeypatch):
+    """The first keys give a third client all rows with the last label, and a query tells how many they are."""
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path))
+    monkeypatch.setenv("SEPAL_CACHE", str(tmp_path / "cache"))
+    enter_run()
+    rows = [f"{n},{n % 7},{label}" for n, label in enumerate([0] * 37 + [1] * 11 + [2] * 24)]
+    (tmp_path / "data.csv").write_text("a,b,label\n" + "\n".join(rows) + "\n")
+
+    def examples(silent, **run):
+        records = write_order(Order("0" * 32, Kind.QUERY, Plan(0)), Content())
+        node = {"partition-id": 0, "num-partitions": 1, "data-dir": str(tmp_path), "no-accuracies": silent}
+        run = {"method": "fedavg", "dataset": "folder", "clients": 1, "partition.name": "iid", **run}
+        message = Message(records, dst_node_id=1, message_type="query")
+        return read_reply(handle(message, Context(1, 1, node, RecordDict(), run)).content)[0].client.examples
+
+    assert examples(True) == examples(False), "a split that goes by number alone"
+    with pytest.raises(ProtocolError, match=r"this node's own files.*label counts \(sepal join --no-accuracies\)"):
+        examples(True, **keys)
 
 
 def test_it_sends_the_same_upload_as_a_client_that_sends_accuracies(ask):

@@ -35,9 +35,11 @@ def train(tmp_path, monkeypatch):
     """A function that sends round 1 to the client of a home directory, and returns reply and content."""
     enter_run()
 
-    def send(home, least_noise=0.0, phase="", round=1, content=None, views=(), keep=False, **keys):
+    def send(
+        home, least_noise=0.0, phase="", round=1, content=None, views=(), keep=False, kind=Kind.TRAIN, base="", **keys
+    ):
         monkeypatch.setenv("SEPAL_HOME", str(tmp_path / home))
-        order = Order("0" * 32, Kind.TRAIN, Plan(round, phase), keep=keep, views=views)
+        order = Order("0" * 32, kind, Plan(round, phase), base, keep=keep, views=views)
         message = Message(write_order(order, content or Content()), dst_node_id=1, message_type="train")
         node = {"partition-id": 0, "num-partitions": 2, "least-noise": least_noise}
         return read_reply(handle(message, Context(1, 1, node, RecordDict(), {**RUN, **keys})).content)
@@ -107,7 +109,10 @@ def test_equal_updates_have_other_noise_after_another_download(train):
     np.testing.assert_array_equal(first, again, "what the server wants to know of the round does not matter")
 
 
-@pytest.mark.parametrize("other", [{"local-epochs": 2}, {"batch-size": 3}, {"weight-decay": 1e-20}])
+OTHERS = [{"local-epochs": 2}, {"batch-size": 3}, {"weight-decay": 1e-20}, {"threads": 2}, {"device": "cpu"}]
+
+
+@pytest.mark.parametrize("other", OTHERS)
 def test_equal_updates_have_other_noise_under_another_run_config(train, other):
     """Else two configurations whose updates are equal, as with a trap neuron that stays dead, show that they are."""
 
@@ -121,6 +126,19 @@ def test_equal_updates_have_other_noise_under_another_run_config(train, other):
     first, second = noise(()), noise(("received",), **other)
     assert 0.9 < second.std() < 1.1
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.05
+
+
+def test_equal_updates_have_other_noise_after_another_work_that_led_to_the_same_version(train):
+    """A version without an upload has the same name under any run config: the server can put one in another's place."""
+    sent, versions = [], []
+    for views, epochs in ((), 1), (("received",), 2):
+        kept = train("one", kind=Kind.ADAPT, keep=True, views=views, lr=1e-30, **{"local-epochs": epochs})[0]
+        content = seal(Payload(dense(assemble(RUN).task.weights, assemble(RUN).task.layout, ValueCoding.FP32)))
+        sent.append(train("one", round=2, base=kept.version, content=content, views=views, lr=1e-30)[1].data)
+        versions.append(kept.version)
+    assert versions[0] == versions[1]
+    first, second = (np.frombuffer(data[-4000:], "<f4") for data in sent)
+    assert (first != second).mean() > 0.99
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpse", "fedstc", "dmpfl"])

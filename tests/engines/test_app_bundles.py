@@ -32,10 +32,11 @@ def zipped(**files):
     return found.getvalue()
 
 
-def settings(**components):
+def settings(project="sepal-fl", version="0.1.0", publisher="sepal", **components):
     named = {"serverapp": "sepal.server_app.app:app", "clientapp": "sepal.client_app.app:app", **components}
     lines = "\n".join(f'{name} = "{value}"' for name, value in named.items())
-    return f"[tool.flwr.app.components]\n{lines}\n"
+    about = f'[project]\nname = "{project}"\nversion = "{version}"\n[tool.flwr.app]\npublisher = "{publisher}"\n'
+    return f"{about}[tool.flwr.app.components]\n{lines}\n"
 
 
 def test_the_app_of_sepal_serve_is_accepted(ours):
@@ -58,6 +59,12 @@ def test_the_app_of_sepal_serve_is_accepted(ours):
         ({"pyproject.toml": "[tool]"}, "cannot be read"),
         ({"pyproject.toml": settings() + "#" * (1 << 20)}, "pyproject.toml"),  # deflates to a thousandth
         ({".info/CONTENT": ""}, "cannot be read"),
+        # Flower makes them the name of a directory: this one would be anywhere.
+        ({"pyproject.toml": settings(version="1/../../../../../../tmp/x")}, "1/../../../../../../tmp/x"),
+        ({"pyproject.toml": settings(project="../x")}, "../x"),
+        ({"pyproject.toml": settings(publisher="../x")}, "../x"),
+        # A nested name, for whose length the reader takes the square of the time: three minutes.
+        ({"pyproject.toml": settings() + ".".join(["a"] * 200_000) + " = 1"}, "pyproject.toml"),
     ],
 )
 def test_any_other_is_refused_by_name(files, got):
@@ -69,6 +76,14 @@ def test_any_other_is_refused_by_name(files, got):
 def test_what_is_no_zip_file_is_refused():
     with pytest.raises(CodeError, match="cannot be read"):
         refuse_code(b"#!/bin/sh")
+
+
+def test_damage_within_a_compressed_file_is_refused_too():
+    """zlib's error is none of zipfile's; it would end the SuperNode's loop."""
+    whole = zipped(**{"pyproject.toml": settings()})
+    at = whole.index(b"pyproject.toml") + len("pyproject.toml")
+    with pytest.raises(CodeError, match="cannot be read"):
+        refuse_code(whole[:at] + b"\xff" * 20 + whole[at + 20 :])
 
 
 def test_the_server_gets_one_line_and_the_node_keeps_nothing(ours):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import inspect
 import logging
 import os
 import re
+import stat
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 import types
@@ -313,3 +317,44 @@ def test_a_server_writes_no_lines_of_its_own_into_a_nodes_log():
     logger.info("[RUN %s, ROUND %s]", 7, "1]\nINFO : all is well \x1b[2J")
     logger.info("as\nFlower writes it: %.8s, %d", "0123456789", 3)
     assert lines == ["[RUN 7, ROUND 1] INFO : all is well ?[2J]", "as\nFlower writes it: 01234567, 3"]
+
+
+def test_a_node_whose_heartbeat_ends_by_an_error_ends():
+    """A server at its limit of calls refuses a heartbeat: Flower's thread ended, and the node was offline for good."""
+    told = """
+        import time
+
+        import grpc
+        from flwr.supercore.heartbeat import HeartbeatSender
+
+        from sepal.engines.flower import node
+
+        class Refused(grpc.RpcError):
+            def code(self):
+                return grpc.StatusCode.RESOURCE_EXHAUSTED
+
+        def beat():
+            raise Refused("no call left")
+
+        def run():
+            HeartbeatSender(beat).start()
+            time.sleep(3)
+
+        node.run = run
+        node.main()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(told)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == node.LOST
+    assert "sepal: the SuperNode's loop ended: a thread of it, Refused('no call left')" in done.stderr
+
+
+def test_the_directory_of_certificate_and_secret_is_locked_against_cleaners_of_old_files():
+    """As systemd-tmpfiles asks before it deletes what is ten days old, while the executor may still read it."""
+    with node.own_directory() as directory:
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        cleaner = os.open(directory, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(cleaner)
+    assert not directory.exists()

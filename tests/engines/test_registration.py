@@ -276,3 +276,25 @@ def test_a_revoked_key_is_cut_off_and_is_not_registered_again_where_a_copy_is_pu
     make_certificates(tmp_path, nodes=["a"])
     registries[1].tick()
     assert registries[1].calls[1:] == [("register", str(nodes / "a.pub"))], "a new key of that name is another one"
+
+
+def test_a_revoked_key_is_cut_off_also_beside_a_file_that_cannot_be_read(tmp_path, monkeypatch):
+    """Whoever gives the operator such a file would otherwise keep a thief's key in use."""
+    make_certificates(tmp_path, nodes=["a", "b"])
+    monkeypatch.setattr(registration, "EVERY", 0.0)
+    made = Flwr(ServerCredentials.of(tmp_path), {}, tmp_path / "memory")
+    made.calls = []
+    made.sync()
+    (tmp_path / "server" / "nodes" / "odd.pub").write_text("no key")
+    ServerCredentials.of(tmp_path).revoke("a")
+    twice(made)
+    assert made.calls[2:] == [("unregister", "1")]
+
+
+def test_one_key_under_two_names_keeps_its_first_and_is_told(registry, tmp_path):
+    made, keys = registry
+    keys["c"] = tmp_path / "c.pub"
+    keys["c"].write_text("key of a")
+    twice(made)
+    assert made.calls == []
+    assert [line for line in made.told if "c.pub" in line and "the key of a, too: remove one" in line]

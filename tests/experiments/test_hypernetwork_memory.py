@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from experiments.bench.hypernetwork import server
 from experiments.bench.widths import alone, memory
+
+pytestmark = pytest.mark.e2e  # processes of their own, twelve seconds
 
 RANK = 2000  # decoders of 69 MiB, which stand out from what a process takes anyway
 DIGITS = ("digits-cnn", (1, 8, 8), 10)
