@@ -33,18 +33,28 @@ class Own:
     keys: Mapping[str, Any]
 
 
-def own(load: Function | str, *, shape: Sequence[int], classes: int, vocabulary: int = 0) -> Own:
+def own(
+    load: Function | str,
+    *,
+    shape: Sequence[int],
+    classes: int = 0,
+    vocabulary: int = 0,
+    task: Function | str = "classification",
+) -> Own:
     """Return a data set for :func:`run`: each client's data comes from ``load``.
 
     Args:
         load: Returns (x_train, y_train, x_test, y_test); it may take the client's number, from 0. Or its name,
             ``package.module:function``.
         shape: Shape of one example.
-        classes: Number of classes.
+        classes: Number of classes; of labels (multilabel), numbers to predict (regression; 0: one) or token ids
+            (tokens; 0: ``vocabulary``).
         vocabulary: Number of token ids; 0 if the data is not text.
+        task: What is learned: a task's name, or an own one (docs/tasks.md).
     """
     sides = "x".join(str(int(side)) for side in shape)
     keys = {"dataset": "own", "own.data": _target(load), "own.shape": sides, "own.classes": classes}
+    keys |= {} if task == "classification" else {"task": _target(task)}
     return Own({**keys, "own.vocabulary": vocabulary})
 
 

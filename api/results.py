@@ -44,7 +44,10 @@ class Run:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """Accuracies, a row for each client, round and view: ``round, client, view, accuracy`` (a fraction)."""
+        """Accuracies, a row for each client, round and view: ``round, client, view, accuracy`` (a fraction).
+
+        Of a task with another headline, the last column has its name, such as ``rmse``.
+        """
         import pandas as pd
 
         from sepal.protocol.views import CLOSING_VIEWS
@@ -56,7 +59,7 @@ class Run:
             for view in CLOSING_VIEWS
             if (value := client.get(view)) is not None
         ]
-        return pd.DataFrame(rows, columns=["round", "client", "view", "accuracy"])
+        return pd.DataFrame(rows, columns=["round", "client", "view", self.stored.measure.name])
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
@@ -80,7 +83,7 @@ class Run:
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "model.safetensors"
             save(file, found.origin, found.networks)
-            return load(file, {found.origin.model}).module.eval()
+            return load(file, {found.origin.model, found.origin.task}).module.eval()
 
     def plot(self) -> Report:
         """Return the run's report, which a notebook shows."""
@@ -127,7 +130,7 @@ class Compared:
             for cell in self.comparison.cells
             for place in frontier(self.comparison.variants(cell))
         ]
-        return pd.DataFrame(rows, columns=["setting", "name", "megabytes", "accuracy", "frontier"])
+        return pd.DataFrame(rows, columns=["setting", "name", "megabytes", self.comparison.measure.name, "frontier"])
 
     def plot(self) -> Report:
         """Return the comparison's report, which a notebook shows."""

@@ -105,14 +105,20 @@ def tune(
     budget = search.plan.hours if hours is None else hours
     failed = execute(runs, place, PlanDisplay(Console(stderr=True)), jobs=jobs, workers=workers, hours=budget)
     trials = search.judged(place, runs)
-    best, rows = choose(trials), []
+    measure = search.measure(place, runs)
+    best, rows = choose(trials, measure), []
     for trial in trials:
         words = ", ".join(f"{key}={value}" for key, value in trial.settings.items())
-        figure = NONE if trial.validation is None else f"{100 * trial.validation:.1f}"
+        figure = NONE if trial.validation is None else measure.number(trial.validation)
         mark = "chosen" if trial is best.get(trial.method) else ""
         rows.append([trial.method, words, search.views[trial.method], figure, mark])
     sheet = Sheet(("method", "settings", "view", "validation", ""), rows)
-    print_sheet(Console(), sheet, "Accuracy on validation data in %, and what is chosen", left=True)
+    print_sheet(
+        Console(),
+        sheet,
+        f"{measure.name.capitalize()} on validation data{measure.in_unit}, and what is chosen",
+        left=True,
+    )
     for path in search.write(place, runs, trials):
         typer.echo(f"written to {path}")
     if failed:

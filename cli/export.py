@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from sepal.client_app.client_model import ClientModel
+    from sepal.client_app.portable import Loaded
     from sepal.data.sources.images import Look
 
 NEAR = 1e-4  # largest difference in logits between the client's model and the exported one
@@ -47,7 +48,7 @@ def export(
     file = out or path / f"{client}.safetensors"
     found = model_of(path, client)
     save(file, found.origin, found.networks)
-    kept = load(file, {found.origin.model})
+    kept = load(file, {found.origin.model, found.origin.task})
     if not np.allclose(kept(found.inputs), found.logits, atol=NEAR):
         file.unlink()
         raise ConfigError("client", "a model that its tensors and its module alone describe", found.origin.method)
@@ -91,22 +92,34 @@ def predict(
         list[str] | None, typer.Option(help="Code (package.module:function) that the file may name as its model.")
     ] = None,
 ) -> None:
-    """Run an exported model; print a line for each example, with its label, the label's name and probability."""
+    """Run an exported model; print a line for each example: its label, the label's name and probability.
+
+    Of other tasks: a label's probabilities, the numbers, or the tokens. Masks are written with --out FILE.npz.
+    """
     with starting():
         import numpy as np
 
         from sepal.client_app.portable import load
         from sepal.data.sources.images import Look
+        from sepal.protocol.tasks.learning import CLASSIFICATION
         from sepal.storage.files import write_atomically
 
     found = load(model, allow or ())
     origin = found.origin
     size = (origin.shape[-2], origin.shape[-1]) if origin.resize and len(origin.shape) == 3 else None
     channels: Any = origin.shape[0] if origin.channels and origin.shape[0] in (1, 3) else "auto"
-    names, x, truth = read_inputs(data, origin.class_names, origin.shape, Look(size, channels), origin.columns)
+    look = Look(size, channels)
+    numbers = origin.task != CLASSIFICATION
+    names, x, truth = read_inputs(data, origin.class_names, origin.shape, look, origin.columns, numbers)
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise DataError("data", "finite numbers", "NaN or infinity")
     logits = found(np.asarray(found.prepare(x), np.float32 if not origin.vocabulary else np.int64))
+    if numbers:
+        written = write_predictions(found, names, logits, out)
+        typer.echo(f"written to {out}" if out else written, nl=bool(out))
+        if truth is not None:
+            typer.echo(metrics_line(found, logits, truth), err=True)
+        return
     shifted = np.exp(logits - logits.max(1, keepdims=True))
     chances = shifted / shifted.sum(1, keepdims=True)
     classes = origin.class_names or tuple(map(str, range(logits.shape[1])))
@@ -128,12 +141,64 @@ def predict(
         typer.echo(f"accuracy {100 * right / len(truth):.1f} %: {right} of {len(truth)}", err=True)
 
 
+def write_predictions(found: Loaded, names: Sequence[str], outputs: npt.NDArray[np.float32], out: Path | None) -> str:
+    """Write the predictions of another task than classification to ``out``, or return them as CSV without it.
+
+    Raises:
+        ConfigError: They are more than rows of numbers, and ``out`` is no .npz.
+    """
+    import numpy as np
+    import torch
+
+    from sepal.storage.files import write_atomically
+
+    origin, learning = found.origin, found.learning
+    predicted = learning.predict(torch.from_numpy(outputs)).numpy()
+    if out is not None and out.suffix == ".npz":
+        file = io.BytesIO()
+        np.savez_compressed(file, prediction=predicted)
+        write_atomically(out, file.getvalue())
+        return ""
+    if predicted.ndim > 2:
+        raise ConfigError("--out", "an .npz file for predictions of this shape", f"{predicted.shape[1:]}")
+    rows = predicted.reshape(len(predicted), -1)
+    heads = list(origin.class_names) or [str(number) for number in range(rows.shape[1])]
+    if learning.name == "multilabel":
+        rows = 1 / (1 + np.exp(-outputs))
+    if learning.name == "regression" and rows.shape[1] == 1:
+        heads = ["prediction"]
+    if learning.name == "tokens":
+        heads, rows = ["tokens"], np.array([[" ".join(map(str, row))] for row in rows])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("example", *(f"{head} probability" if learning.name == "multilabel" else head for head in heads)))
+    form = ".4f" if learning.name == "multilabel" else ".6g"
+    writer.writerows(
+        (name, *(str(cell) if isinstance(cell, str) else f"{cell:{form}}" for cell in row.tolist()))
+        for name, row in zip(names, rows, strict=True)
+    )
+    if out is not None:
+        write_atomically(out, text.getvalue().encode())
+    return text.getvalue()
+
+
+def metrics_line(found: Loaded, outputs: npt.NDArray[np.float32], truth: npt.NDArray[Any]) -> str:
+    """Return one line with the metrics of a task over all examples, shares as fractions."""
+    import torch
+
+    learning = found.learning
+    targets = torch.from_numpy(learning.targets.checked("data y", truth, len(outputs)))
+    values = learning.scoring.values(learning.sums(torch.from_numpy(outputs), targets))
+    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+
+
 def read_inputs(
     path: Path,
     classes: Sequence[str] = (),
     shape: tuple[int, ...] = (),
     look: Look | None = None,
     columns: Sequence[str] = (),
+    numbers: bool = False,
 ) -> tuple[list[str], npt.NDArray[np.generic], npt.NDArray[np.int64] | None]:
     """Return the names of the examples, the examples (n, …), and their labels if all have one.
 
@@ -144,6 +209,7 @@ def read_inputs(
         shape: The shape of one example as the model takes it; tells one example from many.
         look: What image files are brought to; None: as they are.
         columns: Names of a table's columns as the model takes them; empty: as in the file.
+        numbers: Whether targets are those of another task than classification.
 
     Raises:
         DataError: There are no examples, or their shapes differ.
@@ -157,9 +223,9 @@ def read_inputs(
         if path.is_dir() and len(found := list(path.glob(f"*{suffix}"))) == 1:
             path = found[0]
     if path.suffix == ".npz":
-        return _read_npz(path)
+        return _read_npz(path, numbers)
     if path.suffix == ".csv":
-        table = read_table(path, classes)
+        table = read_table(path, classes, numbers)
         table = table.ordered(columns, path) if columns else table
         return [str(number) for number in range(len(table.x))], table.x, table.y
     files = [path] if path.is_file() and path.suffix.lower() in EXAMPLES else list(_files(path))
@@ -176,7 +242,9 @@ def read_inputs(
     return named, np.stack(arrays), truth
 
 
-def _read_npz(path: Path) -> tuple[list[str], npt.NDArray[np.generic], npt.NDArray[np.int64] | None]:
+def _read_npz(
+    path: Path, numbers: bool = False
+) -> tuple[list[str], npt.NDArray[np.generic], npt.NDArray[np.int64] | None]:
     import numpy as np
 
     try:
@@ -186,7 +254,11 @@ def _read_npz(path: Path) -> tuple[list[str], npt.NDArray[np.generic], npt.NDArr
             raise ValueError("x is a single number")
     except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as reason:
         raise DataError("data", "an .npz with x", f"{path}: {reason}") from None
-    return [str(number) for number in range(len(x))], x, y if y is not None and y.shape == (len(x),) else None
+    return (
+        [str(number) for number in range(len(x))],
+        x,
+        y if y is not None and (numbers or y.shape == (len(x),)) else None,
+    )
 
 
 def _many(array: npt.NDArray[np.generic], shape: tuple[int, ...]) -> bool:

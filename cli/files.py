@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from sepal.errors import ConfigError
+from sepal.protocol.tasks.scoring import ACCURACY, headline
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server_app.stored_run import StoredRun
 from sepal.storage.files import write_atomically
 from sepal.study.comparison import Comparison
 from sepal.study.results import DIRECTIONS, Variant
 
-KINDS = ("accuracy", "validation")
 FIGURES = ("mean", "weighted", "std", "bottom_decile")
 
 
@@ -31,12 +31,18 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
 
 
 def by_round(run: StoredRun) -> Iterator[dict[str, float]]:
-    """Yield a row per round: accuracies as fractions, ``accuracy/trained/mean``; bytes so far; seconds; own figures."""
+    """Yield a row per round: accuracies as fractions, ``accuracy/trained/mean``; bytes so far; seconds; own figures.
+
+    Of another headline, ``rmse/trained/mean``, and all of the task's metrics over all test examples together,
+    ``together/trained/r2``.
+    """
     for line in run.lines:
         row: dict[str, float] = {"round": line["round"]}
-        for kind in KINDS:
-            for view, found in line[kind].items():
+        for kind, views in ((run.measure.name, headline(line)), ("validation", line["validation"])):
+            for view, found in views.items():
                 row |= {f"{kind}/{view}/{name}": found[name] for name in FIGURES} if found else {}
+        for view, metrics in line.get("metrics", {}).items():
+            row |= {f"together/{view}/{name}": value for name, value in metrics.items() if value is not None}
         row |= {f"bytes/{key}": size for key, size in line["bytes"].items() if not isinstance(size, dict)}
         row |= {f"seconds/{key}": value for key, value in line["seconds"].items()}
         row |= {f"method/{key}": value for key, value in line["method"].items() if value is not None}
@@ -44,12 +50,13 @@ def by_round(run: StoredRun) -> Iterator[dict[str, float]]:
 
 
 def by_variant(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield a row of figures for each variant of a comparison; accuracies are fractions."""
+    """Yield a row of figures for each variant of a comparison; accuracies and other shares are fractions."""
     yield from (_row(variant) for variant in comparison.all_variants())
 
 
 def _row(variant: Variant) -> dict[str, Any]:
     row: dict[str, Any] = {"setting": variant.cell, "name": variant.label, "method": variant.method}
+    row |= {} if variant.measure == ACCURACY else {"metric": variant.measure.axis}
     row |= {"deployed_view": variant.deployed, "seeds": len(variant.results), "rounds": variant.rounds}
     row["rise_at_the_end"] = variant.rising.mean if variant.rising else None  # None: converged, or no verdict
     figures = {view: variant.accuracy(view) for view in ("deployed", *CLOSING_VIEWS)}

@@ -23,6 +23,7 @@ from rich.progress import (
 )
 
 from sepal.cli.tables import megabytes, percent
+from sepal.protocol.tasks.scoring import ACCURACY, measure_of
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server_app.stored_run import stored_config
@@ -41,8 +42,10 @@ def bars(console: Console, clock: ProgressColumn) -> Progress:
 
 
 def accuracies(line: Mapping[str, Any]) -> str:
-    """Return the accuracies of a round's line as text."""
-    return f"received {percent(line, 'received', 'mean')} % trained {percent(line, 'trained', 'mean')} %"
+    """Return the accuracies of a round's line, or the means of another headline, as text."""
+    measure = measure_of(line)
+    unit, name = f" {measure.unit}".rstrip(), "" if measure == ACCURACY else f"{measure.name} "
+    return f"{name}received {percent(line, 'received', 'mean')}{unit} trained {percent(line, 'trained', 'mean')}{unit}"
 
 
 def is_closing(line: Mapping[str, Any]) -> bool:

@@ -18,7 +18,7 @@ def headline(comparison: Comparison, cell: str) -> str:
     variants = comparison.variants(cell)
     ranked = sorted(
         ((found.mean, variant) for variant in variants if (found := variant.accuracy("deployed"))),
-        key=lambda each: -each[0],
+        key=lambda each: -comparison.measure.sign * each[0],
     )
     if not ranked:
         return first_point(variants[0].first.stored.config) if variants else ""
@@ -36,7 +36,10 @@ def first_point(config: Mapping[str, Any]) -> str:
 def _one(variant: Variant) -> Iterator[str]:
     mean, low = variant.accuracy("deployed"), variant.accuracy("deployed", "bottom_decile")
     if mean and low:
-        yield f"{variant.label}: {mean.text()} % mean accuracy over clients, {low.text()} % for the lowest tenth,"
+        measure = variant.measure
+        worst = "lowest" if measure.higher else "worst"
+        words = f"{variant.label}: {mean.told(measure)} mean {measure.name} over clients, {low.told(measure)}"
+        yield f"{words} for the {worst} tenth,"
         yield f"with {_sent(variant)} MB (deployed models: {variant.deployed})."
 
 
@@ -45,13 +48,16 @@ def _several(ranked: list[Variant]) -> Iterator[str]:
     top = first.accuracy("deployed")
     if top is None:
         return
-    yield f"Highest mean accuracy of {len(ranked)}: {first.label}, {top.text()} % with {_sent(first)} MB"
+    measure = first.measure
+    best = "Highest" if measure.higher else "Lowest"
+    yield f"{best} mean {measure.name} of {len(ranked)}: {first.label}, {top.told(measure)} with {_sent(first)} MB"
     if others and (second := others[0].accuracy("deployed")):
-        yield f"(deployed models); next {others[0].label}, {second.text()} % with {_sent(others[0])} MB."
+        yield f"(deployed models); next {others[0].label}, {second.told(measure)} with {_sent(others[0])} MB."
         found = first.difference_by_seed(others[0], "deployed")
         if found and found.spread is not None and found.count >= SEEDS:
             clear = "a clear difference" if abs(found.mean) > found.spread else "no clear difference"
-            yield f"That is {clear}: {found.text(sign='+')} points, 95 % interval over {found.count} seeds."
+            points = f"{found.shown(measure, '+')} {measure.points}"
+            yield f"That is {clear}: {points}, 95 % interval over {found.count} seeds."
     else:
         yield "(deployed models)."
 
@@ -73,17 +79,19 @@ def _caveats(variants: list[Variant]) -> Iterator[str]:
 def frontier_sentence(comparison: Comparison, cell: str) -> str:
     """Return which variants are on the frontier, and the MB to within one point of FedAvg-FT; "" for a single one."""
     variants = comparison.variants(cell)
-    places = frontier(variants)
+    places, measure = frontier(variants), comparison.measure
     if len(places) < 2:
         return ""
     best = [each for each in places if each.frontier]
-    on = (f"{each.variant.label} ({each.accuracy.text()} %, {size(each.megabytes)} MB)" for each in best)
-    words = f"On the frontier, where no other has as high a mean with fewer MB: {', '.join(on)}"
+    on = (f"{each.variant.label} ({each.accuracy.told(measure)}, {size(each.megabytes)} MB)" for each in best)
+    good = "high" if measure.higher else "low"
+    words = f"On the frontier, where no other has as {good} a mean with fewer MB: {', '.join(on)}"
     if found := close(variants):
         target, reached = found
         some = [f"{variant.label} {until.text(decimals(until.mean), 1.0)}" for variant, until in reached if until]
         none = [variant.label for variant, until in reached if not until]
-        words += f"; MB to within one point of {CLOSE_TO} ({100 * target:.1f} %): {', '.join(some)}"
+        near = "one point" if measure.percent else "1 %"
+        words += f"; MB to within {near} of {CLOSE_TO} ({measure.text(target)}): {', '.join(some)}"
         words += f", not reached by {', '.join(none)}" if none else ""
     return f"{words} (deployed models)."
 

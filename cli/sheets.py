@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sepal.cli.sizes import decimals, size
+from sepal.protocol.tasks.scoring import Measure, headline, measure_of
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server_app.places import IN_PROCESS
 from sepal.strategies import registry
@@ -18,12 +19,24 @@ from sepal.study.results import DIRECTIONS, Variant
 from sepal.study.statistics import Estimate
 
 LEGEND = (
-    "Accuracy in % on test data, mean ± standard deviation over seeds. deployed: the model that a user of a deployed "
+    "{} on test data, mean ± standard deviation over seeds. deployed: the model that a user of a deployed "
     "client predicts with (kept, received or trained, depending on the method); kept: the model that a client keeps "
     "if it does not take the last download; received: as the server sends it; trained: after the client's own steps; "
     "pooled: trained, on everybody's test data. MB: payloads of training, all clients and rounds. Multiply-adds: 10⁹ "
     "of training a client."
 )
+
+
+def title_of(measure: Measure) -> str:
+    """Return ``Accuracy in %``, the headline at the beginning of a sentence."""
+    return f"{measure.name.capitalize()}{measure.in_unit}"
+
+
+def legend(measure: Measure) -> str:
+    """Return how to read a comparison's tables."""
+    return LEGEND.format(title_of(measure))
+
+
 ACCURACIES = ("deployed", *reversed(CLOSING_VIEWS))
 MARK = "*"  # of a label: not converged
 EDGE = "(edge)"
@@ -46,13 +59,15 @@ def accuracy_sheet(variants: Sequence[Variant]) -> Sheet:
     rows = []
     for variant in variants:
         found = [*(variant.accuracy(each) for each in ACCURACIES), variant.accuracy("deployed", "bottom_decile")]
-        rows.append([named(variant), *map(_text, found)])
-    return Sheet(("accuracy, %", *ACCURACIES, "bottom 10 %\ndeployed"), rows)
+        rows.append([named(variant), *(_text(each, variant.measure) for each in found)])
+    return Sheet((variants[0].measure.axis, *ACCURACIES, "bottom 10 %\ndeployed"), rows)
 
 
 def cost_sheet(variants: Sequence[Variant]) -> Sheet:
     """Return the cost of a cell's variants: MB, multiply-adds, and rounds and MB to the target."""
-    target = f"{100 * variants[0].target:.0f} %\n{variants[0].view}"
+    measure = variants[0].measure
+    aim = f"{100 * variants[0].target:.0f} %" if measure.percent else measure.text(variants[0].target)
+    target = f"{aim}\n{variants[0].view}"
     heads = ("cost", "MB up", "MB down", "multiply-\nadds, 10⁹", f"rounds to\n{target}", f"MB to\n{target}")
     rows = []
     for variant in variants:
@@ -65,21 +80,21 @@ def cost_sheet(variants: Sequence[Variant]) -> Sheet:
 
 def difference_sheet(comparison: Comparison, cell: str) -> Sheet:
     """Return the paired differences of a cell's first variant to the others; no rows if there are none."""
-    views = ("deployed", "kept", "received", "trained")
+    views, measure = ("deployed", "kept", "received", "trained"), comparison.measure
     found = {view: dict(comparison.differences(cell, view)) for view in views}
     labels = dict.fromkeys(label for pairs in found.values() for label in pairs)
     rows = [
-        [label, *(found[view][label].text(sign="+") if label in found[view] else NONE for view in views)]
+        [label, *(found[view][label].shown(measure, "+") if label in found[view] else NONE for view in views)]
         for label in labels
     ]
-    return Sheet(("paired difference over clients,\npoints, 95 % interval", *views), rows)
+    return Sheet((f"paired difference over clients,\n{measure.points}, 95 % interval", *views), rows)
 
 
 def tuning_sheet(comparison: Comparison) -> Sheet:
     """Return what was searched before the runs: a row for each search; no rows if there was none."""
-    rows = []
+    rows, number = [], comparison.measure.number
     for one in comparison.tuning:
-        values = ", ".join(f"{name}: {'failed' if mean is None else f'{100 * mean:.1f}'}" for name, mean in one.values)
+        values = ", ".join(f"{name}: {'failed' if mean is None else number(mean)}" for name, mean in one.values)
         chosen = f"{one.chosen or 'nothing'}{f' {EDGE}' * one.edge}"
         rows.append([one.cell, one.label, one.view, values, chosen])
     return Sheet(("setting", "method", "view", "tried", "chosen"), rows)
@@ -88,7 +103,8 @@ def tuning_sheet(comparison: Comparison) -> Sheet:
 def tuning_title(comparison: Comparison) -> str:
     """Return what the rows of :func:`tuning_sheet` are."""
     seeds = sorted({seed for one in comparison.tuning for seed in one.seeds})
-    return f"Searched before the runs, with seeds {', '.join(map(str, seeds))}: accuracy on validation data in %"
+    what = f"{comparison.measure.name} on validation data{comparison.measure.in_unit}"
+    return f"Searched before the runs, with seeds {', '.join(map(str, seeds))}: {what}"
 
 
 def tuning_note(comparison: Comparison) -> str:
@@ -106,15 +122,22 @@ def named(variant: Variant) -> str:
     return f"{variant.label} {MARK}" if variant.rising else variant.label
 
 
-def _text(found: Estimate | None) -> str:
-    return found.text() if found else NONE
+def _text(found: Estimate | None, measure: Measure) -> str:
+    return found.shown(measure) if found else NONE
 
 
 def not_converged(variants: Sequence[Variant]) -> str:
     """Return a line that names the variants whose curves are still rising (:attr:`Variant.rising`), or nothing."""
     found = [(variant.label, variant.rising) for variant in variants]
-    words = [f"{label} (+{100 * each.mean:.1f} points in {each.points} rounds)" for label, each in found if each]
-    return f"{MARK} not converged, still rising at the last round: {', '.join(words)}" if words else ""
+    measure = variants[0].measure
+    step = "+" if measure.higher else "-"
+    words = [
+        f"{label} ({step}{measure.number(each.mean)} {measure.points} in {each.points} rounds)"
+        for label, each in found
+        if each
+    ]
+    how = "rising" if measure.higher else "falling"
+    return f"{MARK} not converged, still {how} at the last round: {', '.join(words)}" if words else ""
 
 
 def rounds_run(variants: Sequence[Variant]) -> str:
@@ -146,7 +169,7 @@ def conclusions(comparison: Comparison, cell: str) -> Iterator[str]:
     variants = comparison.variants(cell)
     if not variants:
         return
-    first, *others = variants
+    (first, *others), measure = variants, comparison.measure
     words: dict[str, list[str]] = {"better than": [], "worse than": [], "no clear difference from": []}
     few: dict[int, list[Variant]] = {}
     seeds = set()
@@ -159,25 +182,45 @@ def conclusions(comparison: Comparison, cell: str) -> Iterator[str]:
             continue
         seeds.add(found.count)
         clear = abs(found.mean) > found.spread
-        kind = "no clear difference from" if not clear else "better than" if found.mean > 0 else "worse than"
-        words[kind].append(f"{other.label} ({found.text(sign='+')})")
+        kind = (
+            "no clear difference from"
+            if not clear
+            else "better than"
+            if measure.sign * found.mean > 0
+            else "worse than"
+        )
+        words[kind].append(f"{other.label} ({found.shown(measure, '+')})")
     said = [f"{kind} {', '.join(names)}" for kind, names in words.items() if names]
     if said:
         number = " or ".join(map(str, sorted(seeds)))
-        yield f"{first.label}: {'; '.join(said)}. Points of deployed models, 95 % interval over {number} seeds."
+        unit = f"{measure.points[0].upper()}{measure.points[1:]}"
+        yield f"{first.label}: {'; '.join(said)}. {unit} of deployed models, 95 % interval over {number} seeds."
     for count, rest in sorted(few.items()):
         pairs = ((variant.label, variant.accuracy("deployed")) for variant in (first, *rest))
-        figures = (f"{label} {found.text()} %" for label, found in pairs if found)
+        figures = (f"{label} {found.told(measure)}" for label, found in pairs if found)
         yield f"{FEW[count]} to say which is better: {', '.join(figures)} (deployed models)."
 
 
 def novel_line(summary: Mapping[str, Any]) -> str:
     """Return one line about the novel clients: their mean accuracy by view, and the gap to the others'."""
     count, found = summary["populations"]["novel"], summary["novel"]
+    measure, means = measure_of(summary), headline(found)
     figures = [
-        f"{view} {100 * found['accuracy'][view]['mean']:.1f} ({-100 * gap:+.1f})" for view, gap in found["gap"].items()
+        f"{view} {measure.number(means[view]['mean'])} ({measure.number(-gap, '+')})"
+        for view, gap in found["gap"].items()
     ]
-    return f"{count} novel clients, which never trained, in % (points above the others): {', '.join(figures)}"
+    what = "in % (points above the others)" if measure.percent else f"{measure.axis} (difference to the others)"
+    return f"{count} novel clients, which never trained, {what}: {', '.join(figures)}"
+
+
+def together_line(summary: Mapping[str, Any]) -> str:
+    """Return one line with all metrics of a task over all clients' examples together; empty for accuracy alone."""
+    views = [
+        f"{view}: {', '.join(f'{name} {value:.4g}' for name, value in found.items())}"
+        for view, found in summary.get("metrics", {}).items()
+        if found
+    ]
+    return f"All clients' test examples together (shares as fractions): {'; '.join(views)}" if views else ""
 
 
 def privacy_line(summary: Mapping[str, Any]) -> str:

@@ -13,17 +13,19 @@ from rich.table import Table
 
 from sepal.cli import sentences
 from sepal.cli.sheets import (
-    LEGEND,
     NONE,
     Sheet,
     accuracy_sheet,
     conclusions,
     cost_sheet,
     difference_sheet,
+    legend,
     not_converged,
     novel_line,
     privacy_line,
     rounds_run,
+    title_of,
+    together_line,
     tuning_note,
     tuning_sheet,
     tuning_title,
@@ -31,6 +33,8 @@ from sepal.cli.sheets import (
 )
 from sepal.cli.sizes import size
 from sepal.errors import one_line
+from sepal.protocol.tasks.scoring import ACCURACY, Measure, measure_of
+from sepal.protocol.tasks.scoring import headline as headline_of
 from sepal.server_app.json_lines import Line
 from sepal.server_app.stored_run import StoredRun
 from sepal.strategies import registry
@@ -39,7 +43,7 @@ from sepal.study.results import MEGA
 
 NAMES = 3  # a table's names have at most this part of the width
 RUN_LEGEND = (
-    "Accuracy in % on test data; bottom 10 %: of the trained model. MB of training so far; dense: the same messages "
+    "{} on test data; bottom 10 %: of the trained model. MB of training so far; dense: the same messages "
     "with the whole model as float32."
 )
 
@@ -54,13 +58,15 @@ def print_run(console: Console, run: StoredRun, yardstick: StoredRun | None = No
     """
     console.print(printable(headline(run)), style="bold", soft_wrap=True, highlight=False)
     console.print(rounds_table(run, yardstick))
-    console.print(RUN_LEGEND, style="italic", highlight=False)
+    console.print(RUN_LEGEND.format(title_of(run.measure)), style="italic", highlight=False)
     if run.summary is not None:
         if run.summary.get("stopped"):
             words = f"Ended after round {run.summary['rounds']}: {run.summary['stopped']['reason']}"
             console.print(printable(words), highlight=False)
         console.print()
         console.print(figures_table(run, yardstick))
+        if words := together_line(run.summary):
+            console.print(printable(words), highlight=False)
         if run.summary.get("novel"):
             console.print(printable(novel_line(run.summary)), highlight=False)
         if run.summary.get("privacy"):
@@ -138,9 +144,9 @@ def trained(line: Line | None) -> list[str]:
 
 
 def percent(line: Line | None, view: str, key: str) -> str:
-    """Return an accuracy in percent, or a dash."""
-    figures = (line or {}).get("accuracy", {}).get(view)
-    return f"{100 * figures[key]:.1f}" if figures else "-"
+    """Return an accuracy in percent, or another headline as it is shown, or a dash."""
+    figures = headline_of(line or {}).get(view)
+    return measure_of(line or {}).number(figures[key]) if figures else "-"
 
 
 def megabytes(count: int) -> str:
@@ -150,13 +156,14 @@ def megabytes(count: int) -> str:
 
 def figures_table(run: StoredRun, yardstick: StoredRun | None = None) -> Table:
     """Return the figures of the last full evaluation, by view."""
-    table = new_table("At the end, over all clients: accuracy in %")
+    measure = run.measure
+    table = new_table(f"At the end, over all clients: {measure.name}{measure.in_unit}")
     for name in ("method", "view", "mean", "weighted", "std", "bottom 10 %", "best (round)"):
         table.add_column(name, justify="left" if name in ("method", "view") else "right")
     for each in (run, yardstick):
         if each is None or each.summary is None:
             continue
-        found = each.summary["accuracy"]
+        found = headline_of(each.summary)
         deployed = registry.deployed(each.config["method"])
         for view in sorted(found, key=lambda view: view != deployed):  # first what a deployed client predicts with
             figures = found[view]
@@ -164,29 +171,30 @@ def figures_table(run: StoredRun, yardstick: StoredRun | None = None) -> Table:
             if figures is None:
                 table.add_row(*cells, *["-"] * 5)
                 continue
-            cells += [f"{100 * figures[key]:.1f}" for key in ("mean", "weighted", "std", "bottom_decile")]
-            table.add_row(*cells, best(figures["best"], each.summary["rounds"]))
+            cells += [measure.number(figures[key]) for key in ("mean", "weighted", "std", "bottom_decile")]
+            table.add_row(*cells, best(figures["best"], each.summary["rounds"], measure))
     return table
 
 
 def capacity_table(summary: Mapping[str, Any]) -> Table:
     """Return the mean accuracy by quarter of the clients' capacities."""
-    table = new_table("At the end, by capacity: mean accuracy in %")
-    views = [view for view, found in summary["accuracy"].items() if found]
+    measure = measure_of(summary)
+    table = new_table(f"At the end, by capacity: mean {measure.name}{measure.in_unit}")
+    views = [view for view, found in headline_of(summary).items() if found]
     for name in ("capacity", "clients", *map(printable, views)):
         table.add_column(name, justify="left" if name == "capacity" else "right")
     for group, found in summary["by_capacity"].items():
         clients = max(figures["clients"] for figures in found.values())
-        cells = [f"{100 * found[view]['mean']:.1f}" if view in found else "-" for view in views]
+        cells = [measure.number(found[view]["mean"]) if view in found else "-" for view in views]
         table.add_row(printable(group), str(clients), *cells)
     return table
 
 
-def best(chosen: Mapping[str, Any] | None, rounds: int) -> str:
+def best(chosen: Mapping[str, Any] | None, rounds: int, measure: Measure = ACCURACY) -> str:
     """Return the table cell of the best of a run's ``rounds`` rounds, or of its closing evaluation."""
     if not chosen:
         return "-"
-    return f"{100 * chosen['mean']:.1f} ({chosen['round'] if chosen['round'] <= rounds else 'closing'})"
+    return f"{measure.number(chosen['mean'])} ({chosen['round'] if chosen['round'] <= rounds else 'closing'})"
 
 
 def bytes_table(run: StoredRun) -> Table:
@@ -232,7 +240,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         print_sheet(console, tuning_sheet(comparison), tuning_title(comparison), left=True)
         paragraphs(tuning_note(comparison))
     say(*comparison.notes)
-    console.print(LEGEND, style="italic", highlight=False)
+    console.print(legend(comparison.measure), style="italic", highlight=False)
     say(without_yardsticks(comparison))
 
 

@@ -196,8 +196,18 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         shared.digests[node.client] = data_digest(data, getattr(store, "secret", ""))
     info = ClientInfo(node.client, len(data.train), capacity, device.partition(":")[0], shared.digests[node.client])
     train, validation, test = (tensors(part, device) for part in (data.train, data.validation, data.test))
+    balanced = task.config.own.class_weights == "balanced"
     trainer = Trainer(
-        info, task.config, *train, *validation, shared.assembly.make, shared.networks, device, secret=secret
+        info,
+        task.config,
+        *train,
+        *validation,
+        shared.assembly.make,
+        shared.networks,
+        device,
+        secret=secret,
+        learning=task.learning,
+        class_weights=class_weights(train[1], shared.assembly.info.classes) if balanced else None,
     )
     algorithm = shared.assembly.method.make_client(task, trainer)
     evaluator = Evaluator(
@@ -206,6 +216,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         lambda: scaled(pooled(shared, source, clients), data.scale),
         lambda: shift(shared, source, clients, node.client, len(test[1]), data.scale),
         lambda: corrupted(shared, node.client, data.test),
+        task.learning,
     )
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
     flat = task.config.flat()
@@ -243,7 +254,9 @@ def data_of(shared: Shared, node: Node) -> FederatedData:
     if not node.data:
         return shared.assembly.data
     config = shared.assembly.task.config
-    return OwnData(shared.assembly.info, node.data, config.split.validation, config.seed)
+    learning = shared.assembly.task.learning
+    targets = None if learning.classifies else learning.targets
+    return OwnData(shared.assembly.info, node.data, config.split.validation, config.seed, targets=targets)
 
 
 def pooled(shared: Shared, data: FederatedData, clients: int) -> Pair:
@@ -288,9 +301,20 @@ def corrupted(shared: Shared, client: str, test: Examples) -> Pair:
 
 
 def tensors(examples: Examples, device: str) -> Pair:
-    """Return inputs and int64 labels as tensors on ``device``; memory maps are read into memory."""
+    """Return inputs and targets, int64 or float32, as tensors on ``device``; memory maps are read into memory."""
     x = torch.from_numpy(np.array(examples.x))
-    return x.to(device), torch.from_numpy(np.array(examples.y, np.int64)).to(device)
+    kind = np.float32 if examples.y.dtype.kind == "f" else np.int64
+    return x.to(device), torch.from_numpy(np.array(examples.y, kind)).to(device)
+
+
+def class_weights(labels: torch.Tensor, classes: int) -> torch.Tensor:
+    """Return weights float32 (classes,) under which all classes that a client has count alike in its loss.
+
+    n / (k · n_c) for a class with n_c of n examples and k classes that occur; 0 for one that does not occur.
+    """
+    counts = torch.bincount(labels, minlength=classes).to(torch.float32)
+    weights = len(labels) / (int((counts > 0).sum()) * counts.clamp(min=1))
+    return weights * (counts > 0)
 
 
 def open_store(shared: Shared, node: Node, run: str) -> DiskStateStore:

@@ -115,6 +115,8 @@ def client_model(path: Path, config: Mapping[str, Any], client: str, device: str
         keys.dataset == FOLDER and keys.folder.size is not None,
         keys.dataset == FOLDER and keys.folder.channels != "auto",
         tuple(info.columns),
+        keys.task,
+        keys.target_unit,
     )
     networks = [{**network.read(), **frozen_tensors(network.module)} for network in predict.networks]
     return ClientModel(origin, networks, np.array(raw), predict(x.to(device)).cpu().numpy())

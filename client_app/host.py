@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -39,7 +39,8 @@ log = logging.getLogger("sepal")
 # depend on labels that its training does not reveal.
 COSTS = frozenset({"seconds", "steps", "multiply-adds"})
 
-Evaluate: TypeAlias = Callable[[Predictor, str], Mapping[str, float]]
+Figures: TypeAlias = dict[str, float | Sequence[float]]  # counts and costs; sums of metrics
+Evaluate: TypeAlias = Callable[[Predictor, str], Mapping[str, float | Sequence[float]]]
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class ClientHost:
         self, order: Order, state: Any, download: Payload, request: str, charge: str, content: Content
     ) -> tuple[Reply, Content]:
         plan, kind, came = order.plan, order.kind, content.digest()
-        metrics = self._score("received", order, self.algorithm.predictor(state, download, plan))
+        metrics: Figures = self._score("received", order, self.algorithm.predictor(state, download, plan))
         if "kept" in order.views:
             metrics |= self._score("kept", order, self.algorithm.predictor(state, None, plan))
         self.spent()
@@ -145,10 +146,10 @@ class ClientHost:
             **self.spent(),
             **self._score("trained", order, self.algorithm.predictor(after, None, plan)),
         }
-        sane = {name: value for name, value in metrics.items() if 0 <= value <= GREATEST}  # leaves out NaN and infinity
+        sane, sums = _sane(metrics)
         if not self.accuracies:
-            sane = {name: value for name, value in sane.items() if name in COSTS}
-        reply = Reply(order.run, plan.round, kind, self.info, order.base, came, metrics=sane)
+            sane, sums = {name: value for name, value in sane.items() if name in COSTS}, {}
+        reply = Reply(order.run, plan.round, kind, self.info, order.base, came, metrics=sane, sums=sums)
         check_sendable(upload)
         answer = seal(upload)
         if kind is Kind.TRAIN or (kind is Kind.ADAPT and order.keep):
@@ -199,9 +200,9 @@ class ClientHost:
             return self.algorithm.adapt(state, download, order.plan), Payload()
         return state, Payload()
 
-    def _score(self, view: str, order: Order, predictor: Predictor | None) -> dict[str, float]:
+    def _score(self, view: str, order: Order, predictor: Predictor | None) -> Figures:
         """Evaluate ``predictor`` for the requested views of the same model; ``pooled`` is of the trained model."""
-        scores: dict[str, float] = {}
+        scores: Figures = {}
         if predictor is None:
             return scores
         for wanted in order.views:
@@ -220,3 +221,15 @@ class ClientHost:
         plan, config = order.plan, self.facts.get("config", "")
         parts = [order.kind.value, plan.round, plan.phase, dict(plan.scalars), plan.novel, order.base, before, download]
         return hashlib.sha256(json.dumps([*parts, config, self.machine], sort_keys=True).encode()).hexdigest()
+
+
+def _sane(figures: Figures) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
+    """Return the counts and costs, and the sums, that a server accepts: finite and not too large."""
+    sane, sums = dict[str, float](), dict[str, tuple[float, ...]]()
+    for name, value in figures.items():
+        if isinstance(value, Sequence):
+            if all(abs(each) <= GREATEST for each in value):
+                sums[name] = tuple(value)
+        elif 0 <= value <= GREATEST:  # leaves out NaN and infinity
+            sane[name] = value
+    return sane, sums

@@ -27,9 +27,14 @@ from sepal import models
 from sepal.errors import ModelError, StateError, one_line
 from sepal.modules import bring_back, floating, frozen_tensors, tied_names
 from sepal.protocol.method import resolve
+from sepal.protocol.tasks import LearningTask
+from sepal.protocol.tasks.builtin import TASKS
+from sepal.protocol.tasks.learning import CLASSIFICATION
+from sepal.protocol.tasks.making import own_task
 from sepal.strategies import registry
 
 FORMAT = "sepal.model.v1"
+PLAIN = (("task", CLASSIFICATION), ("unit", ""))  # left out of a file: earlier versions do not know these fields
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class Origin:
         offset: Of each column of a table: the mean over the client's training part, which the module subtracts.
         factor: 1 / standard deviation of each column there, by which the module then multiplies.
         columns: Names of the columns of a table, in the order in which the module takes them; empty for other data.
+        task: What the model has learned, the run key ``task``.
+        unit: Unit of a regression's targets.
         resize: Whether image files are scaled and cut to the shape, as in training.
         channels: Whether image files are brought to the shape's channels, as in training.
     """
@@ -71,16 +78,30 @@ class Origin:
     resize: bool = False
     channels: bool = False
     columns: tuple[str, ...] = ()
+    task: str = CLASSIFICATION
+    unit: str = ""
+
+
+def learning_of(origin: Origin) -> LearningTask:
+    """Return the task that a model has learned.
+
+    Raises:
+        ConfigError: It is an own one that cannot be used.
+    """
+    make = partial(own_task, origin.task) if ":" in origin.task else partial(TASKS[origin.task], unit=origin.unit)
+    return make(origin.shape, origin.classes)
 
 
 class Loaded:
-    """A loaded model: call it with float32 inputs (n, *shape); it returns logits (n, classes).
+    """A loaded model: call it with float32 inputs (n, *shape); it returns logits (n, classes) or a task's outputs.
+
+    Its attribute ``learning`` is the task: ``learning.predict`` maps outputs to predictions.
 
     Images are as in training (:meth:`prepare`), rows of a table as in their file.
     """
 
     def __init__(self, origin: Origin, module: nn.Module) -> None:
-        self.origin, self.module = origin, module.eval()
+        self.origin, self.module, self.learning = origin, module.eval(), learning_of(origin)
 
     def __call__(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return the logits of a batch."""
@@ -110,7 +131,8 @@ def save(path: Path, origin: Origin, networks: Sequence[Mapping[str, npt.NDArray
 
     from sepal.storage.files import write_atomically
 
-    about = {"format": FORMAT, "origin": json.dumps(asdict(origin))}
+    facts = {key: value for key, value in asdict(origin).items() if (key, value) not in PLAIN}
+    about = {"format": FORMAT, "origin": json.dumps(facts)}
     tensors = {f"{n}/{name}": np.ascontiguousarray(t) for n, part in enumerate(networks) for name, t in part.items()}
     write_atomically(path, to_bytes(tensors, about))
 
@@ -140,9 +162,10 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
         _check_types(origin)
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as reason:
         raise StateError(str(path), "a model that `sepal export` wrote", str(reason)) from None
-    if ":" in origin.model and origin.model not in allow:
-        expected = "code that you allow (sepal predict --allow package.module:function)"
-        raise ModelError("model", expected, origin.model)
+    for key, code in (("model", origin.model), ("task", origin.task)):
+        if ":" in code and code not in allow:
+            expected = "code that you allow (sepal predict --allow package.module:function)"
+            raise ModelError(key, expected, code)
     if ":" in origin.model:
         return Loaded(origin, _scaled(origin, tensors))
     _check_size(origin)
@@ -151,7 +174,7 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
         sides = found(np.zeros((1, *origin.shape), np.float32)).shape
     except (RuntimeError, TypeError) as reason:  # torch's, of shapes and types
         raise ModelError("model", f"tensors and numbers that fit {origin.model}", one_line(str(reason), 200)) from None
-    if sides != (1, origin.classes):
+    if sides != (1, *found.learning.output):
         raise ModelError("model", f"a number for each of {origin.classes} classes", sides[1:])
     return found
 
@@ -171,6 +194,8 @@ def _check_types(origin: Origin) -> None:
             isinstance(i, (int, float) if wanted is float else wanted) for i in items
         ):
             raise ValueError(f"origin.{name} of another type")
+    if ":" not in origin.task and origin.task not in TASKS:
+        raise ValueError(f"origin.task {origin.task!r}")
     if len(origin.class_names) not in (0, origin.classes) or not all(map(str.isprintable, origin.class_names)):
         raise ValueError(f"origin.class_names without a printable name for each of {origin.classes} classes")
     if len(origin.offset) != len(origin.factor) or (origin.offset and (len(origin.offset),) != origin.shape):
@@ -181,10 +206,15 @@ def _check_size(origin: Origin) -> None:
     """Raise ModelError if the model takes more than half of the free memory; it is built without its weights."""
     room = psutil.virtual_memory().available // 2
     with torch.device("meta"):
-        module = models.build(origin.model, origin.shape, origin.classes, origin.vocabulary)
+        module = models.build(origin.model, origin.shape, origin.classes, origin.vocabulary, output=_output(origin))
     size = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
     if size > room:
         raise ModelError("model", f"one of at most {room / 2**30:.3g} GiB", f"{origin.model} of {size / 2**30:.3g} GiB")
+
+
+def _output(origin: Origin) -> tuple[int, ...]:
+    """Return the shape of the outputs for one example; nothing for logits."""
+    return () if origin.task == CLASSIFICATION else learning_of(origin).output
 
 
 def _module(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> nn.Module:
@@ -192,7 +222,8 @@ def _module(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> n
     for name, tensor in tensors.items():
         number, _, rest = name.partition("/")
         parts.setdefault(number, {})[rest] = tensor
-    build = partial(models.build, origin.model, origin.shape, origin.classes, origin.vocabulary, origin.width)
+    sizes = origin.shape, origin.classes, origin.vocabulary, origin.width
+    build = partial(models.build, origin.model, *sizes, output=_output(origin))
     networks = [fill(build(), part) for _, part in sorted(parts.items())]
     if not origin.rule and len(networks) == 1:
         return networks[0]

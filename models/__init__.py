@@ -74,7 +74,13 @@ def names() -> tuple[str, ...]:
 
 
 def build(
-    name: str, input_shape: Sequence[int], classes: int, vocabulary: int = 0, width: float = 1.0, seed: int = 0
+    name: str,
+    input_shape: Sequence[int],
+    classes: int,
+    vocabulary: int = 0,
+    width: float = 1.0,
+    seed: int = 0,
+    output: Sequence[int] = (),
 ) -> nn.Module:
     """Return a new model for the data, without changing torch's global generator.
 
@@ -85,11 +91,12 @@ def build(
     Args:
         name: One of ``names()``, or ``package.module:function``, called as ``function(input_shape, classes)``.
         input_shape: Shape of one example: (channels, height, width), (channels, length), or (tokens,).
-        classes: Number of logits, at least 2.
+        classes: Number of logits.
         vocabulary: Number of token ids, padding included; 0 where the data is not text.
         width: Fraction of the channels of every layer, in (0, 1], rounded down to whole units, at least one. Below 1,
             the model must be a sequence of layers; see :mod:`sepal.models.channels`.
         seed: Seed of torch's generator while a user's function builds the model.
+        output: Shape of the outputs for one example; empty for logits ``(classes,)``.
 
     Raises:
         ModelError: The name is unknown, the function cannot be used, or the model does not fit the data.
@@ -99,9 +106,15 @@ def build(
     shape = tuple(int(side) for side in input_shape)
     if not shape or min(shape) < 1:
         raise ModelError("model", f"data with a shape of positive sides for {name!r}", shape)
-    if classes < 2:
+    wanted = tuple(output) or (classes,)
+    if classes < (1 if output else 2):
         raise ModelError("model", f"data with at least 2 classes for {name!r}", classes)
-    make = partial(_own if ":" in name else _known, name, shape, classes, vocabulary)
+    if ":" not in name and wanted != (classes,):
+        expected = f"package.module:function of your own, for outputs of shape {wanted}"
+        raise ModelError("model", expected, f"{name!r}, with a number for each class")
+    make: Callable[[], nn.Module] = partial(_known, name, shape, classes, vocabulary)
+    if ":" in name:
+        make = partial(_own, name, shape, classes, vocabulary, wanted)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return make() if width == 1 else _narrow(make, width)
@@ -143,7 +156,7 @@ def _first_text_model() -> str:
     return next(name for name in names() if _MODELS[name].text)
 
 
-def _own(name: str, shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:
+def _own(name: str, shape: tuple[int, ...], classes: int, vocabulary: int, output: tuple[int, ...]) -> nn.Module:
     """Build a user's model and try it on two examples of zeros; any exception becomes a ModelError."""
     import torch
     from torch import nn
@@ -165,8 +178,8 @@ def _own(name: str, shape: tuple[int, ...], classes: int, vocabulary: int) -> nn
         got = f"shape {tuple(logits.shape)}"
     except Exception as error:
         got = described(error)
-    if got != f"shape {(2, classes)}":
-        raise ModelError("model", f"{name} to map {tuple(examples.shape)} to logits of shape {(2, classes)}", got)
+    if got != f"shape {(2, *output)}":
+        raise ModelError("model", f"{name} to map {tuple(examples.shape)} to logits of shape {(2, *output)}", got)
     return set_aside(model.train())
 
 

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from sepal import user_modules
 from sepal.errors import SepalError
 from sepal.protocol.operation import METRICS, log_as_json, serve
+from sepal.protocol.tasks.scoring import headline, measure_of
 from sepal.server.observer import Observer
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
@@ -63,8 +64,9 @@ class RoundLog:
         log.info("%s, from %s", who, f"round {done + 1} of {total}" if done < total else "the closing evaluation")
 
     def round(self, progress: RunState, record: RoundRecord, line: Mapping[str, Any]) -> None:
-        """Log the round's accuracy, bytes and time."""
-        views = [f"{view} {100 * f['mean']:.1f} %" for view, f in line["accuracy"].items() if f]
+        """Log the round's accuracy or other headline, bytes and time."""
+        measure = measure_of(line)
+        views = [f"{view} {measure.text(found['mean'])}" for view, found in headline(line).items() if found]
         sent = f"MB up {line['bytes']['up'] / 1e6:.3g} down {line['bytes']['down'] / 1e6:.3g}"
         which = "closing evaluation" if line["phase"] == "closing" else f"round {record.round}/{self._total}"
         log.info("%s: %s, %s, %.1f s", which, " ".join(views) or "not evaluated", sent, record.seconds["total"])

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from sepal.protocol.tasks.scoring import ACCURACY, headline, measure_of
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.status import Status
@@ -30,7 +31,8 @@ class ServerFigures:
         self._uploads: Counter[tuple[str, str]] = Counter()
         self._bytes: Counter[tuple[str, str]] = Counter()
         self._seconds: Counter[str] = Counter()
-        self._accuracy: dict[str, float] = {}
+        self._headline: dict[str, float] = {}
+        self._measure = ACCURACY
 
     def opened(self, progress: RunState, total: int) -> None:
         """Keep the number of rounds, and how many there are already."""
@@ -45,7 +47,8 @@ class ServerFigures:
             if entry.direction == "up":
                 self._uploads[entry.status, self._reason(entry.status, entry.reason)] += 1
         self._seconds.update(record.seconds)
-        self._accuracy |= {view: found["mean"] for view, found in line["accuracy"].items() if found}
+        self._headline |= {view: found["mean"] for view, found in headline(line).items() if found}
+        self._measure = measure_of(line)
 
     def _reason(self, status: str, reason: str) -> str:
         word = reason.partition(": ")[0][:40] if status == "refused" else ""
@@ -86,6 +89,14 @@ class ServerFigures:
             seconds.add_metric([part], spent)
         yield seconds
         accuracy = GaugeMetricFamily("sepal_accuracy", "Mean accuracy on test data, newest round", labels=["view"])
-        for view, mean in sorted(self._accuracy.items()):
-            accuracy.add_metric([view], mean)
+        other = GaugeMetricFamily(
+            "sepal_headline", "Mean of another task's headline metric, newest round", labels=["view", "metric"]
+        )
+        for view, mean in sorted(self._headline.items()):
+            if self._measure == ACCURACY:
+                accuracy.add_metric([view], mean)
+            else:
+                other.add_metric([view, self._measure.name], mean)
         yield accuracy
+        if self._measure != ACCURACY:
+            yield other

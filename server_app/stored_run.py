@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sepal.errors import ConfigError, StateError
+from sepal.protocol.tasks.scoring import ACCURACY, Measure, measure_of
 from sepal.server_app.json_lines import Line, read_rows
 
 # Keys that a resumed run may change: locations, timeouts and limits, which do not change results.
@@ -65,6 +66,11 @@ class StoredRun:
     summary: Mapping[str, Any] | None
 
     @property
+    def measure(self) -> Measure:
+        """The headline metric; accuracy before the first round."""
+        return measure_of(self.lines[0]) if self.lines else ACCURACY
+
+    @property
     def bytes(self) -> Mapping[str, Any]:
         """Bytes so far: of training, and of all purposes under ``total``; empty before the first round."""
         if self.summary is not None:
@@ -87,7 +93,8 @@ def read_run(path: Path) -> StoredRun:
         raise StateError(str(path / "config.toml"), f"the keys {', '.join(needed)}", f"none named {lacking[0]}")
     lines, summary = tuple(read_rows(path / "metrics.jsonl")), stored_summary(path)
     for number, line in enumerate(lines, 1):
-        if not {"round", "phase", "full", "bytes", "accuracy", "seconds", "clients"} <= line.keys():
+        needed_here = {"round", "phase", "full", "bytes", "seconds", "clients"}
+        if not needed_here <= line.keys() or not ("accuracy" in line or {"headline", "metric"} <= line.keys()):
             raise StateError(f"{path / 'metrics.jsonl'}, line {number}", "a line of metrics", "other keys")
     if summary is not None and (not lines or lines[-1].get("phase") != "closing"):
         got = f"one that ends at round {lines[-1]['round']}" if lines else "one without lines"

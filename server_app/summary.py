@@ -19,7 +19,7 @@ import sepal
 from sepal.data.own import PRIVATE
 from sepal.protocol.algorithms import ServerAlgorithm
 from sepal.protocol.views import CLOSING_VIEWS
-from sepal.server.report import Report, populations
+from sepal.server.report import Report, described, key_of, populations
 from sepal.server.run_state import RunState
 from sepal.server_app.privacy import privacy
 from sepal.storage.serialize import digest_arrays
@@ -59,7 +59,9 @@ def summarise(
         "clients": len(progress.roster),
         "populations": populations(len(progress.roster), len(progress.novel)),
         "clients_with_unseen_test_labels": report.unseen,
-        "accuracy": {view: accuracy(report, view) for view in CLOSING_VIEWS},
+        **described(report.scoring),
+        key_of(report.scoring): {view: accuracy(report, view) for view in CLOSING_VIEWS},
+        **({} if report.scoring.counted else {"metrics": dict(report.metrics)}),
         "novel": report.novel,
         "by_capacity": {group: dict(views) for group, views in report.by_capacity.items()},
         "further": {view: dict(found) for view, found in report.accuracy.items() if view not in CLOSING_VIEWS},

@@ -23,6 +23,7 @@ from sepal.errors import ConfigError, StateError
 from sepal.protocol.compression import with_compression
 from sepal.protocol.layout import Layout, trained
 from sepal.protocol.method import Method, Task, Weights
+from sepal.protocol.tasks import learning_task
 from sepal.strategies import registry, rules
 
 if TYPE_CHECKING:
@@ -79,13 +80,17 @@ def assemble(
     rules.check_data(config, data)
     rules.check_method(chosen, config)
     config, hyper, notes = complete(config, hyper, chosen, known)
+    learning = learning_task(config, known.input_shape, known.classes)
+    rules.check_task(chosen, config, learning, known)
     shape = known.input_shape, known.classes, known.vocabulary
-    make: Callable[..., nn.Module] = partial(models.build, config.model, *shape, config.width)
+    make: Callable[..., nn.Module] = partial(models.build, config.model, *shape, config.width, output=learning.output)
     if config.trainable:
         make = partial(_part_frozen, make, config.trainable, config.initial_weights)
     first = first_weights(config, make)
     agreed = agreed_text(config, hyper, flat, sources or {}, known.class_names if config.dataset == FOLDER else ())
-    task = Task(first.layout, first.weights, config, hyper, make, known.input_shape, first.given, first.frozen)
+    task = Task(
+        first.layout, first.weights, config, hyper, make, known.input_shape, first.given, first.frozen, learning
+    )
     if chosen.draws and (first.given or config.initial_weights):
         notes = (*notes, f"model: {chosen.name} starts from {chosen.draws}, not from weights that are given")
     notes = (*notes, *known.notes, *unused(flat, chosen.name))

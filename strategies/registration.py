@@ -77,7 +77,9 @@ def register(
     compression: Callable[[Any], Compression] | None = None,
     learned: Mapping[str, Reader] | None = None,
     scheduled: bool = False,
+    needs: tuple[str, ...] = (),
 ) -> Registered:
     """Return the method's record. Arguments are those of :class:`Method`."""
     rest = (received, uses_capacity, private, deployed, draws, robust, combination, dense, compression)
-    return Registered(name, title, source, hyper, server, client, defaults or {}, *rest, learned or {}, scheduled)
+    found = learned or {}
+    return Registered(name, title, source, hyper, server, client, defaults or {}, *rest, found, scheduled, needs)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sepal.config import RunConfig
-from sepal.data import FederatedData
+from sepal.data import DatasetInfo, FederatedData
 from sepal.errors import ConfigError
 from sepal.protocol.layout import Layout, statistics, trained
 from sepal.protocol.method import Method
+from sepal.protocol.tasks import LearningTask
 from sepal.strategies import registry
 
 
@@ -36,6 +37,23 @@ def check_method(method: Method, config: RunConfig) -> None:
         raise ConfigError("robust-mean", expected, config.robust_mean)
 
 
+def check_task(method: Method, config: RunConfig, learning: LearningTask, info: DatasetInfo) -> None:
+    """Raise if the method needs what the task lacks, or a key does not go with the task or the data.
+
+    Raises:
+        ConfigError: See above.
+    """
+    lacking = [need for need in method.needs if need not in learning.offers]
+    if lacking:
+        raise ConfigError("task", f"one with {lacking[0]}, which {method.name} needs", learning.name)
+    simple = learning.targets.shape in ((), (1,)) and not learning.targets.floating
+    if info.labelled and not simple:
+        expected = f"classification for {info.name}, whose targets are class numbers (docs/tasks.md)"
+        raise ConfigError("task", expected, learning.name)
+    if not learning.classifies and config.own.class_weights != "none":
+        raise ConfigError("own.class-weights", f"none for the task {learning.name}", config.own.class_weights)
+
+
 def check_data(config: RunConfig, data: FederatedData) -> None:
     """Raise if an evaluation is asked for that is impossible with the data.
 
@@ -43,6 +61,12 @@ def check_data(config: RunConfig, data: FederatedData) -> None:
         ConfigError: See above.
     """
     kind = data.info.kind
+    if not data.info.labelled and config.partition.name not in ("auto", "iid", "natural"):
+        expected = f"iid or natural for the task {config.task}: there are no class numbers to deal by"
+        raise ConfigError("partition.name", expected, config.partition.name)
+    for key, on in (("split.by", config.split.by == "time"), ("split.test-of-labels", config.split.test_of_labels)):
+        if on and not data.info.labelled:
+            raise ConfigError(key, f"its default for the task {config.task}, which has no class numbers", "another")
     if config.evaluate.corruption != "none" and kind != "image":
         raise ConfigError("evaluate.corruption", f"none for data of kind {kind}", config.evaluate.corruption)
     if config.evaluate.shift and data.private:

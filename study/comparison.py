@@ -13,6 +13,7 @@ from typing import Any
 from sepal.config import Flat
 from sepal.data.locations import data_directory
 from sepal.errors import ConfigError, StateError
+from sepal.protocol.tasks.scoring import ACCURACY, Measure
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server_app.stored_run import stored_config
 from sepal.storage.files import write_atomically
@@ -24,7 +25,8 @@ from sepal.study.statistics import Estimate
 NEAR = 0.95  # the default target: this share of the best accuracy at the end
 MOST_TITLES = 4  # a report of this many runs gives their number instead of their names
 # Keys that must be the same in all compared runs: the clients and their data. The seed may differ.
-DATA_KEYS = ("dataset", "data-dir", "clients", "novel-clients", "partition.", "split.", "own.")
+DATA_KEYS = ("dataset", "task", "data-dir", "clients", "novel-clients", "partition.", "split.", "own.")
+NOT_DATA = ("data-dir", "clients-per-round", "own.class-weights")
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,11 @@ class Comparison:
     tuning: tuple[Tried, ...] = ()
 
     @cached_property
+    def measure(self) -> Measure:
+        """The metric that the runs are compared by."""
+        return next((result.measure for result in self.results if result.stored.lines), ACCURACY)
+
+    @cached_property
     def cells(self) -> list[str]:
         """The swept settings, in order."""
         return list(dict.fromkeys(result.cell for result in self.results))
@@ -94,11 +101,14 @@ class Comparison:
             yield from self.variants(cell)
 
     def aim(self, cell: str) -> float:
-        """Return the accuracy to be reached in a cell, as a fraction."""
+        """Return the accuracy to be reached in a cell, as a fraction; of another metric, its value."""
         if self.target is not None:
             return self.target
         found = [r.accuracy(self.view) for r in self.results if r.cell == cell]
-        best = max((each["mean"] for each in found if each), default=0.0)
+        measure = self.measure
+        best = max((each["mean"] for each in found if each), key=lambda mean: measure.sign * mean, default=0.0)
+        if not measure.percent:
+            return float(f"{best - measure.sign * (1 - NEAR) * abs(best):.4g}")
         return math.floor(100 * NEAR * best) / 100
 
     def differences(self, cell: str, view: str) -> list[tuple[str, Estimate]]:
@@ -202,12 +212,17 @@ def _differing(a: Flat, b: Flat) -> Iterator[str]:
 
 
 def check_comparable(results: Iterable[Result]) -> None:
-    """Refuse runs of one cell whose clients do not hold the same data.
+    """Refuse runs of one cell whose clients do not hold the same data, and runs of different headline metrics.
 
     Raises:
-        ConfigError: The data differs; the error names the first key that differs, and both runs.
+        ConfigError: They differ; the error names the first key that differs, and both runs.
     """
-    first: dict[str, Result] = {}
+    results, first = list(results), dict[str, Result]()
+    begun = [result for result in results if result.stored.lines]
+    for result in begun:
+        if result.measure != begun[0].measure:
+            expected = f"{begun[0].measure.axis}, as in {begun[0].stored.path}"
+            raise ConfigError("metric", expected, f"{result.measure.axis} in {result.stored.path}")
     for result in results:
         other = first.setdefault(result.cell, result)
         ours, theirs = _data(result.stored.config), _data(other.stored.config)
@@ -218,8 +233,9 @@ def check_comparable(results: Iterable[Result]) -> None:
 
 
 def _data(config: Mapping[str, Any]) -> dict[str, Any]:
+    config = {"task": "classification", **config}  # a run from before there were tasks
     keys = {key: config[key] for key in config if any(key == k or key.startswith(k) for k in DATA_KEYS)}
-    keys = {key: value for key, value in keys.items() if key not in ("data-dir", "clients-per-round")}
+    keys = {key: value for key, value in keys.items() if key not in NOT_DATA}
     if config.get("dataset") == "folder":  # a public data set is the same wherever it is stored
         keys["data-dir"] = str(data_directory(str(config.get("data-dir", ""))))
     return keys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -34,23 +35,28 @@ def frontier(variants: Sequence[Variant]) -> list[Place]:
         for variant in variants
         if (accuracy := variant.accuracy("deployed"))
     ]
-    places, best = [], -1.0
-    for megabytes, accuracy, variant in sorted(found, key=lambda each: (each[0], -each[1].mean)):
-        places.append(Place(variant, megabytes, accuracy, accuracy.mean > best))
-        best = max(best, accuracy.mean)
+    places, best = [], -math.inf
+    for megabytes, accuracy, variant in sorted(found, key=lambda each: (each[0], -each[2].measure.sign * each[1].mean)):
+        good = variant.measure.sign * accuracy.mean
+        places.append(Place(variant, megabytes, accuracy, good > best))
+        best = max(best, good)
     return places
 
 
 def close(variants: Sequence[Variant]) -> tuple[float, list[tuple[Variant, Estimate | None]]] | None:
     """Return the accuracy one point below FedAvg-FT's at the end, and each variant's MB until it has that.
 
+    Of a metric that is no share, what is 1 % worse.
+
     The MB are a mean over the seeds that reach it; None if none does. The whole is None without FedAvg-FT.
     """
-    ends = (variant.accuracy("deployed") for variant in variants if variant.method == CLOSE_TO)
-    best = max((end.mean for end in ends if end), default=None)
-    if best is None:
+    ends = [end for v in variants if v.method == CLOSE_TO and (end := v.accuracy("deployed"))]
+    if not ends:
         return None
-    return best - POINT, [(variant, _until(variant, best - POINT)) for variant in variants]
+    measure = variants[0].measure
+    best = max((end.mean for end in ends), key=lambda mean: measure.sign * mean)
+    target = best - measure.sign * measure.rise(POINT, best)
+    return target, [(variant, _until(variant, target)) for variant in variants]
 
 
 def _until(variant: Variant, target: float) -> Estimate | None:

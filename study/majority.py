@@ -21,7 +21,7 @@ def warning(assembly: Assembly, summary: Mapping[str, Any]) -> str:
         assembly: The run's parts, in process: all clients' data is at hand.
         summary: Content of summary.json.
     """
-    found = summary["accuracy"].get(assembly.method.deployed)
+    found = summary.get("accuracy", {}).get(assembly.method.deployed)  # nothing of another headline
     if not found:
         return ""
     share = majority(assembly.data, assembly.task.config.clients)

@@ -1,5 +1,7 @@
 """Figures of a view, over rounds, clients and seeds, from run directories: the one place that computes them.
 
+What is called accuracy here is the headline metric of the runs' task (:attr:`Result.measure`).
+
 A point of a curve belongs to a number of completed rounds. *Received* scores the server's model after that many rounds,
 *trained* and *pooled* the models that clients make from it; all three have cost the same bytes of training. Only full
 evaluations are points (``evaluate-every``): a mean over sampled clients is a different figure (:meth:`Result.sampled`).
@@ -13,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sepal.protocol.tasks.scoring import Measure, headline
 from sepal.server_app.json_lines import Line, read_rows
 from sepal.server_app.stored_run import StoredRun, read_run
 from sepal.strategies import registry
@@ -92,16 +95,16 @@ class Result:
         return [
             Point(line["model_round"], *self.spent[line["model_round"]], found["mean"], found["bottom_decile"])
             for line in lines
-            if (found := line["accuracy"].get(view))
+            if (found := headline(line).get(view))
         ]
 
     def accuracy(self, view: str) -> Mapping[str, float] | None:
         """Return the view's last figures over all clients; None if there are none."""
-        return next((line["accuracy"][view] for line in reversed(self.lines) if line["accuracy"].get(view)), None)
+        return next((found for line in reversed(self.lines) if (found := headline(line).get(view))), None)
 
     def clients(self, view: str) -> dict[str, float]:
         """Return each client's last accuracy in a view, by name."""
-        line = next((line for line in reversed(self.lines) if line["accuracy"].get(view)), None)
+        line = next((line for line in reversed(self.lines) if headline(line).get(view)), None)
         values = {c["name"]: c.get(view, c["further"].get(view)) for c in line["clients"]} if line else {}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -132,8 +135,14 @@ class Result:
         return int((self.stored.summary or {}).get("rounds", self.stored.config["rounds"]))
 
     def reached(self, view: str, target: float) -> Point | None:
-        """Return the first point at which the view's mean is ``target`` or more."""
-        return next((point for point in self.points(view) if point.mean >= target), None)
+        """Return the first point at which the view's mean is ``target`` or better."""
+        sign = self.measure.sign
+        return next((point for point in self.points(view) if sign * point.mean >= sign * target), None)
+
+    @property
+    def measure(self) -> Measure:
+        """The metric that the figures are of."""
+        return self.stored.measure
 
 
 def read_result(path: Path, label: str = "", cell: str = "") -> Result:
@@ -156,6 +165,11 @@ class Variant:
     results: tuple[Result, ...]
     target: float
     view: str
+
+    @property
+    def measure(self) -> Measure:
+        """The metric that the figures are of."""
+        return self.results[0].measure
 
     @property
     def method(self) -> str:

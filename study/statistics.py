@@ -4,7 +4,8 @@ A curve's points are the mean validation accuracies of the rounds' clients, or t
 data; in the received view for a method that deploys it, and otherwise in the trained view. Rounds that evaluate all
 clients are left out where there are enough others: in these, some methods tune the trained model further. The mean of
 the last tenth of the points is compared with that of the tenth before, of at least three points each. A curve is still
-rising if the difference is above half a point and above twice its standard error, which comes from the scatter within
+rising if the difference is above half a point (half a per cent of a metric that is no share; of one that falls as it
+gets better, a rise is a fall) and above twice its standard error, which comes from the scatter within
 the two tenths. Over several seeds, differences are averaged. With fewer than six points there is no verdict.
 """
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from sepal.protocol.tasks.scoring import ACCURACY, Measure, headline, measure_of
 from sepal.server_app.json_lines import Line
 
 LEAST_POINTS, PARTS = 3, 10
@@ -36,6 +38,15 @@ class Estimate:
     mean: float
     spread: float | None
     count: int
+
+    def shown(self, measure: Measure, sign: str = "") -> str:
+        """Return ``93.1 ± 0.4``, a metric's value as it is shown, without its unit."""
+        mean = measure.number(self.mean, sign)
+        return mean if self.spread is None else f"{mean} ± {measure.number(self.spread)}"
+
+    def told(self, measure: Measure) -> str:
+        """Return the same with its unit."""
+        return f"{self.shown(measure)} {measure.unit}".rstrip()
 
     def text(self, digits: int = 1, factor: float = 100.0, sign: str = "") -> str:
         """Return ``93.1 ± 0.4``: in per cent by default."""
@@ -96,16 +107,18 @@ class Rise:
         mean: Mean of the last points minus that of as many before them, as a fraction.
         error: Its standard error.
         points: Number of points in each mean.
+        least: What it must be above to count.
     """
 
     mean: float
     error: float
     points: int
+    least: float = LEAST_RISE
 
     @property
     def goes_on(self) -> bool:
         """Whether the curve counts as still rising."""
-        return self.mean > LEAST_RISE and self.mean > ERRORS * self.error
+        return self.mean > self.least and self.mean > ERRORS * self.error
 
 
 def rise(lines: Sequence[Line], deployed: str) -> Rise | None:
@@ -118,15 +131,18 @@ def rise(lines: Sequence[Line], deployed: str) -> Rise | None:
     view = "received" if deployed == "received" else "trained"
     full = [line for line in lines if line["full"] or line["phase"] == "closing"]
     sampled = [line for line in lines if not (line["full"] or line["phase"] == "closing")]
-    kinds = ("validation", "accuracy")
+    kinds = ("validation", "test")
+    measure = measure_of(lines[0]) if lines else ACCURACY
     series = (_means(some, kind, view) for some in (sampled, full) for kind in kinds)
     values = next((means for means in series if len(means) >= 2 * LEAST_POINTS), None)
     if values is None:
         return None
+    values = values if measure.higher else [-value for value in values]  # a rise is what is better
     points = max(LEAST_POINTS, len(values) // PARTS)
     last, before = values[-points:], values[-2 * points : -points]
     error = np.sqrt((np.var(last, ddof=1) + np.var(before, ddof=1)) / points)
-    return Rise(float(np.mean(last) - np.mean(before)), float(error), points)
+    least = measure.rise(LEAST_RISE, float(np.mean(before)))
+    return Rise(float(np.mean(last) - np.mean(before)), float(error), points, least)
 
 
 def mean_rise(found: Sequence[Rise | None]) -> Rise | None:
@@ -135,8 +151,10 @@ def mean_rise(found: Sequence[Rise | None]) -> Rise | None:
     if not there:
         return None
     error = np.sqrt(sum(each.error**2 for each in there)) / len(there)
-    return Rise(float(np.mean([each.mean for each in there])), float(error), max(each.points for each in there))
+    mean, least = (float(np.mean(values)) for values in zip(*((each.mean, each.least) for each in there), strict=True))
+    return Rise(mean, float(error), max(each.points for each in there), least)
 
 
 def _means(lines: Sequence[Line], kind: str, view: str) -> list[float]:
-    return [found["mean"] for line in lines if (found := line.get(kind, {}).get(view))]
+    figures = ((headline(line) if kind == "test" else line.get(kind, {})).get(view) for line in lines)
+    return [found["mean"] for found in figures if found]

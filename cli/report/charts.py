@@ -1,4 +1,4 @@
-"""A report's figures of accuracy, bytes and data, each with a reading aid and its content in words."""
+"""A report's figures of accuracy or another headline, bytes and data, each with a reading aid and its words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ import altair as alt
 
 from sepal.cli.report import curves, personal
 from sepal.cli.report.data import COLOURS, STAND_IN, first_shown, views, with_cell
-from sepal.cli.report.figure import FROM_DATA, MAKERS, PERCENT, Drawn, Figure, figure, shown
+from sepal.cli.report.figure import (
+    FROM_DATA,
+    MAKERS,
+    PERCENT,
+    Drawn,
+    Figure,
+    digits_of,
+    drawn_text,
+    figure,
+    named,
+    shown,
+)
 from sepal.cli.report.learned import Rows, label_counts
 from sepal.cli.report.marks import NAMES, colour_of, dash_of, name_axis, round_axis, shape_of, short
 from sepal.cli.sizes import size
@@ -36,17 +47,20 @@ def figures(comparison: Comparison, data: Mapping[str, Rows]) -> list[Figure]:
 
 @figure("clients", "Accuracy of every client", "cell", "view", "label", main=True)
 def _clients(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
+    measure = comparison.measure
     place = alt.X("rank:O", title="clients, sorted", axis=alt.Axis(labels=False, ticks=False))
     tips = [
         alt.Tooltip("client:N"),
-        alt.Tooltip("accuracy:Q", title="accuracy, %", format=".1f"),
+        alt.Tooltip("accuracy:Q", title=measure.axis, format=digits_of(comparison)),
         alt.Tooltip("part:N"),
     ]
     parts = alt.Scale(domain=["bottom 10 %", "other clients"], range=["var(--warn)", "var(--bar)"])
-    accuracy = alt.Y("accuracy:Q", title="accuracy, %", scale=PERCENT)
+    accuracy = alt.Y("accuracy:Q", title=measure.axis, scale=PERCENT if measure.percent else alt.Undefined)
     bars = drawn.mark_bar().encode(place, accuracy, alt.Color("part:N", scale=parts, legend=None), tooltip=tips)
     rule = drawn.transform_aggregate(decile="min(decile)").mark_rule(strokeDash=[5, 4], color="var(--warn)")
-    rule = rule.encode(alt.Y("decile:Q"), tooltip=[alt.Tooltip("decile:Q", title="bottom 10 %, %", format=".1f")])
+    title = "bottom 10 %, %" if measure.percent else "bottom 10 %"
+    tip = alt.Tooltip("decile:Q", title=title, format=digits_of(comparison))
+    rule = rule.encode(alt.Y("decile:Q"), tooltip=[tip])
     others = drawn.transform_flatten(["beside"]).transform_calculate(
         other="datum.beside && datum.beside[0]", there="datum.beside && datum.beside[1]"
     )
@@ -57,17 +71,23 @@ def _clients(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
         .mark_tick(thickness=3)
         .encode(
             place,
-            alt.Y("there:Q", title="accuracy, %"),
+            alt.Y("there:Q", title=measure.axis),
             alt.Color("other:N", scale=alt.Scale(domain=names, range=colours), legend=None),
-            tooltip=[alt.Tooltip("other:N"), alt.Tooltip("client:N"), alt.Tooltip("there:Q", title="%", format=".1f")],
+            tooltip=[
+                alt.Tooltip("other:N"),
+                alt.Tooltip("client:N"),
+                alt.Tooltip("there:Q", title=measure.unit, format=digits_of(comparison)),
+            ],
         )
     )
     low = {with_cell(r["label"], r["cell"]): r["decile"] for r in first_shown(comparison, rows)}
-    words = "; ".join(f"bottom decile of {name}: {value:.1f} %" for name, value in low.items())
-    reading = "Accuracy of each client in %, the worst first; the lowest tenth and its limit in the warning colour."
+    words = "; ".join(f"bottom decile of {name}: {drawn_text(comparison, value)}" for name, value in low.items())
+    lowest = "lowest" if measure.higher else "worst"
+    reading = f"{named('Accuracy', comparison)} of each client{measure.in_unit}, the worst first; "
+    reading += f"the {lowest} tenth and its limit in the warning colour."
     if names:
         reading += f" Ticks: what the same client has with {' or '.join(names)}."
-    spoken = f"Clients sorted by accuracy, {views(comparison)[0]} models: {words}."
+    spoken = f"Clients sorted by {measure.name}, {views(comparison)[0]} models: {words}."
     chart = alt.layer(*([bars, ticks, rule] if names else [bars, rule])).resolve_scale(color="independent")
     return Drawn(chart, reading, spoken, shows=shown(comparison, "label", view=True))
 
@@ -118,19 +138,24 @@ def _lines(comparison: Comparison, drawn: alt.Chart, x: alt.X, y: alt.Y) -> Any:
 
 @figure("shift", "Accuracy under test-time shift", "cell", "view", "hidden", "zero", stand_in=True)
 def _shift(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
+    measure = comparison.measure
     chart = _lines(
         comparison,
         drawn,
         alt.X("shift:Q", title="test data from other clients, %"),
-        alt.Y("mean:Q", title="accuracy, %", scale=FROM_DATA),
+        alt.Y("mean:Q", title=measure.axis, scale=FROM_DATA),
     )
     ends = [row for row in rows if row["shift"] == 100 and row["view"] == "trained"]
-    words = "; ".join(f"{with_cell(row['label'], row['cell'])} {row['mean']:.1f} %" for row in ends)
+    words = "; ".join(f"{with_cell(row['label'], row['cell'])} {drawn_text(comparison, row['mean'])}" for row in ends)
     reading = (
-        "Mean accuracy in % when a share of each client's test data is replaced by other clients'. Trained models "
-        "where the chosen ones were not evaluated so."
+        f"Mean {measure.name}{measure.in_unit} when a share of each client's test data is replaced "
+        "by other clients'. Trained models where the chosen ones were not evaluated so."
     )
-    return Drawn(chart, reading, f"Accuracy under test-time shift; of trained models under full shift: {words}.")
+    return Drawn(
+        chart,
+        reading,
+        f"{named('Accuracy', comparison)} under test-time shift; of trained models under full shift: {words}.",
+    )
 
 
 @figure("pairs", "Paired differences", "cell", "view", stand_in=True)
@@ -141,8 +166,10 @@ def _pairs(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     lines = f"[{short(f'{parts}[0]', NAMES)} + ' −', {short(f'{parts}[1]', NAMES)}]"
     words = f"length(datum.label) > {NAMES} ? {lines} : datum.label"
     place = alt.Y("pair:N", title=None, sort=order, axis=alt.Axis(labelExpr=words, labelLimit=0))
-    difference = "difference, points"
-    tips = [alt.Tooltip("pair:N"), *(alt.Tooltip(f"{name}:Q", format="+.1f") for name in ("mean", "low", "high"))]
+    measure = comparison.measure
+    difference = f"difference, {measure.points}"
+    form, python, points = ("+.1f", "+.1f", "points") if measure.percent else ("+.4~g", "+.4g", measure.points)
+    tips = [alt.Tooltip("pair:N"), *(alt.Tooltip(f"{name}:Q", format=form) for name in ("mean", "low", "high"))]
     interval = drawn.mark_rule(strokeWidth=3, color="var(--bar)").encode(
         alt.X("low:Q", title=difference), alt.X2("high:Q"), place, tooltip=tips
     )
@@ -150,13 +177,14 @@ def _pairs(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     dots = dots.encode(alt.X("mean:Q", title=difference), place, tooltip=tips)
     zero = alt.Chart(alt.InlineData(values=[{}])).mark_rule(color="var(--muted)", strokeDash=[2, 3])
     words = "; ".join(
-        f"{with_cell(r['pair'], r['cell'])}: {r['mean']:+.1f} points, from {r['low']:+.1f} to {r['high']:+.1f}"
+        f"{with_cell(r['pair'], r['cell'])}: {r['mean']:{python}} {points}, "
+        f"from {r['low']:{python}} to {r['high']:{python}}"
         for r in rows
         if r["view"] == first
     )
     reading = (
-        "Percentage points, client by client on the same data, with the 95 % interval over clients. Clients of one "
-        "federation are not independent: a guide, no test."
+        f"{'Percentage points' if measure.percent else difference.capitalize()}, client by client on the same data, "
+        "with the 95 % interval over clients. Clients of one federation are not independent: a guide, no test."
     )
     reading += " Trained models, as the deployed ones are not evaluated." * (first != views(comparison)[0])
     chart = alt.layer(zero.encode(x=alt.datum(0)), interval, dots)
@@ -166,15 +194,24 @@ def _pairs(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
 
 @figure("capacity", "Accuracy by capacity", "cell", "view", "hidden", "zero")
 def _capacity(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
+    measure = comparison.measure
     chart = drawn.mark_point(size=60, filled=True, opacity=0.8).encode(
         alt.X("capacity:Q", title="capacity, % of the full model"),
-        alt.Y("accuracy:Q", title="accuracy, %", scale=FROM_DATA),
+        alt.Y("accuracy:Q", title=measure.axis, scale=FROM_DATA),
         colour_of(comparison),
         shape_of(comparison),
         tooltip=[alt.Tooltip("label:N", title="run"), alt.Tooltip("client:N"), "capacity:Q", "accuracy:Q"],
     )
-    reading = "Accuracy of each client in % by the share of the full model that it can hold, in %."
-    return Drawn(chart, reading, f"Accuracy by capacity, {len(rows)} points.", shows=shown(comparison, view=True))
+    reading = (
+        f"{named('Accuracy', comparison)} of each client{measure.in_unit} by the share of the full model that it can "
+    )
+    reading += "hold, in %."
+    return Drawn(
+        chart,
+        reading,
+        f"{named('Accuracy', comparison)} by capacity, {len(rows)} points.",
+        shows=shown(comparison, view=True),
+    )
 
 
 @figure("own", "The methods' own figures", "cell", "hidden", "figure")

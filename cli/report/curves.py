@@ -1,4 +1,4 @@
-"""A report's curves of accuracy by rounds, MB and time, and the frontier of accuracy against MB."""
+"""A report's curves of accuracy or another headline by rounds, MB and time, and its frontier against MB."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 
 from sepal.cli.report.data import first_shown, views, with_cell
-from sepal.cli.report.figure import FROM_DATA, Drawn, figure, said
+from sepal.cli.report.figure import FROM_DATA, Drawn, digits_of, figure, named, said
 from sepal.cli.report.learned import Rows
 from sepal.cli.report.marks import LONGEST, colour_of, dash_of, ends, labels, round_axis, shape_of, short, spread
 from sepal.cli.sentences import frontier_sentence
@@ -29,14 +29,14 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
         place = alt.X(f"{x}:Q", title=axis, scale=scale, axis=x_axis)
         moved = drawn.transform_filter("datum.mb > 0") if logarithmic else drawn
         full, between = (moved.transform_filter(f"datum.kind == '{kind}'") for kind in ("full", "sampled"))
-        mean: Any = alt.Y("mean:Q", title="accuracy, %", scale=FROM_DATA)
+        mean: Any = alt.Y("mean:Q", title=comparison.measure.axis, scale=FROM_DATA)
         colour, dash = colour_of(comparison), dash_of(comparison)
         tips = [
             alt.Tooltip("label:N", title="run"),
             alt.Tooltip("round:Q", title="rounds"),
             alt.Tooltip("mb:Q", title="MB", format=".3~g"),
             alt.Tooltip("seconds:Q", title="seconds", format=".1f"),
-            alt.Tooltip("mean:Q", title="accuracy, %", format=".1f"),
+            alt.Tooltip("mean:Q", title=comparison.measure.axis, format=digits_of(comparison)),
         ]
         layers = [
             full.mark_area(opacity=0.14).encode(place, alt.Y("low:Q"), alt.Y2("high:Q"), colour),
@@ -56,11 +56,11 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
         text = size if logarithmic else f"{{:.{digits}f}}".format
         after = {(row["cell"], row["label"]): f" after {text(row[x])} {unit}" for row in last}
         words = "; ".join(
-            f"{with_cell(each.label, each.cell)} ends at {said(each.accuracy(first))}"
+            f"{with_cell(each.label, each.cell)} ends at {said(each.accuracy(first), comparison.measure)}"
             f"{after.get((each.cell, each.label), '')}"
             for each in comparison.all_variants()
         )
-        reading = "Points: mean accuracy of all clients in %"
+        reading = f"Points: mean {comparison.measure.name} of all clients{comparison.measure.in_unit}"
         reading += ", band: ± one standard deviation over seeds." if _seeds(comparison) > 1 else "."
         if any(row["kind"] == "sampled" for row in rows):
             reading += " Thin lines: each round's clients alone, which scatter more; of kept models as just trained."
@@ -70,7 +70,7 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
             reading += " Named “trained”: the method has no such view, its trained models stand in."
         if logarithmic:
             reading += " Logarithmic; MB of training payloads, up and down, all clients. Dotted: sends nothing."
-        spoken = f"{title}, {first} models: {words}."
+        spoken = f"{named(title, comparison)}, {first} models: {words}."
         return Drawn(alt.layer(*layers), reading, spoken, HEIGHT)
 
 
@@ -87,11 +87,11 @@ def _seeds(comparison: Comparison) -> int:
 def _frontier(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     scale = alt.Scale(type="log", nice=False, padding=14)
     place: Any = alt.X("mb:Q", title="MB, up and down", scale=scale, axis=alt.Axis(format="~f", labelOverlap="greedy"))
-    accuracy: Any = alt.Y("mean:Q", title="accuracy, %", scale=FROM_DATA)
+    accuracy: Any = alt.Y("mean:Q", title=comparison.measure.axis, scale=FROM_DATA)
     tips = [
         alt.Tooltip("label:N", title="run"),
         alt.Tooltip("mb:Q", title="MB", format=".3~g"),
-        alt.Tooltip("mean:Q", title="accuracy, %", format=".1f"),
+        alt.Tooltip("mean:Q", title=comparison.measure.axis, format=digits_of(comparison)),
         alt.Tooltip("on:N", title="on the frontier"),
     ]
     colour = colour_of(comparison)
@@ -111,8 +111,10 @@ def _frontier(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     cells = (frontier_sentence(comparison, cell) for cell in comparison.cells)
     names = [f"{cell}: " if cell else "" for cell in comparison.cells]
     spoken = " ".join(f"{name}{sentence}" for name, sentence in zip(names, cells, strict=True))
+    measure = comparison.measure
     reading = (
-        "Mean accuracy of deployed models at the end in %, by MB of training payloads, up and down, all clients; "
-        "logarithmic. The line is the frontier: above it and left of it there is nothing. Dotted: sends nothing."
+        f"Mean {measure.name} of deployed models at the end{measure.in_unit}, by MB of training payloads, up and down, "
+        f"all clients; logarithmic. The line is the frontier: {'above' if measure.higher else 'below'} it and left of "
+        "it there is nothing. Dotted: sends nothing."
     )
     return Drawn(alt.layer(*layers), reading, spoken, HEIGHT)

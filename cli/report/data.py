@@ -1,4 +1,7 @@
-"""The rows behind a report's figures, as plain lists. Accuracies and shares are in per cent, sizes in MB."""
+"""The rows behind a report's figures, as plain lists. Accuracies and shares are in per cent, sizes in MB.
+
+What is called accuracy is the headline metric of the runs' task, as it is shown.
+"""
 
 from __future__ import annotations
 
@@ -92,8 +95,11 @@ def _curve(comparison: Comparison, variant: Variant) -> Iterator[Row]:
         for kind, rounds in (("sampled", between), ("full", full)):
             for number in _thinned(sorted(rounds)):
                 points = rounds[number]
-                found = over_seeds([100 * point.mean for point in points])
+                found, measure = over_seeds([point.mean for point in points]), variant.measure
                 mean, spread = (found.mean, found.spread or 0.0) if found else (0.0, 0.0)
+                low, high = mean - spread, mean + spread
+                if measure.percent:
+                    low, high = max(0.0, low), min(1.0, high)
                 yield {
                     "view": view,
                     "stand_in": shown != view,
@@ -102,9 +108,9 @@ def _curve(comparison: Comparison, variant: Variant) -> Iterator[Row]:
                     "round": number,
                     "mb": _rounded(float(np.mean([point.megabytes for point in points]))),
                     "seconds": round(float(np.mean([point.seconds for point in points])), 2),
-                    "mean": round(mean, 2),
-                    "low": round(max(0.0, mean - spread), 2),
-                    "high": round(min(100.0, mean + spread), 2),
+                    "mean": measure.rounded(mean),
+                    "low": measure.rounded(low),
+                    "high": measure.rounded(high),
                     "last": number == max(full or between) and (kind == "full" or not full),
                 }
 
@@ -135,23 +141,23 @@ def _thinned(rounds: Sequence[int]) -> Sequence[int]:
 def _clients(comparison: Comparison, variant: Variant) -> Iterator[Row]:
     for view in _stored(comparison):
         shown = _shown(variant, view)
-        accuracy = variant.first.clients(shown)
+        accuracy, measure = variant.first.clients(shown), variant.measure
         beside = {
             other.label: other.first.clients(_shown(other, view))
             for other in comparison.variants(variant.cell)
             if other.method in registry.YARDSTICKS and other.label != variant.label
         }
-        ranked = sorted(accuracy, key=lambda name: (accuracy[name], name))
+        ranked = sorted(accuracy, key=lambda name: (measure.sign * accuracy[name], name))
         low = max(1, len(ranked) // 10)
         for rank, name in enumerate(ranked, 1):
             yield {
                 "view": view,
                 "client": name,
                 "rank": rank,
-                "accuracy": round(100 * accuracy[name], 2),
+                "accuracy": measure.rounded(accuracy[name]),
                 "part": "bottom 10 %" if rank <= low else "other clients",
-                "decile": round(100 * accuracy[ranked[low - 1]], 2),
-                "beside": [[other, round(100 * there[name], 2)] for other, there in beside.items() if name in there],
+                "decile": measure.rounded(accuracy[ranked[low - 1]]),
+                "beside": [[other, measure.rounded(there[name])] for other, there in beside.items() if name in there],
             }
 
 
@@ -188,7 +194,7 @@ def _shift(comparison: Comparison, variant: Variant) -> Iterator[Row]:
         for percent in SHIFTS:
             found = variant.accuracy_further(f"{view}-shift-{percent}")
             if found:
-                mean = round(100 * found.mean, 2)
+                mean = variant.measure.rounded(found.mean)
                 yield {"view": view, "shift": percent, "mean": mean}
 
 
@@ -196,9 +202,10 @@ def _pairs(comparison: Comparison) -> Iterator[Row]:
     for cell in comparison.cells:
         for view in (DEPLOYED, *CLOSING_VIEWS):
             for label, found in comparison.differences(cell, view):
-                mean, half = 100 * found.mean, 100 * (found.spread or 0.0)
+                mean, half = found.mean, found.spread or 0.0
                 row = {"mean": mean, "low": mean - half, "high": mean + half}
-                yield {"cell": cell, "view": view, "pair": label, **{k: round(v, 2) for k, v in row.items()}}
+                shown = {name: comparison.measure.rounded(value) for name, value in row.items()}
+                yield {"cell": cell, "view": view, "pair": label, **shown}
 
 
 def _frontier(comparison: Comparison) -> Iterator[Row]:
@@ -207,7 +214,7 @@ def _frontier(comparison: Comparison) -> Iterator[Row]:
         places = frontier(comparison.variants(cell))
         for place in places if len(places) > 1 else ():
             row = {"cell": cell, "label": place.variant.label, "mb": _rounded(place.megabytes)}
-            yield {**row, "mean": round(100 * place.accuracy.mean, 2), "on": place.frontier}
+            yield {**row, "mean": comparison.measure.rounded(place.accuracy.mean), "on": place.frontier}
 
 
 def _capacity(comparison: Comparison, variant: Variant) -> Iterator[Row]:
@@ -222,7 +229,7 @@ def _capacity(comparison: Comparison, variant: Variant) -> Iterator[Row]:
                 "view": view,
                 "client": name,
                 "capacity": round(100 * capacity[name], 1),
-                "accuracy": round(100 * accuracy, 2),
+                "accuracy": variant.measure.rounded(accuracy),
             }
 
 

@@ -16,6 +16,7 @@ import altair as alt
 
 from sepal.cli.report.data import DEPLOYED, STAND_IN, deployed, stand_ins, views
 from sepal.cli.report.learned import Rows
+from sepal.protocol.tasks.scoring import ACCURACY, Measure
 from sepal.study.comparison import Comparison
 from sepal.study.statistics import Estimate
 
@@ -103,7 +104,9 @@ def figure(
             told = ", ".join(f"{label} {value:g} %" for (_, label), value in same.items())
             if not found:
                 words = f"All clients have the same: {told}."
-                return Figure(name, data or name, title, "No figure: nothing differs.", words, {}, (), main)
+                return Figure(
+                    name, data or name, named(title, comparison), "No figure: nothing differs.", words, {}, (), main
+                )
             there = list(dict.fromkeys(row["view"] for row in found if "view" in row))
             own = f"{json.dumps(deployed(comparison))}[datum.cell + '/' + datum.label]"
             view = "view" if DEPLOYED in there else f"(view == '{DEPLOYED}' ? {own} : view)"
@@ -124,7 +127,9 @@ def figure(
             chart = chart.transform_filter(" && ".join(parts))
             drawn = draw(comparison, found, chart)
             reading = f"{drawn.reading} Not drawn, as all clients have the same: {told}." if same else drawn.reading
-            return Figure(name, data or name, title, reading, drawn.words, finish(drawn), controls, main)
+            return Figure(
+                name, data or name, named(title, comparison), reading, drawn.words, finish(drawn), controls, main
+            )
 
         MAKERS[name] = data or name, make
         return draw
@@ -198,6 +203,22 @@ def shown(comparison: Comparison, run: str = "", view: bool = False, before: str
     return f"length({first}) > {LONG} ? [{first}, {rest}] : {first} + ', ' + {rest}"  # two lines on a phone
 
 
-def said(found: Estimate | None) -> str:
-    """Return an estimate in per cent as text."""
-    return f"{found.text()} %" if found else "no figure"
+def said(found: Estimate | None, measure: Measure = ACCURACY) -> str:
+    """Return an estimate with its unit as text."""
+    return found.told(measure) if found else "no figure"
+
+
+def named(title: str, comparison: Comparison) -> str:
+    """Return a title with the name of the headline metric in place of accuracy."""
+    name = comparison.measure.name
+    return title if name == ACCURACY.name else title.replace("Accuracy", name.capitalize()).replace("accuracy", name)
+
+
+def digits_of(comparison: Comparison) -> str:
+    """Return the format of the headline's values in a chart."""
+    return ".1f" if comparison.measure.percent else ".4~g"
+
+
+def drawn_text(comparison: Comparison, value: float) -> str:
+    """Return a value of a chart's rows with its unit."""
+    return f"{value:.1f} %" if comparison.measure.percent else f"{value:.4g} {comparison.measure.unit}".rstrip()

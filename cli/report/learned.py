@@ -137,10 +137,13 @@ def _label_counts(items: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, ...], 
     from sepal.client_app.build import client_name
     from sepal.config import parse
     from sepal.data import federated_data
+    from sepal.protocol.tasks.learning import CLASSIFICATION
     from sepal.strategies.registry import Hypers
 
     try:  # without the run's model: for a run from elsewhere, building it could import code
         config, _ = parse(dict(items), Hypers())
+        if config.task != CLASSIFICATION:  # asking its data for targets could import code, too
+            return (), {}, f"Targets of the task {config.task} are no class numbers."
         data = federated_data(config)
         if data.private:
             return (), {}, "The clients bring data of their own, and only they know its labels."
@@ -188,4 +191,4 @@ def _pruning(variant: Variant, courses: Callable[..., Mapping[str, Mapping[str, 
         course = found[name]
         for number, pruned, accuracy in zip(course["round"], course["pruned"], course["accuracy"], strict=True):
             row = {"cell": variant.cell, "label": variant.label, "client": name, "round": number}
-            yield {**row, "pruned": round(100 * pruned, 2), "accuracy": round(100 * accuracy, 2)}
+            yield {**row, "pruned": round(100 * pruned, 2), "accuracy": variant.measure.rounded(accuracy)}

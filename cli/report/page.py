@@ -19,11 +19,11 @@ from sepal.cli.report.state import state
 from sepal.cli.report.table import table
 from sepal.cli.sentences import frontier_sentence, headline
 from sepal.cli.sheets import (
-    LEGEND,
     NONE,
     Sheet,
     accuracy_sheet,
     cost_sheet,
+    legend,
     privacy_line,
     remarks,
     tuning_note,
@@ -200,13 +200,13 @@ def _overview(comparison: Comparison) -> Iterator[str]:
             yield f'<p class="headline" {place}>{html.escape(found)}</p>'
         accuracy, cost = accuracy_sheet(variants), cost_sheet(variants)
         rows = [[*row, *costs[1:]] for row, costs in zip(accuracy.rows, cost.rows, strict=True)]
-        best = [max] * (len(accuracy.head) - 1) + [min] * (len(cost.head) - 1)
+        best = [max if comparison.measure.higher else min] * (len(accuracy.head) - 1) + [min] * (len(cost.head) - 1)
         sheet = Sheet(("run", *accuracy.head[1:], *cost.head[1:]), rows)
         yield from table(sheet, "Overview", f'class="overview scroll" {place}', best)
         for words in (frontier_sentence(comparison, cell), *remarks(comparison, cell)):
             yield f'<p class="conclusion" {place}>{html.escape(words)}</p>' if words else ""
         how = " Bold: the best of a column. A click on a head sorts." if len(variants) > 1 else ""
-        yield f'<p class="reading" {place}>{LEGEND}{how}</p>'
+        yield f'<p class="reading" {place}>{legend(comparison.measure)}{how}</p>'
     for note in filter(None, (*comparison.notes, without_yardsticks(comparison))):
         yield f'<p class="reading">{_with_code(note)}</p>'
 

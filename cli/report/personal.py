@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from sepal.cli.report.data import with_cell
-from sepal.cli.report.figure import FROM_DATA, PERCENT, Drawn, figure, label_of, shown
+from sepal.cli.report.figure import FROM_DATA, PERCENT, Drawn, drawn_text, figure, label_of, named, shown
 from sepal.cli.report.learned import Rows, readers
 from sepal.cli.report.marks import colour_of, name_axis
 from sepal.study.comparison import Comparison
@@ -114,20 +114,25 @@ def _overlap(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
 
 @figure("pruning", "Pruning of single clients", "cell", "label", "zero")
 def _pruning(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
+    measure = comparison.measure
+    trained = f"{measure.name} of the trained model{f', {measure.unit}' if measure.unit else ''}"
     chart = drawn.mark_line(point=True, strokeWidth=1.5, color="var(--bar)", opacity=0.75).encode(
         alt.X("pruned:Q", title="pruned, % of all parameters", scale=alt.Scale(zero=True)),
-        alt.Y("accuracy:Q", title="accuracy of the trained model, %", scale=FROM_DATA),
+        alt.Y("accuracy:Q", title=trained, scale=FROM_DATA),
         alt.Detail("client:N"),
         alt.Order("round:Q"),
         tooltip=["client:N", "round:Q", alt.Tooltip("pruned:Q", title="pruned, %"), alt.Tooltip("accuracy:Q")],
     )
     ends = {row["client"]: row for row in _first(rows)}
-    words = "; ".join(f"{name} {row['pruned']:.0f} % pruned, {row['accuracy']:.1f} %" for name, row in ends.items())
-    reading = (
-        "A line for each of a few clients, through the rounds in which it was evaluated: accuracy in % by how much of "
-        f"its model it has pruned, in %{_cited(comparison, 'pruning')}. {CHOSEN}"
+    words = "; ".join(
+        f"{name} {row['pruned']:.0f} % pruned, {drawn_text(comparison, row['accuracy'])}" for name, row in ends.items()
     )
-    spoken = f"Accuracy by pruning, {_named(rows)}, at the end: {words}."
+    reading = (
+        "A line for each of a few clients, through the rounds in which it was evaluated: "
+        f"{measure.name}{measure.in_unit} by how much of its model it has pruned, "
+        f"in %{_cited(comparison, 'pruning')}. {CHOSEN}"
+    )
+    spoken = f"{named('Accuracy', comparison)} by pruning, {_named(rows)}, at the end: {words}."
     return Drawn(chart, reading, spoken, shows=shown(comparison, label_of(rows)))
 
 

@@ -1,8 +1,8 @@
-"""Evaluates a predictor. Results are counts rather than ratios, so that any mean over clients can be computed."""
+"""Evaluates a predictor. Results are counts and sums, not ratios, so that any mean over clients can be computed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -10,9 +10,13 @@ import torch
 from torch.nn import functional
 
 from sepal.protocol.method import Predictor
+from sepal.protocol.tasks.builtin import BY_CLASS
+from sepal.protocol.tasks.learning import LearningTask
+from sepal.protocol.tasks.scoring import added
 from sepal.protocol.views import degree
 
 Examples: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+Figure: TypeAlias = float | Sequence[float]
 BATCH = 512
 
 
@@ -44,6 +48,7 @@ class Evaluator:
         pooled: Returns the test data of all clients; empty if clients' data is private.
         shift: Returns the test-time shift; None if clients' data is private.
         corrupted: Returns the corrupted test part.
+        learning: Says how outputs are scored.
     """
 
     test: Examples
@@ -51,36 +56,71 @@ class Evaluator:
     pooled: Callable[[], Examples] = no_examples
     shift: Callable[[], Shift | None] = lambda: None
     corrupted: Callable[[], Examples] = no_examples
-    _last: tuple[Predictor, torch.Tensor, torch.Tensor] | None = field(default=None, init=False)
+    learning: LearningTask = BY_CLASS
+    _last: tuple[Predictor, torch.Tensor, torch.Tensor, Examples] | None = field(default=None, init=False)
 
-    def __call__(self, predictor: Predictor, view: str) -> Mapping[str, float]:
-        """Return ``correct``, ``examples`` and the summed ``loss`` for ``view``.
+    def __call__(self, predictor: Predictor, view: str) -> Mapping[str, Figure]:
+        """Return ``correct``, ``examples`` and the summed ``loss`` for ``view``, or the ``sums`` of another headline.
 
-        The views ``received``, ``trained`` and ``kept`` also have these counts on validation data, with the prefix
+        The views ``received``, ``trained`` and ``kept`` also have these on validation data, with the prefix
         ``validation-``. Other views are ``pooled``, and these three with ``-shift-PERCENT`` or ``-corrupted``.
         """
         percent = degree(view)
         if percent is not None:
             return self._shifted(predictor, percent)
         if view.endswith("-corrupted"):
-            return score(predictor, *self.corrupted())
+            return self._score(predictor, *self.corrupted())
         if view == "pooled":
-            return score(predictor, *self.pooled())
-        validation = score(predictor, *self.validation)
-        return {**score(predictor, *self.test), **{f"validation-{key}": value for key, value in validation.items()}}
+            return self._score(predictor, *self.pooled())
+        test, validation = (self._score(predictor, *part) for part in (self.test, self.validation))
+        return {**test, **{f"validation-{key}": value for key, value in validation.items()}}
 
-    def _shifted(self, predictor: Predictor, percent: int) -> Mapping[str, float]:
+    def _score(self, predictor: Predictor, x: torch.Tensor, y: torch.Tensor) -> Mapping[str, Figure]:
+        if self.learning.scoring.counted:
+            return score(predictor, x, y)
+        sums = total(self.learning, predictor, x, y)
+        return {"sums": sums} if sums else {}
+
+    def _shifted(self, predictor: Predictor, percent: int) -> Mapping[str, Figure]:
         """Count with ``percent`` % of the test examples replaced. Predictions are reused for all percentages."""
         if self._last is None or self._last[0] is not predictor:
             shift = self.shift()
             if shift is None or not len(self.test[1]):
                 return {}
-            own = correct(predictor, *self.test)[shift.order]
-            self._last = predictor, own, correct(predictor, *shift.others)
-        _, own, others = self._last
+            truth = self.test[1][shift.order], shift.others[1]
+            if self.learning.scoring.counted:
+                own = correct(predictor, *self.test)[shift.order]
+                self._last = predictor, own, correct(predictor, *shift.others), truth
+            else:
+                own = outputs(predictor, self.test[0])[shift.order]
+                self._last = predictor, own, outputs(predictor, shift.others[0]), truth
+        _, own, others, (own_truth, others_truth) = self._last
         replaced = min(round(len(own) * percent / 100), len(others))
+        if not self.learning.scoring.counted:
+            pairs = ((own[replaced:], own_truth[replaced:]), (others[:replaced], others_truth[:replaced]))
+            return {"sums": added([self.learning.sums(*pair) for pair in pairs if len(pair[1])])}
         right = int(own[replaced:].sum()) + int(others[:replaced].sum())
         return {"correct": float(right), "examples": float(len(own))}
+
+
+def outputs(predictor: Predictor, x: torch.Tensor) -> torch.Tensor:
+    """Return the outputs for inputs (n, …)."""
+    with torch.no_grad():
+        return torch.cat([predictor(inputs) for inputs in torch.split(x, BATCH)])
+
+
+def total(learning: LearningTask, predictor: Predictor, x: torch.Tensor, y: torch.Tensor) -> tuple[float, ...]:
+    """Return the sums of all examples under a task (:mod:`sepal.protocol.tasks.scoring`); nothing without examples.
+
+    Args:
+        learning: The task.
+        predictor: From inputs (n, …) to outputs.
+        x: Inputs (n, …).
+        y: Targets.
+    """
+    batches = zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True)
+    with torch.no_grad():
+        return added([learning.sums(predictor(inputs), targets) for inputs, targets in batches if len(targets)])
 
 
 def correct(predictor: Predictor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -107,3 +147,16 @@ def score(predictor: Predictor, x: torch.Tensor, y: torch.Tensor) -> dict[str, f
             right += int((logits.argmax(1) == labels).sum())
             loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
     return {"correct": float(right), "examples": float(len(y)), "loss": loss}
+
+
+def share(learning: LearningTask, predictor: Predictor, x: torch.Tensor, y: torch.Tensor) -> float:
+    """Return a metric from 0 to 1, to which methods' thresholds refer; 0 without examples or without a value.
+
+    It is the accuracy of a classification, R² of a regression, Dice of a segmentation
+    (:attr:`sepal.protocol.tasks.learning.LearningTask.share`). Arguments as for :func:`total`.
+    """
+    if learning.classifies:
+        counts = score(predictor, x, y)
+        return counts["correct"] / counts["examples"] if counts else 0.0
+    sums = total(learning, predictor, x, y)
+    return (learning.scoring.value(sums, learning.share) if sums else None) or 0.0

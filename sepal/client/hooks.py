@@ -19,7 +19,7 @@ Loss: TypeAlias = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor
 
 
 def cross_entropy(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy of the module's logits, the default loss."""
+    """Return the mean cross-entropy of the module's logits: the loss of classification, without class weights."""
     return functional.cross_entropy(module(x), y)
 
 
@@ -32,13 +32,14 @@ class Hooks:
     """Functions that are called in the training loop.
 
     Attributes:
-        loss: Maps module, inputs and labels to the scalar loss.
+        loss: Maps module, inputs and targets to the scalar loss; None for the task's
+            (:meth:`sepal.client.training.Trainer.loss`).
         before_step: Called after the backward pass and before the optimizer's step, to change gradients.
         after_step: Called after the optimizer's step, to change parameters.
         after_epoch: Called after each epoch with the number of epochs done.
     """
 
-    loss: Loss = cross_entropy
+    loss: Loss | None = None
     before_step: Callable[[nn.Module], None] = do_nothing
     after_step: Callable[[nn.Module], None] = do_nothing
     after_epoch: Callable[[nn.Module, int], None] = lambda module, epoch: None

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.nn import functional
 
 from sepal.client.hooks import Hooks, Loss, cross_entropy, frozen
 from sepal.client.multiply_adds import costs
@@ -27,6 +28,8 @@ from sepal.config import RunConfig
 from sepal.errors import ProtocolError
 from sepal.protocol.fields import GREATEST, NAME
 from sepal.protocol.method import ClientInfo, Weights
+from sepal.protocol.tasks.builtin import BY_CLASS
+from sepal.protocol.tasks.learning import LearningTask
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.rng import derive, derive_seed
 from sepal.wire.tensors import Values
@@ -47,7 +50,7 @@ class Trainer:
         client: The client's roster entry.
         config: The run's configuration.
         x: Inputs of the training part, (n, …), on the client's device.
-        y: int64 labels (n,), on the client's device.
+        y: int64 labels (n,), or targets of another task, on the client's device.
         x_validation: Inputs of the validation part; may be empty.
         y_validation: Labels of the validation part.
         make: Builds the module of the run's model.
@@ -60,6 +63,8 @@ class Trainer:
         secret: What the noise of ``privacy.noise`` is drawn from, known to this client only; empty to draw it from the
             run's seed, which the server knows.
         request: Digest of the message that is answered; the noise depends on it. The host sets it.
+        learning: Targets, loss and metrics.
+        class_weights: The weight of each class in the loss, float32 (classes,); None: all alike.
     """
 
     client: ClientInfo
@@ -77,6 +82,25 @@ class Trainer:
     reports: dict[str, float] = field(default_factory=dict)
     secret: bytes = b""
     request: bytes = b""
+    learning: LearningTask = BY_CLASS
+    class_weights: torch.Tensor | None = None
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss of a batch's outputs (n, …): the task's, with class weights if the client has any."""
+        if self.class_weights is not None:
+            return functional.cross_entropy(outputs, targets, weight=self.class_weights)
+        return self.learning.loss(outputs, targets)
+
+    def loss_of(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the same of a module's outputs: the loss of :meth:`fit` where a method has none of its own."""
+        return self.loss(module(x), y)
+
+    def loss_each(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each example (n,), for methods that declare that they need it."""
+        if self.learning.loss_each is None:
+            raise ValueError(f"a loss for each example, which {self.learning.name} lacks")
+        each = self.learning.loss_each(outputs, targets)
+        return each if self.class_weights is None else each * self.class_weights[targets]
 
     def network(self, use: str = "model", make: Callable[[], nn.Module] | None = None) -> Network:
         """Return the network for ``use``. Its weights are arbitrary until some are loaded.
@@ -137,27 +161,28 @@ class Trainer:
             raise ValueError("give either parameters or an optimizer, which has its own parameters")
         begun = time.monotonic()
         hooks = hooks or Hooks()
+        objective = hooks.loss or self.loss_of
         module.train()
         optimizer = optimizer or self.optimizer(module, round, parameters)
-        total, seen = torch.zeros((), device=self.device), 0
+        mean, seen = torch.zeros((), device=self.device), 0
         passes, smallest = self.config.local_epochs if epochs is None else epochs, smallest_batch(module)
         for epoch in range(1, passes + 1):
-            total.zero_()
+            mean.zero_()
             for x, y in self.batches(round, purpose, epoch, smallest):
                 module.zero_grad(set_to_none=True)  # also of parameters that are not trained: hooks may read them
                 optimizer.zero_grad()
-                loss = hooks.loss(module, x, y)
+                loss = objective(module, x, y)
                 loss.backward()  # type: ignore[no-untyped-call]
                 hooks.before_step(module)
                 optimizer.step()
                 hooks.after_step(module)
-                total += loss.detach() * len(y)
+                mean += loss.detach() * len(y)
                 seen += len(y)
                 self.steps += 1
             hooks.after_epoch(module, epoch)
         self.seconds += time.monotonic() - begun
         self.account(module, seen, density)
-        return float(total) / len(self.y)
+        return float(mean) / len(self.y)
 
     def optimizer(
         self,
@@ -204,7 +229,7 @@ class Trainer:
         count = min(math.ceil(examples / self.config.batch_size), examples // smallest)
         yield from zip(torch.tensor_split(self.x[order], count), torch.tensor_split(self.y[order], count), strict=True)
 
-    def gradient(self, module: nn.Module, loss: Loss = cross_entropy) -> dict[str, npt.NDArray[np.float32]]:
+    def gradient(self, module: nn.Module, loss: Loss | None = None) -> dict[str, npt.NDArray[np.float32]]:
         """Return the gradient of the mean loss over the whole training part, float32 by parameter name.
 
         The module is in evaluation mode. Entries that a mask sets to 0 have a gradient too. The gradient of
@@ -212,13 +237,13 @@ class Trainer:
 
         Args:
             module: The module; afterwards in evaluation mode and without gradients.
-            loss: Maps module, inputs and labels to the mean loss of a batch.
+            loss: Maps module, inputs and targets to the mean loss of a batch; None for the task's.
         """
-        begun = time.monotonic()
+        begun, objective = time.monotonic(), loss or self.loss_of
         module.eval()
         module.zero_grad(set_to_none=True)
         for x, y in zip(torch.split(self.x, BATCH), torch.split(self.y, BATCH), strict=True):
-            share = loss(module, x, y) * (len(y) / len(self.y))
+            share = objective(module, x, y) * (len(y) / len(self.y))
             share.backward()  # type: ignore[no-untyped-call]
         found = read_gradients(module)
         module.zero_grad(set_to_none=True)

@@ -15,7 +15,7 @@ from sepal.config.base import (
     plainly,
     validate,
 )
-from sepal.config.data import Corruption, FolderSettings, OwnSettings, PartitionSettings, SplitSettings
+from sepal.config.data import Corruption, FolderReading, FolderSettings, OwnSettings, PartitionSettings, SplitSettings
 from sepal.config.parse import Flat, parse
 from sepal.config.run import AUTOMATIC, PARTS, CapacitySettings, EvaluateSettings, PrivacySettings, RunConfig
 
@@ -27,6 +27,7 @@ __all__ = [
     "Corruption",
     "EvaluateSettings",
     "Flat",
+    "FolderReading",
     "FolderSettings",
     "NotNegativeOrAuto",
     "OwnSettings",

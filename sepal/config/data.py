@@ -111,15 +111,37 @@ class FolderSettings(Settings):
         return (sides[0], sides[-1]) if sides else None
 
 
+class FolderReading(FolderSettings):
+    """The keys ``folder.*`` and the run's ``task``, which says what targets look like; not a group of keys."""
+
+    task: str = "classification"
+
+
 class OwnSettings(Settings):
     """Facts about data that the server never sees (``dataset = "own"``): run-config keys ``own.*``."""
 
     shape: str = Field(
         "", pattern=r"^([1-9][0-9]*(x[1-9][0-9]*)*)?$", description="own: shape of one example, such as 1x28x28"
     )
-    classes: int = Field(0, ge=0, le=1_000_000, description="own: number of classes")
+    classes: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="own: number of classes; of labels (multilabel), numbers to predict (regression; 0: one) or token "
+        "ids (tokens; 0: own.vocabulary)",
+    )
     vocabulary: int = Field(0, ge=0, description="own: number of token ids; 0 if the data is not text")
     data: str = Field(
         "",
         description="own: package.module:function for nodes that name none; it may take the client's number",
     )
+
+    class_weights: Literal["none", "balanced"] = Field(
+        "none",
+        description="classification: balanced: in a client's loss, all classes of its own training labels count alike; "
+        "the weights are never sent",
+    )
+
+    def count(self, task: str) -> int:
+        """Return ``classes``, or what 0 means for ``task``."""
+        return self.classes or (1 if task == "regression" else self.vocabulary if task == "tokens" else 0)

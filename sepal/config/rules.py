@@ -28,8 +28,9 @@ def check_together(config: RunConfig) -> None:
         raise ConfigError("split.test-of-labels", "split.test-fraction = 0 beside it", config.split.test_fraction)
     if config.dataset == "own" and not config.own.shape:
         raise ConfigError("own.shape", "the shape of one example, such as 1x28x28 (dataset = own)", "nothing")
-    if config.dataset == "own" and config.own.classes < 2:
-        raise ConfigError("own.classes", "at least 2 (dataset = own)", config.own.classes)
+    least = 1 if config.task in ("regression", "multilabel") or ":" in config.task else 2
+    if config.dataset == "own" and config.own.count(config.task) < least:
+        raise ConfigError("own.classes", f"at least {least} (dataset = own)", config.own.classes)
 
 
 def _check_round(config: RunConfig) -> None:

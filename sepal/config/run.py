@@ -18,6 +18,8 @@ from sepal.config.data import Corruption, FolderSettings, OwnSettings, Partition
 from sepal.errors import ConfigError
 from sepal.rng import derive
 
+TASKS = ("classification", "multilabel", "regression", "segmentation", "tokens")
+
 
 class EvaluateSettings(Settings):
     """Additional evaluations in the closing round: keys ``evaluate.*``."""
@@ -96,6 +98,19 @@ class RunConfig(Settings):
     )
     out: str = Field("runs", description="parent directory of the run's directory")
     method: str = Field("fedpse", description="see `sepal methods`, or package.module:NAME of your own")
+    task: str = Field(
+        "classification",
+        description="what is learned: classification, multilabel, regression, segmentation, tokens, or "
+        "package.module:Task of your own (docs/tasks.md)",
+    )
+    metric: str = Field(
+        "auto",
+        description="the task's metric by which clients, rounds and methods are compared; auto: accuracy, macro-f1 "
+        "(multilabel), rmse, dice or perplexity",
+    )
+    target_unit: str = Field(
+        "", max_length=16, description="regression: unit of the targets, which rmse and mae have too, such as mg/dl"
+    )
     dataset: str = Field("digits", description="data set; folder: your own files; own: your own function")
     data_dir: str = Field("", description="directory of the data; empty: SEPAL_DATA, then ~/.cache/sepal/data")
     clients: int = Field(10, ge=0, description="clients needed to start; 0: all registered clients")
@@ -212,6 +227,20 @@ class RunConfig(Settings):
     capacity: CapacitySettings = Field(default_factory=CapacitySettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
     compress: CompressSettings = Field(default_factory=CompressSettings)
+
+    @field_validator("task")
+    @classmethod
+    def _is_task(cls, task: str) -> str:
+        if task not in TASKS and not (":" in task and all(task.partition(":")[::2])):
+            raise ValueError(f"{', '.join(TASKS)}, or package.module:Task")
+        return task
+
+    @field_validator("target_unit")
+    @classmethod
+    def _is_printable(cls, unit: str) -> str:
+        if not unit.isprintable() or set(unit) & set("%[]<>&\"'\\"):  # % means shares, which are shown times 100
+            raise ValueError("a unit without %, brackets and quotes")
+        return unit
 
     def flat(self) -> dict[str, Any]:
         """Return every key with its value, as in ``config.toml``."""

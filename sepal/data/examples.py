@@ -28,14 +28,14 @@ class Examples:
     Attributes:
         x: ``(n, *input_shape)``: float32, normalised (images as ``(C, H, W)``), or int32 tokens for text.
             Read-only; may be a memory map.
-        y: int64 ``(n,)``, class numbers from 0.
+        y: int64 ``(n,)``, class numbers from 0; of other tasks, targets ``(n, …)``, int64 or float32.
     """
 
     x: NDArray[Any]
-    y: Labels
+    y: NDArray[Any]
 
     def __post_init__(self) -> None:
-        if self.y.ndim != 1 or len(self.x) != len(self.y):
+        if not self.y.ndim or len(self.x) != len(self.y):
             raise DataError("examples", f"as many labels as inputs ({len(self.x)})", f"labels of shape {self.y.shape}")
 
     def __len__(self) -> int:
@@ -64,6 +64,8 @@ class ClientData:
     @property
     def unseen_test_labels(self) -> int:
         """Return the number of distinct labels in the test part that the train part lacks."""
+        if self.test.y.ndim != 1 or self.test.y.dtype.kind == "f":
+            return 0  # targets that are no class numbers
         return len(set(self.test.y.tolist()) - set(self.train.y.tolist()))  # np.setdiff1d imports numpy.ma: .1 s
 
 
@@ -85,6 +87,7 @@ class DatasetInfo:
         columns: Names of the columns of a table; empty for other data.
         table: Whether each client standardises the columns of its rows, with statistics of its own.
         notes: Lines to show when a run starts, such as files that were left out.
+        labelled: Whether targets are class numbers, by which examples can be dealt to clients.
     """
 
     name: str
@@ -100,11 +103,12 @@ class DatasetInfo:
     table: bool = False
     columns: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    labelled: bool = True
 
     @property
-    def partition(self) -> Literal["natural", "dirichlet"]:
-        """The meaning of ``partition.name = "auto"``: natural if examples have owners, else dirichlet."""
-        return "natural" if self.natural else "dirichlet"
+    def partition(self) -> Literal["natural", "dirichlet", "iid"]:
+        """The meaning of ``partition.name = "auto"``: natural if examples have owners, else dirichlet, or else iid."""
+        return "natural" if self.natural else "dirichlet" if self.labelled else "iid"
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,14 +119,14 @@ class Source:
         info: Metadata, with the normalisation constants.
         x: Stored inputs ``(n, ...)``: uint8 images ``(H, W)`` or ``(H, W, C)``, float32 of ``input_shape``, or
             int16/int32 tokens. May be a memory map.
-        y: int64 ``(n,)``.
+        y: int64 ``(n,)``, or as in :class:`Examples`.
         train_count: Number of training rows.
         natural: Id of the person of each row, ``(n,)`` ints or strings, or None.
     """
 
     info: DatasetInfo
     x: NDArray[Any]
-    y: Labels
+    y: NDArray[Any]
     train_count: int
     natural: NDArray[Any] | None = None
 
@@ -136,9 +140,14 @@ class Source:
         """The source's own test rows, converted; None if there are none."""
         return self.take(np.arange(self.train_count, len(self.y))) if self.train_count < len(self.y) else None
 
+    @property
+    def labels(self) -> Labels:
+        """What examples are dealt and drawn by, int64 ``(n,)``: class numbers; all alike where there are none."""
+        return self.y if self.info.labelled else np.zeros(len(self.y), np.int64)
+
     def take(self, rows: Index) -> Examples:
         """Return the given rows, normalised and in the model's layout (see :class:`Examples`)."""
-        return Examples(_prepared(np.asarray(self.x[rows]), self.info), np.asarray(self.y[rows], dtype=np.int64))
+        return Examples(_prepared(np.asarray(self.x[rows]), self.info), np.array(self.y[rows]))
 
 
 def _prepared(stored: NDArray[Any], info: DatasetInfo) -> NDArray[Any]:

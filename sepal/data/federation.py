@@ -13,14 +13,16 @@ from typing import Protocol
 
 import numpy as np
 
-from sepal.config import RunConfig
+from sepal.config import FolderReading, RunConfig
 from sepal.data import cache
 from sepal.data.examples import ClientData, DatasetInfo, Examples, Index
 from sepal.data.locations import cache_directory, data_directory
 from sepal.data.own import OWN, OwnData, own_info
-from sepal.data.sources import LAYOUT, folder_key, info, load, version
+from sepal.data.sources import FOLDER, LAYOUT, folder_key, info, load, version
 from sepal.data.spec import DataSpec
 from sepal.errors import ConfigError, DataError
+from sepal.protocol.tasks.learning import CLASSIFICATION
+from sepal.protocol.tasks.making import targets_of
 from sepal.rng import derive
 
 RULES = 2  # increase when a partition or split rule changes, to invalidate cached parts
@@ -111,11 +113,16 @@ def federated_data(config: RunConfig) -> FederatedData:
         DataError: The data set is unknown, or a ``folder`` cannot be read.
     """
     if config.dataset == OWN:
-        return OwnData(own_info(config.own), config.own.data, config.split.validation, config.seed)
-    known, partition = info(config.dataset, config.data_dir, config.folder), config.partition
+        facts, split = own_info(config.own, config.task), (config.split.validation, config.seed)
+        targets = None if facts.labelled else targets_of(config.task, facts.input_shape, facts.classes)
+        return OwnData(facts, config.own.data, *split, targets=targets)
+    folder, partition = config.folder, config.partition
+    if config.dataset == FOLDER and config.task != CLASSIFICATION:
+        folder = FolderReading.model_validate({**folder.model_dump(), "task": config.task})
+    known = info(config.dataset, config.data_dir, folder)
     if partition.name == "auto":
         partition = partition.model_copy(update={"name": known.partition})
-    spec = DataSpec(config.dataset, config.data_dir, partition, config.split, seed=config.seed, folder=config.folder)
+    spec = DataSpec(config.dataset, config.data_dir, partition, config.split, seed=config.seed, folder=folder)
     return DealtData(known, spec)
 
 

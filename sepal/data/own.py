@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sepal.config import OwnSettings
 from sepal.data.examples import ClientData, DatasetInfo, Examples, Labels
 from sepal.errors import ConfigError, DataError
+from sepal.protocol.tasks import Targets
 from sepal.rng import derive, derive_seed
 from sepal.user_modules import described, load
 
@@ -33,6 +34,7 @@ class OwnData:
         target: ``package.module:function``; empty if neither the node nor the run names one.
         validation: Fraction of the training part held out, if the function returns no validation part.
         seed: The run's seed, for that split.
+        targets: What targets look like; None for class numbers.
     """
 
     info: DatasetInfo
@@ -40,6 +42,7 @@ class OwnData:
     validation: float = 0.1
     seed: int = 0
     private: str = PRIVATE
+    targets: Targets | None = None
 
     def client(self, number: int, clients: int, name: str) -> ClientData:
         """Return the function's data for client ``number``.
@@ -51,7 +54,7 @@ class OwnData:
         if not self.target:
             raise ConfigError(f"{name}: data", "package.module:function in the node config, or own.data", "none")
         seed = derive_seed(self.seed, "own-data", name) % 2**32
-        data = own_data(self.target, self.info.classes, self.validation, seed, number)
+        data = own_data(self.target, self.info.classes, self.validation, seed, number, self.targets)
         if data.train.x.shape[1:] != self.info.input_shape:
             expected = f"examples of shape {self.info.input_shape}, as the run says"
             raise DataError(f"{name}: data", expected, data.train.x.shape[1:])
@@ -66,7 +69,14 @@ class OwnData:
         raise DataError("test data of all clients", "a data set that clients share", self.private)
 
 
-def own_data(target: str, classes: int = 0, validation: float = 0.1, seed: int = 0, client: int = 0) -> ClientData:
+def own_data(
+    target: str,
+    classes: int = 0,
+    validation: float = 0.1,
+    seed: int = 0,
+    client: int = 0,
+    targets: Targets | None = None,
+) -> ClientData:
     """Call ``package.module:function`` and return its result as checked :class:`ClientData`.
 
     Args:
@@ -75,6 +85,7 @@ def own_data(target: str, classes: int = 0, validation: float = 0.1, seed: int =
         validation: Fraction of the training part that becomes the validation part, if the function returns four arrays.
         seed: Seed of that split.
         client: The client's number, passed to the function if it takes an argument.
+        targets: What targets look like; None for class numbers.
 
     Raises:
         DataError: The function cannot be imported or fails, or its data is invalid.
@@ -96,21 +107,22 @@ def own_data(target: str, classes: int = 0, validation: float = 0.1, seed: int =
         parts = {"train": (given[0], given[1]), "test": (given[2], given[3])}
     else:
         raise DataError(target, f"to return {_WHAT}", type(given).__name__)
-    checked = {name: checked_examples(f"{target} {name}", x, y, classes) for name, (x, y) in parts.items()}
+    checked = {name: checked_examples(f"{target} {name}", x, y, classes, targets) for name, (x, y) in parts.items()}
     _check_alike(target, checked)
     if "validation" not in checked:
         checked["train"], checked["validation"] = _validation(checked["train"], validation, seed)
     return ClientData(checked["train"], checked["validation"], checked["test"])
 
 
-def checked_examples(key: str, x: Any, y: Any, classes: int = 0) -> Examples:
-    """Return ``x`` as float32 or int32 and ``y`` as int64.
+def checked_examples(key: str, x: Any, y: Any, classes: int = 0, targets: Targets | None = None) -> Examples:
+    """Return ``x`` as float32 or int32 and ``y`` as int64, or as ``targets`` say.
 
     Args:
         key: Name of the data in error messages.
         x: Floats ``(n, …)``, ready for the model, or integer tokens ``(n, length)``.
         y: Integers ``(n,)`` from 0.
         classes: Number of classes; labels must be smaller. 0 accepts any label.
+        targets: What targets look like; None for class numbers, ``(n,)``.
 
     Raises:
         DataError: Not arrays, wrong shapes or types, values that are not finite, or labels out of range.
@@ -118,6 +130,8 @@ def checked_examples(key: str, x: Any, y: Any, classes: int = 0) -> Examples:
     inputs, labels = _array(f"{key} x", x), _array(f"{key} y", y)
     if inputs.ndim < 2:
         raise DataError(f"{key} x", "shape (n, …) with at least two axes", inputs.shape)
+    if targets is not None:
+        return Examples(_inputs(f"{key} x", inputs), targets.checked(f"{key} y", labels, len(inputs)))
     if labels.shape != (len(inputs),):
         raise DataError(f"{key} y", f"shape ({len(inputs)},), a label for each input", labels.shape)
     return Examples(_inputs(f"{key} x", inputs), _labels(f"{key} y", labels, classes))
@@ -180,11 +194,12 @@ def _validation(train: Examples, fraction: float, seed: int) -> tuple[Examples, 
     return Examples(train.x[rest], train.y[rest]), Examples(train.x[held], train.y[held])
 
 
-def own_info(keys: OwnSettings) -> DatasetInfo:
+def own_info(keys: OwnSettings, task: str = "classification") -> DatasetInfo:
     """Return the metadata from the keys ``own.*``."""
     shape = tuple(int(side) for side in keys.shape.split("x"))
     untokened: Literal["image", "signal"] = "image" if len(shape) == 3 else "signal"
     kind: Literal["text", "image", "signal"] = "text" if keys.vocabulary else untokened
     # Our own choice of defaults for unknown data.
     defaults: dict[str, str | int | float] = {"rounds": 20, "local-epochs": 1, "batch-size": 32, "lr": 0.01}
-    return DatasetInfo(OWN, keys.classes, shape, kind, False, {**defaults, "optimizer": "sgd"}, keys.vocabulary)
+    facts = DatasetInfo(OWN, keys.count(task), shape, kind, False, {**defaults, "optimizer": "sgd"}, keys.vocabulary)
+    return replace(facts, labelled=task == "classification")

@@ -44,14 +44,14 @@ def split(spec: DataSpec, source: Source) -> list[Parts]:
         raise DataError("split.test-of-labels", "a source with a test part of its own", spec.dataset)
     rows, test_rows = _drawn(spec, source, own_test)
     natural = None if source.natural is None else source.natural[rows]
-    dealt = [rows[part] for part in deal(_rule(spec), source.y[rows], natural)]
+    dealt = [rows[part] for part in deal(_rule(spec), source.labels[rows], natural)]
     if own_test:
         tests = _following(spec, source, rows, test_rows, dealt)
     else:
-        pairs = [_cut(spec, source.y, part, client) for client, part in enumerate(dealt)]
+        pairs = [_cut(spec, source.labels, part, client) for client, part in enumerate(dealt)]
         dealt, tests = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     return [
-        Parts(*_validation(spec, source.y, train, client), test)
+        Parts(*_validation(spec, source.labels, train, client), test)
         for client, (train, test) in enumerate(zip(dealt, tests, strict=True))
     ]
 
@@ -74,9 +74,9 @@ def _drawn(spec: DataSpec, source: Source, own_test: bool) -> tuple[Index, Index
     if wanted > len(rows):
         raise DataError("partition.subsample", f"at most {len(rows)} for {spec.dataset}", wanted)
     draw = derive(spec.data_seed, "subsample")
-    kept = rows[draw_by_class(source.y[rows], wanted, draw)]
+    kept = rows[draw_by_class(source.labels[rows], wanted, draw)]
     kept_tests = max(1, round(len(tests) * wanted / len(rows))) if own_test else 0
-    return kept, tests[draw_by_class(source.y[tests], kept_tests, draw)]
+    return kept, tests[draw_by_class(source.labels[tests], kept_tests, draw)]
 
 
 def _following(spec: DataSpec, source: Source, rows: Index, test_rows: Index, dealt: list[Index]) -> list[Index]:
@@ -85,9 +85,9 @@ def _following(spec: DataSpec, source: Source, rows: Index, test_rows: Index, de
     IID and λ-mix: the same rule (FedPSE C.1). Natural: the same people. Otherwise: each class is distributed in
     proportion to the clients' training rows. With ``split.test-of-labels``: all test rows with the client's labels.
     """
-    labels = source.y[test_rows]
+    labels = source.labels[test_rows]
     if spec.split.test_of_labels:  # Sub-FedAvg 4.1
-        tests = [test_rows[np.isin(labels, source.y[part])] for part in dealt]
+        tests = [test_rows[np.isin(labels, source.labels[part])] for part in dealt]
     elif spec.partition.name in ("iid", "lambda-mix"):
         tests = [test_rows[part] for part in deal(_rule(spec, "test"), labels)]
     elif spec.partition.name == "natural" and source.natural is not None:
@@ -110,10 +110,11 @@ def _in_proportion(spec: DataSpec, source: Source, rows: Index, test_rows: Index
     left out.
     """
     classes = source.info.classes
-    held = np.stack([np.bincount(source.y[part], minlength=classes) for part in dealt])
-    total = np.maximum(np.bincount(source.y[rows], minlength=classes), 1)
+    held = np.stack([np.bincount(source.labels[part], minlength=classes) for part in dealt])
+    total = np.maximum(np.bincount(source.labels[rows], minlength=classes), 1)
     per_class = [
-        derive(spec.data_seed, "test-rows", c).permutation(test_rows[source.y[test_rows] == c]) for c in range(classes)
+        derive(spec.data_seed, "test-rows", c).permutation(test_rows[source.labels[test_rows] == c])
+        for c in range(classes)
     ]
     counts = np.stack([round_quotas(held[:, c] / total[c] * len(per_class[c])) for c in range(classes)], axis=1)
     for client in np.flatnonzero(counts.sum(axis=1) == 0):

@@ -5,12 +5,16 @@ A message that is not as ours are raises ProtocolError.
 
 from __future__ import annotations
 
+import math
 import re
+import struct
+from collections.abc import Sequence
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from sepal.errors import ProtocolError
 from sepal.protocol.method import Kind, Scalar
+from sepal.protocol.tasks.scoring import MOST_SUMS
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")  # names of clients and runs become names of directories
 MOST_RECORDS, MOST_KEYS, MOST_ITEMS = 32, 256, 131_072  # of a message; of a record; of a list, text or bytes in it
@@ -29,7 +33,7 @@ def check_counts_of(records: RecordDict) -> None:
         raise ProtocolError("message", f"at most {MOST_RECORDS} records", len(records))
     listed = 0
     for name, record in records.items():
-        most = MOST_METRICS if name in ("metrics", "facts") else MOST_KEYS
+        most = MOST_METRICS if name in ("metrics", "facts", "sums") else MOST_KEYS
         if len(record) > most:
             raise ProtocolError(name, f"at most {most}", len(record))
         for key, value in record.items():
@@ -65,6 +69,30 @@ def metrics(records: RecordDict) -> dict[str, float]:
         if isinstance(value, list) or not 0 <= value <= GREATEST:
             raise ProtocolError(f"metrics.{key}", f"a number from 0 to {GREATEST:g}", value)
     return {key: float(value) for key, value in found.items() if not isinstance(value, list)}
+
+
+def packed(values: Sequence[float]) -> bytes:
+    """Return numbers as bytes of float64, little-endian."""
+    return struct.pack(f"<{len(values)}d", *values)
+
+
+def sums(records: RecordDict) -> dict[str, tuple[float, ...]]:
+    """Return a reply's sums of metrics by name, each finite; none if the message lacks them.
+
+    How many there are for each name is checked against the run's task (:mod:`sepal.server.answers`).
+    """
+    found = {}
+    for key, value in records.config_records.get("sums", ConfigRecord()).items():
+        if not NAME.match(key):
+            raise ProtocolError("sums", "names of at most 64 letters, digits, '.', '_' or '-'", key)
+        if not isinstance(value, bytes) or len(value) % 8 or len(value) > 8 * MOST_SUMS:
+            got = f"{len(value)} bytes" if isinstance(value, bytes) else type(value).__name__
+            raise ProtocolError(f"sums.{key}", f"bytes of at most {MOST_SUMS} float64", got)
+        numbers = struct.unpack(f"<{len(value) // 8}d", value)
+        if not all(math.isfinite(each) for each in numbers):
+            raise ProtocolError(f"sums.{key}", "finite numbers", "NaN or infinity")
+        found[key] = numbers
+    return found
 
 
 def text(head: ConfigRecord, key: str, most: int = 256) -> str:

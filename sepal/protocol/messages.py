@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
@@ -20,6 +21,7 @@ from sepal.errors import ConfigError, DeviceMemoryError, ProtocolError, SepalErr
 from sepal.protocol import fields
 from sepal.protocol.method import ClientInfo, Kind, Plan, Scalar
 from sepal.protocol.views import refuse_unknown
+from sepal.storage.serialize import SPARING
 from sepal.wire.records import from_array, to_array
 
 PROTOCOL = 1
@@ -28,7 +30,7 @@ _VERSION = re.compile(r"(0|[1-9][0-9]{0,8})-[0-9a-f]{24}\Z")
 _DEVICE = re.compile(r"[a-z][a-z0-9]{1,15}\Z")
 _ROUNDS = 10**9  # the name of a version has nine digits for the round
 MOST_FACT = 16_384  # characters; the keys on which both sides must agree take about 2,000
-RECORDS = frozenset({"sepal", "payload", "scalars", "plan", "metrics", "facts"})
+RECORDS = frozenset({"sepal", "payload", "scalars", "plan", "metrics", "facts", "sums"})
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ class Reply:
         state: Digest of the new state; only set in the closing round.
         metrics: Counts and figures by name (``received.correct``, ``seconds``, …).
         facts: Further text about the client, in replies to QUERY.
+        sums: Sums of metrics by ``VIEW.sums`` and ``VIEW.validation-sums`` (:mod:`sepal.protocol.tasks.scoring`); none
+            for a classification by accuracy, whose counts are among the metrics.
     """
 
     run: str
@@ -119,6 +123,12 @@ class Reply:
     state: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
+    sums: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=SPARING)
+
+    @property
+    def found(self) -> Mapping[str, Any]:
+        """Metrics and sums by name."""
+        return {**self.metrics, **self.sums}
 
 
 def write_order(order: Order, content: Content) -> RecordDict:
@@ -183,7 +193,8 @@ def write_reply(reply: Reply, content: Content) -> RecordDict:
     )
     extra = {"metrics": MetricRecord(dict(reply.metrics))} if reply.metrics else {}
     facts = {"facts": ConfigRecord(dict(reply.facts))} if reply.facts else {}
-    return _write(head, content, **extra, **facts)
+    sums = {"sums": ConfigRecord({key: fields.packed(each) for key, each in reply.sums.items()})} if reply.sums else {}
+    return _write(head, content, **extra, **facts, **sums)
 
 
 def read_reply(records: RecordDict) -> tuple[Reply, Content]:
@@ -221,6 +232,7 @@ def read_reply(records: RecordDict) -> tuple[Reply, Content]:
         fields.text(head, "state"),
         metrics,
         facts,
+        fields.sums(records),
     )
     version_round(reply.version)
     return reply, content

@@ -25,6 +25,8 @@ import numpy.typing as npt
 from sepal.errors import ModelError
 from sepal.protocol.layout import Layout
 from sepal.protocol.learned import Reader
+from sepal.protocol.tasks.builtin import BY_CLASS
+from sepal.protocol.tasks.learning import LearningTask
 from sepal.wire.tensors import SparseTensor, Tensors, TensorSpec
 
 if TYPE_CHECKING:
@@ -149,6 +151,7 @@ class Task:
         input_shape: Shape of one example.
         given: Names of the tensors whose values in W_0 the user's ``build`` has set; the others are drawn.
         frozen: Tensors that the user's model freezes, by name. They are in neither layout nor weights.
+        learning: Targets, loss and metrics: what the run key ``task`` names.
     """
 
     layout: Layout
@@ -159,6 +162,7 @@ class Task:
     input_shape: tuple[int, ...] = ()
     given: frozenset[str] = frozenset()
     frozen: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    learning: LearningTask = BY_CLASS
 
     @property
     def start(self) -> dict[str, npt.NDArray[Any]]:
@@ -216,6 +220,8 @@ class Method:
             ``compress.*``.
         learned: Readers of what it has learned of each client, by kind (:mod:`sepal.protocol.learned`).
         scheduled: Whether what it does in a round depends on the run-config key ``rounds``: such a run is not extended.
+        needs: What it needs of a task besides its loss (:attr:`sepal.protocol.tasks.LearningTask.offers`). With a task
+            that lacks it, the method is refused before the run.
     """
 
     name: str
@@ -236,6 +242,7 @@ class Method:
     compression: Callable[[Any], Compression] | None = None
     learned: Mapping[str, Reader] = field(default_factory=dict)
     scheduled: bool = False
+    needs: tuple[str, ...] = ()
 
     @property
     def server_state(self) -> type:

@@ -1,4 +1,4 @@
-"""Accuracy over clients, computed from each client's counts.
+"""The task's headline metric over clients, by default accuracy, computed from each client's counts or sums.
 
 :mod:`sepal.protocol.views` defines the views. Each figure comes with the number of clients it covers, because a mean
 over the sampled clients of one round is not a mean over all clients.
@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+
+from sepal.protocol.tasks.scoring import ACCURACY, BY_ACCURACY, Measure, Scoring, added, measured
 
 Figures: TypeAlias = dict[str, float]
 
 
-def figures(accuracies: Sequence[float], weights: Sequence[float]) -> Figures:
+def figures(accuracies: Sequence[float], weights: Sequence[float], measure: Measure = ACCURACY) -> Figures:
     """Return mean, weighted mean, standard deviation and bottom decile over clients.
 
     Args:
-        accuracies: One per client, in [0, 1].
+        accuracies: One per client, in [0, 1]; of another metric, its values.
         weights: Test examples per client.
+        measure: The metric.
 
     The bottom decile is the accuracy of the ⌊C/10⌋-th worst of C clients (pFedGate, section 6.1), the worst client
     where C < 10. The standard deviation is over the population (ddof 0).
     """
     values, shares = np.asarray(accuracies, np.float64), np.asarray(weights, np.float64)
-    worst = np.sort(values)[max(1, len(values) // 10) - 1]
+    worst = measure.sign * np.sort(measure.sign * values)[max(1, len(values) // 10) - 1]
     weighted = float((values * shares).sum() / shares.sum()) if shares.sum() else float(values.mean())
     return {
         "mean": float(values.mean()),
@@ -36,22 +39,31 @@ def figures(accuracies: Sequence[float], weights: Sequence[float]) -> Figures:
     }
 
 
-def view_figures(metrics: Sequence[Mapping[str, float]], view: str, part: str = "") -> Figures | None:
+def view_figures(
+    found: Sequence[Mapping[str, Any]], view: str, part: str = "", scoring: Scoring = BY_ACCURACY
+) -> Figures | None:
     """Return the figures of one view over clients' counts; None where no client has it.
 
     Args:
-        metrics: Per client, counts named ``VIEW.correct`` and ``VIEW.examples``.
+        found: Per client, counts named ``VIEW.correct`` and ``VIEW.examples``, or sums named ``VIEW.sums``.
         view: Name of the view.
-        part: ``validation-`` selects the counts on validation data.
+        part: ``validation-`` selects those on validation data.
+        scoring: The metrics of the run's task. With sums, ``weighted`` is the metric over all clients' examples: the
+            value of their added sums.
     """
-    counts = [(m[f"{view}.{part}correct"], m[f"{view}.{part}examples"]) for m in metrics if _has(m, view, part)]
-    if not counts:
+    values = [value for each in found if (value := measured(each, view, part, scoring))]
+    if not values:
         return None
-    return {**figures([c / n for c, n in counts], [n for _, n in counts]), "clients": len(counts)}
+    made = figures([value for value, _ in values], [n for _, n in values], scoring.measure)
+    if not scoring.counted:
+        together = scoring.value(merged(found, view, part))
+        made["weighted"] = made["weighted"] if together is None else together
+    return {**made, "clients": len(values)}
 
 
-def _has(metrics: Mapping[str, float], view: str, part: str) -> bool:
-    return metrics.get(f"{view}.{part}examples", 0) > 0
+def merged(found: Sequence[Mapping[str, Any]], view: str, part: str = "") -> tuple[float, ...]:
+    """Return the sums of all clients in a view, added; empty if no client has sent any."""
+    return added([each[f"{view}.{part}sums"] for each in found if f"{view}.{part}sums" in each])
 
 
 def capacity_group(capacity: float) -> str:
@@ -60,6 +72,7 @@ def capacity_group(capacity: float) -> str:
     return f"{quarter / 4:g}-{(quarter + 1) / 4:g}"
 
 
-def client_accuracy(metrics: Mapping[str, float], view: str) -> float | None:
-    """Return one client's accuracy on its test data, or None."""
-    return metrics[f"{view}.correct"] / metrics[f"{view}.examples"] if _has(metrics, view, "") else None
+def client_accuracy(found: Mapping[str, Any], view: str, scoring: Scoring = BY_ACCURACY) -> float | None:
+    """Return one client's headline on its test data, or None."""
+    value = measured(found, view, "", scoring)
+    return value[0] if value else None

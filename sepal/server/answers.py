@@ -9,6 +9,7 @@ from typing import Any
 from sepal.errors import ProtocolError
 from sepal.protocol.messages import Content, Order, Reply, version
 from sepal.protocol.method import ClientInfo, Kind
+from sepal.protocol.tasks.scoring import BY_ACCURACY, Scoring, check_name
 from sepal.protocol.views import check_counts
 
 _DIGEST = re.compile(r"([0-9a-f]{64})?\Z")
@@ -24,7 +25,9 @@ def check_answer(order: Order, reply: Reply) -> None:
     _compare({f"{reply.client.name}: {key}": pair for key, pair in pairs.items()})
 
 
-def check_reply(order: Order, client: ClientInfo, download: str, reply: Reply, content: Content) -> None:
+def check_reply(
+    order: Order, client: ClientInfo, download: str, reply: Reply, content: Content, scoring: Scoring = BY_ACCURACY
+) -> None:
     """Check a reply to an order of a round.
 
     Args:
@@ -33,6 +36,7 @@ def check_reply(order: Order, client: ClientInfo, download: str, reply: Reply, c
         download: Digest of the content that it was sent.
         reply: Its reply.
         content: Its upload.
+        scoring: The metrics of the run's task.
 
     Raises:
         ProtocolError: It is not the reply to this order, or says what no client has to say.
@@ -49,6 +53,10 @@ def check_reply(order: Order, client: ClientInfo, download: str, reply: Reply, c
     if reply.facts:  # they would be stored with each round's record
         raise ProtocolError("facts", "none but in answer to a query", f"{len(reply.facts)} of them")
     check_counts(reply.metrics, order.views)
+    for name, sums in reply.sums.items():
+        if scoring.counted or not check_name(name, order.views):
+            raise ProtocolError(f"sums.{name}", f"sums of {', '.join(order.views) or 'no view'}, if any", "others")
+        scoring.check(f"sums.{name}", sums)
     if order.kind is not Kind.TRAIN and (content.data or content.scalars):
         raise ProtocolError("payload", "none in answer to adapt", f"{len(content.data)} bytes")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sepal.protocol.messages import Content
 from sepal.protocol.method import Payload, Task
 from sepal.protocol.payloads import seal
+from sepal.protocol.views import CLOSING_VIEWS, further_views
 from sepal.server.run_state import RoundStart
 from sepal.storage.bounded import MEBIBYTE, Kept
 
@@ -68,7 +69,9 @@ def most_message_bytes(task: Task) -> int:
     By default twice the bytes of the method's largest message, dense in float32, and 64 KiB for a reply's head, figures
     and facts.
     """
-    return task.config.max_message_bytes or 2 * 4 * task.hyper.largest_message(task) + (64 << 10)
+    scoring = task.learning.scoring
+    sums = 0 if scoring.counted else 8 * scoring.size * 2 * len((*CLOSING_VIEWS, *further_views(True, True)))
+    return task.config.max_message_bytes or 2 * 4 * task.hyper.largest_message(task) + (64 << 10) + sums
 
 
 def largest_reply(task: Task) -> int:

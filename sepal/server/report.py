@@ -1,4 +1,4 @@
-"""The figures of a run: accuracy, bytes and seconds, computed from the records of its rounds.
+"""The figures of a run: accuracy (or another headline), bytes and seconds, from the records of its rounds.
 
 None of this is needed to continue a run. A resumed run computes its report from the records of the rounds up to its
 checkpoint, so adding a figure does not change the format of checkpoints.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sepal.protocol.method import Metrics, Plan
+from sepal.protocol.tasks.scoring import BY_ACCURACY, Measure, Scoring
 from sepal.protocol.views import CLOSING_VIEWS, MODELS
-from sepal.server.accuracy import Figures, capacity_group, client_accuracy, view_figures
+from sepal.server.accuracy import Figures, capacity_group, client_accuracy, merged, view_figures
 from sepal.server.ledger import Totals
 from sepal.server.run_state import RoundRecord
 from sepal.server.stopping import Stopped
@@ -30,40 +31,44 @@ class Best:
 
 @dataclass(frozen=True)
 class RoundFigures:
-    """Accuracy over the clients of one round.
+    """Accuracy, or the task's other headline, over the clients of one round.
 
     Attributes:
         test: View to figures on the participants' test data; None if no client has the view. Views under shift and
             corruption come last.
         validation: The same on validation data, for received, trained and kept.
         novel: The same as ``test`` for the novel clients; empty if there are none.
+        metrics: View to the task's metrics over the participants' test examples together; empty for a classification by
+            accuracy.
     """
 
     test: Mapping[str, Figures | None]
     validation: Mapping[str, Figures | None]
     novel: Mapping[str, Figures | None]
+    metrics: Mapping[str, Figures] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, record: RoundRecord) -> RoundFigures:
+    def of(cls, record: RoundRecord, scoring: Scoring = BY_ACCURACY) -> RoundFigures:
         """Return the figures of a round."""
         names = sorted(record.replies)
-        metrics = [record.replies[name].metrics for name in names if name not in record.novel]
-        novel = [record.replies[name].metrics for name in names if name in record.novel]
+        metrics = [record.replies[name].found for name in names if name not in record.novel]
+        novel = [record.replies[name].found for name in names if name in record.novel]
         named = {key.partition(".")[0] for counts in (*metrics, *novel) for key in counts} - set(CLOSING_VIEWS)
         views = (*CLOSING_VIEWS, *sorted(name for name in named if name.partition("-")[0] in MODELS))
         return cls(
-            {view: view_figures(metrics, view) for view in views},
-            {view: view_figures(metrics, view, "validation-") for view in MODELS},
-            {view: view_figures(novel, view) for view in views} if novel else {},
+            {view: view_figures(metrics, view, "", scoring) for view in views},
+            {view: view_figures(metrics, view, "validation-", scoring) for view in MODELS},
+            {view: view_figures(novel, view, "", scoring) for view in views} if novel else {},
+            {view: scoring.values(sums) for view in views if (sums := merged(metrics, view))},
         )
 
-    def novel_clients(self) -> dict[str, Any] | None:
-        """Return the novel clients' accuracy and its gap to the participants' mean; None without novel clients."""
+    def novel_clients(self, key: str = "accuracy") -> dict[str, Any] | None:
+        """Return the novel clients' figures, under ``key``, and the gap to the participants' mean; None without any."""
         if not self.novel:
             return None
         pairs = {view: (self.test[view], found) for view, found in self.novel.items()}
         gap = {view: mine["mean"] - theirs["mean"] for view, (mine, theirs) in pairs.items() if mine and theirs}
-        return {"accuracy": dict(self.novel), "gap": gap}
+        return {key: dict(self.novel), "gap": gap}
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ class Report:
         uploads: Client name to phase to the number of uploads in training that the server has seen, also those that it
             refused or that came too late.
         stopped: Why the run ended before its limit, or in the last round of it; else None.
+        metrics: View to the task's metrics in the last full evaluation, over all examples of the participants.
+        scoring: The metrics of the run's task.
     """
 
     totals: Totals = field(default_factory=Totals)
@@ -98,6 +105,8 @@ class Report:
     by_capacity: Mapping[str, Mapping[str, Figures]] = field(default_factory=dict)
     uploads: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     stopped: Stopped | None = None
+    metrics: Mapping[str, Figures] = field(default_factory=dict)
+    scoring: Scoring = BY_ACCURACY
 
     def plus(self, record: RoundRecord, phase: str = "") -> Report:
         """Return the report with the next round added; ``phase`` is that of the round's plan."""
@@ -112,16 +121,17 @@ class Report:
         )
         if not record.full:
             return after
-        figures = RoundFigures.of(record)
+        figures = RoundFigures.of(record, self.scoring)
         unseen = [reply for reply in record.replies.values() if reply.metrics.get("unseen-test-labels", 0) > 0]
         return replace(
             after,
-            best=_best(self.best, record.round, figures),
+            best=_best(self.best, record.round, figures, self.scoring.measure),
             accuracy={view: found for view, found in figures.test.items() if found},
             accuracy_round=record.round,
             unseen=len(unseen),
-            novel=figures.novel_clients(),
-            by_capacity=capacity_groups(record),
+            novel=figures.novel_clients(key_of(self.scoring)),
+            by_capacity=capacity_groups(record, self.scoring),
+            metrics=figures.metrics,
         )
 
 
@@ -138,24 +148,27 @@ def _with_uploads(
     return after
 
 
-def capacity_groups(record: RoundRecord) -> dict[str, dict[str, Figures]]:
+def capacity_groups(record: RoundRecord, scoring: Scoring = BY_ACCURACY) -> dict[str, dict[str, Figures]]:
     """Return the participants' figures by quarter of the capacities and view; empty where all have the same one."""
     replies = [record.replies[name] for name in sorted(record.replies) if name not in record.novel]
     if len({reply.client.capacity for reply in replies}) < 2:
         return {}
-    groups: dict[str, list[Metrics]] = defaultdict(list)
+    groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for reply in sorted(replies, key=lambda reply: reply.client.capacity):
-        groups[capacity_group(reply.client.capacity)].append(reply.metrics)
-    found = {name: {view: view_figures(metrics, view) for view in CLOSING_VIEWS} for name, metrics in groups.items()}
+        groups[capacity_group(reply.client.capacity)].append(reply.found)
+    found = {
+        name: {view: view_figures(metrics, view, "", scoring) for view in CLOSING_VIEWS}
+        for name, metrics in groups.items()
+    }
     return {name: {view: figures for view, figures in views.items() if figures} for name, views in found.items()}
 
 
-def _best(best: Mapping[str, Best], round: int, figures: RoundFigures) -> dict[str, Best]:
-    """Keep the round with the highest validation mean; the pooled view uses the trained model's."""
+def _best(best: Mapping[str, Best], round: int, figures: RoundFigures, measure: Measure) -> dict[str, Best]:
+    """Keep the round with the best validation mean; the pooled view uses the trained model's."""
     kept = dict(best)
     for view in CLOSING_VIEWS:
         chosen, test = figures.validation["trained" if view == "pooled" else view], figures.test[view]
-        if chosen and test and (view not in kept or chosen["mean"] > kept[view].validation):
+        if chosen and test and (view not in kept or measure.better(chosen["mean"], kept[view].validation)):
             kept[view] = Best(round, test["mean"], chosen["mean"])
     return kept
 
@@ -165,7 +178,24 @@ def populations(clients: int, novel: int) -> dict[str, int]:
     return {"participants": clients - novel, "novel": novel}
 
 
-def metrics_line(record: RoundRecord, plan: Plan, closing: bool, method: Metrics, totals: Totals) -> dict[str, Any]:
+def key_of(scoring: Scoring) -> str:
+    """Return the key under which files have the headline: its figures were called accuracy before there were tasks."""
+    return "accuracy" if scoring.counted else "headline"
+
+
+def described(scoring: Scoring) -> dict[str, Any]:
+    """Return what files say of the headline; nothing of accuracy (:func:`sepal.protocol.tasks.scoring.measure_of`)."""
+    return {} if scoring.counted else {"metric": asdict(scoring.measure)}
+
+
+def metrics_line(
+    record: RoundRecord,
+    plan: Plan,
+    closing: bool,
+    method: Metrics,
+    totals: Totals,
+    scoring: Scoring = BY_ACCURACY,
+) -> dict[str, Any]:
     """Return a round's line of metrics.jsonl (``docs/run-directory.md``).
 
     Args:
@@ -174,8 +204,9 @@ def metrics_line(record: RoundRecord, plan: Plan, closing: bool, method: Metrics
         closing: Whether it was the closing round.
         method: Figures from the server algorithm.
         totals: Bytes up to and including this round.
+        scoring: The metrics of the run's task.
     """
-    figures = RoundFigures.of(record)
+    figures = RoundFigures.of(record, scoring)
     sizes: dict[tuple[str, str], int] = defaultdict(int)
     for entry in record.ledger:
         sizes[entry.client, entry.direction] += entry.payload
@@ -187,27 +218,35 @@ def metrics_line(record: RoundRecord, plan: Plan, closing: bool, method: Metrics
         "population": len(record.replies),
         "populations": populations(len(record.replies), sum(name in record.novel for name in record.replies)),
         "full": record.full,
-        "accuracy": figures.test,
+        **described(scoring),
+        key_of(scoring): figures.test,
+        **({} if scoring.counted else {"metrics": figures.metrics}),
         "validation": figures.validation,
-        "novel": figures.novel_clients(),
+        "novel": figures.novel_clients(key_of(scoring)),
         "bytes": {key: value for key, value in totals.summary().items() if key != "purposes"},
         "seconds": dict(record.seconds),
         "method": dict(method),
-        "clients": [_client(record, name, sizes, figures) for name in sorted(record.replies)],
+        "clients": [_client(record, name, sizes, figures, scoring) for name in sorted(record.replies)],
         "not_accepted": [{"client": e.client, "status": e.status, "reason": e.reason} for e in refusals],
     }
 
 
 def _client(
-    record: RoundRecord, name: str, sizes: Mapping[tuple[str, str], int], figures: RoundFigures
+    record: RoundRecord,
+    name: str,
+    sizes: Mapping[tuple[str, str], int],
+    figures: RoundFigures,
+    scoring: Scoring,
 ) -> dict[str, Any]:
     reply = record.replies[name]
     metrics = reply.metrics
     return {
         "name": name,
         "novel": name in record.novel,
-        **{view: client_accuracy(metrics, view) for view in CLOSING_VIEWS},
-        "further": {view: client_accuracy(metrics, view) for view in figures.test if view not in CLOSING_VIEWS},
+        **{view: client_accuracy(reply.found, view, scoring) for view in CLOSING_VIEWS},
+        "further": {
+            view: client_accuracy(reply.found, view, scoring) for view in figures.test if view not in CLOSING_VIEWS
+        },
         "examples": reply.client.examples,
         "capacity": reply.client.capacity,
         "up": sizes[name, "up"],

@@ -190,7 +190,7 @@ class Round:
             check_size(records, self._most)
             reply, content = read_reply(records)
             client = self._start.state.roster[name]
-            check_reply(request.order, client, self._digests[name], reply, content)
+            check_reply(request.order, client, self._digests[name], reply, content, self._task.learning.scoring)
             if request.order.kind is Kind.TRAIN:
                 self.uploads.check(name, content)
         except SepalError as reason:

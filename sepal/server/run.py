@@ -61,7 +61,9 @@ class Run:
 
     def _read_records(self) -> None:
         """Compute what follows from the records of the rounds up to the checkpoint."""
-        self.report, self.stopping = Report(), Stopping.of(self.config, self.method, self.algorithm.plan)
+        scoring = self.task.learning.scoring
+        self.report = Report(scoring=scoring)
+        self.stopping = Stopping.of(self.config, self.method, self.algorithm.plan, scoring)
         for record in self.store.records(self.state.round):
             self._add(record)
 
@@ -126,7 +128,8 @@ class Run:
         self._add(record)
         if self.stopping.stopped and not start.closing and record.round < self.config.rounds:
             log.info("ends after round %d: %s", record.round, self.stopping.stopped.reason)
-        return metrics_line(record, start.plan, start.closing, metrics, self.report.totals)
+        scoring = self.task.learning.scoring
+        return metrics_line(record, start.plan, start.closing, metrics, self.report.totals, scoring)
 
     def save(self) -> None:
         """Write a checkpoint if the last round is one of those that have one."""

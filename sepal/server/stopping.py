@@ -2,8 +2,9 @@
 
 The rule of ``stop-after = N``. A point is the mean validation accuracy over the clients of a round. The mean of the
 last five points is followed. It has risen when it is more than half a percentage point above what it was at its last
-rise; its first value counts as a rise. The run ends after the first point that is N or more rounds after the last rise.
-Five points, because the sampled clients change each round; half a point, because smaller steps are mostly noise.
+rise; its first value counts as a rise. (Of a headline that is no share, such as RMSE: when it is better by more than
+half a per cent of itself.) The run ends after the first point that is N or more rounds after the last rise. Five
+points, because the sampled clients change each round; half a point, because smaller steps are mostly noise.
 
 The points are in the received view for a method that deploys it, and otherwise in the trained view. They are those of
 rounds that do not evaluate all clients, because in the others some methods tune the trained model further; of full
@@ -21,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from sepal.config import RunConfig
 from sepal.protocol.method import Method, Plan
+from sepal.protocol.tasks.scoring import BY_ACCURACY, Scoring
 from sepal.server.accuracy import view_figures
 from sepal.server.run_state import RoundRecord
 
@@ -54,6 +56,7 @@ class Stopping:
         best: Their mean at the last rise.
         risen: Round of the last rise; 0 before the first.
         stopped: Why the run ends; None if it goes on.
+        scoring: The metrics of the run's task.
     """
 
     after: int
@@ -64,21 +67,26 @@ class Stopping:
     best: float = 0.0
     risen: int = 0
     stopped: Stopped | None = None
+    scoring: Scoring = BY_ACCURACY
 
     @classmethod
-    def of(cls, config: RunConfig, method: Method, plan: Callable[[int], Plan]) -> Stopping:
+    def of(
+        cls, config: RunConfig, method: Method, plan: Callable[[int], Plan], scoring: Scoring = BY_ACCURACY
+    ) -> Stopping:
         """Return the state before the first round.
 
         Args:
             config: The run's configuration.
             method: The method's record.
             plan: Returns the method's plan of a round.
+            scoring: The metrics of the run's task.
         """
         first = config.rounds if config.stop_after else 1
         while first > 1 and plan(first - 1).phase == plan(config.rounds).phase:
             first -= 1
         view = "received" if method.deployed == "received" else "trained"
-        return cls(config.stop_after, view, config.evaluate_every == 1 or not config.evaluate_sampled, first)
+        full = config.evaluate_every == 1 or not config.evaluate_sampled
+        return cls(config.stop_after, view, full, first, scoring=scoring)
 
     def plus(self, record: RoundRecord) -> Stopping:
         """Return the state after the next round."""
@@ -88,20 +96,25 @@ class Stopping:
             return self.asked()
         if not self.after or record.full is not self.full or record.round < self.first:
             return self
-        metrics = [record.replies[name].metrics for name in sorted(record.replies)]
-        found = view_figures(metrics, self.view, "validation-")
+        metrics = [record.replies[name].found for name in sorted(record.replies)]
+        found = view_figures(metrics, self.view, "validation-", self.scoring)
         if found is None:
             return self
         points = (*self.points, found["mean"])[-POINTS:]
         mean = sum(points) / POINTS
-        if len(points) < POINTS or (self.risen and mean <= self.best + RISE):
+        measure = self.scoring.measure
+        gain = measure.sign * (mean - self.best)
+        if len(points) < POINTS or (self.risen and gain <= measure.rise(RISE, self.best)):
             since = self.risen and record.round - self.risen >= self.after
             return replace(self, points=points, stopped=self._plateau() if since else None)
         return replace(self, points=points, best=mean, risen=record.round)
 
     def _plateau(self) -> Stopped:
-        last = f"since {100 * self.best:.1f} % in round {self.risen}"
-        return Stopped("stop-after", f"validation accuracy ({self.view}, mean of {POINTS} points) has not risen {last}")
+        measure = self.scoring.measure
+        last = f"since {measure.text(self.best)} in round {self.risen}"
+        moved = "risen" if measure.higher else "fallen"
+        words = f"validation {measure.name} ({self.view}, mean of {POINTS} points) has not {moved} {last}"
+        return Stopped("stop-after", words)
 
     def asked(self) -> Stopping:
         """Return the state after ``should_stop`` has ended the run."""

@@ -2,7 +2,8 @@
 
 A state may contain NumPy arrays, int, float, str, bool, None, enums, tuples, mappings with string keys, and dataclasses
 of these. Arrays go to safetensors and the rest to JSON, without pickle. The dataclass's type hints determine how a
-state is restored.
+state is restored. A field with the metadata :data:`SPARING` is left out where it is empty, so that what was stored
+before there was such a field can still be read.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sepal.errors import StateError
 T = TypeVar("T")
 Arrays = dict[str, npt.NDArray[Any]]
 _ARRAY = "@array"
+SPARING: Mapping[str, bool] = {"sparing": True}
 
 
 def flatten(value: object) -> tuple[Arrays, Any]:
@@ -46,7 +48,8 @@ def _flatten(value: object, path: str, arrays: Arrays) -> Any:
         arrays[path] = np.asarray(value, value.dtype.newbyteorder("="), order="C")
         return {_ARRAY: path}
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _flatten(getattr(value, f.name), f"{path}/{f.name}", arrays) for f in fields(value)}
+        there = [f.name for f in fields(value) if not ("sparing" in f.metadata and not getattr(value, f.name))]
+        return {name: _flatten(getattr(value, name), f"{path}/{name}", arrays) for name in there}
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value) or set(value) == {_ARRAY}:
             raise TypeError(f"{path or 'state'}: a mapping's keys must be text, and not {_ARRAY} alone")
@@ -128,9 +131,10 @@ def _restore_tuple(hint: Any, node: Any, arrays: Mapping[str, npt.NDArray[Any]],
 
 def _restore_dataclass(hint: type, node: Any, arrays: Mapping[str, npt.NDArray[Any]], path: str) -> Any:
     hints = _field_types(hint)
-    if not isinstance(node, dict) or node.keys() != hints.keys():
+    spared = {f.name for f in fields(hint) if "sparing" in f.metadata}
+    if not isinstance(node, dict) or node.keys() | spared != hints.keys():
         raise StateError(path, f"the fields {', '.join(hints)}", ", ".join(node) if isinstance(node, dict) else node)
-    return hint(**{name: _restore(hints[name], node[name], arrays, f"{path}/{name}") for name in hints})
+    return hint(**{name: _restore(hints[name], node[name], arrays, f"{path}/{name}") for name in hints if name in node})
 
 
 @cache

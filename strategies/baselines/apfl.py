@@ -17,6 +17,7 @@ statistics of normalisation layers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,6 @@ import torch
 from pydantic import Field
 from torch import nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from sepal.client.algorithm import ClientBase
 from sepal.client.hooks import Hooks
@@ -57,8 +57,16 @@ class ClientState:
 class Mixture(nn.Module):
     """w_i, v_i and α in one module, trained on the same batch by one loss."""
 
-    def __init__(self, shared: nn.Module, personal: nn.Module, alpha: float, adaptive: bool) -> None:
+    def __init__(
+        self,
+        shared: nn.Module,
+        personal: nn.Module,
+        alpha: float,
+        adaptive: bool,
+        objective: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> None:
         super().__init__()
+        self.objective = objective
         self.shared, self.personal = shared, personal
         device = next(personal.parameters()).device
         self.alpha = nn.Parameter(torch.tensor(alpha, device=device), requires_grad=adaptive)
@@ -75,7 +83,7 @@ class Mixture(nn.Module):
 
     def loss(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return F_i(w_i) + F_i(v̄_i). The first term has no gradient for v_i and α, the second none for w_i."""
-        return functional.cross_entropy(self.shared(x), y) + functional.cross_entropy(self(x), y)
+        return self.objective(self.shared(x), y) + self.objective(self(x), y)
 
     def move_alpha(self, rate: float) -> None:
         """Update α ← α - η·∂F_i(v̄_i)/∂α, clipped to [0, 1], at the first call only."""
@@ -111,7 +119,7 @@ class APFLClient(ClientBase[ClientState]):
         shared, personal = self.trainer.network(), self.trainer.network("personal")
         shared.load(super().arrived(state, download, plan))
         personal.load(state.personal)
-        both = Mixture(shared.module, personal.module, state.alpha, self.hyper.adaptive)
+        both = Mixture(shared.module, personal.module, state.alpha, self.hyper.adaptive, self.trainer.loss)
         rate = self.task.config.learning_rate(plan.round)
         parts = [*shared.module.parameters(), *personal.module.parameters()]
         hooks = Hooks(loss=both.loss, after_step=lambda module: both.move_alpha(rate))

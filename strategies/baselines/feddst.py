@@ -31,7 +31,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from sepal.client.hooks import Hooks, cross_entropy
+from sepal.client.hooks import Hooks
 from sepal.client.network import read_gradients
 from sepal.config import Settings
 from sepal.masks.budgets import erk, uniform
@@ -180,7 +180,7 @@ class FedDSTClient(FedAvgClient):
 
         def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             batch[:] = x, y
-            return cross_entropy(module, x, y)
+            return self.trainer.loss_of(module, x, y)
 
         def apply(module: nn.Module) -> None:
             with torch.no_grad():
@@ -193,7 +193,7 @@ class FedDSTClient(FedAvgClient):
         if not plan.scalars["fraction"]:
             return model, {}
         network.module.zero_grad(set_to_none=True)
-        cross_entropy(network.module, *batch).backward()  # type: ignore[no-untyped-call]
+        self.trainer.loss_of(network.module, *batch).backward()  # type: ignore[no-untyped-call]
         self.trainer.account(network.module, len(batch[1]))
         return model, read_gradients(network.module)
 

@@ -28,7 +28,6 @@ import numpy.typing as npt
 import torch
 from pydantic import Field
 from torch import nn
-from torch.nn import functional
 
 from sepal.client.algorithm import ClientBase
 from sepal.client.hooks import Hooks
@@ -36,6 +35,7 @@ from sepal.config import Settings
 from sepal.models import initial_weights
 from sepal.protocol.layout import Layout, Parameter
 from sepal.protocol.method import Payload, Plan, Predictor, Task, Weights
+from sepal.protocol.tasks.learning import PER_EXAMPLE
 from sepal.rng import derive
 from sepal.strategies.baselines.fedavg import FedAvgServer, ServerState
 from sepal.strategies.registration import register
@@ -144,7 +144,7 @@ class FedEmClient(Mixture, ClientBase[ClientState]):
         for m in range(self.hyper.models):
             predict = self._predict(models, m)
             parts = zip(torch.split(self.trainer.x, EXAMPLES), torch.split(self.trainer.y, EXAMPLES), strict=True)
-            found = [functional.cross_entropy(predict(x), y, reduction="none") for x, y in parts]
+            found = [self.trainer.loss_each(predict(x), y) for x, y in parts]
             losses.append(torch.cat(found).cpu().numpy().astype(np.float64))
         loss = np.stack(losses, 1)
         loss[~np.isfinite(loss)] = np.inf
@@ -161,7 +161,7 @@ class FedEmClient(Mixture, ClientBase[ClientState]):
         labels, q = self.trainer.y, torch.from_numpy(weights.astype(np.float32)).to(self.trainer.device)
 
         def loss(module: nn.Module, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-            return (functional.cross_entropy(module(x), labels[index], reduction="none") * q[index]).mean()
+            return (self.trainer.loss_each(module(x), labels[index]) * q[index]).mean()
 
         # The loop hands out labels with the examples; here it hands out their numbers, by which q is found.
         numbered = replace(self.trainer, y=torch.arange(len(labels), device=self.trainer.device))
@@ -191,4 +191,5 @@ FedEM = register(
     Hyper,
     deployed="received",
     robust=True,
+    needs=(PER_EXAMPLE,),
 )

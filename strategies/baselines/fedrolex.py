@@ -13,6 +13,7 @@ the window at which it was trained.
 
 from __future__ import annotations
 
+from sepal.protocol.tasks.learning import LABELS
 from sepal.strategies.baselines.heterofl import HeteroFLClient, HeteroFLServer, Hyper
 from sepal.strategies.registration import register
 
@@ -42,4 +43,5 @@ FedRolex = register(
     Hyper,
     uses_capacity=True,
     deployed="received",
+    needs=(LABELS,),
 )

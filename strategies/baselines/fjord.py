@@ -23,6 +23,7 @@ from torch.nn import functional
 from sepal.client.hooks import Hooks
 from sepal.client.multiply_adds import multiply_adds
 from sepal.protocol.method import Plan, Weights
+from sepal.protocol.tasks.learning import LABELS
 from sepal.rng import derive
 from sepal.strategies.baselines.widths import Dense, WidthClient, WidthServer, WidthSettings, numbers
 from sepal.strategies.registration import register
@@ -55,12 +56,10 @@ class FjordClient(WidthClient):
             width = widths[rng.integers(len(widths))]
             drawn.append((width, len(y)))
             if not self.hyper.distill:
-                return functional.cross_entropy(run_part(parts[width], module, x), y)
+                return self.trainer.loss(run_part(parts[width], module, x), y)
             whole = module(x)
             target = whole.detach().softmax(1)
-            return functional.cross_entropy(whole, y) + functional.cross_entropy(
-                run_part(parts[width], module, x), target
-            )
+            return self.trainer.loss(whole, y) + functional.cross_entropy(run_part(parts[width], module, x), target)
 
         counted = 1.0 if self.hyper.distill else 0.0
         density = dict.fromkeys(multiply_adds(module, x[:1]), counted)
@@ -100,4 +99,5 @@ Fjord = register(
     Hyper,
     uses_capacity=True,
     deployed="received",
+    needs=(LABELS,),
 )

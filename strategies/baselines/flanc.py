@@ -28,7 +28,6 @@ import numpy.typing as npt
 import torch
 from pydantic import Field
 from torch import nn
-from torch.nn import functional
 
 from sepal.client.hooks import Hooks
 from sepal.models.decomposed import Decomposed, cut, initial_weights
@@ -139,7 +138,7 @@ class FlancClient(Levels, WidthClient):
 
         def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             pull: torch.Tensor = self.hyper.lambda_ * typing.cast("Composed", module).distance()
-            return functional.cross_entropy(module(x), y) + pull
+            return self.trainer.loss(module(x), y) + pull
 
         return Hooks(loss)
 

@@ -27,13 +27,13 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import nn
-from torch.nn import functional
 
 from sepal.client.hooks import Hooks
 from sepal.client.training import Trainer
 from sepal.protocol.layout import Layout, layers
 from sepal.protocol.means import Part
 from sepal.protocol.method import ClientInfo, Payload, Plan, Schema, Task, Upload, Weights
+from sepal.protocol.tasks.learning import LABELS
 from sepal.strategies.baselines.fedavg import ServerState
 from sepal.strategies.baselines.widths import ClientState, Cuts, Dense, WidthClient, WidthServer, WidthSettings
 from sepal.strategies.registration import register
@@ -110,7 +110,7 @@ class HeteroFLClient(Output, WidthClient):
         absent = torch.from_numpy(~self.present & self.hyper.masked).to(self.trainer.device)
 
         def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return functional.cross_entropy(module(x).masked_fill(absent, 0), y)
+            return self.trainer.loss(module(x).masked_fill(absent, 0), y)
 
         def clip(module: nn.Module) -> None:
             nn.utils.clip_grad_norm_(module.parameters(), self.hyper.clip)
@@ -158,4 +158,5 @@ HeteroFL = register(
     Hyper,
     uses_capacity=True,
     deployed="received",
+    needs=(LABELS,),
 )

@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from sepal.client.hooks import Hooks, cross_entropy
+from sepal.client.hooks import Hooks
 from sepal.config import PositiveOrAuto, Settings, auto
 from sepal.protocol.layout import trained
 from sepal.protocol.method import Payload, Plan, Weights
@@ -69,11 +69,11 @@ class PFedMeClient(FedAvgClient):
         def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             for _ in range(self.hyper.steps - 1):  # the loop takes the last step
                 optimizer.zero_grad()
-                cross_entropy(module, x, y).backward()  # type: ignore[no-untyped-call]
+                self.trainer.loss_of(module, x, y).backward()  # type: ignore[no-untyped-call]
                 pull(module)
                 optimizer.step()
             optimizer.zero_grad()
-            return cross_entropy(module, x, y)
+            return self.trainer.loss_of(module, x, y)
 
         def draw(module: nn.Module) -> None:
             with torch.no_grad():

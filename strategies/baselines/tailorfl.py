@@ -34,7 +34,6 @@ import numpy.typing as npt
 import torch
 from pydantic import Field
 from torch import nn
-from torch.nn import functional
 
 from sepal.client.hooks import Hooks
 from sepal.masks.cuts import ChannelGroup, Cut, Index, windows
@@ -316,7 +315,7 @@ class TailorClient(Tailored, WidthClient):
 
         def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             penalty = torch.stack([value.square().sum() for value in values]).sum() / entries
-            total: torch.Tensor = functional.cross_entropy(module(x), y) + self.hyper.lambda_ * penalty
+            total: torch.Tensor = self.trainer.loss(module(x), y) + self.hyper.lambda_ * penalty
             return total
 
         def limit(module: nn.Module) -> None:

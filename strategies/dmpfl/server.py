@@ -14,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from sepal.errors import ConfigError
 from sepal.masks.packed import Masks, Packed, masked, pack, unpack
 from sepal.masks.schedules import cosine
 from sepal.masks.selection import largest
@@ -41,6 +42,9 @@ class DmPflServer(ServerBase[ServerState]):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
+        if self.hyper.adaptive_inference and not task.learning.classifies:
+            expected = f"false for the task {task.learning.name}, whose outputs are no probabilities of classes"
+            raise ConfigError("dmpfl.adaptive-inference", expected, "true")
         self.budget = budgets(self.layout, self.hyper)
         self.parts = masked_parts(self.layout, self.budget)
         self.phases = phases(self.hyper, task.config.rounds)

@@ -1,6 +1,7 @@
 """Pa3dFL: selective knowledge sharing under capacity heterogeneity. Wang, Wang, Peng, Wang, Wang, 2024."""
 
 from sepal.protocol.learned import Reader
+from sepal.protocol.tasks.learning import LABELS
 from sepal.strategies.pa3dfl.contract import Hyper
 from sepal.strategies.registration import register
 
@@ -14,4 +15,5 @@ Pa3dFL = register(
     uses_capacity=True,
     draws="factors of its own",
     learned={"vectors": Reader("sepal.strategies.pa3dfl.learned:embeddings", "Pa3dFL's embeddings")},
+    needs=(LABELS,),
 )

@@ -11,7 +11,6 @@ import typing
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 
 from sepal.client.algorithm import ClientBase
 from sepal.client.evaluation import score
@@ -85,7 +84,7 @@ class Pa3dFLClient(ClientBase[ClientState]):
         """Return the loss of Algorithm 3: of the global head, of the local head (features detached), λ·regulariser."""
         logits = module(x)
         model = typing.cast("Decomposed", module)
-        fit = functional.cross_entropy(logits[0], y) + functional.cross_entropy(logits[1], y)
+        fit = self.trainer.loss(logits[0], y) + self.trainer.loss(logits[1], y)
         return fit + self.hyper.lambda_ * model.regulariser()
 
     def density(self, module: nn.Module) -> dict[str, float]:

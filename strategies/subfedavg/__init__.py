@@ -1,6 +1,7 @@
 """Sub-FedAvg, unstructured and hybrid: clients prune their models step by step. Vahidian et al., 2021."""
 
 from sepal.protocol.learned import Reader
+from sepal.protocol.tasks.learning import SHARE
 from sepal.strategies.registration import register
 from sepal.strategies.subfedavg.contract import Hyper
 
@@ -16,4 +17,5 @@ SubFedAvg = register(
         "masks": Reader("sepal.strategies.subfedavg.learned:masks", "Sub-FedAvg's masks"),
         "pruning": Reader("sepal.strategies.subfedavg.learned:courses", "Sub-FedAvg, Figure 1"),
     },
+    needs=(SHARE,),
 )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torch import nn
 
 from sepal.client.algorithm import ClientBase
-from sepal.client.evaluation import score
+from sepal.client.evaluation import share
 from sepal.client.hooks import frozen
 from sepal.client.training import Trainer
 from sepal.masks.cuts import Cut, parameters
@@ -119,10 +119,10 @@ class SubFedAvgClient(ClientBase[ClientState]):
         return after
 
     def accuracy(self, weights: Weights, kept: Masks) -> float:
-        """Return the accuracy on the validation part; 0 without one, so that the client never prunes."""
+        """Return the accuracy on the validation part, or the task's other share; 0 without one: it never prunes."""
         predictor = self.predict(weights, self.prunable.cut(kept))
-        counts = score(predictor, self.trainer.x_validation, self.trainer.y_validation)
-        return counts["correct"] / counts["examples"] if counts else 0.0
+        trainer = self.trainer
+        return share(trainer.learning, predictor, trainer.x_validation, trainer.y_validation)
 
     # The module that trains
 

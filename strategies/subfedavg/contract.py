@@ -28,7 +28,13 @@ class Hyper(Settings):
     channel_target: float = Field(0.5, ge=0, lt=1, description="hy: share of all convolution channels to prune")
     # Section 4.2.1: 5 to 10 % per iteration; the authors' code takes 10 % of what is left.
     step: float = Field(0.1, gt=0, lt=1, description="share of the remaining entries that one step prunes")
-    accuracy: float = Field(0.5, ge=0, le=1, description="minimum validation accuracy for a client to prune")
+    accuracy: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="minimum validation accuracy for a client to prune; of another task macro-f1 (multilabel), "
+        "r2 (regression), dice (segmentation), accuracy (tokens)",
+    )
     # Section 4.1.
     distance: float = Field(1e-4, ge=0, le=1, description="least distance between first and last epochs' weight masks")
     channel_distance: float = Field(0.05, ge=0, le=1, description="hy: the same for the channel masks")

@@ -51,7 +51,7 @@ class PlanFile(BaseModel):
     title: str
     hours: float = Field(default=24.0, gt=0)
     note: str = ""
-    target: float | None = Field(default=None, gt=0, lt=1)  # accuracy, for the rounds and MB until it is reached
+    target: float | None = Field(default=None, gt=0)  # of the headline, for the rounds and MB until it is reached
     view: Literal["received", "trained", "pooled", "kept"] = "trained"  # of the target and of paired differences
     tuned: str = ""
     tune: StrictBool = False  # whether trials in the deployed view come first (:mod:`sepal.study.plans.tuning`)
@@ -69,15 +69,18 @@ class PlanFile(BaseModel):
         return run.deployed if self.tune else "trained"
 
     def check(self, file: str) -> None:
-        """Check what blocks say of each other.
+        """Check what blocks say of each other, and the target.
 
         Args:
             file: The file's name, for the message.
 
         Raises:
-            ConfigError: A block waits for another that is not before it.
+            ConfigError: A block waits for another that is not before it, or the target is none.
         """
         known = [block.name for block in self.block]
+        keys = {*self.keys, *(key for block in self.block for key in (*block.keys, *block.grid))}
+        if self.target is not None and self.target >= 1 and not keys & {"task", "metric"}:
+            raise ConfigError(f"{file}: target", "less than 1, a share of right answers", self.target)
         for block in self.block:
             if block.trials and block.trials not in known[: known.index(block.name)]:
                 raise ConfigError(f"{file}: {block.name}.trials", "the name of a block before it", block.trials)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ import numpy as np
 import tomli_w
 
 from sepal.errors import ConfigError
+from sepal.protocol.tasks.scoring import ACCURACY, Measure, measure_of
 from sepal.protocol.views import MODELS
 from sepal.rng import derive
 from sepal.storage.files import write_atomically
@@ -85,13 +86,17 @@ class Search:
             found.append(Trial(trial.method, trial.variant, trial.settings, mean))
         return found
 
+    def measure(self, out: Path, runs: list[PlannedRun]) -> Measure:
+        """Return the metric by which trials are judged: that of the runs in ``out``."""
+        return measure_in(out / run.name for run in runs)
+
     def write(self, out: Path, runs: list[PlannedRun], trials: list[Trial]) -> list[Path]:
         """Write the whole grid, and the chosen settings of every method whose trials have all ended."""
         seeds = sorted({run.seed for run in runs})
         rounds = runs[0].keys.get("rounds", "the data set's default number of")
         words = f"{'at most ' * bool(runs[0].keys.get('stop-after'))}{rounds} rounds"
         grid, chosen = out / "grid.ndjson", out / "chosen.toml"
-        best = choose(trials)
+        best, measure = choose(trials, self.measure(out, runs)), self.measure(out, runs)
         rows = [
             {
                 "method": t.method,
@@ -108,20 +113,22 @@ class Search:
         count = len(trials) // len(self.views)
         head = f"# Chosen by `sepal tune {self.file}`: {count} trials a method, {words}, seeds {seeds}, "
         head += (
-            f"on {runs[0].keys.get('dataset', 'digits')}.\n# By validation accuracy alone; all trials: grid.ndjson.\n"
+            f"on {runs[0].keys.get('dataset', 'digits')}.\n"
+            f"# By validation {measure.name} alone; all trials: grid.ndjson.\n"
         )
         settings = {method: dict(trial.settings) for method, trial in best.items()}
         write_atomically(chosen, (head + tomli_w.dumps({"settings": settings})).encode())
         return [chosen, grid]
 
 
-def choose(trials: list[Trial]) -> dict[str, Trial]:
+def choose(trials: list[Trial], measure: Measure = ACCURACY) -> dict[str, Trial]:
     """Return the best trial of each method, the first in a tie; leave out methods with a trial missing."""
+    sign = measure.sign
     best: dict[str, Trial] = {}
     for method in dict.fromkeys(trial.method for trial in trials):
         own = [trial for trial in trials if trial.method == method]
         if all(trial.validation is not None for trial in own):
-            best[method] = max(own, key=lambda trial: trial.validation or 0.0)
+            best[method] = max(own, key=lambda trial: sign * (trial.validation or 0.0))
     return best
 
 
@@ -140,6 +147,14 @@ def validation(run: Path, view: str) -> float | None:
     if found is None:
         raise ConfigError("views", f"a view that {run.name} has validation accuracy in", view)
     return float(found["mean"])
+
+
+def measure_in(places: Iterable[Path]) -> Measure:
+    """Return the headline metric of the first run that has ended; accuracy if none has."""
+    from sepal.server_app.stored_run import stored_summary
+
+    found = (stored_summary(place) for place in places)
+    return next((measure_of(summary) for summary in found if summary), ACCURACY)
 
 
 def standard_error(runs: Sequence[Path], view: str) -> float:

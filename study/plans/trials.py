@@ -22,7 +22,7 @@ from sepal.study.plans.execute import Display, execute
 from sepal.study.plans.model import Block, Chosen, PlanFile, PlannedRun, cell_name
 from sepal.study.plans.plan import check_keys
 from sepal.study.plans.rates import rate_notes
-from sepal.study.plans.search import mean_of_trials, standard_error, validation
+from sepal.study.plans.search import mean_of_trials, measure_in, standard_error, validation
 from sepal.study.run_keys import Value
 
 FAILED = "failed.txt"
@@ -92,7 +92,8 @@ def _best(plan: PlanFile, block: Block, runs: Sequence[PlannedRun], out: Path) -
         if value is None:
             return None
         cells.setdefault(run.cell, []).append(value)
-    means = {cell: mean_of_trials(values) for cell, values in cells.items()}
+    sign = measure_in(out / run.name for run in runs).sign
+    means = {cell: sign * mean_of_trials(values) for cell, values in cells.items()}
     best = max(means, key=means.__getitem__)
     keys = {run.cell: run.keys for run in runs}
     if variant in block.calibrated:

@@ -146,7 +146,7 @@ ATTACKS = {
     ),
     "an array more": (
         tampered(lambda records: records.__setitem__("more", ArrayRecord([np.zeros(1000)]))),
-        "message: expected no records but facts, metrics, payload, plan, scalars, sepal, got more",
+        "message: expected no records but facts, metrics, payload, plan, scalars, sepal, sums, got more",
     ),
     "a list of a million numbers": (sets(base=[1] * 10**6), "sepal.base: expected at most 131072 items, got 1000000"),
     "a million numbers in ten lists": (

@@ -11,6 +11,8 @@ The first of these formats that is found is read:
 The keys ``folder.*`` name the classes, bring images to one size, and say what becomes of files that cannot be read. The
 columns of a CSV file are standardised by each client (:mod:`sepal.data.scaling`).
 
+Tasks other than classification (docs/tasks.md) are read from 1, with ``y`` as the task has it, and from 2.
+
 ``uint8`` images, ``(H, W)`` or ``(H, W, C)`` as in PNG and JPEG files, are scaled to -1 … 1. Floats are used unchanged,
 with images as ``(C, H, W)``. Other integers ``(n, length)`` are tokens. With ``person``, ``partition.name = "natural"``
 can be used.
@@ -28,12 +30,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sepal.config import FolderSettings
+from sepal.config import FolderReading, FolderSettings
 from sepal.data.examples import DatasetInfo, InputKind, Labels, Source
 from sepal.data.own import checked_examples
 from sepal.data.sources.images import EXAMPLES, FILES, Look, check_alike, left_out, read_example
 from sepal.data.sources.table import read_table
 from sepal.errors import DataError
+from sepal.protocol.tasks.learning import CLASSIFICATION
+from sepal.protocol.tasks.making import targets_of
 
 PLAIN = FolderSettings()
 _FORMS = f"one .npz, one .csv with a column `label`, or a sub-directory per class with {FILES}"
@@ -67,11 +71,18 @@ def read(directory: Path, keys: FolderSettings = PLAIN) -> Source:
     if found[0].suffix in (".npz", ".csv"):
         if len(found) > 1:
             raise DataError(str(directory), f"one {found[0].suffix} file", f"{len(found)} of them")
-        return _npz(found[0]) if found[0].suffix == ".npz" else _csv(found[0], keys)
+        return _npz(found[0], task_of(keys)) if found[0].suffix == ".npz" else _csv(found[0], keys)
+    if task_of(keys) != CLASSIFICATION:
+        raise DataError(str(directory), f"an .npz or a .csv for the task {task_of(keys)}", "directories of classes")
     return _classes(directory, keys)
 
 
-def _npz(path: Path) -> Source:
+def task_of(keys: FolderSettings) -> str:
+    """Return the task that the files are read for."""
+    return keys.task if isinstance(keys, FolderReading) else CLASSIFICATION
+
+
+def _npz(path: Path, task: str) -> Source:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             given = {name: arrays[name] for name in arrays.files}
@@ -82,14 +93,15 @@ def _npz(path: Path) -> Source:
     test = (given["x_test"], given["y_test"]) if "x_test" in given else None
     if "person" in given and test is not None:
         raise DataError(str(path), "person without x_test: each client's test part is held out of its own data", "both")
-    return _source(str(path), (given["x"], given["y"]), test, given.get("person"))
+    return _source(str(path), (given["x"], given["y"]), test, given.get("person"), task=task)
 
 
 def _csv(path: Path, keys: FolderSettings) -> Source:
-    found = read_table(path, keys.names)
+    task = task_of(keys)
+    found = read_table(path, keys.names, task != CLASSIFICATION)
     if found.y is None:
         raise DataError(str(path), "rows under a header with a column `label`", "no label")
-    source = _source(str(path), (found.x, found.y), None, found.people, names=found.names)
+    source = _source(str(path), (found.x, found.y), None, found.people, names=found.names, task=task)
     return replace(source, info=replace(source.info, table=keys.standardize, columns=found.columns))
 
 
@@ -162,41 +174,62 @@ def _source(
     *,
     names: Sequence[str] = (),
     notes: tuple[str, ...] = (),
+    task: str = CLASSIFICATION,
 ) -> Source:
     """Check the parts, concatenate them, and derive the metadata; with ``names``, these are the classes."""
-    parts = [_checked(f"{key} {name}", *part) for name, part in (("train", train), ("test", test)) if part is not None]
+    both = [(f"{key} {name}", *part) for name, part in (("train", train), ("test", test)) if part is not None]
+    classes = 0 if task == CLASSIFICATION else _count(task, [np.asarray(y) for _, _, y in both])
+    parts = [_checked(name, x, y, task, classes) for name, x, y in both]
     shapes = {(x.shape[1:], str(x.dtype)) for x, _ in parts}
     if len(shapes) > 1:
         raise DataError(key, "test inputs of the shape and type of the train inputs", sorted(shapes))
     x, y = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     if people is not None and (people.shape != (len(y),) or people.dtype.kind not in "iuUS"):
         raise DataError(key, "person: a number or text for each example", f"{people.dtype} {people.shape}")
-    classes = max(len(names), int(y.max()) + 1)
-    if classes < 2:
-        raise DataError(key, "at least two classes", classes)
-    info = _info(x, classes, people is not None)
+    if task == CLASSIFICATION:
+        classes = max(len(names), int(y.max()) + 1)
+        if classes < 2:
+            raise DataError(key, "at least two classes", classes)
+    info = replace(_info(x, classes, people is not None), labelled=task == CLASSIFICATION)
     shown = tuple(name if name.isprintable() else str(number) for number, name in enumerate(names))
     return Source(replace(info, class_names=shown, notes=notes), x, y, len(parts[0][1]), people)
 
 
-def _checked(key: str, x: NDArray[Any], y: Any) -> tuple[NDArray[Any], Labels]:
+def _count(task: str, targets: Sequence[NDArray[Any]]) -> int:
+    """Return the number of labels or numbers to predict, and otherwise of classes or token ids."""
+    if task in ("regression", "multilabel") or targets[0].dtype.kind == "f":
+        return targets[0].shape[1] if targets[0].ndim > 1 else 1
+    return max(2, *(int(y.max(initial=0)) + 1 for y in targets))
+
+
+def _checked(
+    key: str, x: NDArray[Any], y: Any, task: str = CLASSIFICATION, classes: int = 0
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return uint8 images unchanged and everything else as :func:`checked_examples` does; never empty."""
     if len(np.shape(x)) == 0 or len(x) == 0 or math.prod(x.shape) == 0:
         raise DataError(f"{key} x", "at least one example", np.shape(x))
+    targets = None if task == CLASSIFICATION else targets_of(task, _shape(x), classes)
     if x.dtype != np.uint8:
-        examples = checked_examples(key, x, y)
+        examples = checked_examples(key, x, y, targets=targets)
         return examples.x, examples.y
     if x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] > 4):
         raise DataError(f"{key} x", "bytes as images (n, H, W) or (n, H, W, C)", x.shape)
-    return x, checked_examples(key, np.zeros((len(x), 1), dtype=np.float32), y).y
+    return x, checked_examples(key, np.zeros((len(x), 1), dtype=np.float32), y, targets=targets).y
+
+
+def _shape(x: NDArray[Any]) -> tuple[int, ...]:
+    """Return the shape of one example as the model takes it: of images, channels first."""
+    shape: tuple[int, ...] = x.shape[1:]
+    if x.dtype != np.uint8:
+        return shape
+    return (1, *shape) if len(shape) == 2 else (shape[2], *shape[:2])
 
 
 def _info(x: NDArray[Any], classes: int, natural: bool) -> DatasetInfo:
     """Derive kind, shape and defaults. The defaults are ours: SGD at .05, batch size 32, one epoch, 50 rounds."""
-    shape: tuple[int, ...] = x.shape[1:]
+    shape = _shape(x)
     mean, std, vocabulary, kind = (0.0,), (1.0,), 0, _kind(x)
     if x.dtype == np.uint8:
-        shape = (1, *shape) if len(shape) == 2 else (shape[2], *shape[:2])
         mean, std = (0.5,), (0.5,)
     if kind == "text":
         vocabulary = int(x.max()) + 1

@@ -1,4 +1,7 @@
-"""Reads a CSV file: a column ``label``, every other column a number [, a column ``person``]. Errors name the row."""
+"""Reads a CSV file: a column ``label``, every other column a number [, a column ``person``]. Errors name the row.
+
+For tasks other than classification, ``label`` is a number, or there are columns ``label:NAME``.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from sepal.data.examples import Labels
 from sepal.errors import DataError
 
 NOT_FEATURES = ("label", "person")
+TARGET = "label:"  # begins the names of several target columns
 
 
 class Table(NamedTuple):
@@ -22,14 +26,14 @@ class Table(NamedTuple):
 
     Attributes:
         x: float32 (n, columns).
-        y: int64 (n,); None without a column ``label``.
-        names: Names of the classes; empty if the labels are whole numbers from 0.
+        y: int64 (n,), or float32 (n, targets) of other tasks; None without a column ``label``.
+        names: Names of the classes, or of several targets; empty if the labels are whole numbers from 0.
         people: The person of each row; None without a column ``person``.
         columns: Names of the columns of ``x``.
     """
 
     x: NDArray[np.float32]
-    y: Labels | None
+    y: NDArray[Any] | None
     names: tuple[str, ...]
     people: NDArray[Any] | None
     columns: tuple[str, ...]
@@ -50,13 +54,14 @@ class Table(NamedTuple):
         return self._replace(x=self.x[:, [self.columns.index(name) for name in columns]], columns=tuple(columns))
 
 
-def read_table(path: Path, classes: Sequence[str] = ()) -> Table:
+def read_table(path: Path, classes: Sequence[str] = (), numbers: bool = False) -> Table:
     """Read a CSV file with a header.
 
     Args:
         path: The file.
         classes: Names of the classes; a label is then one of them or its number. If there are none, labels are whole
             numbers from 0, or texts, which become classes in sorted order.
+        numbers: Whether targets are numbers, in the column ``label`` or in columns ``label:NAME``.
 
     Raises:
         DataError: The file cannot be read, or a label is none of the classes.
@@ -64,9 +69,13 @@ def read_table(path: Path, classes: Sequence[str] = ()) -> Table:
     rows = _rows(path)
     if not rows:
         raise DataError(str(path), "rows under a header", "no row")
-    columns = tuple(str(name) for name in rows[0] if name not in NOT_FEATURES)
-    x = _features(path, rows)
+    targets = [str(name) for name in rows[0] if name == "label" or str(name).startswith(TARGET)] if numbers else []
+    columns = tuple(str(name) for name in rows[0] if name not in (*NOT_FEATURES, *targets))
+    x = _numbers(path, rows, columns)
     people = np.array([row["person"] or "" for row in rows]) if "person" in rows[0] else None
+    if targets:
+        names = tuple(name.removeprefix(TARGET) for name in targets) if len(targets) > 1 else ()
+        return Table(x, _numbers(path, rows, targets), names, people, columns)
     if "label" not in rows[0]:
         return Table(x, None, (), people, columns)
     return Table(x, *_labels(path, [(row["label"] or "").strip() for row in rows], classes), people, columns)
@@ -86,8 +95,7 @@ def _rows(path: Path) -> list[dict[Any, Any]]:
     return rows
 
 
-def _features(path: Path, rows: list[dict[Any, Any]]) -> NDArray[np.float32]:
-    names = [name for name in rows[0] if name not in NOT_FEATURES]
+def _numbers(path: Path, rows: list[dict[Any, Any]], names: Sequence[str]) -> NDArray[np.float32]:
     cells = [[_number(path, line, name, row[name]) for name in names] for line, row in enumerate(rows, 2)]
     return np.array(cells, dtype=np.float32)
 
