@@ -26,6 +26,7 @@ from sepal.client.training import Trainer
 from sepal.client_app.guard import parse_allowed
 from sepal.client_app.host import ClientHost
 from sepal.client_app.upload_count import UploadCount
+from sepal.config import RunConfig
 from sepal.config.agreement import LOCAL
 from sepal.data import ClientData, Examples, FederatedData, OwnData
 from sepal.data.corruption import corrupt
@@ -219,8 +220,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         task.learning,
     )
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
-    flat = task.config.flat()
-    machine = json.dumps([flat[key] for key in sorted(LOCAL)]) if secret else ""  # else engines must agree on the bits
+    machine = machine_keys(task.config) if secret else ""  # without a secret engines must agree on the bits
     figures = {"unseen-test-labels": float(data.unseen_test_labels)}
     return ClientHost(
         run,
@@ -236,6 +236,12 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         accuracies=node.accuracies,
         machine=machine,
     )
+
+
+def machine_keys(config: RunConfig) -> str:
+    """Return the values of the keys that each machine sets for itself, as JSON."""
+    flat = config.flat()
+    return json.dumps([flat[key] for key in sorted(LOCAL)])
 
 
 def data_digest(data: ClientData, salt: str) -> str:

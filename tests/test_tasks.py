@@ -579,8 +579,9 @@ def test_a_run_from_elsewhere_brings_no_markup(tmp_path):
 
 def test_the_figures_of_a_server_name_the_metric():
     figures = ServerFigures(lambda: Status(1, "", 1, 1))
-    line = {"headline": {"trained": {"mean": 2.5}}, "metric": {"name": "rmse", "unit": "", "higher": False}}
-    record = SimpleNamespace(ledger=(), seconds={})
+    metric = {"name": "rmse", "unit": "", "higher": False}
+    line = {"phase": "evaluate", "headline": {"trained": {"mean": 2.5}}, "metric": metric}
+    record = SimpleNamespace(round=1, ledger=(), seconds={})
     figures.round(None, record, line)
     found = {family.name: family for family in figures.collect()}
     assert found["sepal_accuracy"].samples == []
