@@ -76,7 +76,7 @@ def run(
         workers: Worker processes; 0: one per core. Results do not depend on it.
         progress: Whether to show a bar, or a line a round where there is no terminal.
         keys: Run-config keys (`sepal keys`), with ``_`` for ``-``; those of a group as a mapping: ``clients=20``,
-            ``partition={"alpha": 0.1}``, ``fedpse={"keep": 0.05}``.
+            ``partition={"alpha": 0.1}``, ``fedpse={"keep": 0.05}``. A function (``augment=…``) may stand for its name.
 
     Raises:
         SepalError: A key is invalid, or the run cannot be completed.
@@ -170,7 +170,8 @@ def _flat(method: str, dataset: str | Own, model: Function | str, keys: Mapping[
 
 
 def _keys(keys: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.replace("_", "-"): value for key, value in flatten_mapping(keys).items()}
+    flat = {key.replace("_", "-"): value for key, value in flatten_mapping(keys).items()}
+    return {key: user_modules.name_of(value) if callable(value) else value for key, value in flat.items()}
 
 
 def flatten_mapping(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

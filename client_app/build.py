@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sepal.client.devices import be_deterministic, choose_device
+from sepal.client.augment import augmentation
+from sepal.client.devices import be_deterministic, check_precision, choose_device
 from sepal.client.evaluation import Evaluator, Shift, no_examples
 from sepal.client.network import Network
 from sepal.client.state_store import DiskStateStore, StateStore
@@ -83,7 +84,9 @@ class Shared:
         set_threads(config.threads)
         be_deterministic(config.deterministic)
         digest = digest_arrays(assembly.task.start)
-        return cls(assembly, choose_device(device or config.device), digest)
+        chosen = choose_device(device or config.device)
+        check_precision(config.precision, chosen)
+        return cls(assembly, chosen, digest)
 
 
 @dataclass(frozen=True)
@@ -209,6 +212,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         secret=secret,
         learning=task.learning,
         class_weights=class_weights(train[1], shared.assembly.info.classes) if balanced else None,
+        augment=augmentation(task.config.augment, train[0][:2]),
     )
     algorithm = shared.assembly.method.make_client(task, trainer)
     evaluator = Evaluator(

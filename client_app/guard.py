@@ -45,7 +45,7 @@ def local_config(run_config: Mapping[str, Any], node: Node) -> dict[str, Any]:
     flat = dict(run_config)
     if node.data:
         flat["own.data"] = ""
-    for key in ("method", "model", "own.data", "task"):
+    for key in ("augment", "method", "model", "own.data", "task"):
         value = str(flat.get(key, ""))
         if ":" in value and value not in node.allow:
             raise ProtocolError(key, "code that this node allows (sepal join --allow package.module:function)", value)

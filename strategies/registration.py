@@ -78,8 +78,9 @@ def register(
     learned: Mapping[str, Reader] | None = None,
     scheduled: bool = False,
     needs: tuple[str, ...] = (),
+    fixed: Mapping[str, str] | None = None,
 ) -> Registered:
     """Return the method's record. Arguments are those of :class:`Method`."""
     rest = (received, uses_capacity, private, deployed, draws, robust, combination, dense, compression)
-    found = learned or {}
-    return Registered(name, title, source, hyper, server, client, defaults or {}, *rest, found, scheduled, needs)
+    last = (learned or {}, scheduled, needs, fixed or {})
+    return Registered(name, title, source, hyper, server, client, defaults or {}, *rest, *last)

@@ -35,6 +35,10 @@ def check_method(method: Method, config: RunConfig) -> None:
         others = _names(lambda other: other.robust)
         expected = f"none: {method.name} has a mean of its own (methods that take it: {others})"
         raise ConfigError("robust-mean", expected, config.robust_mean)
+    now, plain = config.flat(), RunConfig().flat()
+    for key, reason in method.fixed.items():
+        if now[key] != plain[key]:
+            raise ConfigError(key, f"{plain[key] or 'nothing'} with {method.name}, {reason}", now[key])
 
 
 def check_task(method: Method, config: RunConfig, learning: LearningTask, info: DatasetInfo) -> None:
@@ -52,6 +56,16 @@ def check_task(method: Method, config: RunConfig, learning: LearningTask, info: 
         raise ConfigError("task", expected, learning.name)
     if not learning.classifies and config.own.class_weights != "none":
         raise ConfigError("own.class-weights", f"none for the task {learning.name}", config.own.class_weights)
+    if not learning.classifies and config.label_smoothing:
+        expected = f"0 for the task {learning.name}, whose targets are no classes of whole examples"
+        raise ConfigError("label-smoothing", expected, config.label_smoothing)
+    if config.augment == "crop-flip" and (info.kind != "image" or learning.name == "segmentation"):
+        what = (
+            "data of kind " + info.kind if info.kind != "image" else "segmentation, whose targets would have to follow"
+        )
+        raise ConfigError("augment", f"nothing, or package.module:function of your own, for {what}", config.augment)
+    if config.augment not in ("", "crop-flip") and ":" not in config.augment:
+        raise ConfigError("augment", "crop-flip, or package.module:function of your own", config.augment)
 
 
 def check_data(config: RunConfig, data: FederatedData) -> None:

@@ -75,6 +75,32 @@ def be_deterministic(wanted: bool) -> None:
 
 
 @contextmanager
+def seeded(seed: int, device: str) -> Iterator[None]:
+    """Let torch's generators, of which dropout has no other, start from ``seed``; the CPU's is restored afterwards."""
+    before, short = torch.default_generator.get_state(), seed % 2**63
+    torch.default_generator.manual_seed(short)
+    kind = torch.device(device).type
+    if kind != "cpu":
+        module = torch.get_device_module(kind)
+        module.manual_seed_all(short) if hasattr(module, "manual_seed_all") else module.manual_seed(short)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
+
+
+def check_precision(precision: str, device: str) -> None:
+    """Raise if the device has no autocast for the run key ``precision``.
+
+    Raises:
+        ConfigError: See above.
+    """
+    kind = torch.device(device).type
+    if precision != "fp32" and not torch.amp.autocast_mode.is_autocast_available(kind):
+        raise ConfigError("precision", f"fp32 on {kind}, for which torch has no autocast", precision)
+
+
+@contextmanager
 def device_memory() -> Iterator[None]:
     """Turn torch's error about a full device into one line, and give cached memory back for the next client.
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from sepal.client.augment import Augment
+from sepal.client.devices import seeded
+from sepal.client.figures import Figures
 from sepal.client.hooks import Hooks, Loss, cross_entropy, frozen
 from sepal.client.multiply_adds import costs
 from sepal.client.network import Network, NetworkPredictor, read_gradients
@@ -25,12 +30,9 @@ from sepal.client.optimizers import OptimizerState, ParameterGroup, Trained, loa
 from sepal.client.privacy import Released, release
 from sepal.client.sgd_adam import Optimizer
 from sepal.config import RunConfig
-from sepal.errors import ProtocolError
-from sepal.protocol.fields import GREATEST, NAME
 from sepal.protocol.method import ClientInfo, Weights
 from sepal.protocol.tasks.builtin import BY_CLASS
 from sepal.protocol.tasks.learning import LearningTask
-from sepal.protocol.views import CLOSING_VIEWS
 from sepal.rng import derive, derive_seed
 from sepal.wire.tensors import Values
 
@@ -38,12 +40,10 @@ __all__ = ["Hooks", "Network", "ParameterGroup", "Trainer", "cross_entropy", "fr
 
 BATCH = 512  # batch size where it only affects memory
 MOST_NETWORKS = 16  # networks kept by a process
-MOST_REPORTS = 12  # figures that a method may report; keeps a reply below sepal.protocol.fields.MOST_METRICS
-OURS = frozenset({"capacity", "examples", "multiply-adds", "seconds", "steps", "unseen-test-labels"})
 
 
 @dataclass
-class Trainer:
+class Trainer(Figures):
     """A client's data, networks and training loop.
 
     Attributes:
@@ -65,6 +65,7 @@ class Trainer:
         request: Digest of the message that is answered; the noise depends on it. The host sets it.
         learning: Targets, loss and metrics.
         class_weights: The weight of each class in the loss, float32 (classes,); None: all alike.
+        augment: Changes the inputs of each training batch; None: nothing does.
     """
 
     client: ClientInfo
@@ -84,21 +85,41 @@ class Trainer:
     request: bytes = b""
     learning: LearningTask = BY_CLASS
     class_weights: torch.Tensor | None = None
+    augment: Augment | None = None
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss of a batch's outputs (n, …): the task's, with class weights if the client has any."""
-        if self.class_weights is not None:
-            return functional.cross_entropy(outputs, targets, weight=self.class_weights)
+        """Return the mean loss of a batch's outputs (n, …): the task's, or of classes with weights and smoothing."""
+        if outputs.dtype is torch.bfloat16:
+            outputs = outputs.float()
+        smoothing = self.config.label_smoothing
+        if self.class_weights is not None or smoothing:
+            return functional.cross_entropy(outputs, targets, weight=self.class_weights, label_smoothing=smoothing)
         return self.learning.loss(outputs, targets)
 
     def loss_of(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the same of a module's outputs: the loss of :meth:`fit` where a method has none of its own."""
-        return self.loss(module(x), y)
+        with self.cast():
+            return self.loss(module(x), y)
+
+    def cast(self) -> AbstractContextManager[Any]:
+        """Return what forward passes and losses of training run in: autocast with ``precision = "bf16"``."""
+        if self.config.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(torch.device(self.device).type, torch.bfloat16)
+
+    def randomness(self, round: int, purpose: str = "train") -> AbstractContextManager[None]:
+        """Return what training runs in: torch's generators, from which dropout draws, follow from the run's seed."""
+        return seeded(derive_seed(self.config.seed, "torch", self.client.name, round, purpose), self.device)
 
     def loss_each(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of each example (n,), for methods that declare that they need it."""
         if self.learning.loss_each is None:
             raise ValueError(f"a loss for each example, which {self.learning.name} lacks")
+        if outputs.dtype is torch.bfloat16:
+            outputs = outputs.float()
+        if smoothing := self.config.label_smoothing:
+            weights = self.class_weights
+            return functional.cross_entropy(outputs, targets, weights, reduction="none", label_smoothing=smoothing)
         each = self.learning.loss_each(outputs, targets)
         return each if self.class_weights is None else each * self.class_weights[targets]
 
@@ -166,20 +187,22 @@ class Trainer:
         optimizer = optimizer or self.optimizer(module, round, parameters)
         mean, seen = torch.zeros((), device=self.device), 0
         passes, smallest = self.config.local_epochs if epochs is None else epochs, smallest_batch(module)
-        for epoch in range(1, passes + 1):
-            mean.zero_()
-            for x, y in self.batches(round, purpose, epoch, smallest):
-                module.zero_grad(set_to_none=True)  # also of parameters that are not trained: hooks may read them
-                optimizer.zero_grad()
-                loss = objective(module, x, y)
-                loss.backward()  # type: ignore[no-untyped-call]
-                hooks.before_step(module)
-                optimizer.step()
-                hooks.after_step(module)
-                mean += loss.detach() * len(y)
-                seen += len(y)
-                self.steps += 1
-            hooks.after_epoch(module, epoch)
+        with self.randomness(round, purpose):
+            for epoch in range(1, passes + 1):
+                mean.zero_()
+                for x, y in self.batches(round, purpose, epoch, smallest):
+                    module.zero_grad(set_to_none=True)  # also of parameters that are not trained: hooks may read them
+                    optimizer.zero_grad()
+                    with self.cast():
+                        loss = objective(module, x, y)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    hooks.before_step(module)
+                    optimizer.step()
+                    hooks.after_step(module)
+                    mean += loss.detach() * len(y)
+                    seen += len(y)
+                    self.steps += 1
+                hooks.after_epoch(module, epoch)
         self.seconds += time.monotonic() - begun
         self.account(module, seen, density)
         return float(mean) / len(self.y)
@@ -211,6 +234,8 @@ class Trainer:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield one shuffled pass over the training part: ⌈n / batch-size⌉ batches whose sizes differ by at most one.
 
+        Their inputs are changed as the run key ``augment`` says.
+
         Batches have equal sizes because a short last batch (2 of 130 examples at batch size 16) has a much noisier
         gradient at the same learning rate, and would be the last step of the round.
 
@@ -227,7 +252,13 @@ class Trainer:
         rng = derive(self.config.seed, "batches", self.client.name, round, purpose, epoch)
         order = torch.from_numpy(rng.permutation(examples)).to(self.device)
         count = min(math.ceil(examples / self.config.batch_size), examples // smallest)
-        yield from zip(torch.tensor_split(self.x[order], count), torch.tensor_split(self.y[order], count), strict=True)
+        pairs = zip(torch.tensor_split(self.x[order], count), torch.tensor_split(self.y[order], count), strict=True)
+        if self.augment is None:
+            yield from pairs
+            return
+        rng = derive(self.config.seed, "augment", self.client.name, round, purpose, epoch)
+        for x, y in pairs:
+            yield self.augment(x, rng), y
 
     def gradient(self, module: nn.Module, loss: Loss | None = None) -> dict[str, npt.NDArray[np.float32]]:
         """Return the gradient of the mean loss over the whole training part, float32 by parameter name.
@@ -243,7 +274,8 @@ class Trainer:
         module.eval()
         module.zero_grad(set_to_none=True)
         for x, y in zip(torch.split(self.x, BATCH), torch.split(self.y, BATCH), strict=True):
-            share = objective(module, x, y) * (len(y) / len(self.y))
+            with self.cast():
+                share = objective(module, x, y) * (len(y) / len(self.y))
             share.backward()  # type: ignore[no-untyped-call]
         found = read_gradients(module)
         module.zero_grad(set_to_none=True)
@@ -264,38 +296,6 @@ class Trainer:
     def account(self, module: nn.Module, examples: int, density: Mapping[str, float] | None = None) -> None:
         """Count the multiply-adds of ``examples`` forward and backward passes; :meth:`fit` counts its own."""
         self.multiply_adds += examples * costs(module, self.x[:1], density or {})
-
-    def report(self, name: str, value: float) -> None:
-        """Report a figure of this round; it appears in the client's ``metrics`` in metrics.jsonl.
-
-        Call it from ``train`` or ``adapt``. If a name is reported twice, the last value counts. Values that are not
-        finite are ignored.
-
-        Args:
-            name: At most 64 letters, digits, ``_`` or ``-``; at most 12 names a round.
-            value: From 0 to 1e18.
-
-        Raises:
-            ProtocolError: The name is invalid or reserved, the value is out of range, or there are too many names.
-        """
-        if not NAME.match(name) or "." in name:
-            raise ProtocolError("report", "a name of at most 64 letters, digits, '_' or '-'", name)
-        if name in OURS or name.partition("-")[0] in CLOSING_VIEWS:
-            raise ProtocolError("report", f"another name than {', '.join(sorted(OURS))} and views", name)
-        if not math.isfinite(value):
-            return
-        if not 0 <= value <= GREATEST:
-            raise ProtocolError(f"report {name}", f"a number from 0 to {GREATEST:g}", value)
-        self.reports[name] = float(value)
-        if len(self.reports) > MOST_REPORTS:
-            raise ProtocolError("report", f"at most {MOST_REPORTS} names", f"{len(self.reports)}, the last {name}")
-
-    def spent(self) -> Mapping[str, float]:
-        """Return the figures since the last call, and reset them: seconds, steps, multiply-adds, reports."""
-        figures = {"seconds": self.seconds, "steps": float(self.steps), "multiply-adds": self.multiply_adds}
-        figures |= self.reports
-        self.seconds, self.steps, self.multiply_adds, self.reports = 0.0, 0, 0.0, {}
-        return figures
 
 
 def smallest_batch(module: nn.Module) -> int:

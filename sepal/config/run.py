@@ -149,6 +149,19 @@ class RunConfig(Settings):
         0.0, ge=0, description="largest norm of a step's gradient; a longer one is scaled down; 0: no limit"
     )
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty in the optimizer")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="classification: share of each target that is spread over all classes in the loss"
+    )
+    augment: str = Field(
+        "",
+        description="what changes each batch before a training step: crop-flip (images: shifted by up to 4 pixels, "
+        "half of them mirrored), or package.module:function of your own; empty: nothing",
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="number format of the forward pass in training: bf16 by torch's autocast; weights, optimizer and "
+        "exchange stay fp32",
+    )
     model: str = Field("auto", description="model name, package.module:build, or auto: the data set's default")
     # For methods with one model for all clients. Multiply-adds are about width² of the full model's.
     width: float = Field(1.0, gt=0, le=1, description="fraction of the model's channels that all clients use")

@@ -222,6 +222,7 @@ class Method:
         scheduled: Whether what it does in a round depends on the run-config key ``rounds``: such a run is not extended.
         needs: What it needs of a task besides its loss (:attr:`sepal.protocol.tasks.LearningTask.offers`). With a task
             that lacks it, the method is refused before the run.
+        fixed: Shared keys that it cannot take another value of than their default, each with the reason.
     """
 
     name: str
@@ -243,6 +244,7 @@ class Method:
     learned: Mapping[str, Reader] = field(default_factory=dict)
     scheduled: bool = False
     needs: tuple[str, ...] = ()
+    fixed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def server_state(self) -> type:

@@ -193,7 +193,8 @@ class FedDSTClient(FedAvgClient):
         if not plan.scalars["fraction"]:
             return model, {}
         network.module.zero_grad(set_to_none=True)
-        self.trainer.loss_of(network.module, *batch).backward()  # type: ignore[no-untyped-call]
+        with self.trainer.randomness(plan.round, "gradient"):
+            self.trainer.loss_of(network.module, *batch).backward()  # type: ignore[no-untyped-call]
         self.trainer.account(network.module, len(batch[1]))
         return model, read_gradients(network.module)
 

@@ -12,6 +12,7 @@ PFedGate = register(
     "sepal.strategies.pfedgate.client:PFedGateClient",
     Hyper,
     uses_capacity=True,
+    fixed={"precision": "whose knapsack compares gates in float32"},
     learned={
         "masks": Reader("sepal.strategies.pfedgate.learned:masks", "pFedGate's blocks"),
         "vectors": Reader("sepal.strategies.pfedgate.learned:gates", "pFedGate's gates, its Figure 4"),
