@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from sepal.client.augment import augmentation
+from sepal.client.columns import columns, tensors
 from sepal.client.devices import be_deterministic, check_precision, choose_device
 from sepal.client.evaluation import Evaluator, Shift, no_examples
 from sepal.client.network import Network
@@ -32,6 +32,7 @@ from sepal.config.agreement import LOCAL
 from sepal.data import ClientData, Examples, FederatedData, OwnData
 from sepal.data.corruption import corrupt
 from sepal.data.scaling import Scale
+from sepal.data.streams import Stream
 from sepal.errors import ConfigError, DataError
 from sepal.protocol.fields import NAME
 from sepal.protocol.method import ClientInfo
@@ -199,7 +200,8 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     if node.client not in shared.digests:
         shared.digests[node.client] = data_digest(data, getattr(store, "secret", ""))
     info = ClientInfo(node.client, len(data.train), capacity, device.partition(":")[0], shared.digests[node.client])
-    train, validation, test = (tensors(part, device) for part in (data.train, data.validation, data.test))
+    train, validation, test = (columns(part, device) for part in (data.train, data.validation, data.test))
+    refuse_streams(task.config, data, node.client)
     balanced = task.config.own.class_weights == "balanced"
     trainer = Trainer(
         info,
@@ -211,7 +213,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         device,
         secret=secret,
         learning=task.learning,
-        class_weights=class_weights(train[1], shared.assembly.info.classes) if balanced else None,
+        class_weights=class_weights(train[1][:], shared.assembly.info.classes) if balanced else None,
         augment=augmentation(task.config.augment, train[0][:2]),
     )
     algorithm = shared.assembly.method.make_client(task, trainer)
@@ -248,13 +250,29 @@ def machine_keys(config: RunConfig) -> str:
     return json.dumps([flat[key] for key in sorted(LOCAL)])
 
 
+def refuse_streams(config: RunConfig, data: ClientData, client: str) -> None:
+    """Raise if a key needs all examples at once, and the data is read from a Dataset.
+
+    Raises:
+        ConfigError: See above.
+    """
+    now = {"own.class-weights": config.own.class_weights, "evaluate.corruption": config.evaluate.corruption}
+    for key, value in now.items():
+        if value != "none" and isinstance(data.train, Stream):
+            expected = "none with a Dataset, which is read batch by batch: return arrays for it"
+            raise ConfigError(f"{client}: {key}", expected, value)
+
+
 def data_digest(data: ClientData, salt: str) -> str:
-    """Return SHA-256 (hex) over ``salt`` and all arrays of a client's data.
+    """Return SHA-256 (hex) over ``salt`` and all arrays of a client's data, of a Dataset over 64 examples of each part.
 
     The server pins it, so that a run does not continue on other data. The salt stays with the client: without it, the
     server could test a guess of the whole data.
     """
-    parts = {"train": data.train, "validation": data.validation, "test": data.test}
+    whole = {"train": data.train, "validation": data.validation, "test": data.test}
+    parts = {name: part.sample(64) if isinstance(part, Stream) else part for name, part in whole.items()}
+    if isinstance(data.train, Stream):
+        salt += f"|{[len(part) for part in whole.values()]}"
     arrays = {f"{name}.{key}": getattr(part, key) for name, part in parts.items() for key in ("x", "y")}
     return hashlib.sha256(f"{salt}|{digest_arrays(arrays)}".encode()).hexdigest()
 
@@ -308,13 +326,6 @@ def corrupted(shared: Shared, client: str, test: Examples) -> Pair:
     rng = derive(shared.assembly.task.config.seed, "corruption", client)
     x = corrupt(test.x, shared.assembly.info, settings.corruption, settings.severity, rng)
     return tensors(Examples(x, test.y), shared.device)
-
-
-def tensors(examples: Examples, device: str) -> Pair:
-    """Return inputs and targets, int64 or float32, as tensors on ``device``; memory maps are read into memory."""
-    x = torch.from_numpy(np.array(examples.x))
-    kind = np.float32 if examples.y.dtype.kind == "f" else np.int64
-    return x.to(device), torch.from_numpy(np.array(examples.y, kind)).to(device)
 
 
 def class_weights(labels: torch.Tensor, classes: int) -> torch.Tensor:

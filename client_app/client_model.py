@@ -92,7 +92,8 @@ def client_model(path: Path, config: Mapping[str, Any], client: str, device: str
         got = f"{len(predict.networks)} networks that are used together"
         raise ConfigError("client", "a model of one network", got)
     info, keys, data = assembly.info, assembly.task.config, assembly.data.client(number, node.partitions, client)
-    x, raw = torch.from_numpy(np.array(data.train.x[:64])), data.train.x[:64]
+    raw = data.train.first(64).x
+    x = torch.from_numpy(np.array(raw))
     if isinstance(assembly.data, DealtData) and data.scale:
         raw = assembly.data.raw(number, node.partitions).train.x[:64]
     origin = Origin(
@@ -117,6 +118,7 @@ def client_model(path: Path, config: Mapping[str, Any], client: str, device: str
         tuple(info.columns),
         keys.task,
         keys.target_unit,
+        keys.own.shape if info.inputs else "",
     )
     networks = [{**network.read(), **frozen_tensors(network.module)} for network in predict.networks]
     return ClientModel(origin, networks, np.array(raw), predict(x.to(device)).cpu().numpy())

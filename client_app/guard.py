@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from sepal.errors import ProtocolError
+from sepal.inputs import row_size, several
 from sepal.protocol.method import Kind
 
 if TYPE_CHECKING:
@@ -162,7 +163,8 @@ def check_sizes(flat: Mapping[str, Any], room: int = 0) -> None:
     room = room or int(SHARE * available())
     expected = f"sizes that fit {room / 2**30:.3g} GiB of this node's memory"
     text = str(flat.get("own.shape", ""))
-    sides = [int(side[:12]) for side in text.split("x") if side.isdigit()]
+    parts = several(text)
+    sides = [row_size(parts)] if parts else [int(side[:12]) for side in text.split("x") if side.isdigit()]
     batch = flat.get("batch-size", 0)
     if 4 * math.prod(sides) * max(batch if isinstance(batch, int) else 0, 1) > room:
         raise ProtocolError("own.shape", expected, f"{text} in batches of {batch}")

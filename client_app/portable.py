@@ -25,6 +25,7 @@ from torch import nn
 
 from sepal import models
 from sepal.errors import ModelError, StateError, one_line
+from sepal.inputs import several
 from sepal.modules import bring_back, floating, frozen_tensors, tied_names
 from sepal.protocol.method import resolve
 from sepal.protocol.tasks import LearningTask
@@ -34,7 +35,8 @@ from sepal.protocol.tasks.making import own_task
 from sepal.strategies import registry
 
 FORMAT = "sepal.model.v1"
-PLAIN = (("task", CLASSIFICATION), ("unit", ""))  # left out of a file: earlier versions do not know these fields
+# Left out of a file: earlier versions do not know these fields.
+PLAIN = (("task", CLASSIFICATION), ("unit", ""), ("inputs", ""))
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Origin:
         unit: Unit of a regression's targets.
         resize: Whether image files are scaled and cut to the shape, as in training.
         channels: Whether image files are brought to the shape's channels, as in training.
+        inputs: ``own.shape`` of several inputs, which stand side by side in a row; empty for one.
     """
 
     model: str
@@ -80,6 +83,7 @@ class Origin:
     columns: tuple[str, ...] = ()
     task: str = CLASSIFICATION
     unit: str = ""
+    inputs: str = ""
 
 
 def learning_of(origin: Origin) -> LearningTask:
@@ -105,7 +109,7 @@ class Loaded:
 
     def __call__(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return the logits of a batch."""
-        kind = np.int64 if self.origin.vocabulary else np.float32
+        kind = np.int64 if self.origin.vocabulary and not self.origin.inputs else np.float32
         with torch.no_grad():
             logits: torch.Tensor = self.module(torch.from_numpy(np.ascontiguousarray(x, kind)))
         return logits.numpy()
@@ -223,7 +227,7 @@ def _module(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> n
         number, _, rest = name.partition("/")
         parts.setdefault(number, {})[rest] = tensor
     sizes = origin.shape, origin.classes, origin.vocabulary, origin.width
-    build = partial(models.build, origin.model, *sizes, output=_output(origin))
+    build = partial(models.build, origin.model, *sizes, output=_output(origin), inputs=several(origin.inputs))
     networks = [fill(build(), part) for _, part in sorted(parts.items())]
     if not origin.rule and len(networks) == 1:
         return networks[0]

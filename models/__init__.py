@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sepal.errors import ModelError, suggest
+from sepal.inputs import Input, unpacking
 from sepal.user_modules import described, load
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def build(
     width: float = 1.0,
     seed: int = 0,
     output: Sequence[int] = (),
+    inputs: tuple[Input, ...] = (),
 ) -> nn.Module:
     """Return a new model for the data, without changing torch's global generator.
 
@@ -97,6 +99,8 @@ def build(
             the model must be a sequence of layers; see :mod:`sepal.models.channels`.
         seed: Seed of torch's generator while a user's function builds the model.
         output: Shape of the outputs for one example; empty for logits ``(classes,)``.
+        inputs: What one example has, if that is several inputs (:mod:`sepal.inputs`): the user's function gets their
+            shapes, by name or as a tuple, and the model takes rows.
 
     Raises:
         ModelError: The name is unknown, the function cannot be used, or the model does not fit the data.
@@ -112,9 +116,11 @@ def build(
     if ":" not in name and wanted != (classes,):
         expected = f"package.module:function of your own, for outputs of shape {wanted}"
         raise ModelError("model", expected, f"{name!r}, with a number for each class")
+    if ":" not in name and inputs:
+        raise ModelError("model", f"package.module:function of your own, for {len(inputs)} inputs", repr(name))
     make: Callable[[], nn.Module] = partial(_known, name, shape, classes, vocabulary)
     if ":" in name:
-        make = partial(_own, name, shape, classes, vocabulary, wanted)
+        make = partial(_own, name, shape, classes, vocabulary, wanted, inputs)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return make() if width == 1 else _narrow(make, width)
@@ -156,7 +162,14 @@ def _first_text_model() -> str:
     return next(name for name in names() if _MODELS[name].text)
 
 
-def _own(name: str, shape: tuple[int, ...], classes: int, vocabulary: int, output: tuple[int, ...]) -> nn.Module:
+def _own(
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    vocabulary: int,
+    output: tuple[int, ...],
+    inputs: tuple[Input, ...],
+) -> nn.Module:
     """Build a user's model and try it on two examples of zeros; any exception becomes a ModelError."""
     import torch
     from torch import nn
@@ -164,14 +177,19 @@ def _own(name: str, shape: tuple[int, ...], classes: int, vocabulary: int, outpu
     from sepal.modules import set_aside
 
     function = load("model", name, ModelError)
+    sides: Any = shape
+    if inputs:
+        sides = {each.name: each.shape for each in inputs} if inputs[0].name else tuple(each.shape for each in inputs)
     try:
-        model = function(shape, classes)
+        model = function(sides, classes)
     except Exception as error:
-        expected = f"{name}{shape, classes} to return a torch.nn.Module"
+        expected = f"{name}{sides, classes} to return a torch.nn.Module"
         raise ModelError("model", expected, described(error)) from error
     if not isinstance(model, nn.Module):
         raise ModelError("model", f"{name} to return a torch.nn.Module", type(model).__name__)
-    examples = torch.zeros(2, *shape, dtype=torch.int64 if vocabulary else torch.float32)
+    if inputs:
+        model = unpacking(model, inputs)
+    examples = torch.zeros(2, *shape, dtype=torch.int64 if vocabulary and not inputs else torch.float32)
     try:
         with torch.no_grad():
             logits = model.eval()(examples)

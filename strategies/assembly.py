@@ -83,7 +83,8 @@ def assemble(
     learning = learning_task(config, known.input_shape, known.classes)
     rules.check_task(chosen, config, learning, known)
     shape = known.input_shape, known.classes, known.vocabulary
-    make: Callable[..., nn.Module] = partial(models.build, config.model, *shape, config.width, output=learning.output)
+    sides: dict[str, Any] = {"output": learning.output, "inputs": known.inputs}
+    make: Callable[..., nn.Module] = partial(models.build, config.model, *shape, config.width, **sides)
     if config.trainable:
         make = partial(_part_frozen, make, config.trainable, config.initial_weights)
     first = first_weights(config, make)

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch.nn import functional
 
+from sepal.client.columns import BATCH, Part, split
 from sepal.protocol.method import Predictor
 from sepal.protocol.tasks.builtin import BY_CLASS
 from sepal.protocol.tasks.learning import LearningTask
@@ -17,7 +18,6 @@ from sepal.protocol.views import degree
 
 Examples: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 Figure: TypeAlias = float | Sequence[float]
-BATCH = 512
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Evaluator:
         learning: Says how outputs are scored.
     """
 
-    test: Examples
-    validation: Examples
+    test: tuple[Part, Part]
+    validation: tuple[Part, Part]
     pooled: Callable[[], Examples] = no_examples
     shift: Callable[[], Shift | None] = lambda: None
     corrupted: Callable[[], Examples] = no_examples
@@ -75,7 +75,7 @@ class Evaluator:
         test, validation = (self._score(predictor, *part) for part in (self.test, self.validation))
         return {**test, **{f"validation-{key}": value for key, value in validation.items()}}
 
-    def _score(self, predictor: Predictor, x: torch.Tensor, y: torch.Tensor) -> Mapping[str, Figure]:
+    def _score(self, predictor: Predictor, x: Part, y: Part) -> Mapping[str, Figure]:
         if self.learning.scoring.counted:
             return score(predictor, x, y)
         sums = total(self.learning, predictor, x, y)
@@ -87,12 +87,13 @@ class Evaluator:
             shift = self.shift()
             if shift is None or not len(self.test[1]):
                 return {}
-            truth = self.test[1][shift.order], shift.others[1]
+            x, y = (column[:] for column in self.test)
+            truth = y[shift.order], shift.others[1]
             if self.learning.scoring.counted:
-                own = correct(predictor, *self.test)[shift.order]
+                own = correct(predictor, x, y)[shift.order]
                 self._last = predictor, own, correct(predictor, *shift.others), truth
             else:
-                own = outputs(predictor, self.test[0])[shift.order]
+                own = outputs(predictor, x)[shift.order]
                 self._last = predictor, own, outputs(predictor, shift.others[0]), truth
         _, own, others, (own_truth, others_truth) = self._last
         replaced = min(round(len(own) * percent / 100), len(others))
@@ -109,7 +110,7 @@ def outputs(predictor: Predictor, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([predictor(inputs) for inputs in torch.split(x, BATCH)])
 
 
-def total(learning: LearningTask, predictor: Predictor, x: torch.Tensor, y: torch.Tensor) -> tuple[float, ...]:
+def total(learning: LearningTask, predictor: Predictor, x: Part, y: Part) -> tuple[float, ...]:
     """Return the sums of all examples under a task (:mod:`sepal.protocol.tasks.scoring`); nothing without examples.
 
     Args:
@@ -118,9 +119,8 @@ def total(learning: LearningTask, predictor: Predictor, x: torch.Tensor, y: torc
         x: Inputs (n, …).
         y: Targets.
     """
-    batches = zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True)
     with torch.no_grad():
-        return added([learning.sums(predictor(inputs), targets) for inputs, targets in batches if len(targets)])
+        return added([learning.sums(predictor(inputs), targets) for inputs, targets in split(x, y) if len(targets)])
 
 
 def correct(predictor: Predictor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -130,7 +130,7 @@ def correct(predictor: Predictor, x: torch.Tensor, y: torch.Tensor) -> torch.Ten
     return torch.cat(parts) == y
 
 
-def score(predictor: Predictor, x: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
+def score(predictor: Predictor, x: Part, y: Part) -> dict[str, float]:
     """Return the numbers of correct predictions and examples and the summed cross-entropy; empty without examples.
 
     Args:
@@ -142,14 +142,14 @@ def score(predictor: Predictor, x: torch.Tensor, y: torch.Tensor) -> dict[str, f
         return {}
     right, loss = 0, 0.0
     with torch.no_grad():
-        for inputs, labels in zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True):
+        for inputs, labels in split(x, y):
             logits = predictor(inputs)
             right += int((logits.argmax(1) == labels).sum())
             loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
     return {"correct": float(right), "examples": float(len(y)), "loss": loss}
 
 
-def share(learning: LearningTask, predictor: Predictor, x: torch.Tensor, y: torch.Tensor) -> float:
+def share(learning: LearningTask, predictor: Predictor, x: Part, y: Part) -> float:
     """Return a metric from 0 to 1, to which methods' thresholds refer; 0 without examples or without a value.
 
     It is the accuracy of a classification, R² of a regression, Dice of a segmentation

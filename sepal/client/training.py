@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from sepal.client.augment import Augment
+from sepal.client.columns import Column, Part, split, taken
 from sepal.client.devices import seeded
 from sepal.client.figures import Figures
 from sepal.client.hooks import Hooks, Loss, cross_entropy, frozen
@@ -38,7 +39,6 @@ from sepal.wire.tensors import Values
 
 __all__ = ["Hooks", "Network", "ParameterGroup", "Trainer", "cross_entropy", "frozen", "read_state"]
 
-BATCH = 512  # batch size where it only affects memory
 MOST_NETWORKS = 16  # networks kept by a process
 
 
@@ -49,7 +49,7 @@ class Trainer(Figures):
     Attributes:
         client: The client's roster entry.
         config: The run's configuration.
-        x: Inputs of the training part, (n, …), on the client's device.
+        x: Inputs of the training part, (n, …), on the client's device; read when needed if a Dataset has them.
         y: int64 labels (n,), or targets of another task, on the client's device.
         x_validation: Inputs of the validation part; may be empty.
         y_validation: Labels of the validation part.
@@ -70,10 +70,10 @@ class Trainer(Figures):
 
     client: ClientInfo
     config: RunConfig
-    x: torch.Tensor
-    y: torch.Tensor
-    x_validation: torch.Tensor
-    y_validation: torch.Tensor
+    x: Part
+    y: Part
+    x_validation: Part
+    y_validation: Part
     make: Callable[[], nn.Module]
     networks: dict[str, Network] = field(default_factory=dict)
     device: str = "cpu"
@@ -252,7 +252,10 @@ class Trainer(Figures):
         rng = derive(self.config.seed, "batches", self.client.name, round, purpose, epoch)
         order = torch.from_numpy(rng.permutation(examples)).to(self.device)
         count = min(math.ceil(examples / self.config.batch_size), examples // smallest)
-        pairs = zip(torch.tensor_split(self.x[order], count), torch.tensor_split(self.y[order], count), strict=True)
+        if isinstance(self.x, Column) or isinstance(self.y, Column):
+            pairs = taken(self.x, self.y, torch.tensor_split(order, count))
+        else:
+            pairs = zip(torch.tensor_split(self.x[order], count), torch.tensor_split(self.y[order], count), strict=True)
         if self.augment is None:
             yield from pairs
             return
@@ -273,7 +276,7 @@ class Trainer(Figures):
         begun, objective = time.monotonic(), loss or self.loss_of
         module.eval()
         module.zero_grad(set_to_none=True)
-        for x, y in zip(torch.split(self.x, BATCH), torch.split(self.y, BATCH), strict=True):
+        for x, y in split(self.x, self.y):
             with self.cast():
                 share = objective(module, x, y) * (len(y) / len(self.y))
             share.backward()  # type: ignore[no-untyped-call]

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from sepal.config.base import Settings
+from sepal.inputs import PATTERN
 
 PartitionName = Literal["auto", "iid", "dirichlet", "pathological", "shards", "two-class", "lambda-mix", "natural"]
 Corruption = Literal["none", "gaussian-noise", "shot-noise", "impulse-noise", "brightness", "contrast", "pixelate"]
@@ -121,7 +122,10 @@ class OwnSettings(Settings):
     """Facts about data that the server never sees (``dataset = "own"``): run-config keys ``own.*``."""
 
     shape: str = Field(
-        "", pattern=r"^([1-9][0-9]*(x[1-9][0-9]*)*)?$", description="own: shape of one example, such as 1x28x28"
+        "",
+        pattern=PATTERN,
+        description="own: shape of one example, such as 1x28x28; of several inputs, image=1x8x8,words=16i by name or "
+        "1x8x8,16i by place, i for whole numbers",
     )
     classes: int = Field(
         0,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from sepal.data.scaling import Scale
 from sepal.errors import DataError
+from sepal.inputs import Input
 
 InputKind = Literal["image", "signal", "text"]
 Labels = NDArray[np.int64]
@@ -41,10 +42,16 @@ class Examples:
     def __len__(self) -> int:
         return len(self.y)
 
+    def first(self, count: int) -> Examples:
+        """Return the first examples."""
+        return Examples(self.x[:count], self.y[:count])
+
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
     """One client's data: three disjoint parts. The validation part is taken from the training part.
+
+    Private data may be read from a Dataset instead (:mod:`sepal.data.streams`), all three parts alike.
 
     Attributes:
         scale: What all three parts were standardised with; None if they were not.
@@ -64,8 +71,8 @@ class ClientData:
     @property
     def unseen_test_labels(self) -> int:
         """Return the number of distinct labels in the test part that the train part lacks."""
-        if self.test.y.ndim != 1 or self.test.y.dtype.kind == "f":
-            return 0  # targets that are no class numbers
+        if not isinstance(self.test, Examples) or self.test.y.ndim != 1 or self.test.y.dtype.kind == "f":
+            return 0  # of a Dataset all examples would have to be read; or targets are no class numbers
         return len(set(self.test.y.tolist()) - set(self.train.y.tolist()))  # np.setdiff1d imports numpy.ma: .1 s
 
 
@@ -88,6 +95,7 @@ class DatasetInfo:
         table: Whether each client standardises the columns of its rows, with statistics of its own.
         notes: Lines to show when a run starts, such as files that were left out.
         labelled: Whether targets are class numbers, by which examples can be dealt to clients.
+        inputs: What one example has, if that is several inputs; ``input_shape`` is then that of all side by side.
     """
 
     name: str
@@ -104,6 +112,7 @@ class DatasetInfo:
     columns: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     labelled: bool = True
+    inputs: tuple[Input, ...] = ()
 
     @property
     def partition(self) -> Literal["natural", "dirichlet", "iid"]:

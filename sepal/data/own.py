@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sepal.config import OwnSettings
-from sepal.data.examples import ClientData, DatasetInfo, Examples, Labels
+from sepal.data.examples import ClientData, DatasetInfo, Examples, Index, Labels
+from sepal.data.streams import is_dataset, stream
 from sepal.errors import ConfigError, DataError
+from sepal.inputs import Input, packed, row_size, several
 from sepal.protocol.tasks import Targets
 from sepal.rng import derive, derive_seed
 from sepal.user_modules import described, load
 
-_WHAT = "(x_train, y_train, x_test, y_test) or a ClientData"
+_WHAT = "(x_train, y_train, x_test, y_test), a ClientData, or Datasets (train, test)"
 
 
 OWN = "own"  # the value of the run-config key ``dataset``
@@ -54,10 +58,11 @@ class OwnData:
         if not self.target:
             raise ConfigError(f"{name}: data", "package.module:function in the node config, or own.data", "none")
         seed = derive_seed(self.seed, "own-data", name) % 2**32
-        data = own_data(self.target, self.info.classes, self.validation, seed, number, self.targets)
-        if data.train.x.shape[1:] != self.info.input_shape:
-            expected = f"examples of shape {self.info.input_shape}, as the run says"
-            raise DataError(f"{name}: data", expected, data.train.x.shape[1:])
+        kind = self.targets, self.info.inputs
+        data = own_data(self.target, self.info.classes, self.validation, seed, number, *kind)
+        found = data.train.first(1).x.shape[1:]
+        if found != self.info.input_shape:
+            raise DataError(f"{name}: data", f"examples of shape {self.info.input_shape}, as the run says", found)
         return data
 
     def pooled_test(self, clients: int, count: int = 0) -> Examples:
@@ -76,16 +81,19 @@ def own_data(
     seed: int = 0,
     client: int = 0,
     targets: Targets | None = None,
+    inputs: tuple[Input, ...] = (),
 ) -> ClientData:
     """Call ``package.module:function`` and return its result as checked :class:`ClientData`.
 
     Args:
-        target: The function; it must return (x_train, y_train, x_test, y_test) or a ClientData.
+        target: The function; it must return (x_train, y_train, x_test, y_test), a ClientData, or torch Datasets
+            (train, test) or (train, validation, test), which are read when examples are needed.
         classes: Number of classes; labels must be smaller. 0 accepts any label.
         validation: Fraction of the training part that becomes the validation part, if the function returns four arrays.
         seed: Seed of that split.
         client: The client's number, passed to the function if it takes an argument.
         targets: What targets look like; None for class numbers.
+        inputs: What one example has, if that is several inputs: x is then a dict or tuple of arrays.
 
     Raises:
         DataError: The function cannot be imported or fails, or its data is invalid.
@@ -101,20 +109,25 @@ def own_data(
         raise DataError(target, f"to return {_WHAT}", f"SystemExit: {stop.code}") from stop
     except Exception as error:
         raise DataError(target, f"to return {_WHAT}", described(error)) from error
+    check = partial(checked_examples, classes=classes, targets=targets, inputs=inputs)
+    if isinstance(given, tuple | list) and len(given) in (2, 3) and all(map(is_dataset, given)):
+        return _streams(target, given, check, validation, seed)
     if isinstance(given, ClientData):
         parts = {name: (getattr(given, name).x, getattr(given, name).y) for name in ("train", "validation", "test")}
     elif isinstance(given, tuple | list) and len(given) == 4:
         parts = {"train": (given[0], given[1]), "test": (given[2], given[3])}
     else:
         raise DataError(target, f"to return {_WHAT}", type(given).__name__)
-    checked = {name: checked_examples(f"{target} {name}", x, y, classes, targets) for name, (x, y) in parts.items()}
+    checked = {name: check(f"{target} {name}", x, y) for name, (x, y) in parts.items()}
     _check_alike(target, checked)
     if "validation" not in checked:
         checked["train"], checked["validation"] = _validation(checked["train"], validation, seed)
     return ClientData(checked["train"], checked["validation"], checked["test"])
 
 
-def checked_examples(key: str, x: Any, y: Any, classes: int = 0, targets: Targets | None = None) -> Examples:
+def checked_examples(
+    key: str, x: Any, y: Any, classes: int = 0, targets: Targets | None = None, inputs: tuple[Input, ...] = ()
+) -> Examples:
     """Return ``x`` as float32 or int32 and ``y`` as int64, or as ``targets`` say.
 
     Args:
@@ -123,18 +136,20 @@ def checked_examples(key: str, x: Any, y: Any, classes: int = 0, targets: Target
         y: Integers ``(n,)`` from 0.
         classes: Number of classes; labels must be smaller. 0 accepts any label.
         targets: What targets look like; None for class numbers, ``(n,)``.
+        inputs: Several inputs, of which x is then a dict or tuple of arrays; they become rows.
 
     Raises:
         DataError: Not arrays, wrong shapes or types, values that are not finite, or labels out of range.
     """
-    inputs, labels = _array(f"{key} x", x), _array(f"{key} y", y)
-    if inputs.ndim < 2:
-        raise DataError(f"{key} x", "shape (n, …) with at least two axes", inputs.shape)
+    given = packed(f"{key} x", inputs, x) if inputs else _array(f"{key} x", x)
+    labels = _array(f"{key} y", y)
+    if given.ndim < 2:
+        raise DataError(f"{key} x", "shape (n, …) with at least two axes", given.shape)
     if targets is not None:
-        return Examples(_inputs(f"{key} x", inputs), targets.checked(f"{key} y", labels, len(inputs)))
-    if labels.shape != (len(inputs),):
-        raise DataError(f"{key} y", f"shape ({len(inputs)},), a label for each input", labels.shape)
-    return Examples(_inputs(f"{key} x", inputs), _labels(f"{key} y", labels, classes))
+        return Examples(_inputs(f"{key} x", given), targets.checked(f"{key} y", labels, len(given)))
+    if labels.shape != (len(given),):
+        raise DataError(f"{key} y", f"shape ({len(given)},), a label for each input", labels.shape)
+    return Examples(_inputs(f"{key} x", given), _labels(f"{key} y", labels, classes))
 
 
 def _array(key: str, value: Any) -> NDArray[Any]:
@@ -184,22 +199,44 @@ def _check_alike(target: str, parts: dict[str, Examples]) -> None:
             raise DataError(f"{target} {name}", expected, f"{part.x.dtype} {part.x.shape[1:]}")
 
 
+def _streams(
+    target: str, given: Sequence[Any], check: Callable[[str, Any, Any], Examples], fraction: float, seed: int
+) -> ClientData:
+    """Return Datasets (train, test) or (train, validation, test) as a client's data."""
+    names = ("train", "test") if len(given) == 2 else ("train", "validation", "test")
+    parts = {name: stream(f"{target} {name}", each, check) for name, each in zip(names, given, strict=True)}
+    for name in ("train", "test"):
+        if not len(parts[name]):
+            raise DataError(f"{target} {name}", "at least one example", "none")
+    if "validation" not in parts:
+        rest, held = _places(len(parts["train"]), fraction, seed)
+        parts |= {"train": parts["train"].subset(rest), "validation": parts["train"].subset(held)}
+    found: Any = parts
+    return ClientData(found["train"], found["validation"], found["test"])
+
+
 def _validation(train: Examples, fraction: float, seed: int) -> tuple[Examples, Examples]:
-    """Split off the validation part: at least one example if ``fraction`` is above 0, and never all."""
+    """Split off the validation part."""
+    rest, held = _places(len(train), fraction, seed)
+    return Examples(train.x[rest], train.y[rest]), Examples(train.x[held], train.y[held])
+
+
+def _places(examples: int, fraction: float, seed: int) -> tuple[Index, Index]:
+    """Return the places of training and validation part: one at least if ``fraction`` is above 0, and never all."""
     if not 0 <= fraction < 1:
         raise DataError("split.validation", "a fraction in [0, 1)", fraction)
-    count = min(max(1, round(fraction * len(train))), len(train) - 1) if fraction else 0
-    order = derive(seed, "own-validation").permutation(len(train))
-    rest, held = np.sort(order[count:]), np.sort(order[:count])
-    return Examples(train.x[rest], train.y[rest]), Examples(train.x[held], train.y[held])
+    count = min(max(1, round(fraction * examples)), examples - 1) if fraction else 0
+    order = derive(seed, "own-validation").permutation(examples)
+    return np.sort(order[count:]), np.sort(order[:count])
 
 
 def own_info(keys: OwnSettings, task: str = "classification") -> DatasetInfo:
     """Return the metadata from the keys ``own.*``."""
-    shape = tuple(int(side) for side in keys.shape.split("x"))
+    inputs = several(keys.shape)
+    shape = (row_size(inputs),) if inputs else tuple(int(side) for side in keys.shape.split("x"))
     untokened: Literal["image", "signal"] = "image" if len(shape) == 3 else "signal"
     kind: Literal["text", "image", "signal"] = "text" if keys.vocabulary else untokened
     # Our own choice of defaults for unknown data.
     defaults: dict[str, str | int | float] = {"rounds": 20, "local-epochs": 1, "batch-size": 32, "lr": 0.01}
     facts = DatasetInfo(OWN, keys.count(task), shape, kind, False, {**defaults, "optimizer": "sgd"}, keys.vocabulary)
-    return replace(facts, labelled=task == "classification")
+    return replace(facts, labelled=task == "classification", inputs=inputs)

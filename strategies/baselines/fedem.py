@@ -30,6 +30,7 @@ from pydantic import Field
 from torch import nn
 
 from sepal.client.algorithm import ClientBase
+from sepal.client.columns import split
 from sepal.client.hooks import Hooks
 from sepal.config import Settings
 from sepal.models import initial_weights
@@ -143,7 +144,7 @@ class FedEmClient(Mixture, ClientBase[ClientState]):
         losses = []
         for m in range(self.hyper.models):
             predict = self._predict(models, m)
-            parts = zip(torch.split(self.trainer.x, EXAMPLES), torch.split(self.trainer.y, EXAMPLES), strict=True)
+            parts = split(self.trainer.x, self.trainer.y, EXAMPLES)
             found = [self.trainer.loss_each(predict(x), y) for x, y in parts]
             losses.append(torch.cat(found).cpu().numpy().astype(np.float64))
         loss = np.stack(losses, 1)
@@ -158,7 +159,7 @@ class FedEmClient(Mixture, ClientBase[ClientState]):
         """Return model m trained on the loss weighted by ``weights``, float64 (n,)."""
         network = self.trainer.network()
         network.load(self._model(models, m))
-        labels, q = self.trainer.y, torch.from_numpy(weights.astype(np.float32)).to(self.trainer.device)
+        labels, q = self.trainer.y[:], torch.from_numpy(weights.astype(np.float32)).to(self.trainer.device)
 
         def loss(module: nn.Module, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
             return (self.trainer.loss_each(module(x), labels[index]) * q[index]).mean()

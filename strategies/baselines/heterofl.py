@@ -28,6 +28,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from sepal.client import columns
 from sepal.client.hooks import Hooks
 from sepal.client.training import Trainer
 from sepal.protocol.layout import Layout, layers
@@ -95,7 +96,7 @@ class HeteroFLClient(Output, WidthClient):
 
     def __init__(self, task: Task, trainer: Trainer) -> None:
         super().__init__(task, trainer)
-        self.present = np.isin(np.arange(self.classes), self.trainer.y.cpu().numpy())
+        self.present = np.isin(np.arange(self.classes), self.trainer.y[:].cpu().numpy())
 
     def module(self, width: float) -> nn.Module:
         """Return a module that divides hidden layers' outputs by the width."""
@@ -132,7 +133,7 @@ class HeteroFLClient(Output, WidthClient):
         return Payload({CLASSES: members(self.present), **sent.tensors})
 
 
-def set_statistics(module: nn.Module, x: torch.Tensor) -> None:
+def set_statistics(module: nn.Module, x: columns.Part) -> None:
     """Set the running statistics of batch norms to the mean over batches of ``x``, inputs (n, …)."""
     norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     if not norms or len(x) < 2:
@@ -143,7 +144,7 @@ def set_statistics(module: nn.Module, x: torch.Tensor) -> None:
         norm.reset_running_stats()
         norm.momentum = None  # all batches count alike
     with torch.no_grad():
-        for part in torch.tensor_split(x, math.ceil(len(x) / BATCH)):
+        for part in columns.equal_parts(x, math.ceil(len(x) / BATCH)):
             module(part)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from sepal.client.algorithm import ClientBase
+from sepal.client.columns import split
 from sepal.client.hooks import frozen
 from sepal.client.network import Network, NetworkPredictor
 from sepal.client.training import Trainer
@@ -33,7 +34,6 @@ from sepal.strategies.dmpfl.contract import (
 from sepal.wire.tensors import Support
 
 Dense = dict[str, npt.NDArray[np.float32]]
-BATCH = 512  # batch size where it only affects memory
 
 
 class DmPflClient(ClientBase[ClientState]):
@@ -186,7 +186,7 @@ class DmPflClient(ClientBase[ClientState]):
         means = []
         for use, weights in models.items():
             predict, total = self.trainer.predictor(weights, use), 0.0
-            for x in torch.split(self.trainer.x, BATCH):
+            for x, _ in split(self.trainer.x, self.trainer.y):
                 total += float(entropy(predict(x)).sum(dtype=torch.float64))
             means.append(total / len(self.trainer.x))
         return tuple(means)

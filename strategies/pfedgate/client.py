@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import typing
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from sepal.client.algorithm import ClientBase
+from sepal.client.columns import Part, equal_parts
 from sepal.client.hooks import Hooks
 from sepal.client.network import Network
 from sepal.client.training import ParameterGroup, Trainer, read_state
@@ -104,10 +106,10 @@ class PFedGateClient(ClientBase[ClientState]):
         network.load({f"{part}.{name}": array for part, arrays in parts.items() for name, array in arrays.items()})
         return network, module
 
-    def _parts(self, x: torch.Tensor) -> typing.Sequence[torch.Tensor]:
+    def _parts(self, x: Part) -> Iterator[torch.Tensor]:
         """Cut examples (n, …) for evaluation: by batch as in training, into batches whose sizes differ by at most 1."""
         most = self.task.config.batch_size if self.hyper.gating == "batch" else EXAMPLES
-        return torch.tensor_split(x, math.ceil(len(x) / most))
+        return equal_parts(x, math.ceil(len(x) / most))
 
     def own_masks(self, state: ClientState) -> Mask:
         """Return bool (n, L): the blocks of the client's own model that are on for each of its training examples."""

@@ -176,6 +176,7 @@ def _from_cache(entry: Path) -> Source | None:
         facts = notes["info"]
         for key in ("input_shape", "mean", "std", "class_names", "notes", "columns"):
             facts[key] = tuple(facts[key])
+        facts["inputs"] = ()
         return Source(DatasetInfo(**facts), arrays["x"], arrays["y"], int(notes["train_count"]), arrays.get("natural"))
     except (KeyError, TypeError):
         return None

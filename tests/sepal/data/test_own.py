@@ -87,7 +87,7 @@ def test_its_own_data_error_passes(returns):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (5, r"expected to return \(x_train, y_train, x_test, y_test\) or a ClientData, got int"),
+        (5, r"expected to return \(x_train, y_train, x_test, y_test\), a ClientData, or Datasets .*, got int"),
         ((1, 2), "got tuple"),
         (four(x=[[1.0], [1.0, 2.0]]), "train x: expected an array"),
         (four(x=np.array([[None]])), "train x: expected an array of numbers"),

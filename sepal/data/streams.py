@@ -1,0 +1,106 @@
+"""Examples that do not fit into memory: a map-style torch ``Dataset``, read when examples are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sepal.data.examples import Examples, Index
+from sepal.errors import DataError, SepalError
+from sepal.user_modules import described
+
+WHAT = "a map-style Dataset: len(…) and […], which gives (x, y) of one example"
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """A part of a client's data as a Dataset.
+
+    Attributes:
+        key: Name of the data in error messages.
+        dataset: ``dataset[i]`` is (x, y) of an example.
+        rows: int64: the examples of the Dataset that are in this part, in order.
+        check: Makes checked :class:`Examples` of x and y, of several examples each.
+    """
+
+    key: str
+    dataset: Any
+    rows: Index
+    check: Callable[[str, Any, Any], Examples]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def subset(self, places: Index) -> Stream:
+        """Return the part with the examples at ``places`` alone."""
+        return replace(self, rows=self.rows[places])
+
+    def first(self, count: int) -> Examples:
+        """Return the first examples."""
+        return next(self.read([np.arange(min(count, len(self)))]))
+
+    def sample(self, count: int) -> Examples:
+        """Return at most ``count`` examples, evenly spaced."""
+        return next(self.read([np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))]))
+
+    def read(self, batches: Sequence[Index]) -> Iterator[Examples]:
+        """Yield batches, each the examples at its places, read one batch at a time by torch's DataLoader.
+
+        Raises:
+            DataError: The Dataset fails, or an example is invalid.
+        """
+        import torch
+        from torch.utils.data import DataLoader
+
+        loader: Any = DataLoader(
+            self.dataset,
+            batch_sampler=[self.rows[places].tolist() for places in batches],
+            collate_fn=self._together,
+            generator=torch.Generator(),  # or it draws from torch's own
+        )
+        try:
+            yield from loader
+        except SepalError:
+            raise
+        except Exception as error:
+            raise DataError(self.key, WHAT, described(error)) from error
+
+    def _together(self, items: Sequence[Any]) -> Examples:
+        if not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
+            raise DataError(self.key, WHAT, f"an example that is a {type(items[0]).__name__}")
+        targets = np.stack([np.asarray(y) for _, y in items])
+        return self.check(self.key, _stacked(self.key, [x for x, _ in items]), targets)
+
+
+def stream(key: str, dataset: Any, check: Callable[[str, Any, Any], Examples]) -> Stream:
+    """Return a Dataset as a part of a client's data.
+
+    Raises:
+        DataError: It has no length, or is read in its own order only.
+    """
+    try:
+        count = len(dataset)
+    except TypeError:
+        raise DataError(key, WHAT, f"{type(dataset).__name__}, which has no length") from None
+    return Stream(key, dataset, np.arange(count), check)
+
+
+def is_dataset(value: Any) -> bool:
+    """Return whether a part of a client's data is no array but read example by example."""
+    array = hasattr(value, "__array__") or isinstance(value, list | tuple | Mapping | str)
+    return not array and (hasattr(value, "__getitem__") or hasattr(value, "__iter__"))
+
+
+def _stacked(key: str, given: Sequence[Any]) -> Any:
+    first = given[0]
+    if isinstance(first, Mapping):
+        return {name: np.stack([np.asarray(each[name]) for each in given]) for name in first}
+    if isinstance(first, tuple | list):
+        return tuple(np.stack([np.asarray(part) for part in parts]) for parts in zip(*given, strict=True))
+    try:
+        return np.stack([np.asarray(each) for each in given])
+    except ValueError as error:
+        raise DataError(f"{key} x", "examples of one shape", str(error)) from None
