@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from sepal.errors import ProtocolError
-from sepal.inputs import row_size, several
+from sepal.protocol.inputs import row_size, several
 from sepal.protocol.method import Kind
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from torch import nn
 
 from sepal import models
 from sepal.errors import ModelError, StateError, one_line
-from sepal.inputs import several
 from sepal.modules import bring_back, floating, frozen_tensors, tied_names
+from sepal.protocol.inputs import several
 from sepal.protocol.method import resolve
 from sepal.protocol.tasks import LearningTask
 from sepal.protocol.tasks.builtin import TASKS

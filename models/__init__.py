@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sepal.errors import ModelError, suggest
-from sepal.inputs import Input, unpacking
+from sepal.protocol.inputs import Input, unpacking
 from sepal.user_modules import described, load
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def build(
             the model must be a sequence of layers; see :mod:`sepal.models.channels`.
         seed: Seed of torch's generator while a user's function builds the model.
         output: Shape of the outputs for one example; empty for logits ``(classes,)``.
-        inputs: What one example has, if that is several inputs (:mod:`sepal.inputs`): the user's function gets their
+        inputs: What one example has, if that is several inputs (:mod:`sepal.protocol.inputs`): the user's function gets their
             shapes, by name or as a tuple, and the model takes rows.
 
     Raises:

@@ -15,7 +15,7 @@ from sepal.config import OwnSettings
 from sepal.data.examples import ClientData, DatasetInfo, Examples, Index, Labels
 from sepal.data.streams import is_dataset, stream
 from sepal.errors import ConfigError, DataError
-from sepal.inputs import Input, packed, row_size, several
+from sepal.protocol.inputs import Input, packed, row_size, several
 from sepal.protocol.tasks import Targets
 from sepal.rng import derive, derive_seed
 from sepal.user_modules import described, load

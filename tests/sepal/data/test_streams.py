@@ -13,7 +13,7 @@ from sepal.client_app.guard import check_sizes
 from sepal.data.streams import Stream
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, DataError, ModelError, ProtocolError, RosterError
-from sepal.inputs import cut, packed, several
+from sepal.protocol.inputs import cut, packed, several
 from sepal.strategies.assembly import assemble
 
 RNG = np.random.default_rng(5)
