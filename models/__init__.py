@@ -99,8 +99,8 @@ def build(
             the model must be a sequence of layers; see :mod:`sepal.models.channels`.
         seed: Seed of torch's generator while a user's function builds the model.
         output: Shape of the outputs for one example; empty for logits ``(classes,)``.
-        inputs: What one example has, if that is several inputs (:mod:`sepal.protocol.inputs`): the user's function gets their
-            shapes, by name or as a tuple, and the model takes rows.
+        inputs: What one example has, if that is several inputs (:mod:`sepal.protocol.inputs`): the user's function gets
+            their shapes, by name or as a tuple, and the model takes rows.
 
     Raises:
         ModelError: The name is unknown, the function cannot be used, or the model does not fit the data.

@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from sepal.errors import ModelError
 from sepal.masks.cuts import Axis, ChannelGroup, Coupling
-from sepal.modules import refuse_frozen_and_tied
+from sepal.modules import OTHERWISE, refuse_frozen_and_tied
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
@@ -66,7 +66,7 @@ class _Walk:
     def unknown(self, what: str) -> ModelError:
         """Return the error of a model whose channels cannot be cut."""
         expected = "convolutions, norms and linear layers one after another, where channels are to be cut"
-        return ModelError("model", expected, f"{self.model} with {what}")
+        return ModelError("model", f"{expected} ({OTHERWISE})", f"{self.model} with {what}")
 
     def step(self, node: fx.Node) -> None:
         """Process one operation."""

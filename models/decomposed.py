@@ -31,7 +31,7 @@ from torch import nn
 from sepal.errors import ModelError
 from sepal.models.factors import LEAST, DecomposedLayer, Decomposition, first, steps
 from sepal.models.weights import layout, read_weights
-from sepal.modules import refuse_frozen_and_tied
+from sepal.modules import OTHERWISE, described_layer, refuse_frozen_and_tied
 from sepal.protocol.layout import Layout
 from sepal.rng import derive
 
@@ -205,12 +205,13 @@ def _layers(model: nn.Module) -> list[str]:
     """Return the names of the layers with parameters or buffers, in order; the last is the head."""
     names = []
     for name, layer in model.named_modules():
-        own = [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
+        counters = [tensor for _, tensor in layer.named_buffers(recurse=False) if not tensor.is_floating_point()]
+        own = len([*layer.parameters(recurse=False), *layer.buffers(recurse=False)]) - len(counters)
         convolution = isinstance(layer, nn.Conv1d | nn.Conv2d)
         fits = convolution and layer.groups == 1 and layer.padding_mode == "zeros"
         if own and not fits and not isinstance(layer, nn.Linear | nn.GroupNorm):
             kinds = "layers of the kinds convolution (one group, padded with zeros), linear and GroupNorm"
-            raise ModelError("model", f"{kinds}, to decompose it", f"{name or 'the model itself'}: {layer}")
+            raise ModelError("model", f"{kinds}, to decompose it ({OTHERWISE})", described_layer(name, layer))
         names += [name] if own else []
     kinds_found = [type(model.get_submodule(name)) for name in names]
     if not names or kinds_found[-1] is not nn.Linear or not any(kind in _PLAIN for kind in kinds_found[:-1]):

@@ -20,9 +20,13 @@ from torch import nn
 from sepal.errors import ModelError
 from sepal.models.gate import Gate, straight_through
 from sepal.models.gated_layers import LAYERS, Gated, Mask
-from sepal.modules import frozen_names, refuse_tied
+from sepal.modules import OTHERWISE, described_layer, frozen_names, refuse_tied
 
 Choose = Callable[[npt.NDArray[np.float32]], Mask]
+
+
+def _known(layer: nn.Module) -> bool:
+    return type(layer) in LAYERS and getattr(layer, "groups", 1) == 1
 
 
 class GatedModule(nn.Module):
@@ -36,7 +40,9 @@ class GatedModule(nn.Module):
 
     Args:
         model: Layers Conv1d, Conv2d, Linear and GroupNorm, and layers without parameters. It is modified: its
-            layers become gated, its parameters and their names stay.
+            layers become gated, its parameters and their names stay. By batch and by client, where there is one θ' for
+            a batch, any other layer too (recurrent, attention, norms): then all weights are scaled before the forward
+            pass, and no rows are skipped. Embeddings are refused: token ids are no numbers for a gate.
         input_shape: Shape of one example.
         blocks: Each parameter's block sizes, positive, in the order of the blocks' numbers; L in all.
         choose: The knapsack: from G, float32 (N, L), to the blocks that are on, bool (N, L).
@@ -86,12 +92,28 @@ class GatedModule(nn.Module):
         self.on, self.ever = np.zeros(starts[-1], bool), np.zeros(starts[-1], bool)
         self._spans = {name: (blocks[name], start) for name, start in zip(blocks, starts, strict=False)}
         self._layers: list[Gated] = []
+        self._scaled: dict[str, str] = {}
         self._held: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for path, layer in model.named_modules():
+        held = [(path, part) for path, part in model.named_modules() if any(True for _ in part.parameters(False))]
+        other = [(path, layer) for path, layer in held if not _known(layer)]
+        if norms := [each for each in other if isinstance(each[1], nn.modules.batchnorm._BatchNorm)]:
+            expected = f"norms without running statistics, such as GroupNorm, to gate them ({OTHERWISE})"
+            raise ModelError("model", expected, described_layer(*norms[0]))
+        if embeds := [path for path, layer in held if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]:
+            raise ModelError("model", f"inputs that are numbers, for a gate ({OTHERWISE})", f"{embeds[0]} (Embedding)")
+        if gating == "sample" and other:
+            expected = "layers Conv1d, Conv2d (one group), Linear and GroupNorm, to gate them by sample"
+            way = f"{expected} (pfedgate.gating = batch takes others; {OTHERWISE})"
+            raise ModelError("model", way, described_layer(*other[0]))
+        if other:
+            for number, (name, (of, begin)) in enumerate(self._spans.items()):
+                self._scaled[name] = f"block_{number}"
+                block = torch.from_numpy(begin + np.repeat(np.arange(len(of)), of))
+                self.register_buffer(self._scaled[name], block, persistent=False)
+            return
+        for path, layer in held:
             own = [name for name, _ in layer.named_parameters(recurse=False)]
-            if own and (type(layer) not in LAYERS or getattr(layer, "groups", 1) != 1):
-                raise ModelError("model", "layers Conv1d, Conv2d (one group), Linear and GroupNorm", f"{path}: {layer}")
-            if own and any(name.rpartition(".")[0] == path for name in frozen):
+            if any(name.rpartition(".")[0] == path for name in frozen):
                 raise ModelError("model", "layers that are frozen or trained as a whole, to gate them", path)
             if own:
                 layer.__class__ = LAYERS[type(layer)]
@@ -108,6 +130,12 @@ class GatedModule(nn.Module):
         if self.training:
             self.on, self.ever = on, self.ever | on
             self.gate.pooled.zero_()
+        if self._scaled:
+            parameters = dict(self.model.named_parameters())
+            scales = {name: gates[0, self.get_buffer(block)] for name, block in self._scaled.items()}
+            scaled = {name: parameter * scales[name].view_as(parameter) for name, parameter in parameters.items()}
+            found: torch.Tensor = torch.func.functional_call(self.model, scaled, (x,))
+            return found
         for layer in self._layers:
             layer.gates, layer.live = gates, on | torch.is_grad_enabled()
         try:

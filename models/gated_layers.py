@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sepal.errors import ModelError
+from sepal.modules import OTHERWISE
 
 Mask = npt.NDArray[np.bool_]
 
@@ -161,9 +162,14 @@ class _Linear(_Rows, nn.Linear):
     product = staticmethod(F.linear)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.ndim != 2:
-            raise ModelError("model", "linear layers on (batch, features) for a gate", tuple(x.shape))
-        return super().forward(x)
+        if x.ndim == 2:
+            return super().forward(x)
+        if not self.shared:
+            expected = (
+                f"linear layers on (batch, features), to gate them by sample (pfedgate.gating = batch; {OTHERWISE})"
+            )
+            raise ModelError("model", expected, f"one on {tuple(x.shape)}")
+        return super().forward(x.flatten(0, -2)).view(*x.shape[:-1], -1)
 
 
 LAYERS = {nn.Conv1d: _Conv1d, nn.Conv2d: _Conv2d, nn.GroupNorm: _GroupNorm, nn.Linear: _Linear}

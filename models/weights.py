@@ -42,8 +42,9 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm
 def layout(module: nn.Module) -> Layout:
     """Return the model's tensors in ``state_dict`` order, with shape and role.
 
-    Buffers are statistics, in any module. In modules that are not torch's own layers, a tensor of two or
-    more axes is a weight and any other a bias, so that methods mask matrices only.
+    Buffers are statistics, in any module. Weights, which methods prune, are matrices of torch's own layers, and in
+    other modules tensors of two or more axes that are called so (``weight``, ``weight_ih``). All else is a bias, such
+    as learned positions and class tokens.
     """
     return tuple(
         Parameter(name, tuple(tensor.shape), _role(*_owner(module, name), tensor))
@@ -107,7 +108,8 @@ def _role(owner: nn.Module, leaf: str, tensor: torch.Tensor) -> Role:
         return Role.STATISTIC
     if isinstance(owner, _NORMS):
         return Role.NORM
-    return Role.WEIGHT if tensor.ndim >= 2 and "bias" not in leaf else Role.BIAS
+    called = "weight" in leaf or type(owner).__module__.startswith("torch.nn.")
+    return Role.WEIGHT if tensor.ndim >= 2 and "bias" not in leaf and called else Role.BIAS
 
 
 def _initial(module: nn.Module, name: str, tensor: torch.Tensor, seed: int) -> NDArray[np.float32]:

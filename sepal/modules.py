@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+OTHERWISE = "fedavg, fedpse, dmpfl and subfedavg's un take any layer"
 _NAMES = "_sepal_frozen"  # attribute of the model: names of its frozen tensors
 
 
@@ -133,7 +134,8 @@ def refuse_frozen_and_tied(module: nn.Module, purpose: str) -> None:
         ModelError: A parameter is frozen, or two layers share one.
     """
     if names := frozen_names(module):
-        raise ModelError("model", f"layers that are all trained, {purpose}", f"{names[0]}, which is frozen")
+        expected = f"layers that are all trained, {purpose} ({OTHERWISE})"
+        raise ModelError("model", expected, f"{names[0]}, which is frozen")
     refuse_tied(module, purpose)
 
 
@@ -141,7 +143,17 @@ def refuse_tied(module: nn.Module, purpose: str) -> None:
     """Refuse a model in which two layers share a parameter; see :func:`refuse_frozen_and_tied`."""
     if tied := tied_names(module):
         again, name = next(iter(tied.items()))
-        raise ModelError("model", f"layers with weights of their own, {purpose}", f"{name}, which is {again} too")
+        expected = f"layers with weights of their own, {purpose} ({OTHERWISE})"
+        raise ModelError("model", expected, f"{name}, which is {again} too (tied)")
+
+
+def described_layer(path: str, layer: nn.Module) -> str:
+    """Return a layer as ``encoder.norm (LayerNorm)``, or a tensor that a module of other layers holds itself."""
+    own = [name for name, _ in [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]]
+    if next(layer.children(), None) is not None and not isinstance(layer, nn.MultiheadAttention):
+        return f"{path}.{own[0]} of {type(layer).__name__}".lstrip(".")
+    groups = f", {layer.groups} groups" if getattr(layer, "groups", 1) != 1 else ""
+    return f"{path or 'the model itself'} ({type(layer).__name__}{groups})"
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

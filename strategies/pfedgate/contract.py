@@ -106,7 +106,10 @@ class Gated:
         if self.hyper.gating == "batch" and task.config.evaluate.shift:
             expected = "false where pfedgate.gating = batch: what is predicted depends on how examples are batched"
             raise ConfigError("evaluate.shift", expected, True)
-        self.module(self.hyper.keep or 1.0)
+        module, example = self.module(self.hyper.keep or 1.0).eval(), torch.zeros(1, *task.input_shape)
+        module.pool([example])
+        with torch.no_grad():
+            module(example)  # refuses what only a forward pass shows, before the run
 
     def keep(self, client: ClientInfo) -> float:
         """Return s_i."""

@@ -90,7 +90,9 @@ class Prunable:
         self.coupling = coupling(task.make()) if hybrid else ()
         found = [g for g in self.coupling if g.scale and len(shapes[f"{g.name}.weight"]) > 2]
         if hybrid and not found:
-            expected = "BatchNorm2d behind a convolution, by which subfedavg.variant = hy ranks channels"
+            expected = (
+                "BatchNorm2d behind a convolution, by which subfedavg.variant = hy ranks channels (un needs none)"
+            )
             raise ModelError("model", expected, f"none in {task.config.model}")
         self.scales = {group.name: str(group.scale) for group in found}
         self.channels: Layout = tuple(Parameter(group.name, (group.size,), Role.NORM) for group in found)

@@ -46,7 +46,7 @@ def test_layout_follows_state_dict_and_leaves_counters_out():
         Parameter("3.weight", (7, 3), Role.WEIGHT),
         Parameter("4.weight", (4,), Role.NORM),
         Parameter("4.bias", (4,), Role.NORM),
-        Parameter("5.mix", (2, 3), Role.WEIGHT),
+        Parameter("5.mix", (2, 3), Role.BIAS),
         Parameter("5.bias_matrix", (2, 3), Role.BIAS),
     )
     roles = {parameter.name: parameter.role for parameter in models.layout(module)}
