@@ -19,6 +19,7 @@ from sepal.client_app.portable import Origin
 from sepal.data.federation import DealtData
 from sepal.data.sources import FOLDER
 from sepal.errors import ConfigError, ModelError, one_line
+from sepal.models.lora import merged
 from sepal.modules import frozen_tensors
 from sepal.protocol.messages import is_version, version_round
 from sepal.protocol.method import Plan, Predictor, resolve
@@ -120,7 +121,8 @@ def client_model(path: Path, config: Mapping[str, Any], client: str, device: str
         keys.target_unit,
         keys.own.shape if info.inputs else "",
     )
-    networks = [{**network.read(), **frozen_tensors(network.module)} for network in predict.networks]
+    whole = [{**network.read(), **frozen_tensors(network.module)} for network in predict.networks]
+    networks = [merged(tensors, (keys.lora.alpha or keys.lora.rank) / (keys.lora.rank or 1)) for tensors in whole]
     return ClientModel(origin, networks, np.array(raw), predict(x.to(device)).cpu().numpy())
 
 

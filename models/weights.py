@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from sepal.errors import ModelError
+from sepal.models.lora import LoRA
 from sepal.modules import floating
 from sepal.protocol.layout import Layout, Parameter, Role
 from sepal.rng import derive
@@ -108,7 +109,7 @@ def _role(owner: nn.Module, leaf: str, tensor: torch.Tensor) -> Role:
         return Role.STATISTIC
     if isinstance(owner, _NORMS):
         return Role.NORM
-    called = "weight" in leaf or type(owner).__module__.startswith("torch.nn.")
+    called = "weight" in leaf or isinstance(owner, LoRA) or type(owner).__module__.startswith("torch.nn.")
     return Role.WEIGHT if tensor.ndim >= 2 and "bias" not in leaf and called else Role.BIAS
 
 
@@ -120,6 +121,9 @@ def _initial(module: nn.Module, name: str, tensor: torch.Tensor, seed: int) -> N
         return _array(tensor).copy()
     if isinstance(owner, _BY_FAN_IN):
         bound = 1 / math.sqrt(math.prod(owner.weight.shape[1:]))
+        return rng.uniform(-bound, bound, shape).astype(np.float32)
+    if isinstance(owner, LoRA):
+        bound = 1 / math.sqrt(shape[1]) if leaf == "lora_A" else 0.0
         return rng.uniform(-bound, bound, shape).astype(np.float32)
     if isinstance(owner, nn.RNNBase):
         bound = 1 / math.sqrt(owner.hidden_size)

@@ -55,12 +55,22 @@ def freeze_others(module: nn.Module, trainable: str, values: Mapping[str, NDArra
             raise ConfigError("trainable", f"patterns of {', '.join(names[:8])}{' …' * (len(names) > 8)}", pattern)
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
+    fill_frozen(module, values)
+    return set_aside(module)
+
+
+def fill_frozen(module: nn.Module, values: Mapping[str, NDArray[Any]]) -> None:
+    """Give the parameters that are not trained the values of their name, where there is one.
+
+    Raises:
+        ConfigError: A value has another shape.
+    """
+    for name, parameter in module.named_parameters():
         if not parameter.requires_grad and name in values:
             if values[name].shape != tuple(parameter.shape):
                 expected, got = f"shape {tuple(parameter.shape)}", f"shape {values[name].shape}"
                 raise ConfigError(f"initial-weights: {name}", expected, got)
             parameter.data.copy_(torch.from_numpy(values[name]))
-    return set_aside(module)
 
 
 def bring_back(module: nn.Module) -> nn.Module:
@@ -71,6 +81,7 @@ def bring_back(module: nn.Module) -> nn.Module:
         layer._non_persistent_buffers_set.discard(leaf)  # torch.export looks for its names there, too
         if tensor is not None:
             layer.register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
+    setattr(module, _NAMES, ())
     return module
 
 

@@ -85,8 +85,8 @@ def assemble(
     shape = known.input_shape, known.classes, known.vocabulary
     sides: dict[str, Any] = {"output": learning.output, "inputs": known.inputs}
     make: Callable[..., nn.Module] = partial(models.build, config.model, *shape, config.width, **sides)
-    if config.trainable:
-        make = partial(_part_frozen, make, config.trainable, config.initial_weights)
+    if config.trainable or config.lora.rank:
+        make = partial(_part_frozen, make, config)
     first = first_weights(config, make)
     agreed = agreed_text(config, hyper, flat, sources or {}, known.class_names if config.dataset == FOLDER else ())
     task = Task(
@@ -111,6 +111,9 @@ def complete(
     from sepal.strategies.calibrated import Rates, rates
 
     full = config.completed(method.defaults, {"partition.name": info.partition, **info.defaults})
+    if config.lora.rank < 0:
+        rank = int(method.defaults.get("lora.rank", 0))
+        full = full.model_copy(update={"lora": config.lora.model_copy(update={"rank": rank})})
     found = rates(method.name, info, full.model, full.optimizer)
     scale = 1 - config.momentum if full.optimizer == "sgd" else 1.0
     if "lr" in method.defaults and not found.own_method:  # the method's own default is nearer than FedAvg's rate
@@ -174,7 +177,7 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
     module = make()
     parameters, frozen = layout(module), frozen_tensors(module)
     rules.check_model(config, parameters)
-    set_by = "initial-weights" if config.trainable and config.initial_weights else config.model
+    set_by = "initial-weights" if config.initial_weights and (config.trainable or config.lora.rank) else config.model
     kept = (f"model: {len(frozen)} frozen tensors stay as {set_by} sets them",) if frozen else ()
     if config.initial_weights:
         return FirstWeights(parameters, _from_file(config, module, parameters), frozenset(), frozen, kept)
@@ -189,11 +192,21 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
     return FirstWeights(parameters, weights, given, frozen, (*kept, words) if given else kept)
 
 
-def _part_frozen(make: Callable[..., nn.Module], trainable: str, file: str, seed: int = 0) -> nn.Module:
-    """Return a new model of which only ``trainable`` is trained; the rest is as in ``file``, if there is one."""
-    from sepal.modules import freeze_others
+def _part_frozen(make: Callable[..., nn.Module], config: RunConfig, seed: int = 0) -> nn.Module:
+    """Return a new model of which adapters and ``trainable`` are trained; the rest is as in ``initial-weights``."""
+    from sepal.modules import bring_back, fill_frozen, freeze_others, set_aside
 
-    return freeze_others(make(seed=seed), trainable, _read(file) if file else {})
+    module, lora = make(seed=seed), config.lora
+    values = _read(config.initial_weights) if config.initial_weights else {}
+    if config.trainable:
+        freeze_others(module, config.trainable, values)
+    else:
+        fill_frozen(module.requires_grad_(False), values)
+    if not lora.rank:
+        return module
+    from sepal.models.lora import add_adapters
+
+    return set_aside(add_adapters(bring_back(module), lora.rank, lora.alpha, lora.targets, seed))
 
 
 def _read(path: str) -> Weights:
@@ -222,14 +235,16 @@ def _from_file(config: RunConfig, module: nn.Module, parameters: Layout) -> Weig
 
     The file may have more: counters that are not floating point, and what the model freezes.
     """
+    from sepal.models.lora import plain_name
     from sepal.models.weights import initial_weights
     from sepal.modules import frozen_tensors
 
     stored, head = _read(config.initial_weights), set[str]()
     if config.initial_head == "new":
         head = {parameter.name for parameter in parameters if parameter.name.rpartition(".")[0] == _last(parameters)}
+    head |= {parameter.name for parameter in parameters if parameter.name.endswith((".lora_A", ".lora_B"))}
     wanted = {parameter.name: parameter.shape for parameter in parameters if parameter.name not in head}
-    extra = head | set(frozen_tensors(module))
+    extra = head | {plain_name(name) for name in frozen_tensors(module)}
     found = {name: tuple(array.shape) for name, array in stored.items() if name not in extra}
     if wanted != found:
         odd = next(name for name in {**wanted, **found} if wanted.get(name) != found.get(name))

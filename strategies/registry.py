@@ -36,6 +36,8 @@ METHODS = {
     "fedrep": "sepal.strategies.baselines.fedrep:FedRep",
     "fedbabu": "sepal.strategies.baselines.fedbabu:FedBabu",
     "lg-fedavg": "sepal.strategies.baselines.lg_fedavg:LgFedAvg",
+    "fedsa-lora": "sepal.strategies.baselines.fedsa_lora:FedSaLora",
+    "flasc": "sepal.strategies.baselines.flasc:Flasc",
     "heterofl": "sepal.strategies.baselines.heterofl:HeteroFL",
     "fjord": "sepal.strategies.baselines.fjord:Fjord",
     "fedrolex": "sepal.strategies.baselines.fedrolex:FedRolex",

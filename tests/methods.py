@@ -73,6 +73,9 @@ MORE = {"rounds": 4, "partition.subsample": 600}
 TO_LEARN = {  # keys with which a case learns within a few rounds; those of CASES are there to take other paths
     "flanc": {"momentum": 0.0},  # products of factors: momentum diverges at this rate
     "pfedhn": {"pfedhn.inner-rate": 0.02},
+    # Adapters beside random frozen layers learn little.
+    "fedsa-lora": {"trainable": "*", **MORE},
+    "flasc": {"trainable": "*", "flasc.rate": 0.03, "flasc.down": 0.5, "flasc.up": 0.5, **MORE},
     "pfedme": {"pfedme.steps": 2, **MORE},
     **dict.fromkeys(("feddst", "dmpfl", "fjord-mixed", "pa3dfl", "pfedgate"), MORE),  # sparse or narrow at first
     # A shift is the distance from the weights that learnt without gates.

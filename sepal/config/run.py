@@ -80,6 +80,20 @@ class CompressSettings(Settings):
     )
 
 
+class LoraSettings(Settings):
+    """Low-rank adapters, beside which the model is frozen: keys ``lora.*`` (:mod:`sepal.models.lora`)."""
+
+    rank: int = Field(
+        -1, ge=-1, le=4096, description="rank r of the adapters; 0: none; -1: the method's (fedsa-lora, flasc), else 0"
+    )
+    alpha: float = Field(0.0, ge=0, description="an adapter is scaled by alpha / rank; 0: by 1")
+    targets: str = Field(
+        "",
+        description="comma-separated patterns of layers that get adapters, such as encoder.*.mlp.*; empty: all linear "
+        "and attention layers but the last",
+    )
+
+
 def _numbers(text: str) -> list[float]:
     """Return the numbers in a text such as ``0.25,0.5,1``; a single NaN if it cannot be parsed."""
     try:
@@ -240,6 +254,7 @@ class RunConfig(Settings):
     capacity: CapacitySettings = Field(default_factory=CapacitySettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
     compress: CompressSettings = Field(default_factory=CompressSettings)
+    lora: LoraSettings = Field(default_factory=LoraSettings)
 
     @field_validator("task")
     @classmethod
@@ -296,4 +311,4 @@ class RunConfig(Settings):
 
 # Flat keys for which 0 or ``auto`` means the default.
 AUTOMATIC = ("rounds", "local-epochs", "batch-size", "optimizer", "lr", "model", "partition.name")
-PARTS = ("partition", "split", "folder", "own", "evaluate", "capacity", "privacy", "compress")
+PARTS = ("partition", "split", "folder", "own", "evaluate", "capacity", "privacy", "compress", "lora")

@@ -28,7 +28,8 @@ FLAT = {
     "pfedhn.inner-rate": 0.005,
     "evaluate-every": 0,
 }
-METHODS = pytest.mark.parametrize("method", registry.METHODS)
+LORA = ("fedsa-lora", "flasc")  # they train adapters alone: tests/models/test_lora.py
+METHODS = pytest.mark.parametrize("method", [name for name in registry.METHODS if name not in LORA])
 # They cut, decompose or gate layers one by one, and refuse models in which that is not possible.
 CUT = {"local-width", "heterofl", "fjord", "fedrolex", "tailorfl", "flanc", "pa3dfl"}
 
