@@ -44,8 +44,8 @@ def layout(module: nn.Module) -> Layout:
     """Return the model's tensors in ``state_dict`` order, with shape and role.
 
     Buffers are statistics, in any module. Weights, which methods prune, are matrices of torch's own layers, and in
-    other modules tensors of two or more axes that are called so (``weight``, ``weight_ih``). All else is a bias, such
-    as learned positions and class tokens.
+    other modules tensors of two or more axes that are called so (``weight``, ``weight_ih``, ``w``). All else is a bias,
+    such as learned positions and class tokens.
     """
     return tuple(
         Parameter(name, tuple(tensor.shape), _role(*_owner(module, name), tensor))
@@ -68,6 +68,11 @@ def initial_weights(module: nn.Module, seed: int) -> Weights:
         float32 arrays by name, in the order of ``layout``.
     """
     return {name: _initial(module, name, tensor, seed) for name, tensor in floating(module).items()}
+
+
+def views(module: nn.Module) -> Weights:
+    """Return the model's weights as :func:`read_weights`, without a copy where they are float32 on the CPU."""
+    return {name: _array(tensor) for name, tensor in floating(module).items()}
 
 
 def read_weights(module: nn.Module) -> Weights:
@@ -109,7 +114,12 @@ def _role(owner: nn.Module, leaf: str, tensor: torch.Tensor) -> Role:
         return Role.STATISTIC
     if isinstance(owner, _NORMS):
         return Role.NORM
-    called = "weight" in leaf or isinstance(owner, LoRA) or type(owner).__module__.startswith("torch.nn.")
+    called = (
+        "weight" in leaf
+        or leaf.lower() == "w"
+        or isinstance(owner, LoRA)
+        or type(owner).__module__.startswith("torch.nn.")
+    )
     return Role.WEIGHT if tensor.ndim >= 2 and "bias" not in leaf and called else Role.BIAS
 
 

@@ -171,7 +171,7 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
     Raises:
         ConfigError: The model is refused (:func:`sepal.strategies.rules.check_model`), or the file does not fit it.
     """
-    from sepal.models.weights import initial_weights, layout, read_weights
+    from sepal.models.weights import initial_weights, layout, views
     from sepal.modules import frozen_tensors
 
     module = make()
@@ -184,10 +184,10 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
     weights = initial_weights(module, config.seed)
     if ":" not in config.model:
         return FirstWeights(parameters, weights, frozenset(), frozen, kept)
-    built, again = read_weights(module), read_weights(make(seed=1))
+    built, again = views(module), views(make(seed=1))
     same = (name for name in built if np.array_equal(built[name], again[name]))
     given = frozenset(name for name in same if not np.array_equal(built[name], weights[name]))
-    weights = {name: built[name] if name in given else drawn for name, drawn in weights.items()}
+    weights = {name: built[name].copy() if name in given else drawn for name, drawn in weights.items()}
     words = f"model: {len(given)} of {len(parameters)} tensors start as {config.model} sets them, the others are new"
     return FirstWeights(parameters, weights, given, frozen, (*kept, words) if given else kept)
 

@@ -25,6 +25,7 @@ from experiments.bench import (
     gate,
     hypernetwork,
     server_memory,
+    size,
     widths,
 )
 from sepal.server_app.summary import processor
@@ -40,6 +41,7 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "server-memory": server_memory.measure,
     "deployed": deployed.measure,
     "gate": gate.measure,
+    "size": size.measure,
 }
 
 
