@@ -41,8 +41,8 @@ and other methods that exchange whole models take what FedAvg takes. HeteroFL, F
 local-width need models whose channels can be cut, as Sub-FedAvg's hybrid does.
 
 Sub-FedAvg and DM-PFL prune weights of torch's own layers (linear, convolution, recurrent, attention, embedding), and
-in modules of your own tensors of two or more axes that are called `weight` or `w`: never biases, norms, learned positions
-or class tokens.
+in modules of your own tensors of two or more axes that are called `weight` or `w`: never biases, norms, learned
+positions or class tokens.
 
 Made by `python -m experiments.matrix`; `tests/experiments/test_matrix.py` runs it, and fails if the page is not up to
 date.
