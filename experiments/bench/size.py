@@ -181,6 +181,7 @@ def measure() -> list[dict[str, Any]]:
         goal = "flat: at most 1.1" if clients > 3 else ""
         met = ratio <= 1.1 if goal else None
         what = f"86 M parameters, {engine}, {method}, {clients} clients"
+        print(json.dumps(found), file=sys.stderr, flush=True)  # a run takes minutes
         rows.append(
             {"what": what, "ratio": ratio, "goal": goal, "met": met, "engine": engine, **found, "load_before": load}
         )
