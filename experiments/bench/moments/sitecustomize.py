@@ -28,13 +28,13 @@ def in_server(module: Any) -> None:
     """``order``: a round's messages begin to go out. ``taken``: a node's reply is here."""
     deliver = module.Exchange.deliver
 
-    def noted(self: Any, nodes: Any, compose: Any, group: str, timeout: float, take: Any) -> Any:
+    def noted(self: Any, nodes: Any, compose: Any, group: str, timeout: float, take: Any, *further: Any) -> Any:
         def taken(node: int, records: Any) -> None:
             note("taken", node)
             take(node, records)
 
         note("order", group)
-        return deliver(self, nodes, compose, group, timeout, taken)
+        return deliver(self, nodes, compose, group, timeout, taken, *further)
 
     module.Exchange.deliver = noted
 
