@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from contextlib import suppress
 
@@ -38,7 +39,7 @@ def lies(scoring, count=400):
 def test_no_sums_of_a_client_end_the_run_or_give_a_figure_that_is_none(scoring):
     replies = list(lies(scoring))
     assert replies
-    for pair in zip(replies, replies[1:], strict=False):
+    for pair in itertools.pairwise(replies):
         found = view_figures(pair, "trained", "", scoring) or {}
         together = scoring.values(merged(pair, "trained"))
         assert all(map(math.isfinite, [*found.values(), *together.values()]))

@@ -141,3 +141,23 @@ def test_a_client_that_only_reports_errors_counts_as_one_upload_a_round_towards_
 def test_a_run_config_cannot_ask_a_client_for_a_million_models():
     with pytest.raises(ConfigError, match=r"fedem\.models: expected"):
         Shared.of({"dataset": "digits", "method": "fedem", "fedem.models": 10**6})
+
+
+def test_the_digest_of_the_data_tells_nothing_about_labels(tmp_path, monkeypatch):
+    """Where no example of a part is ill, exchanging that name with one that nobody has leaves the arrays as they are.
+
+    A part may be two examples of the server's choice, and a query costs no upload.
+    """
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path))
+    monkeypatch.setenv("SEPAL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data.csv").write_text("a,label\n" + "0,well\n" * 10)  # equal examples, so all splits are alike
+    plain = {"dataset": "folder", "data-dir": str(tmp_path), "partition.name": "iid", "clients": 1}
+
+    def digest(classes="ill,well,unknown", **run):
+        shared = Shared.of({**plain, "method": "fedavg", "folder.classes": classes, **run}, "cpu")
+        return build_host(shared, Node(0, 1), "r", open_store(shared, Node(0, 1), "r")).info.data
+
+    again = digest(rounds=7, threads=1, lr=0.5)
+    assert again == digest(), "keys that say nothing about data do not change it"
+    other = [digest("unknown,well,ill"), digest(seed=1), digest(**{"split.seed": 1}), digest("well,ill,unknown")]
+    assert len({again, *other}) == 5
