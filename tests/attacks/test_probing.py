@@ -81,7 +81,7 @@ def test_accuracies_of_models_of_its_choice_tell_the_server_a_clients_labels_wha
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_losses_of_models_of_its_choice_tell_the_server_the_inputs_of_a_test_example(task, tmp_path, monkeypatch):
-    """Not defended: a model of one open neuron says 10 + x, and the sums are exact; a part may have one test example."""
+    """Not defended: a model of one open neuron says 10 + x, and sums are exact; a part may have one test example."""
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path))
     monkeypatch.setenv("SEPAL_CACHE", str(tmp_path / "cache"))
     np.savez(tmp_path / "d.npz", x=np.linspace(-1, 1, 20, dtype=np.float32).reshape(10, 2), y=np.arange(10) % 2)
