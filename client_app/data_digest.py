@@ -10,7 +10,7 @@ from sepal.config.agreement import LOCAL
 from sepal.data import ClientData
 from sepal.storage.serialize import digest_arrays
 
-KEYS, GROUPS = ("clients", "dataset", "seed", "task"), ("folder", "own", "partition", "split")
+KEYS, GROUPS = ("clients", "dataset", "seed", "task"), ("folder", "hf", "own", "partition", "split")
 
 
 def data_keys(config: RunConfig) -> str:
