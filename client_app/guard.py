@@ -102,6 +102,8 @@ def check_split(node: Node, config: RunConfig) -> None:
     if node.accuracies or node.data or config.dataset not in FILES:
         return
     expected = "{}, for this node's own files: others tell label counts (sepal join --no-accuracies)"
+    if config.hf.person:  # any column, also that of labels, of which `natural` would tell how often each value occurs
+        raise ProtocolError("hf.person", expected.format("none"), "a column of the server's choice")
     if config.partition.name not in ("iid", "natural"):
         raise ProtocolError("partition.name", expected.format("iid or natural"), config.partition.name)
     if config.split.by != "random" or config.split.test_of_labels:
