@@ -7,7 +7,6 @@ share are built once.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from sepal.client.evaluation import Evaluator, Shift, no_examples
 from sepal.client.network import Network
 from sepal.client.state_store import DiskStateStore, StateStore
 from sepal.client.training import Trainer
+from sepal.client_app.data_digest import data_digest, data_keys
 from sepal.client_app.guard import parse_allowed
 from sepal.client_app.host import ClientHost
 from sepal.client_app.upload_count import UploadCount
@@ -198,7 +198,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     if not len(data.train):
         raise DataError(f"{node.client}: data", "at least one training example", "none")
     if node.client not in shared.digests:
-        shared.digests[node.client] = data_digest(data, getattr(store, "secret", ""))
+        shared.digests[node.client] = data_digest(data, f"{getattr(store, 'secret', '')}|{data_keys(task.config)}")
     info = ClientInfo(node.client, len(data.train), capacity, device.partition(":")[0], shared.digests[node.client])
     train, validation, test = (columns(part, device) for part in (data.train, data.validation, data.test))
     refuse_streams(task.config, data, node.client)
@@ -261,20 +261,6 @@ def refuse_streams(config: RunConfig, data: ClientData, client: str) -> None:
         if value != "none" and isinstance(data.train, Stream):
             expected = "none with a Dataset, which is read batch by batch: return arrays for it"
             raise ConfigError(f"{client}: {key}", expected, value)
-
-
-def data_digest(data: ClientData, salt: str) -> str:
-    """Return SHA-256 (hex) over ``salt`` and all arrays of a client's data, of a Dataset over 64 examples of each part.
-
-    The server pins it, so that a run does not continue on other data. The salt stays with the client: without it, the
-    server could test a guess of the whole data.
-    """
-    whole = {"train": data.train, "validation": data.validation, "test": data.test}
-    parts = {name: part.sample(64) if isinstance(part, Stream) else part for name, part in whole.items()}
-    if isinstance(data.train, Stream):
-        salt += f"|{[len(part) for part in whole.values()]}"
-    arrays = {f"{name}.{key}": getattr(part, key) for name, part in parts.items() for key in ("x", "y")}
-    return hashlib.sha256(f"{salt}|{digest_arrays(arrays)}".encode()).hexdigest()
 
 
 def data_of(shared: Shared, node: Node) -> FederatedData:
