@@ -25,8 +25,9 @@ from sepal.config.data import (
     PartitionSettings,
     SplitSettings,
 )
+from sepal.config.groups import CapacitySettings, EvaluateSettings, PrivacySettings
 from sepal.config.parse import Flat, parse
-from sepal.config.run import AUTOMATIC, PARTS, CapacitySettings, EvaluateSettings, PrivacySettings, RunConfig
+from sepal.config.run import AUTOMATIC, PARTS, RunConfig
 
 __all__ = [
     "AUTO",

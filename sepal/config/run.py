@@ -14,92 +14,11 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from sepal.config.base import Settings, flatten
-from sepal.config.data import Corruption, FolderSettings, HubSettings, OwnSettings, PartitionSettings, SplitSettings
+from sepal.config.data import FolderSettings, HubSettings, OwnSettings, PartitionSettings, SplitSettings
+from sepal.config.groups import CapacitySettings, CompressSettings, EvaluateSettings, LoraSettings, PrivacySettings
 from sepal.errors import ConfigError
-from sepal.rng import derive
 
 TASKS = ("classification", "multilabel", "regression", "segmentation", "tokens")
-
-
-class EvaluateSettings(Settings):
-    """Additional evaluations in the closing round: keys ``evaluate.*``."""
-
-    # DM-PFL, section 4.2: 0 to 100 % of a client's test set replaced from the test data of all clients.
-    shift: bool = Field(False, description="also evaluate with 0 … 100 % of test data drawn from all clients")
-    corruption: Corruption = Field("none", description="also evaluate on test images with this corruption")
-    severity: int = Field(3, ge=1, le=5, description="severity of the corruption, as in CIFAR-10-C")
-
-
-class CapacitySettings(Settings):
-    """How much of the full model clients can hold, unless their nodes set it: keys ``capacity.*``."""
-
-    # Pa3dFL, section 5: hetero is uniform in 1-100 %.
-    profile: str = Field(
-        "ideal",
-        description="share of the full model that a client can hold: ideal (1), hetero (uniform in 0.01-1), or numbers "
-        "such as 0.25,0.5,1, one of which is drawn for each client",
-    )
-
-    @field_validator("profile")
-    @classmethod
-    def _is_possible(cls, profile: str) -> str:
-        if profile not in ("ideal", "hetero") and not all(0 < number <= 1 for number in _numbers(profile)):
-            raise ValueError("ideal, hetero, or numbers in (0, 1] such as 0.25,0.5,1")
-        return profile
-
-    def draw(self, seed: int, client: str) -> float:
-        """Return the capacity of ``client``, in (0, 1]; it depends on seed and name only."""
-        if self.profile == "ideal":
-            return 1.0
-        rng = derive(seed, "capacity", client)
-        return float(rng.uniform(0.01, 1.0) if self.profile == "hetero" else rng.choice(_numbers(self.profile)))
-
-
-class PrivacySettings(Settings):
-    """Differential privacy of clients' uploads: keys ``privacy.*``; see docs/privacy.md."""
-
-    clip: float = Field(0.0, ge=0, description="maximum L2 norm of a client's update; 0: no clipping and no noise")
-    noise: float = Field(
-        0.0,
-        ge=0,
-        description="noise multiplier: standard deviation of the Gaussian noise per entry, divided by privacy.clip",
-    )
-    delta: float = Field(1e-5, gt=0, lt=1, description="δ at which ε is reported")
-
-
-class CompressSettings(Settings):
-    """Compressed exchange of methods that exchange dense models: keys ``compress.*``."""
-
-    name: Literal["none", "stc", "topk"] = Field(
-        "none", description="send a part of each update: stc: as signs with one size, topk: as values; both ways"
-    )
-    keep: float = Field(0.1, gt=0, le=1, description="p, fraction of entries sent, in both directions")
-    # Our choice. Who missed more rounds gets the current value of each entry that has changed since.
-    cache: int = Field(
-        20, ge=1, le=10_000, description="past rounds whose updates the server keeps for clients that missed them"
-    )
-
-
-class LoraSettings(Settings):
-    """Low-rank adapters, beside which the model is frozen: keys ``lora.*`` (:mod:`sepal.models.lora`)."""
-
-    rank: int = Field(
-        -1, ge=-1, le=4096, description="rank r of the adapters; 0: none; -1: the method's (fedsa-lora, flasc), else 0"
-    )
-    alpha: float = Field(0.0, ge=0, description="an adapter is scaled by alpha / rank; 0: by 1")
-    targets: str = Field(
-        "",
-        description="comma-separated patterns of layers that get adapters, such as encoder.*.mlp.*; empty: all linear "
-        "and attention layers but the last",
-    )
-
-
-def _numbers(text: str) -> list[float]:
-    """Return the numbers in a text such as ``0.25,0.5,1``; a single NaN if it cannot be parsed."""
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        return [math.nan]
 
 
 class RunConfig(Settings):
