@@ -118,6 +118,20 @@ def of_width(model: str, width: str, r: str, taken: list[str], parameters: float
     return row(model, [f"{width} ({r})", *taken, *counts])
 
 
+def test_a_model_of_86_m_parameters():
+    found, rows = measured("bench-size").values(), []
+    for each in found:
+        traffic = [f"{each[f'{way}_bytes_a_client'] / 1e6:,.2f}" for way in ("down", "up")]
+        memory = [f"{each['server_mib']:,}", f"{each['client_mib']:,}"]
+        title = f"{each['method']}, {each['clients']} clients, {each['engine']}"
+        rows.append(row(title, [*memory, *traffic, f"{each['round_seconds']:.0f}"]))
+    assert table("A model of 86 M parameters") == rows
+    more = [each for each in found if each["goal"]]
+    assert all(each["met"] for each in more)
+    grown = " and ".join(f"{each['ratio']:.2f}" for each in more)
+    assert f"with 6 clients over 3: {grown} (goal: at most 1.1)" in PROSE
+
+
 def test_the_hypernetwork():
     found, rows = measured("bench-hypernetwork"), []
     for what, clients, width, depth in (

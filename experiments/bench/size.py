@@ -1,6 +1,6 @@
 """A model of the size of ViT-B/16, 86 M parameters: memory of server and clients, seconds and bytes of a round.
 
-Each run is a process of its own, which starts a worker for each client (in process), or a SuperLink and nodes
+Each run is a process of its own, which starts three workers (in process), or a SuperLink and nodes
 (deployed, over gRPC). A thread reads the resident memory of all of them every 50 ms; the largest peak of each kind is
 what counts.
 """
@@ -93,7 +93,7 @@ def role(process: psutil.Process) -> str:
 
 
 def in_process(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Run in process with a worker for each client; the server is this process."""
+    """Run in process with three workers, which are the clients; the server is this process."""
     from sepal.engines.in_process import run_in_process
     from sepal.strategies.assembly import assemble
 
@@ -105,7 +105,7 @@ def in_process(keys: Mapping[str, Any]) -> dict[str, Any]:
         def round(self, progress: Any, record: Any, line: Mapping[str, Any]) -> None:
             seconds.append(dict(line))
 
-    run_in_process(assemble(keys), observers=[Lines()], workers=int(keys["clients"]))
+    run_in_process(assemble(keys), observers=[Lines()], workers=3)
     return {"lines": seconds}
 
 
