@@ -20,6 +20,7 @@ import torch
 
 from sepal.client.devices import be_deterministic, choose_device
 from sepal.client.evaluation import Evaluator, Shift, no_examples
+from sepal.client.meeting import Meeting
 from sepal.client.network import Network
 from sepal.client.state_store import DiskStateStore, StateStore
 from sepal.client.training import Trainer
@@ -61,6 +62,7 @@ class Shared:
         pooled: A sample of the test data of all clients, on the device; None until first used.
         everyone: All test data of all clients, for test-time shift; None until first used.
         digests: Digests of clients' data by client; see :func:`data_digest`.
+        meeting: Where clients meet that train at once; None if each trains alone.
     """
 
     assembly: Assembly
@@ -70,6 +72,7 @@ class Shared:
     pooled: Pair | None = None
     everyone: Pair | None = None
     digests: dict[str, str] = field(default_factory=dict)
+    meeting: Meeting | None = None
 
     @classmethod
     def of(cls, run_config: Mapping[str, Any], device: str = "") -> Shared:
@@ -209,6 +212,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         secret=secret,
         learning=task.learning,
         class_weights=class_weights(train[1], shared.assembly.info.classes) if balanced else None,
+        meeting=shared.meeting,
     )
     algorithm = shared.assembly.method.make_client(task, trainer)
     evaluator = Evaluator(

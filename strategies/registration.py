@@ -78,8 +78,10 @@ def register(
     learned: Mapping[str, Reader] | None = None,
     scheduled: bool = False,
     needs: tuple[str, ...] = (),
+    batched: bool = False,
 ) -> Registered:
     """Return the method's record. Arguments are those of :class:`Method`."""
     rest = (received, uses_capacity, private, deployed, draws, robust, combination, dense, compression)
     found = learned or {}
-    return Registered(name, title, source, hyper, server, client, defaults or {}, *rest, found, scheduled, needs)
+    last = (found, scheduled, needs, batched)
+    return Registered(name, title, source, hyper, server, client, defaults or {}, *rest, *last)

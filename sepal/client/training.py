@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +20,18 @@ from torch import nn
 from torch.nn import functional
 
 from sepal.client.hooks import Hooks, Loss, cross_entropy, frozen
+from sepal.client.meeting import Meeting
 from sepal.client.multiply_adds import costs
 from sepal.client.network import Network, NetworkPredictor, read_gradients
 from sepal.client.optimizers import OptimizerState, ParameterGroup, Trained, load_state, make_optimizer, read_state
 from sepal.client.privacy import Released, release
+from sepal.client.reports import reported
 from sepal.client.sgd_adam import Optimizer
+from sepal.client.stacked import Job
 from sepal.config import RunConfig
-from sepal.errors import ProtocolError
-from sepal.protocol.fields import GREATEST, NAME
 from sepal.protocol.method import ClientInfo, Weights
 from sepal.protocol.tasks.builtin import BY_CLASS
 from sepal.protocol.tasks.learning import LearningTask
-from sepal.protocol.views import CLOSING_VIEWS
 from sepal.rng import derive, derive_seed
 from sepal.wire.tensors import Values
 
@@ -38,8 +39,6 @@ __all__ = ["Hooks", "Network", "ParameterGroup", "Trainer", "cross_entropy", "fr
 
 BATCH = 512  # batch size where it only affects memory
 MOST_NETWORKS = 16  # networks kept by a process
-MOST_REPORTS = 12  # figures that a method may report; keeps a reply below sepal.protocol.fields.MOST_METRICS
-OURS = frozenset({"capacity", "examples", "multiply-adds", "seconds", "steps", "unseen-test-labels"})
 
 
 @dataclass
@@ -65,6 +64,7 @@ class Trainer:
         request: Digest of the message that is answered; the noise depends on it. The host sets it.
         learning: Targets, loss and metrics.
         class_weights: The weight of each class in the loss, float32 (classes,); None: all alike.
+        meeting: Where it meets other clients of the process to train at once; None: each trains alone.
     """
 
     client: ClientInfo
@@ -84,6 +84,7 @@ class Trainer:
     request: bytes = b""
     learning: LearningTask = BY_CLASS
     class_weights: torch.Tensor | None = None
+    meeting: Meeting | None = None
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a batch's outputs (n, …): the task's, with class weights if the client has any."""
@@ -110,10 +111,11 @@ class Trainer:
                 too (``width-0.5``), because networks are shared between clients.
             make: Builds a module of another shape than the run's model, such as a narrower one.
         """
-        network = self.networks.pop(use, None) or Network((make or self.make)(), self.device)
-        self.networks[use] = network
-        if len(self.networks) > MOST_NETWORKS:
-            del self.networks[next(iter(self.networks))]
+        networks = self.networks if self.meeting is None else self.meeting.networks(self.networks)
+        network = networks.pop(use, None) or Network((make or self.make)(), self.device)
+        networks[use] = network
+        if len(networks) > MOST_NETWORKS:
+            del networks[next(iter(networks))]
         return network
 
     def predictor(
@@ -159,13 +161,18 @@ class Trainer:
         """
         if optimizer is not None and parameters is not None:
             raise ValueError("give either parameters or an optimizer, which has its own parameters")
-        begun = time.monotonic()
-        hooks = hooks or Hooks()
+        hooks, kept = hooks or Hooks(), optimizer is not None
         objective = hooks.loss or self.loss_of
         module.train()
         optimizer = optimizer or self.optimizer(module, round, parameters)
-        mean, seen = torch.zeros((), device=self.device), 0
         passes, smallest = self.config.local_epochs if epochs is None else epochs, smallest_batch(module)
+        if self.meeting is not None and not kept:
+            rows = partial(self.rows, round, purpose, smallest=smallest)
+            if fitted := self.meeting.train(Job(self, module, hooks, optimizer, passes, rows)):
+                self.seconds, self.steps = self.seconds + fitted.seconds, self.steps + fitted.steps
+                self.account(module, fitted.seen, density)
+                return fitted.loss
+        begun, mean, seen = time.monotonic(), torch.zeros((), device=self.device), 0
         for epoch in range(1, passes + 1):
             mean.zero_()
             for x, y in self.batches(round, purpose, epoch, smallest):
@@ -221,13 +228,20 @@ class Trainer:
             smallest: Minimum batch size; there are fewer batches if necessary, and none if the client has fewer
                 examples.
         """
+        rows = self.rows(round, purpose, epoch, smallest)
+        if not rows:
+            return
+        order = torch.cat(list(rows)).to(self.device)
+        yield from zip(*(torch.tensor_split(part[order], len(rows)) for part in (self.x, self.y)), strict=True)
+
+    def rows(self, round: int, purpose: str, epoch: int, smallest: int = 1) -> Sequence[torch.Tensor]:
+        """Return the rows of each of :meth:`batches`, int64, on the CPU."""
         examples = len(self.y)
         if examples < smallest:
-            return
+            return ()
         rng = derive(self.config.seed, "batches", self.client.name, round, purpose, epoch)
-        order = torch.from_numpy(rng.permutation(examples)).to(self.device)
         count = min(math.ceil(examples / self.config.batch_size), examples // smallest)
-        yield from zip(torch.tensor_split(self.x[order], count), torch.tensor_split(self.y[order], count), strict=True)
+        return torch.tensor_split(torch.from_numpy(rng.permutation(examples)), count)
 
     def gradient(self, module: nn.Module, loss: Loss | None = None) -> dict[str, npt.NDArray[np.float32]]:
         """Return the gradient of the mean loss over the whole training part, float32 by parameter name.
@@ -268,27 +282,10 @@ class Trainer:
     def report(self, name: str, value: float) -> None:
         """Report a figure of this round; it appears in the client's ``metrics`` in metrics.jsonl.
 
-        Call it from ``train`` or ``adapt``. If a name is reported twice, the last value counts. Values that are not
-        finite are ignored.
-
-        Args:
-            name: At most 64 letters, digits, ``_`` or ``-``; at most 12 names a round.
-            value: From 0 to 1e18.
-
-        Raises:
-            ProtocolError: The name is invalid or reserved, the value is out of range, or there are too many names.
+        Call it from ``train`` or ``adapt``. If a name is reported twice, the last value counts. Arguments and errors
+        are those of :func:`~sepal.client.reports.reported`.
         """
-        if not NAME.match(name) or "." in name:
-            raise ProtocolError("report", "a name of at most 64 letters, digits, '_' or '-'", name)
-        if name in OURS or name.partition("-")[0] in CLOSING_VIEWS:
-            raise ProtocolError("report", f"another name than {', '.join(sorted(OURS))} and views", name)
-        if not math.isfinite(value):
-            return
-        if not 0 <= value <= GREATEST:
-            raise ProtocolError(f"report {name}", f"a number from 0 to {GREATEST:g}", value)
-        self.reports[name] = float(value)
-        if len(self.reports) > MOST_REPORTS:
-            raise ProtocolError("report", f"at most {MOST_REPORTS} names", f"{len(self.reports)}, the last {name}")
+        self.reports = reported(self.reports, name, value)
 
     def spent(self) -> Mapping[str, float]:
         """Return the figures since the last call, and reset them: seconds, steps, multiply-adds, reports."""

@@ -80,6 +80,18 @@ class CompressSettings(Settings):
     )
 
 
+class EngineSettings(Settings):
+    """How clients in process train: keys ``engine.*``."""
+
+    batch: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="clients of a worker in process that train at once, as one stacked model; 0: 16 on an accelerator, "
+        "1 on a CPU. Where a method or model cannot, they train one by one",
+    )
+
+
 def _numbers(text: str) -> list[float]:
     """Return the numbers in a text such as ``0.25,0.5,1``; a single NaN if it cannot be parsed."""
     try:
@@ -227,6 +239,7 @@ class RunConfig(Settings):
     capacity: CapacitySettings = Field(default_factory=CapacitySettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
     compress: CompressSettings = Field(default_factory=CompressSettings)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
 
     @field_validator("task")
     @classmethod
@@ -283,4 +296,4 @@ class RunConfig(Settings):
 
 # Flat keys for which 0 or ``auto`` means the default.
 AUTOMATIC = ("rounds", "local-epochs", "batch-size", "optimizer", "lr", "model", "partition.name")
-PARTS = ("partition", "split", "folder", "own", "evaluate", "capacity", "privacy", "compress")
+PARTS = ("partition", "split", "folder", "own", "evaluate", "capacity", "privacy", "compress", "engine")
