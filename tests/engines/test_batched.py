@@ -96,7 +96,7 @@ def test_the_page_says_which_methods_train_at_once():
     ],
 )
 def test_keys_of_training_apply_to_each_client(keys):
-    """Clients of 23 to 111 examples, so that batches are padded and clients have steps of their own."""
+    """Clients of 48 to 69 examples, so that batches are padded and clients have steps of their own."""
     many = {"batch-size": 16, "local-epochs": 2, **keys}
     alone, _, _ = ran(1, **many)
     found, _, counts = ran(4, **many)

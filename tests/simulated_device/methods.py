@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from sepal.client import stacked
 from sepal.client.devices import choose_device, spread
 from sepal.client.training import Trainer
 from sepal.client_app.client_model import client_model
@@ -32,7 +33,7 @@ from tests.simulated_device import load
 
 DEVICE = "sim:1"  # not the current one: a tensor made on "sim" without a number is on another device
 SMALL = {"clients": 2, "clients-per-round": 2, "rounds": 2, "partition.subsample": 40, "evaluate-every": 1}
-SMALL |= {"checkpoint-every": 1, "batch-size": 8, "pooled-samples": 20}
+SMALL |= {"checkpoint-every": 1, "batch-size": 8, "pooled-samples": 20, "engine.batch": 1}
 NO_SHIFT = {"pfedgate-batch"}  # its predictions depend on how examples are batched
 # A step of these waits twice, by design: pFedGate's knapsack is solved on the host.
 WAITS = dict.fromkeys(("pfedgate", "pfedgate-batch", "pfedgate-client"), 2)
@@ -62,6 +63,20 @@ def arrays(strategy):
     """All numbers that a run ended with: the server's state and the accuracies of all views."""
     found, _ = flatten(strategy.progress.server)
     return {name: np.asarray(value) for name, value in found.items()}
+
+
+def assert_close(here, there):
+    """Compare the numbers that two runs ended with; return the largest difference."""
+    ours, theirs = arrays(here), arrays(there)
+    assert ours.keys() == theirs.keys()
+    worst = 0.0
+    for key, value in ours.items():
+        if value.dtype.kind == "f" and value.size:
+            worst = max(worst, float(np.abs(value - theirs[key]).max()))
+            np.testing.assert_allclose(theirs[key], value, rtol=1e-4, atol=1e-5, err_msg=key)
+        else:
+            np.testing.assert_array_equal(theirs[key], value, err_msg=key)
+    return worst
 
 
 def on_device(flat_keys, directory):
@@ -115,15 +130,7 @@ def compare(name):
     assert waits, "no step was watched"
     most = max(map(len, waits))
     assert most <= WAITS.get(name, 0), max(waits, key=len)
-    ours, theirs = arrays(here), arrays(there)
-    assert ours.keys() == theirs.keys()
-    worst = 0.0
-    for key, value in ours.items():
-        if value.dtype.kind == "f" and value.size:
-            worst = max(worst, float(np.abs(value - theirs[key]).max()))
-            np.testing.assert_allclose(theirs[key], value, rtol=1e-4, atol=1e-5, err_msg=key)
-        else:
-            np.testing.assert_array_equal(theirs[key], value, err_msg=key)
+    worst = assert_close(here, there)
     views = {v: a and a["mean"] for v, a in here.report.accuracy.items()}
     assert views == {v: a and a["mean"] for v, a in there.report.accuracy.items()}
     figures = {"cpu": between - begun, "sim": time.process_time() - between, "worst": worst, "exported": exported}
@@ -193,7 +200,39 @@ def check_memory():
     assert "client-00001" in watching.records[1].replies  # it is asked again
 
 
-CHECKS = {"mixes": check_mixes, "names": check_names, "memory": check_memory}
+def check_at_once():
+    """Clients that train at once, the default on a device, give what they give alone on the CPU; no step waits."""
+    losses, write, steps = stacked._Stack.losses, stacked._Stack._write, []
+
+    def watched_losses(self, *args):
+        torch.ops.sepal_sim.strict(len(args[1]) > 0 and self.watched)
+        steps.append(len(args[1]))
+        return losses(self, *args)
+
+    def unwatched_write(self, *args):
+        torch.ops.sepal_sim.strict(False)
+        return write(self, *args)
+
+    def watched_train(self):
+        self.watched = True
+        return train(self)
+
+    train, stacked._Stack.watched = stacked._Stack.train, False
+    stacked._Stack.losses, stacked._Stack._write, stacked._Stack.train = watched_losses, unwatched_write, watched_train
+    keys = {**SMALL, "engine.batch": 0, "momentum": 0.9}
+    try:
+        for name in ("fedavg", "fedprox", "ditto", "fedpse", "subfedavg", "dmpfl"):
+            steps.clear()
+            here = run_in_process(assemble(flat(name, **keys, device="cpu")))
+            assert not steps
+            assert_close(here, run_in_process(assemble(flat(name, **keys, device=DEVICE))))
+            assert 2 in steps, name
+    finally:
+        torch.ops.sepal_sim.strict(False)
+        stacked._Stack.losses, stacked._Stack._write, stacked._Stack.train = losses, write, train
+
+
+CHECKS = {"mixes": check_mixes, "names": check_names, "memory": check_memory, "at once": check_at_once}
 
 
 def main(out, names):
