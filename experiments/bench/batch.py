@@ -57,12 +57,14 @@ class Rounds:
         """Do nothing at the end."""
 
 
-def seconds(keys: Mapping[str, Any], device: str, at_once: int, rounds: int = ROUNDS) -> list[float]:
+def seconds(
+    keys: Mapping[str, Any], device: str, at_once: int, rounds: int = ROUNDS, clock: Callable[[], float] | None = None
+) -> list[float]:
     """Return the seconds of each training round but the first."""
     from sepal.engines.in_process import run_in_process
     from sepal.strategies.assembly import assemble
 
-    watching = Rounds(time.process_time if device == "cpu" else time.perf_counter)
+    watching = Rounds(clock or (time.process_time if device == "cpu" else time.perf_counter))
     flat = {**keys, "clients": CLIENTS, "rounds": rounds, "device": device, "engine.batch": at_once}
     run_in_process(assemble(flat), observers=[watching])
     return watching.seconds[1:rounds]
