@@ -145,7 +145,8 @@ def _shift(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
         alt.X("shift:Q", title="test data from other clients, %"),
         alt.Y("mean:Q", title=measure.axis, scale=FROM_DATA),
     )
-    ends = [row for row in rows if row["shift"] == 100 and row["view"] == "trained"]
+    first = views(comparison)[0]
+    ends = [row for row in first_shown(comparison, rows) if row["shift"] == 100]
     words = "; ".join(f"{with_cell(row['label'], row['cell'])} {drawn_text(comparison, row['mean'])}" for row in ends)
     reading = (
         f"Mean {measure.name}{measure.in_unit} when a share of each client's test data is replaced "
@@ -154,7 +155,7 @@ def _shift(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     return Drawn(
         chart,
         reading,
-        f"{named('Accuracy', comparison)} under test-time shift; of trained models under full shift: {words}.",
+        f"{named('Accuracy', comparison)} under test-time shift; {first} models under full shift: {words}.",
     )
 
 

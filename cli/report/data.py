@@ -52,6 +52,7 @@ def deployed(comparison: Comparison) -> dict[str, str]:
 def first_shown(comparison: Comparison, rows: Rows) -> Rows:
     """Return the rows with a view that figures show when the page is opened."""
     first, own = views(comparison)[0], deployed(comparison)
+    own = {} if any(row["view"] == DEPLOYED for row in rows) else own  # some figures have rows of that name
     return [
         row
         for row in rows
@@ -139,7 +140,8 @@ def _thinned(rounds: Sequence[int]) -> Sequence[int]:
 
 
 def _clients(comparison: Comparison, variant: Variant) -> Iterator[Row]:
-    for view in _stored(comparison):
+    """Yield each client's accuracy, beside what it has with the yardsticks; of deployed models, with their own view."""
+    for view in views(comparison):
         shown = _shown(variant, view)
         accuracy, measure = variant.first.clients(shown), variant.measure
         beside = {
@@ -192,8 +194,8 @@ def _labels(comparison: Comparison) -> Iterator[Row]:
 def _shift(comparison: Comparison, variant: Variant) -> Iterator[Row]:
     for view in MODELS:
         for percent in SHIFTS:
-            found = variant.accuracy_further(f"{view}-shift-{percent}")
-            if found:
+            names = (f"{shown}-shift-{percent}" for shown in dict.fromkeys((view, STAND_IN)))
+            if found := next(filter(None, map(variant.accuracy_further, names)), None):
                 mean = variant.measure.rounded(found.mean)
                 yield {"view": view, "shift": percent, "mean": mean}
 
@@ -220,7 +222,7 @@ def _frontier(comparison: Comparison) -> Iterator[Row]:
 def _capacity(comparison: Comparison, variant: Variant) -> Iterator[Row]:
     """Yield the capacity and accuracy of clients, if their capacities differ."""
     result = variant.first
-    capacity = {client["name"]: client["capacity"] for client in result.stored.lines[-1]["clients"]}
+    capacity = {client["name"]: client["capacity"] for line in result.stored.lines for client in line["clients"]}
     if len(set(capacity.values())) < 2:
         return
     for view in _stored(comparison):

@@ -1,0 +1,66 @@
+"""Which of a method's models a figure shows: its own deployed ones when the page is opened; and how rounds count."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.runs_for_tests import figures, write_run
+
+pytest.importorskip("altair", reason="the extra report is not installed")
+
+from sepal.cli.report.charts import figures as charts
+from sepal.cli.report.data import datasets, first_shown
+from sepal.study.comparison import read_comparison
+
+
+def better_trained(run, *, full=True):
+    """Let the run's trained models have 90 %; without ``full``, its last line but one is of a single client."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["accuracy"]["trained"] = figures([0.9] * 3)
+        line["clients"] = [{**client, "trained": 0.9} for client in line["clients"]]
+    if not full:
+        lines = [*lines[:-2], {**lines[-2], "full": False, "clients": lines[-2]["clients"][:1]}]
+        (run / "summary.json").unlink()
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return run
+
+
+@pytest.fixture
+def beside(tmp_path):
+    """Ditto deploys kept models, FedAvg-FT trained ones, Local kept ones; kept ones have 60 %, trained ones 90 %."""
+    for method in ("ditto", "fedavg-ft", "local"):
+        shift = method != "local"
+        better_trained(write_run(tmp_path / method, method=method, kept=True, closing=[0.6] * 3, shift=shift))
+    return read_comparison([str(tmp_path)])
+
+
+def test_every_client_is_shown_beside_the_yardsticks_own_deployed_models(beside):
+    rows = datasets(beside)["clients"]
+    opened = first_shown(beside, rows)
+    assert {row["label"]: row["accuracy"] for row in opened} == {"ditto": 60, "fedavg-ft": 90, "local": 60}
+    assert [row["beside"] for row in opened if row["label"] == "ditto"] == [[["fedavg-ft", 90], ["local", 60]]] * 3
+    kept = [row["beside"] for row in rows if row["label"] == "ditto" and row["view"] == "kept"]
+    assert kept == [[["fedavg-ft", 60], ["local", 60]]] * 3
+
+
+def test_where_one_method_was_not_evaluated_so_its_trained_models_stand_in(beside, tmp_path):
+    """Both runs have trained models under shift; Ditto has kept ones, too, and deploys these."""
+    run = tmp_path / "ditto"
+    summary = json.loads((run / "summary.json").read_text())
+    summary["further"] |= {"kept-shift-100": figures([0.3])}
+    (run / "summary.json").write_text(json.dumps(summary))
+    comparison = read_comparison([str(tmp_path)])
+    data = datasets(comparison)
+    kept = {(row["label"], row["mean"]) for row in data["shift"] if row["view"] == "kept" and row["shift"] == 100}
+    assert kept == {("ditto", 30), ("fedavg-ft", 60)}
+    (shift,) = (each for each in charts(comparison, data) if each.name == "shift")
+    assert shift.words.endswith("deployed models under full shift: ditto 30.0 %; fedavg-ft 60.0 %.")
+
+
+def test_a_live_page_has_capacities_of_clients_that_the_last_round_did_not_draw(tmp_path):
+    run = better_trained(write_run(tmp_path / "a", capacities=[0.2, 0.5, 1.0]), full=False)
+    rows = datasets(read_comparison([str(run)]))["capacity"]
+    assert {row["capacity"] for row in rows} == {20, 50, 100}
