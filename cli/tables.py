@@ -16,6 +16,7 @@ from sepal.cli.sheets import (
     NONE,
     Sheet,
     accuracy_sheet,
+    basis,
     conclusions,
     cost_sheet,
     difference_sheet,
@@ -233,7 +234,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         print_sheet(console, accuracy_sheet(variants))
         paragraphs(not_converged(variants), rounds_run(variants))
         print_sheet(console, cost_sheet(variants))
-        paragraphs(sentences.frontier_sentence(comparison, cell))
+        paragraphs(basis(variants), sentences.frontier_sentence(comparison, cell))
         print_sheet(console, difference_sheet(comparison, cell))
         paragraphs(*conclusions(comparison, cell))
     if comparison.tuning:

@@ -94,8 +94,8 @@ def _curve(comparison: Comparison, variant: Variant) -> Iterator[Row]:
         full = _by_round(result.points(shown) for result in variant.results)
         between = _by_round(result.sampled(_just_trained(shown)) for result in variant.results)
         for kind, rounds in (("sampled", between), ("full", full)):
-            for number in _thinned(sorted(rounds)):
-                points = rounds[number]
+            for at in _thinned(sorted(rounds)):
+                points, (number, completed) = rounds[at], at
                 found, measure = over_seeds([point.mean for point in points]), variant.measure
                 mean, spread = (found.mean, found.spread or 0.0) if found else (0.0, 0.0)
                 low, high = mean - spread, mean + spread
@@ -107,12 +107,13 @@ def _curve(comparison: Comparison, variant: Variant) -> Iterator[Row]:
                     "kind": kind,
                     "joined": not between,
                     "round": number,
+                    "at": f"closing, after round {number}" if completed == number else f"round {number}",
                     "mb": _rounded(float(np.mean([point.megabytes for point in points]))),
                     "seconds": round(float(np.mean([point.seconds for point in points])), 2),
                     "mean": measure.rounded(mean),
                     "low": measure.rounded(low),
                     "high": measure.rounded(high),
-                    "last": number == max(full or between) and (kind == "full" or not full),
+                    "last": at == max(full or between) and (kind == "full" or not full),
                 }
 
 
@@ -125,15 +126,18 @@ def _rounded(megabytes: float) -> float:
     return float(f"{megabytes:.5g}")  # also of a few bytes something is left
 
 
-def _by_round(curves: Iterable[Sequence[Point]]) -> dict[int, list[Point]]:
-    found: dict[int, list[Point]] = {}
+At = tuple[int, int]  # a point's round, and the rounds completed: the last round and the closing one differ in these
+
+
+def _by_round(curves: Iterable[Sequence[Point]]) -> dict[At, list[Point]]:
+    found: dict[At, list[Point]] = {}
     for curve in curves:
         for point in curve:
-            found.setdefault(point.round, []).append(point)
+            found.setdefault((point.round, point.completed), []).append(point)
     return found
 
 
-def _thinned(rounds: Sequence[int]) -> Sequence[int]:
+def _thinned(rounds: Sequence[At]) -> Sequence[At]:
     """Return all rounds, or of more than :data:`MOST_ROUNDS` evenly spaced ones and the last."""
     step = -(-len(rounds) // MOST_ROUNDS) or 1
     return [*rounds[:-1:step], *rounds[-1:]]

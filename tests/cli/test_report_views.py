@@ -64,3 +64,29 @@ def test_a_live_page_has_capacities_of_clients_that_the_last_round_did_not_draw(
     run = better_trained(write_run(tmp_path / "a", capacities=[0.2, 0.5, 1.0]), full=False)
     rows = datasets(read_comparison([str(run)]))["capacity"]
     assert {row["capacity"] for row in rows} == {20, 50, 100}
+
+
+def test_a_curve_counts_rounds_as_they_were_set_and_the_closing_evaluation_after_the_last(tmp_path):
+    """`sepal show` has rounds 1, 2 and closing."""
+    comparison = read_comparison([str(write_run(tmp_path / "a"))])
+    data = datasets(comparison)
+    curve = [row for row in data["curve"] if row["view"] == "trained"]
+    assert [(row["round"], row["at"], row["last"]) for row in curve] == [
+        (1, "round 1", False),
+        (2, "round 2", False),
+        (2, "closing, after round 2", True),
+    ]
+    (by_round,) = (each for each in charts(comparison, data) if each.name == "round")
+    assert "ends at 60.0 % after 2 rounds" in by_round.words
+    assert "The last is the closing evaluation, after the last round." in by_round.reading
+
+
+def test_the_words_say_why_points_of_fine_tuned_models_lie_off_their_line(tmp_path):
+    for method in ("fedavg-ft", "fedavg"):
+        run = write_run(tmp_path / method, method=method)
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        lines[0]["full"] = lines[1]["full"] = False
+        (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    comparison = read_comparison([str(tmp_path)])
+    (by_round,) = (each for each in charts(comparison, datasets(comparison)) if each.name == "round")
+    assert "Points of fedavg-ft lie off its line" in by_round.reading
