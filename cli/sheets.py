@@ -15,6 +15,7 @@ from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server_app.places import IN_PROCESS
 from sepal.strategies import registry
 from sepal.study.comparison import Comparison
+from sepal.study.majority import warning
 from sepal.study.results import DIRECTIONS, LEAST_POINTS, Variant
 from sepal.study.statistics import Estimate
 
@@ -157,6 +158,14 @@ def not_converged(variants: Sequence[Variant]) -> str:
     return f"{MARK} not converged, still {how} at the last round: {', '.join(words)}" if words else ""
 
 
+def no_better(variants: Sequence[Variant]) -> Iterator[str]:
+    """Yield a line for each variant that is no better than its clients' most frequent label."""
+    for variant in variants:
+        summaries = [result.stored.summary or {} for result in variant.results]
+        if words := warning(summaries, variant.deployed, variant.first.stored.config["lr"]):
+            yield f"{variant.label}: {words}."
+
+
 def rounds_run(variants: Sequence[Variant]) -> str:
     """Return a line with the rounds of each variant if a run ended before its limit, or nothing."""
     limits = {variant.label: variant.first.stored.config["rounds"] for variant in variants}
@@ -168,6 +177,7 @@ def rounds_run(variants: Sequence[Variant]) -> str:
 def remarks(comparison: Comparison, cell: str) -> Iterator[str]:
     """Yield what is said about a cell's tables: convergence, rounds, conclusions."""
     variants = comparison.variants(cell)
+    yield from no_better(variants)
     yield from filter(None, (not_converged(variants), rounds_run(variants), basis(variants)))
     yield from conclusions(comparison, cell)
 

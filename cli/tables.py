@@ -21,6 +21,7 @@ from sepal.cli.sheets import (
     cost_sheet,
     difference_sheet,
     legend,
+    no_better,
     not_converged,
     novel_line,
     privacy_line,
@@ -40,6 +41,7 @@ from sepal.server_app.json_lines import Line
 from sepal.server_app.stored_run import StoredRun
 from sepal.strategies import registry
 from sepal.study.comparison import Comparison
+from sepal.study.majority import warning
 from sepal.study.results import MEGA
 
 NAMES = 3  # a table's names have at most this part of the width
@@ -66,6 +68,9 @@ def print_run(console: Console, run: StoredRun, yardstick: StoredRun | None = No
             console.print(printable(words), highlight=False)
         console.print()
         console.print(figures_table(run, yardstick))
+        view, lr = registry.deployed(run.config["method"]), run.config["lr"]
+        if words := warning([run.summary], view, lr):
+            console.print(f"Warning: {printable(words)}", style="yellow", soft_wrap=True, highlight=False)
         if words := together_line(run.summary):
             console.print(printable(words), highlight=False)
         if run.summary.get("novel"):
@@ -232,7 +237,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
             console.print(escape(cell), style="bold", highlight=False)
         paragraphs(sentences.headline(comparison, cell))
         print_sheet(console, accuracy_sheet(variants))
-        paragraphs(not_converged(variants), rounds_run(variants))
+        paragraphs(*no_better(variants), not_converged(variants), rounds_run(variants))
         print_sheet(console, cost_sheet(variants))
         paragraphs(basis(variants), sentences.frontier_sentence(comparison, cell))
         print_sheet(console, difference_sheet(comparison, cell))

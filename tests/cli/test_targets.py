@@ -14,7 +14,7 @@ from tests.cli.runs_for_tests import figures, write_run
 
 
 def spread_out(run, rounds: int, every: int):
-    """Let a run of :func:`write_run` have ``rounds`` rounds, a tenth better each; full are every few, and the closing."""
+    """Let a run of :func:`write_run` have ``rounds`` rounds, a tenth better each, full every few."""
     first, *_, last = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
     lines = [
         {**first, "round": n, "model_round": n - 1, "full": bool(every and n % every == 0)}
