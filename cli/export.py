@@ -30,12 +30,12 @@ NEAR = 1e-4  # largest difference in logits between the client's model and the e
 def export(
     run: Annotated[str, typer.Argument(help="A run directory, or a run's name.")],
     client: Annotated[str, typer.Argument(help="The client's name, such as client-00003, or its number, 3.")],
-    out: Annotated[Path | None, typer.Option(help="The file; by default RUN/CLIENT.safetensors.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file; by default RUN/client-00003.safetensors.")] = None,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Write CLIENT.onnx beside it (needs onnx and onnxscript).")
     ] = False,
 ) -> None:
-    """Write a client's own model, after its last training, as safetensors and, with --onnx, as ONNX."""
+    """Write a client's model at the end, the *trained* one of the closing evaluation, as safetensors and ONNX."""
     with starting():
         import numpy as np
         import torch
@@ -45,8 +45,8 @@ def export(
         from sepal.study.runs import find_run
 
     path = find_run(run)
-    file = out or path / f"{client}.safetensors"
     found = model_of(path, client)
+    file = out or path / f"{found.origin.client}.safetensors"
     save(file, found.origin, found.networks)
     kept = load(file, {found.origin.model, found.origin.task})
     if not np.allclose(kept(found.inputs), found.logits, atol=NEAR):
@@ -60,6 +60,8 @@ def export(
 
 def model_of(path: Path, client: str) -> ClientModel:
     """Return the newest model of a client of the run at ``path`` (:func:`sepal.client_app.client_model.client_model`).
+
+    ``client``: its name or its number.
 
     Raises:
         ConfigError: The run has no such client, or its model cannot be exported.

@@ -161,10 +161,10 @@ def megabytes(count: int) -> str:
 
 
 def figures_table(run: StoredRun, yardstick: StoredRun | None = None) -> Table:
-    """Return the figures of the last full evaluation, by view."""
+    """Return the figures of the last full evaluation, by view; of the best round, which validation data chooses."""
     measure = run.measure
     table = new_table(f"At the end, over all clients: {measure.name}{measure.in_unit}")
-    for name in ("method", "view", "mean", "weighted", "std", "bottom 10 %", "best (round)"):
+    for name in ("method", "view", "mean", "weighted", "std", "bottom 10 %", "validation's\nbest (round)"):
         table.add_column(name, justify="left" if name in ("method", "view") else "right")
     for each in (run, yardstick):
         if each is None or each.summary is None:
@@ -173,7 +173,8 @@ def figures_table(run: StoredRun, yardstick: StoredRun | None = None) -> Table:
         deployed = registry.deployed(each.config["method"])
         for view in sorted(found, key=lambda view: view != deployed):  # first what a deployed client predicts with
             figures = found[view]
-            cells = [printable(each.config["method"]), printable(view)]
+            mark = " (deployed)" * (view == deployed)
+            cells = [printable(each.config["method"]), printable(view) + mark]
             if figures is None:
                 table.add_row(*cells, *["-"] * 5)
                 continue

@@ -21,6 +21,7 @@ from sepal.study.statistics import over_seeds
 COLOURS = 12  # of the page, --c0 to --c11; further labels start again at --c0
 DEPLOYED = "deployed"  # the view in which a user predicts: of each method its own
 STAND_IN = "trained"  # shown, and named, in place of a view that a method does not have
+PLACE = 8  # letters before a client's name in its place on an axis
 MOST_ROUNDS = 500  # of a curve that are drawn: a run of thousands would make a page of many MB
 
 
@@ -159,12 +160,16 @@ def _clients(comparison: Comparison, variant: Variant) -> Iterator[Row]:
             yield {
                 "view": view,
                 "client": name,
-                "rank": rank,
+                "place": _place(rank, name),
                 "accuracy": measure.rounded(accuracy[name]),
                 "part": "bottom 10 %" if rank <= low else "other clients",
                 "decile": measure.rounded(accuracy[ranked[low - 1]]),
                 "beside": [[other, measure.rounded(there[name])] for other, there in beside.items() if name in there],
             }
+
+
+def _place(rank: int, name: str) -> str:
+    return f"{rank:0{PLACE - 1}} {name}"  # in alphabetical order of the ranks
 
 
 def _bytes(comparison: Comparison, variant: Variant) -> Iterator[Row]:
@@ -176,7 +181,7 @@ def _bytes(comparison: Comparison, variant: Variant) -> Iterator[Row]:
             size = _rounded(sent[way].get(name, 0.0))
             yield {
                 "client": name,
-                "rank": rank,
+                "place": _place(rank, name),
                 "direction": way,
                 "mb": size,
             }

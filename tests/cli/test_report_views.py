@@ -10,9 +10,12 @@ from tests.cli.runs_for_tests import figures, write_run
 
 pytest.importorskip("altair", reason="the extra report is not installed")
 
+from sepal.cli.report import render
 from sepal.cli.report.charts import figures as charts
 from sepal.cli.report.data import datasets, first_shown
+from sepal.cli.report.marks import CLIENTS, client_axis
 from sepal.study.comparison import read_comparison
+from tests.cli.test_report_figures import in_browser, look
 
 
 def better_trained(run, *, full=True):
@@ -90,3 +93,27 @@ def test_the_words_say_why_points_of_fine_tuned_models_lie_off_their_line(tmp_pa
     comparison = read_comparison([str(tmp_path)])
     (by_round,) = (each for each in charts(comparison, datasets(comparison)) if each.name == "round")
     assert "Points of fedavg-ft lie off its line" in by_round.reading
+
+
+# who is who
+
+
+@in_browser
+def test_few_clients_are_named_on_the_axis_and_numbered_ones_by_their_number(tmp_path):
+    run = write_run(tmp_path / "a", closing=[0.7, 0.5, 0.6, 0.8])
+    for file in ("metrics.jsonl", "ledger.jsonl"):
+        (run / file).write_text((run / file).read_text().replace("client-00003", "clinic-north"))
+    script = """
+    const words = (name) => all(`#chart-${name} .role-axis-label text`).map((each) => each.textContent);
+    found.clients = words("clients").slice(0, 4);
+    found.bytes = words("bytes").slice(0, 4);
+    """
+    found = look(render(read_comparison([str(run)])), script, tmp_path)
+    assert found["clients"] == ["1", "2", "0", "clinic-north"], "the worst first"
+    assert sorted(found["bytes"]) == ["0", "1", "2", "clinic-north"]
+
+
+def test_many_clients_are_named_in_tooltips_alone():
+    few, many = ([f"client-{number:05}" for number in range(count)] for count in (CLIENTS, CLIENTS + 1))
+    assert "labels" not in client_axis(few).to_dict()
+    assert client_axis(many).to_dict() == {"labels": False, "ticks": False}
