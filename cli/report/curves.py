@@ -15,6 +15,7 @@ from sepal.cli.sizes import size
 from sepal.study.comparison import Comparison
 
 HEIGHT = 300  # pixels
+KINDS = (("at", "closing"), ("kind", "sampled"))  # of rows
 NAMES = ("round", "mb", "frontier")  # of the first figures, in order
 
 
@@ -60,15 +61,18 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
             f"{after.get((each.cell, each.label), '')}"
             for each in comparison.all_variants()
         )
+        closed, sampled = (any(row[key].startswith(value) for row in rows) for key, value in KINDS)
         reading = f"Points: mean {comparison.measure.name} of all clients{comparison.measure.in_unit}"
         reading += ", band: ± one standard deviation over seeds." if _seeds(comparison) > 1 else "."
-        if x == "round" and any(row["at"].startswith("closing") for row in rows):
-            reading += " The last is the closing evaluation, after the last round."
-        if any(row["kind"] == "sampled" for row in rows):
+        if x == "round" and closed:
+            reading += " The last, with the name, is the closing evaluation, after the last round."
+        if x != "round" and sampled:
+            reading += " Lines as in the first figure."
+        elif sampled:
             reading += " Thin lines: each round's clients alone, which scatter more; of kept models as just trained."
             if tuned := [v.label for v in comparison.all_variants() if v.deployed == "trained"]:
-                reading += f" Points of {', '.join(dict.fromkeys(tuned))} lie off its line: there clients fine-tune the"
-                reading += " trained model, as for a user; the line has it before that."
+                reading += f" Trained points of {', '.join(dict.fromkeys(tuned))} lie off its line: there clients fine-tune the"
+                reading += " received model as for a user, in the line they train as in any round."
         if any(row["stand_in"] for row in rows):
             reading += " Named “trained”: the method has no such view, its trained models stand in."
         if logarithmic:

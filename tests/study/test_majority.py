@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
+from sepal.cli.report.page import live_parts
 from sepal.cli.sheets import remarks
 from sepal.data import ClientData, Examples
 from sepal.study.comparison import read_comparison
@@ -57,7 +58,9 @@ def test_show_and_reports_say_it_of_a_run_that_has_ended(tmp_path):
     note(run, json.loads((run / "summary.json").read_text()), ASSEMBLY)
     words = "60.0 % (received) is not above 75.0 %"
     assert f"Warning: {words}" in shown()
-    assert any(line.startswith(f"fedavg: {words}") for line in remarks(read_comparison([str(run)]), ""))
+    comparison = read_comparison([str(run)])
+    assert any(line.startswith(f"fedavg: {words}") for line in remarks(comparison, ""))
+    assert any("<code>sepal tune</code>" in part for part in live_parts(comparison)["overview"].splitlines())
 
 
 def test_a_run_in_process_notes_it(tmp_path):
