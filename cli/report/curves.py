@@ -71,8 +71,8 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
         elif sampled:
             reading += " Thin lines: each round's clients alone, which scatter more; of kept models as just trained."
             if tuned := [v.label for v in comparison.all_variants() if v.deployed == "trained"]:
-                reading += f" Trained points of {', '.join(dict.fromkeys(tuned))} lie off its line: there clients fine-tune the"
-                reading += " received model as for a user, in the line they train as in any round."
+                reading += f" Trained points of {', '.join(dict.fromkeys(tuned))} lie off its line: there clients"
+                reading += " fine-tune the received model as for a user, in the line they train as in any round."
         if any(row["stand_in"] for row in rows):
             reading += " Named “trained”: the method has no such view, its trained models stand in."
         if logarithmic:
