@@ -52,10 +52,26 @@ def export(
     if not np.allclose(kept(found.inputs), found.logits, atol=NEAR):
         file.unlink()
         raise ConfigError("client", "a model that its tensors and its module alone describe", found.origin.method)
-    typer.echo(f"written to {file}")
+    typer.echo(f"written to {file}{tested(path, found.origin.client)}")
     if onnx:
         write_onnx(kept.module, torch.from_numpy(found.inputs), file.with_suffix(".onnx"))
         typer.echo(f"written to {file.with_suffix('.onnx')}")
+
+
+def tested(path: Path, client: str) -> str:
+    """Return what the exported model had in the closing evaluation, and the deployed one; empty before it."""
+    from sepal.server_app.stored_run import read_run
+    from sepal.strategies import registry
+
+    stored = read_run(path)
+    last = [each for line in stored.lines if line["phase"] == "closing" for each in line["clients"]]
+    row: dict[str, Any] = next((each for each in last if each["name"] == client), {})
+    found = [
+        f"{view} {stored.measure.text(row[view])}"
+        for view in dict.fromkeys(("trained", registry.deployed(stored.config["method"])))
+        if row.get(view) is not None
+    ]
+    return f"; {stored.measure.name} on the client's test data: {', deployed is '.join(found)}" if found else ""
 
 
 def model_of(path: Path, client: str) -> ClientModel:

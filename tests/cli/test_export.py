@@ -54,12 +54,15 @@ def test_the_exported_model_is_the_trained_one_of_the_closing_evaluation(runs, t
     stored = read_run(runs / "fedpse")
     (closing,) = (line for line in stored.lines if line["phase"] == "closing")
     assembly = assemble(stored.config)
-    assert sepal("export", runs / "fedpse", "1").exit_code == 0
+    result = sepal("export", runs / "fedpse", "1")
+    row = closing["clients"][1]
+    trained, kept = (f"{100 * row[view]:.1f} %" for view in ("trained", "kept"))
+    assert f"accuracy on the client's test data: trained {trained}, deployed is kept {kept}" in result.stdout
     assert not (runs / "fedpse" / "1.safetensors").exists()
     predict = load(runs / "fedpse" / "client-00001.safetensors")
     test = assembly.data.client(1, 2, "client-00001").test
     right = float(np.mean(predict(np.array(test.x)).argmax(1) == test.y))
-    assert right == pytest.approx(closing["clients"][1]["trained"])
+    assert right == pytest.approx(row["trained"])
 
 
 def test_channels_that_were_cut_are_not_in_the_file(runs):
