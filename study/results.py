@@ -294,4 +294,4 @@ class Variant:
         if found is None:
             return "not reached" if self.evaluations(self.view) >= LEAST_POINTS else "–"
         some = f" ({found.count} of {len(self.results)})" if found.count < len(self.results) else ""
-        return "≤ " * self.at_most + found.text(digits, 1.0) + some
+        return "≤ " * (self.at_most and found.mean > 0) + found.text(digits, 1.0) + some

@@ -39,13 +39,14 @@ def spread_out(run, rounds: int, every: int):
 )
 def test_rounds_to_an_accuracy_are_those_of_full_evaluations_and_say_so(tmp_path, every, cells, words):
     for method in ("fedavg-ft", "fedavg"):
-        spread_out(write_run(tmp_path / method, method=method), 8, every)
+        spread_out(write_run(tmp_path / method, method=method, volume=int(method != "fedavg")), 8, every)
     index = {"title": "t", "view": "trained", "target": 0.5, "notes": [], "tuning": []}
     index["runs"] = [{"name": name, "label": name, "cell": ""} for name in ("fedavg-ft", "fedavg")]
     (tmp_path / "comparison.json").write_text(json.dumps(index))
     variants = read_comparison([str(tmp_path)]).variants("")
     sheet = cost_sheet(variants)
     assert [row[-2] for row in sheet.rows] == [cells] * 2
+    assert sheet.rows[1][-1] == ("0" if cells != "–" else cells), "no bound on what is 0"
     assert words in basis(variants)
     assert ("rounds to" in "".join(table(sheet, "x", best=[min] * 5))) == (cells != "–")
     assert (variants[0].rounds_to is None) == (cells == "–")
