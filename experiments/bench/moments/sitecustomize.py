@@ -2,7 +2,8 @@
 
 Python imports a module of this name at start if its directory is on ``PYTHONPATH``. Each line of the file
 ``SEPAL_MOMENTS`` is: seconds of the monotonic clock, which all processes of a machine share; process id; what happened;
-and the node's id, or the round for ``order``. It needs names of Flower 1.39.
+and the node's id, or the round for ``order``. What is put around a function names it as ``flowers``, because Sepal
+checks its source (:mod:`sepal.protocol.flower.versions`).
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ def in_server(module: Any) -> None:
     """``order``: a round's messages begin to go out. ``taken``: a node's reply is here."""
     deliver = module.Exchange.deliver
 
-    def noted(self: Any, nodes: Any, compose: Any, group: str, timeout: float, take: Any) -> Any:
+    def noted(self: Any, nodes: Any, compose: Any, group: str, timeout: float, take: Any, *further: Any) -> Any:
         def taken(node: int, records: Any) -> None:
             note("taken", node)
             take(node, records)
 
         note("order", group)
-        return deliver(self, nodes, compose, group, timeout, taken)
+        return deliver(self, nodes, compose, group, timeout, taken, *further)
 
     module.Exchange.deliver = noted
 
@@ -52,6 +53,7 @@ def in_node(module: Any) -> None:
         push(state=state, **further)
         note("sent", state.get_node_id())
 
+    pulled.flowers, pushed.flowers = pull, push  # type: ignore[attr-defined]
     module._pull_and_store_message, module._push_messages = pulled, pushed
 
 
@@ -63,6 +65,7 @@ def in_process(module: Any) -> None:
         note("running", "-")
         return run(*arguments, **further)
 
+    noted.flowers = run  # type: ignore[attr-defined]
     module.run_clientapp = noted
 
 
