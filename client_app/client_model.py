@@ -62,7 +62,7 @@ def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | N
 
 
 def client_model(path: Path, config: Mapping[str, Any], client: str, device: str = "cpu") -> ClientModel:
-    """Return the newest model of a client of the run at ``path``: that of the closing round, if there was one.
+    """Return the newest model of a client of the run at ``path``: after the closing round, the *trained* one of that.
 
     Args:
         path: The run directory.
