@@ -125,6 +125,7 @@ $(SECOND)/.flwr-$(VERSION): $(STAMP) constraints-current.txt
 	echo "import site; site.addsitedir('$$site')" > $$theirs/shared.pth
 	grep -vE '^(flwr|cryptography|uv|certifi)==' constraints-current.txt > $(SECOND)/constraints.txt
 	$(SECOND)/bin/python -m pip install --quiet -c $(SECOND)/constraints.txt "flwr[simulation]==$(VERSION)"
+	$(SECOND)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
 
 flower: $(SECOND)/.flwr-$(VERSION) ## run engines, deployment and resume with another Flower: make flower VERSION=1.41.0

@@ -56,7 +56,8 @@ def list_data() -> None:
         shape = "x".join(map(str, info.input_shape))
         rows.append((name, info.kind, shape, str(info.classes), info.partition, "yes" if is_here(name) else "no"))
     print_table("", ("dataset", "kind", "shape", "classes", "partition", "here"), rows)
-    typer.echo("Your own: dataset=folder data-dir=DIRECTORY for files, dataset=own own.data=MODULE:FUNCTION for code.")
+    typer.echo("Your own files: dataset=folder data-dir=DIRECTORY, or dataset=hf hf.name=OWNER/NAME of Hugging Face.")
+    typer.echo("Your own code: dataset=own own.data=MODULE:FUNCTION.")
 
 
 @app.command("models")

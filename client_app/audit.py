@@ -105,7 +105,7 @@ def _answer(records: RecordDict) -> dict[str, Any]:
     payload = sum(map(_size, _arrays(records)))
     light = RecordDict({name: part for name, part in records.items() if name not in records.array_records})
     found: dict[str, Any] = {"bytes_out": payload + serialized_bytes(light), "payload": payload}
-    found["figures"] = sorted(records.metric_records.get("metrics", ()))
+    found["figures"] = sorted([*records.metric_records.get("metrics", ()), *records.config_records.get("sums", ())])
     found["facts"] = sorted(records.config_records.get("facts", ()))
     if error := records.config_records.get("error"):
         found["error"] = {key: str(error.get(key, "")) for key in ("type", "key", "expected", "got")}

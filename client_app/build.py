@@ -7,7 +7,6 @@ share are built once.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -24,12 +23,13 @@ from sepal.client.meeting import Meeting
 from sepal.client.network import Network
 from sepal.client.state_store import DiskStateStore, StateStore
 from sepal.client.training import Trainer
+from sepal.client_app.data_digest import data_digest, data_keys
 from sepal.client_app.guard import parse_allowed
 from sepal.client_app.host import ClientHost
 from sepal.client_app.upload_count import UploadCount
 from sepal.config import RunConfig
 from sepal.config.agreement import LOCAL
-from sepal.data import ClientData, Examples, FederatedData, OwnData
+from sepal.data import Examples, FederatedData, OwnData
 from sepal.data.corruption import corrupt
 from sepal.data.scaling import Scale
 from sepal.errors import ConfigError, DataError
@@ -197,7 +197,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     if not len(data.train):
         raise DataError(f"{node.client}: data", "at least one training example", "none")
     if node.client not in shared.digests:
-        shared.digests[node.client] = data_digest(data, getattr(store, "secret", ""))
+        shared.digests[node.client] = data_digest(data, f"{getattr(store, 'secret', '')}|{data_keys(task.config)}")
     info = ClientInfo(node.client, len(data.train), capacity, device.partition(":")[0], shared.digests[node.client])
     train, validation, test = (tensors(part, device) for part in (data.train, data.validation, data.test))
     balanced = task.config.own.class_weights == "balanced"
@@ -246,17 +246,6 @@ def machine_keys(config: RunConfig) -> str:
     """Return the values of the keys that each machine sets for itself, as JSON."""
     flat = config.flat()
     return json.dumps([flat[key] for key in sorted(LOCAL)])
-
-
-def data_digest(data: ClientData, salt: str) -> str:
-    """Return SHA-256 (hex) over ``salt`` and all arrays of a client's data.
-
-    The server pins it, so that a run does not continue on other data. The salt stays with the client: without it, the
-    server could test a guess of the whole data.
-    """
-    parts = {"train": data.train, "validation": data.validation, "test": data.test}
-    arrays = {f"{name}.{key}": getattr(part, key) for name, part in parts.items() for key in ("x", "y")}
-    return hashlib.sha256(f"{salt}|{digest_arrays(arrays)}".encode()).hexdigest()
 
 
 def data_of(shared: Shared, node: Node) -> FederatedData:

@@ -17,7 +17,7 @@ from sepal.client.state_store import DiskStateStore
 from sepal.client_app.build import Node, Shared, build_host, client_name
 from sepal.client_app.portable import Origin
 from sepal.data.federation import DealtData
-from sepal.data.sources import FOLDER
+from sepal.data.sources import FILES
 from sepal.errors import ConfigError, ModelError, one_line
 from sepal.modules import frozen_tensors
 from sepal.protocol.messages import is_version, version_round
@@ -62,7 +62,7 @@ def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | N
 
 
 def client_model(path: Path, config: Mapping[str, Any], client: str, device: str = "cpu") -> ClientModel:
-    """Return the newest model of a client of the run at ``path``: that of the closing round, if there was one.
+    """Return the newest model of a client of the run at ``path``: after the closing round, the *trained* one of that.
 
     Args:
         path: The run directory.
@@ -112,8 +112,8 @@ def client_model(path: Path, config: Mapping[str, Any], client: str, device: str
         tuple(info.class_names),
         tuple(data.scale.mean.tolist()) if data.scale else (),
         tuple(data.scale.factor.tolist()) if data.scale else (),
-        keys.dataset == FOLDER and keys.folder.size is not None,
-        keys.dataset == FOLDER and keys.folder.channels != "auto",
+        keys.dataset in FILES and keys.folder.size is not None,
+        keys.dataset in FILES and keys.folder.channels != "auto",
         tuple(info.columns),
         keys.task,
         keys.target_unit,

@@ -49,6 +49,12 @@ def local_config(run_config: Mapping[str, Any], node: Node) -> dict[str, Any]:
         value = str(flat.get(key, ""))
         if ":" in value and value not in node.allow:
             raise ProtocolError(key, "code that this node allows (sepal join --allow package.module:function)", value)
+    hub = str(flat.get("hf.name", ""))
+    if node.data_dir:
+        flat["hf.name"] = ""  # the node's own copy
+    elif hub and hub not in node.allow:
+        expected = "a data set that this node allows (sepal join --allow OWNER/NAME), or its own copy (--data-dir)"
+        raise ProtocolError("hf.name", expected, hub)
     own = {"data-dir": node.data_dir, "initial-weights": node.initial_weights, "state-dir": node.state_dir}
     for key in PATHS:
         value = str(flat.get(key, ""))
@@ -91,9 +97,13 @@ def check_split(node: Node, config: RunConfig) -> None:
     Raises:
         ProtocolError: A key goes by label.
     """
-    if node.accuracies or node.data or config.dataset != "folder":
+    from sepal.data.sources import FILES
+
+    if node.accuracies or node.data or config.dataset not in FILES:
         return
     expected = "{}, for this node's own files: others tell label counts (sepal join --no-accuracies)"
+    if config.hf.person:  # any column, also that of labels, of which `natural` would tell how often each value occurs
+        raise ProtocolError("hf.person", expected.format("none"), "a column of the server's choice")
     if config.partition.name not in ("iid", "natural"):
         raise ProtocolError("partition.name", expected.format("iid or natural"), config.partition.name)
     if config.split.by != "random" or config.split.test_of_labels:

@@ -18,7 +18,7 @@ from sepal import models
 from sepal.config import RunConfig, Settings, flatten, parse
 from sepal.config.agreement import agreed_text
 from sepal.data import DatasetInfo, FederatedData, federated_data
-from sepal.data.sources import FOLDER
+from sepal.data.sources import FILES
 from sepal.errors import ConfigError, StateError
 from sepal.protocol.compression import with_compression
 from sepal.protocol.layout import Layout, trained
@@ -87,7 +87,7 @@ def assemble(
     if config.trainable:
         make = partial(_part_frozen, make, config.trainable, config.initial_weights)
     first = first_weights(config, make)
-    agreed = agreed_text(config, hyper, flat, sources or {}, known.class_names if config.dataset == FOLDER else ())
+    agreed = agreed_text(config, hyper, flat, sources or {}, known.class_names if config.dataset in FILES else ())
     task = Task(
         first.layout, first.weights, config, hyper, make, known.input_shape, first.given, first.frozen, learning
     )

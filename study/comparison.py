@@ -12,6 +12,7 @@ from typing import Any
 
 from sepal.config import Flat
 from sepal.data.locations import data_directory
+from sepal.data.sources import FILES
 from sepal.errors import ConfigError, StateError
 from sepal.protocol.tasks.scoring import ACCURACY, Measure
 from sepal.protocol.views import CLOSING_VIEWS
@@ -236,6 +237,7 @@ def _data(config: Mapping[str, Any]) -> dict[str, Any]:
     config = {"task": "classification", **config}  # a run from before there were tasks
     keys = {key: config[key] for key in config if any(key == k or key.startswith(k) for k in DATA_KEYS)}
     keys = {key: value for key, value in keys.items() if key not in NOT_DATA}
-    if config.get("dataset") == "folder":  # a public data set is the same wherever it is stored
+    if config.get("dataset") in FILES:  # a public data set is the same wherever it is stored
+        keys |= {key: value for key, value in config.items() if key.startswith(("folder.", "hf."))}
         keys["data-dir"] = str(data_directory(str(config.get("data-dir", ""))))
     return keys

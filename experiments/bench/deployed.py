@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from sepal.engines.flower.bundle import write_app
-from sepal.engines.flower.engine import Flower
+from sepal.engines.flower.engine import COMPLETED, Flower
+from sepal.engines.flower.processes import FlowerError
 
 CLIENTS, ROUNDS = 2, 10
 MOMENTS = Path(__file__).parent / "moments"
@@ -63,8 +64,12 @@ def parts_of(moments: Sequence[Moment]) -> list[dict[str, float]]:
 
 def rounds_of(
     cold: bool, device: str = "cpu", rounds: int = ROUNDS
-) -> tuple[list[dict[str, float]], list[dict[str, float]], str]:
-    """Return seconds and parts of each round but the first, which starts processes, and the run's status."""
+) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    """Return seconds and parts of each round but the first, which starts processes.
+
+    Raises:
+        FlowerError: The run did not complete.
+    """
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
         trace = directory / "moments"
@@ -91,16 +96,18 @@ def rounds_of(
             }
             write_app(directory / "app")  # what sepal serve submits
             run = deployment.run_app(directory / "app", config)
+            if run.status != COMPLETED:
+                raise FlowerError("the bench's run", COMPLETED, run.status)
         lines = [json.loads(line) for line in (directory / "idle" / "metrics.jsonl").read_text().splitlines()]
         moments = [Moment(float(at), *rest) for at, *rest in map(str.split, trace.read_text().splitlines())]
-    return [line["seconds"] for line in lines[1:-1]], parts_of(moments), run.status
+    return [line["seconds"] for line in lines[1:-1]], parts_of(moments)
 
 
 def measure() -> list[dict[str, Any]]:
     """Return one row: the warm round's seconds over the cold one's, and their parts."""
     load = os.getloadavg()[0]
-    cold, cold_parts, cold_status = rounds_of(cold=True)
-    warm, warm_parts, warm_status = rounds_of(cold=False)
+    cold, cold_parts = rounds_of(cold=True)
+    warm, warm_parts = rounds_of(cold=False)
     row: dict[str, Any] = {}
     for name, rounds, parts in (("cold", cold, cold_parts), ("warm", warm, warm_parts)):
         total, train, server = (statistics.median(row[key] for row in rounds) for key in ("total", "train", "server"))
@@ -123,6 +130,5 @@ def measure() -> list[dict[str, Any]]:
             **row,
             "rounds": len(warm),
             "load_average_before": load,
-            "status": f"{cold_status}, {warm_status}",
         }
     ]

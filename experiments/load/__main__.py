@@ -29,6 +29,7 @@ from sepal.engines.flower.processes import FlowerError
 
 ROOT = Path(__file__).parents[2]
 MODELS = Path(__file__).parent / "models"
+COMMANDS = {"superlink": "protocol.flower.superlink", "serverapp": "flwr-serverapp"}  # process → part of its command
 BEGUN = re.compile(r", from round 1 of |round 1: \d+ clients drawn")  # the line of the run's log that says it begins
 
 
@@ -38,8 +39,8 @@ class Watch(threading.Thread):
     def __init__(self, flower: Flower) -> None:
         super().__init__(daemon=True)
         self._flower, self._over = flower, threading.Event()
-        self.memory: dict[str, list[float]] = {"superlink": [], "serverapp": []}
-        self.cpu = {"superlink": 0.0, "serverapp": 0.0}
+        self.memory: dict[str, list[float]] = {name: [] for name in COMMANDS}
+        self.cpu = dict.fromkeys(COMMANDS, 0.0)
         self._seen: dict[int, float] = {}
 
     def run(self) -> None:
@@ -48,7 +49,7 @@ class Watch(threading.Thread):
             for process in self._flower.left():
                 try:
                     command = " ".join(process.cmdline())
-                    which = next((k for k in self.memory if f"flwr-{k}" in command or f"flower-{k}" in command), None)
+                    which = next((name for name, part in COMMANDS.items() if part in command), None)
                     if which:
                         self.memory[which].append(process.memory_info().rss / 1e6)
                         spent = sum(process.cpu_times()[:2])

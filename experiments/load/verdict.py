@@ -20,12 +20,13 @@ def verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
     found = [f"{row['clients']} clients: {row['status']}" for row in runs if row["status"] != COMPLETED]
     found += [f"{row['clients']} clients: {row['failures']} failures" for row in runs if row.get("failures")]
     ended = [row for row in runs if row["status"] == COMPLETED]
+    found += [f"{row['clients']} clients: no {key}" for row in ended for key in (*LINEAR, FLAT) if not row[key]]
     for few, many in itertools.pairwise(ended):
         allowed = TOLERANCE * many["clients"] / few["clients"]
         found += [
             f"{key}: {many[key] / few[key]:.1f} times as much from {few['clients']} to {many['clients']} clients"
             for key in LINEAR
-            if many[key] > allowed * few[key]
+            if few[key] and many[key] > allowed * few[key]
         ]
     flat = [row for row in ended if row["clients"] >= FLAT_FROM]
     for few, many in itertools.pairwise(flat):

@@ -15,7 +15,16 @@ from sepal.config.base import (
     plainly,
     validate,
 )
-from sepal.config.data import Corruption, FolderReading, FolderSettings, OwnSettings, PartitionSettings, SplitSettings
+from sepal.config.data import (
+    Corruption,
+    FolderReading,
+    FolderSettings,
+    HubReading,
+    HubSettings,
+    OwnSettings,
+    PartitionSettings,
+    SplitSettings,
+)
 from sepal.config.parse import Flat, parse
 from sepal.config.run import AUTOMATIC, PARTS, CapacitySettings, EvaluateSettings, PrivacySettings, RunConfig
 
@@ -29,6 +38,8 @@ __all__ = [
     "Flat",
     "FolderReading",
     "FolderSettings",
+    "HubReading",
+    "HubSettings",
     "NotNegativeOrAuto",
     "OwnSettings",
     "PartitionSettings",

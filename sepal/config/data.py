@@ -1,4 +1,4 @@
-"""The keys ``partition.*``, ``split.*``, ``folder.*`` and ``own.*``.
+"""The keys ``partition.*``, ``split.*``, ``folder.*``, ``hf.*`` and ``own.*``.
 
 A key is its prefix and the attribute with hyphens, for example ``partition.shard-size``. Comments cite the papers that
 values come from (``FedPSE C.1`` is appendix C.1 of that paper); each method's NOTES.md lists them.
@@ -115,6 +115,36 @@ class FolderReading(FolderSettings):
     """The keys ``folder.*`` and the run's ``task``, which says what targets look like; not a group of keys."""
 
     task: str = "classification"
+
+
+class HubSettings(Settings):
+    """Which columns and parts of a Hugging Face data set are read (``dataset = "hf"``): run-config keys ``hf.*``."""
+
+    name: str = Field(
+        "",
+        description="hf: the data set's name on the Hugging Face hub, OWNER/NAME or OWNER/NAME:CONFIGURATION; empty: "
+        "data-dir is a local copy (save_to_disk, or Parquet files)",
+    )
+    inputs: str = Field(
+        "",
+        description="hf: the column of images or arrays, or columns of numbers, such as height,weight; empty: the one "
+        "with images, or all with numbers",
+    )
+    label: str = Field("label", min_length=1, description="hf: the column of labels or targets")
+    person: str = Field("", description="hf: the column of owners, for partition.name = natural; empty: none")
+    train: str = Field("train", min_length=1, description="hf: the part that is dealt to the clients")
+    test: str = Field("test", description="hf: the part for tests; where there is none, split.* holds some out")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names in ``inputs``."""
+        return tuple(name.strip() for name in self.inputs.split(",")) if self.inputs else ()
+
+
+class HubReading(FolderReading):
+    """The keys ``folder.*`` and ``hf.*`` and the run's ``task``; not a group of keys."""
+
+    hf: HubSettings = Field(default_factory=HubSettings)
 
 
 class OwnSettings(Settings):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from sepal.config.base import Settings, flatten
-from sepal.config.data import Corruption, FolderSettings, OwnSettings, PartitionSettings, SplitSettings
+from sepal.config.data import Corruption, FolderSettings, HubSettings, OwnSettings, PartitionSettings, SplitSettings
 from sepal.errors import ConfigError
 from sepal.rng import derive
 
@@ -234,6 +234,7 @@ class RunConfig(Settings):
     partition: PartitionSettings = Field(default_factory=PartitionSettings)
     split: SplitSettings = Field(default_factory=SplitSettings)
     folder: FolderSettings = Field(default_factory=FolderSettings)
+    hf: HubSettings = Field(default_factory=HubSettings)
     own: OwnSettings = Field(default_factory=OwnSettings)
     evaluate: EvaluateSettings = Field(default_factory=EvaluateSettings)
     capacity: CapacitySettings = Field(default_factory=CapacitySettings)
@@ -296,4 +297,4 @@ class RunConfig(Settings):
 
 # Flat keys for which 0 or ``auto`` means the default.
 AUTOMATIC = ("rounds", "local-epochs", "batch-size", "optimizer", "lr", "model", "partition.name")
-PARTS = ("partition", "split", "folder", "own", "evaluate", "capacity", "privacy", "compress", "engine")
+PARTS = ("partition", "split", "folder", "hf", "own", "evaluate", "capacity", "privacy", "compress", "engine")

@@ -13,12 +13,13 @@ from typing import Protocol
 
 import numpy as np
 
-from sepal.config import FolderReading, RunConfig
+from sepal.config import FolderReading, HubReading, RunConfig
 from sepal.data import cache
 from sepal.data.examples import ClientData, DatasetInfo, Examples, Index
 from sepal.data.locations import cache_directory, data_directory
 from sepal.data.own import OWN, OwnData, own_info
-from sepal.data.sources import FOLDER, LAYOUT, folder_key, info, load, version
+from sepal.data.sources import FOLDER, HUB, LAYOUT, folder_key, info, load, version
+from sepal.data.sources.hub import local_copy
 from sepal.data.spec import DataSpec
 from sepal.errors import ConfigError, DataError
 from sepal.protocol.tasks.learning import CLASSIFICATION
@@ -110,19 +111,22 @@ def federated_data(config: RunConfig) -> FederatedData:
 
     Raises:
         ConfigError: A key that the data set needs is missing.
-        DataError: The data set is unknown, or a ``folder`` cannot be read.
+        DataError: The data set is unknown, a directory cannot be read, or the Hugging Face hub not be reached.
     """
     if config.dataset == OWN:
         facts, split = own_info(config.own, config.task), (config.split.validation, config.seed)
         targets = None if facts.labelled else targets_of(config.task, facts.input_shape, facts.classes)
         return OwnData(facts, config.own.data, *split, targets=targets)
-    folder, partition = config.folder, config.partition
-    if config.dataset == FOLDER and config.task != CLASSIFICATION:
+    folder, partition, data_dir = config.folder, config.partition, config.data_dir
+    if config.dataset == HUB:
+        folder = HubReading.model_validate({**folder.model_dump(), "task": config.task, "hf": config.hf})
+        data_dir = str(local_copy(config.hf.name, data_dir))
+    elif config.dataset == FOLDER and config.task != CLASSIFICATION:
         folder = FolderReading.model_validate({**folder.model_dump(), "task": config.task})
-    known = info(config.dataset, config.data_dir, folder)
+    known = info(config.dataset, data_dir, folder)
     if partition.name == "auto":
         partition = partition.model_copy(update={"name": known.partition})
-    spec = DataSpec(config.dataset, config.data_dir, partition, config.split, seed=config.seed, folder=folder)
+    spec = DataSpec(config.dataset, data_dir, partition, config.split, seed=config.seed, folder=folder)
     return DealtData(known, spec)
 
 

@@ -18,7 +18,7 @@ from sepal import user_modules
 from sepal.config import method_name
 from sepal.data.locations import data_directory
 from sepal.data.own import OWN
-from sepal.data.sources import check
+from sepal.data.sources import HUB, check
 from sepal.errors import ConfigError
 from sepal.server_app.stored_run import begun, stored_config, stored_summary
 from sepal.storage.files import private_directory
@@ -133,7 +133,7 @@ def has_ended(run: PlannedRun, out: Path) -> bool:
 def _check_data(runs: Sequence[PlannedRun]) -> None:
     """Check for missing data, and download it, once before any run instead of in each run."""
     for name, given in dict.fromkeys((str(r.keys.get("dataset", "")), str(r.keys.get("data-dir", ""))) for r in runs):
-        if name and name != OWN:
+        if name and name not in (OWN, HUB):  # the first run downloads a data set of the hub
             check(name, given)
 
 

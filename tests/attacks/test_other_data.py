@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sepal.client_app.build import data_digest
+from sepal.client_app.data_digest import data_digest
 from sepal.data import ClientData, Examples
 from sepal.engines.in_process import run_in_process
 from sepal.errors import DataError

@@ -79,6 +79,26 @@ def test_accuracies_of_models_of_its_choice_tell_the_server_a_clients_labels_wha
     assert counts == np.bincount(labels, minlength=10).tolist()
 
 
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_losses_of_models_of_its_choice_tell_the_server_the_inputs_of_a_test_example(task, tmp_path, monkeypatch):
+    """Not defended: a model of one open neuron says 10 + x, and sums are exact; a part may have one test example."""
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path))
+    monkeypatch.setenv("SEPAL_CACHE", str(tmp_path / "cache"))
+    np.savez(tmp_path / "d.npz", x=np.linspace(-1, 1, 20, dtype=np.float32).reshape(10, 2), y=np.arange(10) % 2)
+    run = {**RUN, "method": "fedavg", "dataset": "folder", "data-dir": str(tmp_path), "partition.name": "iid"}
+    shared = Shared.of({**run, "partition.subsample": 0, "clients": 5, "task": task}, "cpu")
+    store = open_store(shared, Node(0, 5), "r")
+    host = build_host(shared, Node(0, 5), "r", store, store.secret.encode())
+    layout, test = shared.assembly.task.layout, shared.assembly.data.client(0, 5, "client-00000").test
+    weights = {p.name: np.zeros(p.shape, np.float32) for p in layout}
+    weights["fc1.weight"][0, 0], weights["fc1.bias"][0] = 1, 10
+    weights["fc2.weight"][0, 0] = 1 if task == "regression" or test.y.item() else -1  # a server tries both
+    content = seal(Payload(dense(weights, layout, ValueCoding.FP32)))
+    found = ask(host, Plan(2), Kind.ADAPT, content, views=("received",))[0].found
+    told = found["received.sums"][4] + test.y.item() if task == "regression" else found["received.loss"]
+    assert told == pytest.approx(10 + test.x[0, 0], abs=1e-3)
+
+
 def test_under_another_run_id_the_same_update_has_another_noise(client, tmp_path):
     """Not defended: a server that asks under many run ids averages the noise away, and leaves a directory for each."""
     sent = {ask(client(run=f"{number:032x}")[0], Plan(1))[1].data for number in range(3)}
@@ -141,3 +161,23 @@ def test_a_client_that_only_reports_errors_counts_as_one_upload_a_round_towards_
 def test_a_run_config_cannot_ask_a_client_for_a_million_models():
     with pytest.raises(ConfigError, match=r"fedem\.models: expected"):
         Shared.of({"dataset": "digits", "method": "fedem", "fedem.models": 10**6})
+
+
+def test_the_digest_of_the_data_tells_nothing_about_labels(tmp_path, monkeypatch):
+    """Where no example of a part is ill, exchanging that name with one that nobody has leaves the arrays as they are.
+
+    A part may be two examples of the server's choice, and a query costs no upload.
+    """
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path))
+    monkeypatch.setenv("SEPAL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data.csv").write_text("a,label\n" + "0,well\n" * 10)  # equal examples, so all splits are alike
+    plain = {"dataset": "folder", "data-dir": str(tmp_path), "partition.name": "iid", "clients": 1}
+
+    def digest(classes="ill,well,unknown", **run):
+        shared = Shared.of({**plain, "method": "fedavg", "folder.classes": classes, **run}, "cpu")
+        return build_host(shared, Node(0, 1), "r", open_store(shared, Node(0, 1), "r")).info.data
+
+    again = digest(rounds=7, threads=1, lr=0.5)
+    assert again == digest(), "keys that say nothing about data do not change it"
+    other = [digest("unknown,well,ill"), digest(seed=1), digest(**{"split.seed": 1}), digest("well,ill,unknown")]
+    assert len({again, *other}) == 5

@@ -34,7 +34,8 @@ def wine(tmp_path_factory):
         writer = csv.writer(file)
         writer.writerow([*found.feature_names, "label"])
         writer.writerows([*row, found.target_names[label]] for row, label in zip(found.data, found.target, strict=True))
-    sepal("run", "--set=dataset=folder", f"--set=data-dir={place}", "--set=clients=3", "--name=wine", f"--out={place}")
+    where = (f"--set=data-dir={place}", f"--out={place}", "--name=wine", "--workers=1")
+    sepal("run", "--set=dataset=folder", "--set=clients=3", *where)
     return place
 
 

@@ -30,11 +30,11 @@ def ask(tmp_path, monkeypatch):
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "home"))
     enter_run()
 
-    def send(kind, records=None, **node):
+    def send(kind, records=None, run=KEYS, **node):
         order = Order("0" * 32, kind, Plan(1), views=("received", "trained"))
         message = Message(records or write_order(order, Content()), dst_node_id=1, message_type="train")
         node = {"partition-id": 0, "num-partitions": 3, "audit": str(tmp_path / "log" / "a.jsonl"), **node}
-        return handle(message, Context(1, 1, node, RecordDict(), KEYS)).content
+        return handle(message, Context(1, 1, node, RecordDict(), run)).content
 
     return send
 
@@ -56,6 +56,13 @@ def test_each_message_has_a_line_with_what_was_asked_and_what_left(ask, tmp_path
     assert "error" not in train
     file = tmp_path / "log" / "a.jsonl"
     assert [stat.S_IMODE(path.stat().st_mode) for path in (file, file.parent)] == [0o600, 0o700]
+
+
+def test_the_sums_of_metrics_are_named_too(ask, tmp_path):
+    """From them follow more than shares, such as counts by class."""
+    sums = read_reply(ask(Kind.TRAIN, run={**KEYS, "metric": "macro-f1"}))[0].sums
+    (line,) = lines(tmp_path)
+    assert {"received.sums", "trained.validation-sums"} <= set(sums) <= set(line["figures"])
 
 
 def test_a_refusal_has_a_line_and_so_has_what_cannot_be_read(ask, tmp_path):

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from sepal.cli.main import app
 from sepal.client_app.app import handle
 from sepal.client_app.build import Node
+from sepal.client_app.guard import check_split
+from sepal.config import RunConfig
 from sepal.engines.in_process import worker
 from sepal.errors import ConfigError, ProtocolError
 from sepal.protocol.flower.replies import enter_run
@@ -79,6 +81,14 @@ def test_a_number_of_examples_tells_no_label_counts_of_a_nodes_own_files(keys, t
     assert examples(True) == examples(False), "a split that goes by number alone"
     with pytest.raises(ProtocolError, match=r"this node's own files.*label counts \(sepal join --no-accuracies\)"):
         examples(True, **keys)
+
+
+def test_no_column_of_the_servers_choice_deals_a_nodes_own_files():
+    """`natural` by the column of labels, with `partition.min-examples` in turn, told how often each label occurs."""
+    config = RunConfig.model_validate({"dataset": "hf", "hf": {"person": "label"}, "partition": {"name": "natural"}})
+    check_split(Node(), config)
+    with pytest.raises(ProtocolError, match=r"hf.person: expected none, for this node's own files"):
+        check_split(Node(accuracies=False), config)
 
 
 def test_it_sends_the_same_upload_as_a_client_that_sends_accuracies(ask):

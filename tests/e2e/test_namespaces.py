@@ -15,6 +15,7 @@ from experiments.hosts.federation import Hosts, counted, cut_after
 from experiments.hosts.network import Network, unavailable
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.in_process import run_in_process
+from sepal.protocol.flower.versions import speaks_http
 from sepal.server_app.places import IN_PROCESS
 from sepal.server_app.run_directory import RunDirectory
 from sepal.strategies.assembly import assemble
@@ -23,7 +24,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
 SEGMENT, HEADERS = 1448, 66  # bytes of TCP payload in a packet; its Ethernet, IP and TCP headers with timestamps
-OVERHEAD = 30_000  # bytes a message and direction: Flower's framing, heartbeats and looks for messages
+# Bytes a message and direction: Flower's framing, heartbeats and looks for messages, over HTTP with headers of its own.
+OVERHEAD = 60_000 if speaks_http() else 30_000
 FLAT = {"dataset": "digits", "clients": 3, "partition.name": "iid", "partition.subsample": 300, "timeout": 300.0}
 
 

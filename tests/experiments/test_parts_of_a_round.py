@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+from types import SimpleNamespace
+
 import pytest
 
-from experiments.bench.deployed import PARTS, Moment, parts_of
+from experiments.bench.deployed import MOMENTS, PARTS, Moment, parts_of
+from sepal.protocol.flower.versions import source_digest
 
 
 def round_of(number, begin, slow, fast):
@@ -24,3 +28,21 @@ def test_the_last_reply_s_way_is_counted_and_neither_the_first_nor_the_closing_r
     moments.append(Moment(150.0, "server", "order", "2"))  # a message that was sent a second time
     found = parts_of(moments)
     assert found == [pytest.approx({**dict.fromkeys(PARTS, 10.0), "server_between_rounds": 40.0})] * 2
+
+
+def test_what_is_put_around_flowers_functions_keeps_their_source():
+    """Otherwise each SuperNode of the bench ends at its start: Sepal refuses a Flower whose source it does not know."""
+    spec = importlib.util.spec_from_file_location("moments", MOMENTS / "sitecustomize.py")
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+
+    def plain():
+        pass
+
+    node = SimpleNamespace(_pull_and_store_message=plain, _push_messages=plain)
+    process = SimpleNamespace(run_clientapp=plain)
+    found.in_node(node)
+    found.in_process(process)
+    for around in (*vars(node).values(), *vars(process).values()):
+        assert around is not plain
+        assert source_digest(around) == source_digest(plain)

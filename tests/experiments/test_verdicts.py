@@ -31,6 +31,7 @@ def test_linear_growth_and_flat_memory_are_a_success():
         ({"round_s": 121.0}, "round_s: 12.1 times as much from 100 to 1000 clients"),
         ({"superlink_cpu_s": 1300}, "superlink_cpu_s: 13.0 times as much from 100 to 1000 clients"),
         ({"serverapp_mb": 361.0}, "serverapp_mb: 300 at 100 clients, 361 at 1000"),
+        ({"superlink_cpu_s": 0.0}, "1000 clients: no superlink_cpu_s"),
         ({"failures": 2}, "1000 clients: 2 failures"),
         ({"status": "finished:failed"}, "1000 clients: finished:failed"),
     ],

@@ -2,7 +2,8 @@
 
 Python imports a module of this name at start if its directory is on ``PYTHONPATH``. Each line of the file
 ``SEPAL_MOMENTS`` is: seconds of the monotonic clock, which all processes of a machine share; process id; what happened;
-and the node's id, or the round for ``order``. It needs names of Flower 1.39.
+and the node's id, or the round for ``order``. What is put around a function names it as ``flowers``, because Sepal
+checks its source (:mod:`sepal.protocol.flower.versions`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from functools import wraps
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -28,13 +28,13 @@ def in_server(module: Any) -> None:
     """``order``: a round's messages begin to go out. ``taken``: a node's reply is here."""
     deliver = module.Exchange.deliver
 
-    def noted(self: Any, nodes: Any, compose: Any, group: str, timeout: float, take: Any, *more: Any) -> Any:
+    def noted(self: Any, nodes: Any, compose: Any, group: str, timeout: float, take: Any, *further: Any) -> Any:
         def taken(node: int, records: Any) -> None:
             note("taken", node)
             take(node, records)
 
         note("order", group)
-        return deliver(self, nodes, compose, group, timeout, taken, *more)
+        return deliver(self, nodes, compose, group, timeout, taken, *further)
 
     module.Exchange.deliver = noted
 
@@ -43,18 +43,17 @@ def in_node(module: Any) -> None:
     """``received``: the SuperNode has the message. ``sent``: the SuperLink has the reply."""
     pull, push = module._pull_and_store_message, module._push_messages
 
-    @wraps(pull)  # Sepal checks the source of what it replaces
     def pulled(*, state: Any, **further: Any) -> Any:
         run = pull(state=state, **further)
         if run is not None:
             note("received", state.get_node_id())
         return run
 
-    @wraps(push)  # Sepal checks the source of what it replaces
     def pushed(*, state: Any, **further: Any) -> None:
         push(state=state, **further)
         note("sent", state.get_node_id())
 
+    pulled.flowers, pushed.flowers = pull, push  # type: ignore[attr-defined]
     module._pull_and_store_message, module._push_messages = pulled, pushed
 
 
@@ -62,11 +61,11 @@ def in_process(module: Any) -> None:
     """``running``: Flower's code of the process, or fork, that answers a message begins."""
     run = module.run_clientapp
 
-    @wraps(run)
     def noted(*arguments: Any, **further: Any) -> Any:
         note("running", "-")
         return run(*arguments, **further)
 
+    noted.flowers = run  # type: ignore[attr-defined]
     module.run_clientapp = noted
 
 

@@ -18,7 +18,8 @@ from sepal.data.own import OWN
 from sepal.errors import DataError, suggest
 
 LAYOUT = 3  # increase when the content of a cache entry changes
-FOLDER = "folder"  # the data set whose files are the user's own
+FOLDER, HUB = "folder", "hf"  # data sets whose files are the user's own
+FILES = (FOLDER, HUB)
 PLAIN = FolderSettings()
 
 
@@ -27,8 +28,11 @@ class Reader(Protocol):
 
     files: Callable[[Path], list[Path] | None]
     """Return the files whose size and time identify the data; None if they are missing."""
-    read: Callable[[Path], Source]
-    """Read the files, downloading them if necessary; a DataError says which files to put where."""
+    read: Callable[..., Source]
+    """Read the files in a directory, of ``FILES`` by the keys of a second argument; a DataError says which are missing.
+
+    Public data sets are downloaded if necessary.
+    """
 
 
 _READERS = {
@@ -40,6 +44,7 @@ _READERS = {
     "femnist": "femnist",
     "folder": "folder",
     "har": "har",
+    "hf": "hub",
     "imdb": "imdb",
     "mnist": "idx:MNIST",
 }
@@ -51,7 +56,7 @@ def source_names() -> tuple[str, ...]:
 
 
 def info(dataset: str, data_dir: str | Path = "", folder: FolderSettings = PLAIN) -> DatasetInfo:
-    """Return the metadata of a data set. Only ``folder`` needs its files for this. Arguments as in :func:`load`.
+    """Return the metadata of a data set. Only ``FILES`` are read for this. Arguments as in :func:`load`.
 
     Raises:
         DataError: The name is unknown, or a ``folder`` cannot be read.
@@ -66,7 +71,7 @@ def load(name: str, data_dir: str | Path = "", folder: FolderSettings = PLAIN) -
     Args:
         name: One of :func:`source_names`.
         data_dir: Directory of the files; see :class:`sepal.data.DataSpec`.
-        folder: How the files of ``folder`` are read.
+        folder: How the files of ``folder`` and ``hf`` are read.
 
     Raises:
         DataError: The name is unknown, or files are missing or damaged; the error says which file to put where.
@@ -78,7 +83,7 @@ def load(name: str, data_dir: str | Path = "", folder: FolderSettings = PLAIN) -
         found = reader.files(directory)
         if found is None:
             return _checked(name, source)
-    return _remembered(name, directory, _state(found, directory), folder if name == FOLDER else PLAIN)
+    return _remembered(name, directory, _state(found, directory), folder if name in FILES else PLAIN)
 
 
 def check(name: str, data_dir: str | Path = "") -> None:
@@ -144,21 +149,17 @@ def _remembered(name: str, directory: Path, state: str, folder: FolderSettings) 
         if source.natural is not None:
             arrays["natural"] = source.natural
         notes = {"info": asdict(source.info), "train_count": source.train_count}
-        written = cache.write(entry, arrays, notes, private=name == FOLDER)  # a copy of the user's own data
+        written = cache.write(entry, arrays, notes, private=name in FILES)  # a copy of the user's own data
     return (_from_cache(entry) if written else None) or source
 
 
 def folder_key(name: str, folder: FolderSettings) -> tuple[str, ...]:
     """Return what the cache's keys say of the keys ``folder.*``; nothing for other data sets."""
-    return (folder.model_dump_json(),) if name == FOLDER else ()
+    return (folder.model_dump_json(),) if name in FILES else ()
 
 
 def _read(reader: Reader, name: str, directory: Path, folder: FolderSettings) -> Source:
-    if name != FOLDER:
-        return reader.read(directory)
-    from sepal.data.sources.folder import read
-
-    return read(directory, folder)
+    return reader.read(directory, folder) if name in FILES else reader.read(directory)
 
 
 def _checked(name: str, source: Source) -> Source:

@@ -93,7 +93,7 @@ def _npz(path: Path, task: str) -> Source:
     test = (given["x_test"], given["y_test"]) if "x_test" in given else None
     if "person" in given and test is not None:
         raise DataError(str(path), "person without x_test: each client's test part is held out of its own data", "both")
-    return _source(str(path), (given["x"], given["y"]), test, given.get("person"), task=task)
+    return source_of(str(path), (given["x"], given["y"]), test, given.get("person"), task=task)
 
 
 def _csv(path: Path, keys: FolderSettings) -> Source:
@@ -101,7 +101,7 @@ def _csv(path: Path, keys: FolderSettings) -> Source:
     found = read_table(path, keys.names, task != CLASSIFICATION)
     if found.y is None:
         raise DataError(str(path), "rows under a header with a column `label`", "no label")
-    source = _source(str(path), (found.x, found.y), None, found.people, names=found.names, task=task)
+    source = source_of(str(path), (found.x, found.y), None, found.people, names=found.names, task=task)
     return replace(source, info=replace(source.info, table=keys.standardize, columns=found.columns))
 
 
@@ -110,12 +110,12 @@ def _classes(directory: Path, keys: FolderSettings) -> Source:
         names = keys.names or _names(directory)
         _check_names(directory, names)
         part, bad = _read_part(directory, names, keys)
-        return _source(str(directory), part, None, names=names, notes=left_out(bad))
+        return source_of(str(directory), part, None, names=names, notes=left_out(bad))
     names = keys.names or _names(directory / "train")
     for part_name in ("train", "test"):
         _check_names(directory / part_name, names)
     (train, bad), (test, worse) = (_read_part(directory / part, names, keys) for part in ("train", "test"))
-    return _source(str(directory), train, test, names=names, notes=left_out([*bad, *worse]))
+    return source_of(str(directory), train, test, names=names, notes=left_out([*bad, *worse]))
 
 
 def _check_names(home: Path, names: Sequence[str]) -> None:
@@ -166,7 +166,7 @@ def _read_part(
     return (np.stack(arrays), np.asarray(labels, dtype=np.int64)), bad
 
 
-def _source(
+def source_of(
     key: str,
     train: tuple[NDArray[Any], Any],
     test: tuple[NDArray[Any], Any] | None,

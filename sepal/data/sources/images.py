@@ -45,19 +45,35 @@ def read_example(path: Path, look: Look = AS_IS) -> NDArray[Any]:
 
 def _image(path: Path, look: Look) -> NDArray[np.uint8]:
     """Return the image upright: a JPEG's EXIF data may say how far to rotate its pixels."""
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     try:
         with Image.open(path, formats=("PNG", "JPEG")) as stored:
-            image = ImageOps.exif_transpose(stored)
-            image = image.convert("L" if image.mode in ("1", "L", "I", "I;16", "F") else "RGB")
-            if look.channels != "auto":
-                image = image.convert("L" if look.channels == 1 else "RGB")
-            if look.size:  # scaled and cut around the centre; bilinear over all pixels that a smaller one covers
-                image = ImageOps.fit(image, look.size[::-1], Image.Resampling.BILINEAR)
-            return np.asarray(image)
+            return as_array(str(path), stored, look)
     except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
         raise DataError(str(path), "a PNG or JPEG image", str(error)) from error
+
+
+def as_array(key: str, stored: Any, look: Look) -> NDArray[np.uint8]:
+    """Return a PIL image as bytes, (H, W) or (H, W, 3).
+
+    Raises:
+        DataError: It is none, or cannot be decoded; ``key`` says where it is from.
+    """
+    from PIL import Image, ImageOps
+
+    if not isinstance(stored, Image.Image):
+        raise DataError(key, "an image", "nothing" if stored is None else type(stored).__name__)
+    try:
+        image = ImageOps.exif_transpose(stored)
+        image = image.convert("L" if image.mode in ("1", "L", "I", "I;16", "F") else "RGB")
+        if look.channels != "auto":
+            image = image.convert("L" if look.channels == 1 else "RGB")
+        if look.size:  # scaled and cut around the centre; bilinear over all pixels that a smaller one covers
+            image = ImageOps.fit(image, look.size[::-1], Image.Resampling.BILINEAR)
+        return np.asarray(image)
+    except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
+        raise DataError(key, "a PNG or JPEG image", str(error)) from error
 
 
 def _npy(path: Path) -> NDArray[Any]:
@@ -91,7 +107,7 @@ def _counted(words: Iterable[str]) -> str:
     counts = Counter(words).most_common()
     found = ", ".join(f"{count} of {word}" for word, count in counts[:KINDS])
     rest = counts[KINDS:]
-    return f"{found}, {sum(count for _, count in rest)} of {len(rest)} others" if rest else found
+    return f"{found}, and {sum(count for _, count in rest)} of {len(rest)} more kinds" if rest else found
 
 
 def left_out(bad: Sequence[DataError]) -> tuple[str, ...]:

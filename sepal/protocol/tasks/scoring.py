@@ -123,6 +123,18 @@ class Metric:
         """What people need to read its values."""
         return Measure(self.name, self.unit, self.higher)
 
+    def computed(self, sums: Sums) -> float | None:
+        """Return the value of its sums; None also where they cannot be computed with, as no honest client's are."""
+        try:
+            found = self.value(sums)
+            return None if found is None else float(found)
+        except Exception:  # a client chooses the sums, and the value may be an own task's
+            return None
+
+    def possible(self, value: float) -> bool:
+        """Return whether a value is finite and from ``least`` to ``most``."""
+        return self.least - 1e-6 <= value <= min(self.most + 1e-6, GREATEST_SUM)
+
 
 @dataclass(frozen=True)
 class Scoring:
@@ -161,13 +173,14 @@ class Scoring:
         raise ConfigError("metric", f"one of {', '.join(metric.name for metric in self.metrics)}", name)
 
     def value(self, sums: Sums, name: str = "") -> float | None:
-        """Return the value of a metric, by default the headline; None if the sums determine none."""
-        at = HEADS
-        for metric in self.metrics:
-            if metric.name == (name or self.headline):
-                return metric.value(sums[at : at + metric.size]) if sums[0] else None
-            at += metric.size
-        raise KeyError(name)
+        """Return the value of a metric, by default the headline; None if the sums determine none that is possible."""
+        metric = self.metric(name or self.headline)
+        value = self._computed(metric, sums) if sums[0] else None
+        return value if value is not None and metric.possible(value) else None
+
+    def _computed(self, metric: Metric, sums: Sums) -> float | None:
+        at = HEADS + sum(before.size for before in self.metrics[: self.metrics.index(metric)])
+        return metric.computed(sums[at : at + metric.size])
 
     def values(self, sums: Sums) -> dict[str, float]:
         """Return the mean loss and the value of every metric that the sums determine."""
@@ -188,8 +201,8 @@ class Scoring:
         if not (float(sums[0]).is_integer() and 0 < sums[0] < MOST_EXAMPLES):
             raise ProtocolError(key, "a number of examples, at least 1", sums[0])
         for metric in self.metrics:
-            value = self.value(sums, metric.name)
-            if value is not None and not metric.least - 1e-6 <= value <= min(metric.most + 1e-6, GREATEST_SUM):
+            value = self._computed(metric, sums)
+            if value is not None and not metric.possible(value):
                 raise ProtocolError(key, f"{metric.name} from {metric.least:g} to {metric.most:g}", f"{value:g}")
 
 

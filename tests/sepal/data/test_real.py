@@ -71,6 +71,7 @@ def test_har_by_person(real_data):
     assert data.unseen_test_labels == 0
 
 
+@pytest.mark.e2e  # 50,000 reviews: ten seconds
 def test_imdb(real_data):
     source = whole("imdb", real_data)
     assert source.x.shape == (50_000, 256)

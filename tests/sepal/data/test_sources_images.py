@@ -43,7 +43,7 @@ def write_idx(raw, stems, classes=10, packed=False, counts=(40, 20)):
 
 
 def test_every_name_is_a_source_with_facts_and_a_model_we_have():
-    assert set(CATALOGUE) | {"folder", "own"} == set(source_names())
+    assert set(CATALOGUE) | {"folder", "hf", "own"} == set(source_names())
     for name, facts in CATALOGUE.items():
         assert facts == info(name)
         assert set(facts.defaults) == {"model", "lr", "batch-size", "optimizer", "local-epochs", "rounds"}
