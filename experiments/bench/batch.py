@@ -70,11 +70,13 @@ def seconds(
     return watching.seconds[1:rounds]
 
 
-def measure(device: str = "", repeats: int = REPEATS) -> list[dict[str, Any]]:
+def measure(
+    device: str = "", repeats: int = REPEATS, kinds: Mapping[str, Mapping[str, Any]] = KINDS
+) -> list[dict[str, Any]]:
     """Return a row for each model, device and number of clients at once; without a device for all that are there."""
     rows = []
     for place in [device] if device else dict.fromkeys(("cpu", choose_device("auto"))):
-        for name, keys in KINDS.items():
+        for name, keys in kinds.items():
             found: dict[int, list[float]] = {count: [] for count in (1, *AT_ONCE)}
             for _ in range(repeats):
                 for count in found:

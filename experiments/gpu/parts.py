@@ -84,13 +84,14 @@ def engine(device: str) -> Iterator[str]:
 
 def batch(device: str) -> Iterator[str]:
     """Measure clients at once over one by one."""
-    from experiments.bench.batch import measure
+    from experiments.bench.batch import KINDS, measure
 
     yield "| what | ratio | at once | one by one |"
     yield "|---|---|---|---|"
-    for row in measure(device, repeats=1):
-        seconds = (row[key] for key in ("at_once_seconds", "one_by_one_seconds"))
-        yield f"| {row['what']} | {row['ratio']:.2f} | {' | '.join(f'{each:.3f} s' for each in seconds)} |"
+    for name, keys in KINDS.items():
+        for row in measure(device, repeats=1, kinds={name: keys}):
+            seconds = (row[key] for key in ("at_once_seconds", "one_by_one_seconds"))
+            yield f"| {row['what']} | {row['ratio']:.2f} | {' | '.join(f'{each:.3f} s' for each in seconds)} |"
 
 
 def cold(device: str) -> Iterator[str]:
@@ -110,7 +111,7 @@ def warm(device: str) -> Iterator[str]:
 def _deployed(device: str, cold: bool) -> Iterator[str]:
     from experiments.bench.deployed import rounds_of
 
-    rounds, _ = rounds_of(cold, device, rounds=3)
+    rounds, _ = rounds_of(cold, device, rounds=2)
     seconds = ", ".join(f"{each['total']:.1f} ({each['train']:.2f})" for each in rounds)
     way = "cold" if cold else "warm"
     yield f"- two nodes with `device = {device}`, {way}: the run is complete"
@@ -139,10 +140,10 @@ def compose(device: str) -> Iterator[str]:
 # Name: what it does, its title, and the seconds that it may take. Together at most nine minutes.
 PARTS: dict[str, tuple[Callable[[str], Iterator[str]], str, float]] = {
     "machine": (machine, "Machine", 20),
-    "methods": (methods, "All methods", 165),
-    "engine": (engine, "A round, the floor, and PFLlib's way", 90),
-    "batch": (batch, "Clients at once", 90),
-    "cold": (cold, "A deployed round, cold", 60),
+    "methods": (methods, "All methods", 150),
+    "engine": (engine, "A round, the floor, and PFLlib's way", 85),
+    "batch": (batch, "Clients at once", 85),
+    "cold": (cold, "A deployed round, cold", 85),
     "warm": (warm, "A deployed round, warm", 45),
     "compose": (compose, "The Compose file's GPU override", 60),
 }
