@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sepal.cli.app import app
-from sepal.cli.notices import starting
+from sepal.cli.notices import starting, tell
 from sepal.errors import ConfigError, DataError, one_line
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ def export(
         file.unlink()
         raise ConfigError("client", "a model that its tensors and its module alone describe", found.origin.method)
     typer.echo(f"written to {file}{tested(path, found.origin.client)}")
+    if found.labels == 1:
+        tell(f"sepal: {found.origin.client} has training examples of one class alone: its own model knows no other")
     if onnx:
         write_onnx(kept.module, torch.from_numpy(found.inputs), file.with_suffix(".onnx"))
         typer.echo(f"written to {file.with_suffix('.onnx')}")

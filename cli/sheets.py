@@ -155,7 +155,8 @@ def not_converged(variants: Sequence[Variant]) -> str:
         if each
     ]
     how = "rising" if measure.higher else "falling"
-    return f"{MARK} not converged, still {how} at the last round: {', '.join(words)}" if words else ""
+    what = "means over a method's last rounds against as many before"
+    return f"{MARK} not converged, still {how} at the last round: {', '.join(words)}; {what}" if words else ""
 
 
 def no_better(variants: Sequence[Variant]) -> Iterator[str]:

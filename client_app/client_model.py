@@ -33,12 +33,14 @@ class ClientModel:
         networks: Their tensors, float32 by name, in the shapes of the client's modules; usually one network.
         inputs: Some of the client's training examples; of a table as they are in its file.
         logits: The client's own predictor's outputs for ``inputs``.
+        labels: Number of classes among all its training examples; 0 where targets are no classes.
     """
 
     origin: Origin
     networks: list[dict[str, npt.NDArray[np.float32]]]
     inputs: npt.NDArray[Any]
     logits: npt.NDArray[np.float32]
+    labels: int
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,8 @@ def client_model(path: Path, config: Mapping[str, Any], client: str, device: str
         keys.target_unit,
     )
     networks = [{**network.read(), **frozen_tensors(network.module)} for network in predict.networks]
-    return ClientModel(origin, networks, np.array(raw), predict(x.to(device)).cpu().numpy())
+    labels = len(np.unique(data.train.y)) if info.labelled else 0
+    return ClientModel(origin, networks, np.array(raw), predict(x.to(device)).cpu().numpy(), labels)
 
 
 def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path) -> None:

@@ -66,10 +66,15 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
         reading += ", band: ± one standard deviation over seeds." if _seeds(comparison) > 1 else "."
         if x == "round" and closed:
             reading += " The last, with the name, is the closing evaluation, after the last round."
+        if x != "round":
+            reading += f" A round stands at the {unit} that the rounds before it took, the closing evaluation at all."
         if x != "round" and sampled:
             reading += " Lines as in the first figure."
         elif sampled:
-            reading += " Thin lines: each round's clients alone, which scatter more; of kept models as just trained."
+            reading += (
+                " Thin lines: each round's clients alone, which scatter more. A kept point has the models that clients"
+            )
+            reading += " held before that round, the line those that they trained in it."
             if tuned := [v.label for v in comparison.all_variants() if v.deployed == "trained"]:
                 reading += f" Trained points of {', '.join(dict.fromkeys(tuned))} lie off its line: there clients"
                 reading += " fine-tune the received model as for a user, in the line they train as in any round."

@@ -49,6 +49,16 @@ def test_an_exported_model_says_what_the_clients_model_says(runs, tmp_path, meth
     assert not np.allclose(load(file)(other.inputs), other.logits, atol=1e-5)  # it is this client's own
 
 
+def test_a_client_of_one_class_is_told_so(tmp_path):
+    """Its model answers that class always, and has 100 % on its own test data."""
+    keys = ["dataset=digits", "rounds=1", "clients=2", "partition.subsample=100", "method=local"]
+    keys += ["partition.name=pathological", "partition.classes=1"]
+    sets = [part for text in keys for part in ("--set", text)]
+    assert sepal("run", *sets, "--name", "one", "--out", tmp_path, "--workers", 1).exit_code == 0
+    words = "client-00001 has training examples of one class alone: its own model knows no other"
+    assert words in sepal("export", tmp_path / "one", "1").stderr
+
+
 def test_the_exported_model_is_the_trained_one_of_the_closing_evaluation(runs, tmp_path):
     """docs/comparing.md; `sepal export RUN 1` names the file by the client."""
     stored = read_run(runs / "fedpse")
