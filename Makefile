@@ -20,7 +20,7 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 CLIENTS ?= 3
 export CLIENTS
 
-.PHONY: help setup demo compose-demo test check docs e2e bench paper defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate flower flower-quick flower-next requirements sbom clean
+.PHONY: help setup demo compose-demo test check docs e2e bench gpu paper defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate flower flower-quick flower-next requirements sbom clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -65,6 +65,9 @@ e2e: $(STAMP) ## run the end-to-end tests: real processes (two files at a time: 
 
 bench: $(STAMP) ## measure speed and memory
 	$(BIN)/python -m experiments.bench
+
+gpu: $(STAMP) ## try and measure everything on this machine's GPU, in nine minutes: docs/results/gpu.md
+	@$(BIN)/python -m experiments.gpu
 
 paper: $(STAMP) ## run a paper's tables: make paper NAME=fedpse (or dmpfl, subfedavg, pfedgate, pa3dfl, leaderboard, privacy)
 	$(BIN)/python -m experiments.paper $(NAME)

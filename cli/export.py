@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sepal.cli.app import app
-from sepal.cli.notices import starting
+from sepal.cli.notices import starting, tell
 from sepal.errors import ConfigError, DataError, one_line
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ NEAR = 1e-4  # largest difference in logits between the client's model and the e
 def export(
     run: Annotated[str, typer.Argument(help="A run directory, or a run's name.")],
     client: Annotated[str, typer.Argument(help="The client's name, such as client-00003, or its number, 3.")],
-    out: Annotated[Path | None, typer.Option(help="The file; by default RUN/CLIENT.safetensors.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file; by default RUN/client-00003.safetensors.")] = None,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Write CLIENT.onnx beside it (needs onnx and onnxscript).")
     ] = False,
 ) -> None:
-    """Write a client's own model, after its last training, as safetensors and, with --onnx, as ONNX."""
+    """Write a client's model at the end, the *trained* one of the closing evaluation, as safetensors and ONNX."""
     with starting():
         import numpy as np
         import torch
@@ -45,21 +45,41 @@ def export(
         from sepal.study.runs import find_run
 
     path = find_run(run)
-    file = out or path / f"{client}.safetensors"
     found = model_of(path, client)
+    file = out or path / f"{found.origin.client}.safetensors"
     save(file, found.origin, found.networks)
     kept = load(file, {found.origin.model, found.origin.task})
     if not np.allclose(kept(found.inputs), found.logits, atol=NEAR):
         file.unlink()
         raise ConfigError("client", "a model that its tensors and its module alone describe", found.origin.method)
-    typer.echo(f"written to {file}")
+    typer.echo(f"written to {file}{tested(path, found.origin.client)}")
+    if found.labels == 1:
+        tell(f"sepal: {found.origin.client} has training examples of one class alone: its own model knows no other")
     if onnx:
         write_onnx(kept.module, torch.from_numpy(found.inputs), file.with_suffix(".onnx"))
         typer.echo(f"written to {file.with_suffix('.onnx')}")
 
 
+def tested(path: Path, client: str) -> str:
+    """Return what the exported model had in the closing evaluation, and the deployed one; empty before it."""
+    from sepal.server_app.stored_run import read_run
+    from sepal.strategies import registry
+
+    stored = read_run(path)
+    last = [each for line in stored.lines if line["phase"] == "closing" for each in line["clients"]]
+    row: dict[str, Any] = next((each for each in last if each["name"] == client), {})
+    found = [
+        f"{view} {stored.measure.text(row[view])}"
+        for view in dict.fromkeys(("trained", registry.deployed(stored.config["method"])))
+        if row.get(view) is not None
+    ]
+    return f"; {stored.measure.name} on the client's test data: {', deployed is '.join(found)}" if found else ""
+
+
 def model_of(path: Path, client: str) -> ClientModel:
     """Return the newest model of a client of the run at ``path`` (:func:`sepal.client_app.client_model.client_model`).
+
+    ``client``: its name or its number.
 
     Raises:
         ConfigError: The run has no such client, or its model cannot be exported.

@@ -60,8 +60,6 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
 
         from sepal.cli.progress import RoundDisplay
         from sepal.config import RunConfig
-        from sepal.server_app.stored_run import stored_summary
-        from sepal.study.majority import warning
         from sepal.study.run import execute, prepare
 
         logging.basicConfig(level=logging.WARNING, format="sepal: %(message)s", stream=sys.stderr)
@@ -78,9 +76,6 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
             where = "" if settings.out == RunConfig.model_fields["out"].default else f" --out {settings.out}"
             typer.echo(f"sepal: interrupted; `sepal run --name {path.name}{where}` continues it", err=True)
             raise typer.Exit(INTERRUPTED) from None
-    summary = stored_summary(path)
-    if summary and (words := warning(found.assembly, summary)):
-        typer.echo(f"sepal: warning: {words}", err=True)
     return path
 
 

@@ -91,7 +91,9 @@ def frontier_sentence(comparison: Comparison, cell: str) -> str:
         some = [f"{variant.label} {until.text(decimals(until.mean), 1.0)}" for variant, until in reached if until]
         none = [variant.label for variant, until in reached if not until]
         near = "one point" if measure.percent else "1 %"
-        words += f"; MB to within {near} of {CLOSE_TO} ({measure.text(target)}): {', '.join(some)}"
+        words += (
+            f"; MB to the first full evaluation within {near} of {CLOSE_TO} ({measure.text(target)}): {', '.join(some)}"
+        )
         words += f", not reached by {', '.join(none)}" if none else ""
     return f"{words} (deployed models)."
 

@@ -15,7 +15,8 @@ from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server_app.places import IN_PROCESS
 from sepal.strategies import registry
 from sepal.study.comparison import Comparison
-from sepal.study.results import DIRECTIONS, Variant
+from sepal.study.majority import warning
+from sepal.study.results import DIRECTIONS, LEAST_POINTS, Variant
 from sepal.study.statistics import Estimate
 
 LEGEND = (
@@ -65,9 +66,7 @@ def accuracy_sheet(variants: Sequence[Variant]) -> Sheet:
 
 def cost_sheet(variants: Sequence[Variant]) -> Sheet:
     """Return the cost of a cell's variants: MB, multiply-adds, and rounds and MB to the target."""
-    measure = variants[0].measure
-    aim = f"{100 * variants[0].target:.0f} %" if measure.percent else measure.text(variants[0].target)
-    target = f"{aim}\n{variants[0].view}"
+    target = f"{_aim(variants)}\n{variants[0].view}"
     heads = ("cost", "MB up", "MB down", "multiply-\nadds, 10⁹", f"rounds to\n{target}", f"MB to\n{target}")
     rows = []
     for variant in variants:
@@ -76,6 +75,25 @@ def cost_sheet(variants: Sequence[Variant]) -> Sheet:
         reached = [variant.reached(variant.rounds_to, 1), variant.reached(sent, decimals(sent.mean if sent else 0))]
         rows.append([variant.label, *map(size, sizes), *reached])
     return Sheet(heads, rows)
+
+
+def _aim(variants: Sequence[Variant]) -> str:
+    measure, target = variants[0].measure, variants[0].target
+    return f"{100 * target:.0f} %" if measure.percent else measure.text(target)
+
+
+def basis(variants: Sequence[Variant]) -> str:
+    """Return a line with what rounds and MB to the target are of, or why there are none; nothing if nothing is due."""
+    counts = [variant.evaluations(variant.view) for variant in variants]
+    enough = [count for count in counts if count >= LEAST_POINTS]
+    if not enough and len(variants) > 1:
+        why = f"these runs have {max(counts)} (evaluate-every)"
+        return f"No rounds or MB to {_aim(variants)}: that takes {LEAST_POINTS} full evaluations, and {why}."
+    if not enough:
+        return ""
+    most = "" if min(enough) == max(enough) else f" to {max(enough)}"
+    words = f"Rounds and MB to {_aim(variants)}: the first of {min(enough)}{most} full evaluations with that mean"
+    return f"{words}; ≤: rounds just before it had none." if any(v.at_most for v in variants) else f"{words}."
 
 
 def difference_sheet(comparison: Comparison, cell: str) -> Sheet:
@@ -137,7 +155,16 @@ def not_converged(variants: Sequence[Variant]) -> str:
         if each
     ]
     how = "rising" if measure.higher else "falling"
-    return f"{MARK} not converged, still {how} at the last round: {', '.join(words)}" if words else ""
+    what = "means over a method's last rounds against as many before"
+    return f"{MARK} not converged, still {how} at the last round: {', '.join(words)}; {what}" if words else ""
+
+
+def no_better(variants: Sequence[Variant]) -> Iterator[str]:
+    """Yield a line for each variant that is no better than its clients' most frequent label."""
+    for variant in variants:
+        summaries = [result.stored.summary or {} for result in variant.results]
+        if words := warning(summaries, variant.deployed, variant.first.stored.config["lr"]):
+            yield f"{variant.label}: {words}."
 
 
 def rounds_run(variants: Sequence[Variant]) -> str:
@@ -151,7 +178,8 @@ def rounds_run(variants: Sequence[Variant]) -> str:
 def remarks(comparison: Comparison, cell: str) -> Iterator[str]:
     """Yield what is said about a cell's tables: convergence, rounds, conclusions."""
     variants = comparison.variants(cell)
-    yield from filter(None, (not_converged(variants), rounds_run(variants)))
+    yield from no_better(variants)
+    yield from filter(None, (not_converged(variants), rounds_run(variants), basis(variants)))
     yield from conclusions(comparison, cell)
 
 

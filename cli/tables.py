@@ -16,10 +16,12 @@ from sepal.cli.sheets import (
     NONE,
     Sheet,
     accuracy_sheet,
+    basis,
     conclusions,
     cost_sheet,
     difference_sheet,
     legend,
+    no_better,
     not_converged,
     novel_line,
     privacy_line,
@@ -39,6 +41,7 @@ from sepal.server_app.json_lines import Line
 from sepal.server_app.stored_run import StoredRun
 from sepal.strategies import registry
 from sepal.study.comparison import Comparison
+from sepal.study.majority import warning
 from sepal.study.results import MEGA
 
 NAMES = 3  # a table's names have at most this part of the width
@@ -65,6 +68,9 @@ def print_run(console: Console, run: StoredRun, yardstick: StoredRun | None = No
             console.print(printable(words), highlight=False)
         console.print()
         console.print(figures_table(run, yardstick))
+        view, lr = registry.deployed(run.config["method"]), run.config["lr"]
+        if words := warning([run.summary], view, lr):
+            console.print(f"Warning: {printable(words)}", style="yellow", soft_wrap=True, highlight=False)
         if words := together_line(run.summary):
             console.print(printable(words), highlight=False)
         if run.summary.get("novel"):
@@ -155,10 +161,10 @@ def megabytes(count: int) -> str:
 
 
 def figures_table(run: StoredRun, yardstick: StoredRun | None = None) -> Table:
-    """Return the figures of the last full evaluation, by view."""
+    """Return the figures of the last full evaluation, by view; of the best round, which validation data chooses."""
     measure = run.measure
     table = new_table(f"At the end, over all clients: {measure.name}{measure.in_unit}")
-    for name in ("method", "view", "mean", "weighted", "std", "bottom 10 %", "best (round)"):
+    for name in ("method", "view", "mean", "weighted", "std", "bottom 10 %", "validation's\nbest (round)"):
         table.add_column(name, justify="left" if name in ("method", "view") else "right")
     for each in (run, yardstick):
         if each is None or each.summary is None:
@@ -167,7 +173,8 @@ def figures_table(run: StoredRun, yardstick: StoredRun | None = None) -> Table:
         deployed = registry.deployed(each.config["method"])
         for view in sorted(found, key=lambda view: view != deployed):  # first what a deployed client predicts with
             figures = found[view]
-            cells = [printable(each.config["method"]), printable(view)]
+            mark = " (deployed)" * (view == deployed)
+            cells = [printable(each.config["method"]), printable(view) + mark]
             if figures is None:
                 table.add_row(*cells, *["-"] * 5)
                 continue
@@ -231,9 +238,9 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
             console.print(escape(cell), style="bold", highlight=False)
         paragraphs(sentences.headline(comparison, cell))
         print_sheet(console, accuracy_sheet(variants))
-        paragraphs(not_converged(variants), rounds_run(variants))
+        paragraphs(*no_better(variants), not_converged(variants), rounds_run(variants))
         print_sheet(console, cost_sheet(variants))
-        paragraphs(sentences.frontier_sentence(comparison, cell))
+        paragraphs(basis(variants), sentences.frontier_sentence(comparison, cell))
         print_sheet(console, difference_sheet(comparison, cell))
         paragraphs(*conclusions(comparison, cell))
     if comparison.tuning:

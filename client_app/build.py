@@ -20,6 +20,7 @@ from sepal.client.augment import augmentation
 from sepal.client.columns import columns, tensors
 from sepal.client.devices import be_deterministic, check_precision, choose_device
 from sepal.client.evaluation import Evaluator, Shift, no_examples
+from sepal.client.meeting import Meeting
 from sepal.client.network import Network
 from sepal.client.state_store import DiskStateStore, StateStore
 from sepal.client.training import Trainer
@@ -63,6 +64,7 @@ class Shared:
         pooled: A sample of the test data of all clients, on the device; None until first used.
         everyone: All test data of all clients, for test-time shift; None until first used.
         digests: Digests of clients' data by client; see :func:`data_digest`.
+        meeting: Where clients meet that train at once; None if each trains alone.
     """
 
     assembly: Assembly
@@ -72,6 +74,7 @@ class Shared:
     pooled: Pair | None = None
     everyone: Pair | None = None
     digests: dict[str, str] = field(default_factory=dict)
+    meeting: Meeting | None = None
 
     @classmethod
     def of(cls, run_config: Mapping[str, Any], device: str = "") -> Shared:
@@ -215,6 +218,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         learning=task.learning,
         class_weights=class_weights(train[1][:], shared.assembly.info.classes) if balanced else None,
         augment=augmentation(task.config.augment, train[0][:2]),
+        meeting=shared.meeting,
     )
     algorithm = shared.assembly.method.make_client(task, trainer)
     evaluator = Evaluator(

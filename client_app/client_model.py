@@ -16,6 +16,7 @@ from sepal.client.network import NetworkPredictor
 from sepal.client.state_store import DiskStateStore
 from sepal.client_app.build import Node, Shared, build_host, client_name
 from sepal.client_app.portable import Origin
+from sepal.data.examples import Examples
 from sepal.data.federation import DealtData
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, ModelError, one_line
@@ -34,12 +35,14 @@ class ClientModel:
         networks: Their tensors, float32 by name, in the shapes of the client's modules; usually one network.
         inputs: Some of the client's training examples; of a table as they are in its file.
         logits: The client's own predictor's outputs for ``inputs``.
+        labels: Number of classes among all its training examples; 0 where targets are no classes.
     """
 
     origin: Origin
     networks: list[dict[str, npt.NDArray[np.float32]]]
     inputs: npt.NDArray[Any]
     logits: npt.NDArray[np.float32]
+    labels: int
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | N
 
 
 def client_model(path: Path, config: Mapping[str, Any], client: str, device: str = "cpu") -> ClientModel:
-    """Return the newest model of a client of the run at ``path``: that of the closing round, if there was one.
+    """Return the newest model of a client of the run at ``path``: after the closing round, the *trained* one of that.
 
     Args:
         path: The run directory.
@@ -123,7 +126,8 @@ def client_model(path: Path, config: Mapping[str, Any], client: str, device: str
     )
     whole = [{**network.read(), **frozen_tensors(network.module)} for network in predict.networks]
     networks = [merged(tensors, (keys.lora.alpha or keys.lora.rank) / (keys.lora.rank or 1)) for tensors in whole]
-    return ClientModel(origin, networks, np.array(raw), predict(x.to(device)).cpu().numpy())
+    labels = len(np.unique(data.train.y)) if info.labelled and isinstance(data.train, Examples) else 0
+    return ClientModel(origin, networks, np.array(raw), predict(x.to(device)).cpu().numpy(), labels)
 
 
 def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path) -> None:

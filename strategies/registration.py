@@ -78,9 +78,10 @@ def register(
     learned: Mapping[str, Reader] | None = None,
     scheduled: bool = False,
     needs: tuple[str, ...] = (),
+    batched: bool = False,
     fixed: Mapping[str, str] | None = None,
 ) -> Registered:
     """Return the method's record. Arguments are those of :class:`Method`."""
     rest = (received, uses_capacity, private, deployed, draws, robust, combination, dense, compression)
-    last = (learned or {}, scheduled, needs, fixed or {})
+    last = (learned or {}, scheduled, needs, batched, fixed or {})
     return Registered(name, title, source, hyper, server, client, defaults or {}, *rest, *last)

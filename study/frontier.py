@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sepal.study.results import DIRECTIONS, Variant
+from sepal.study.results import DIRECTIONS, LEAST_POINTS, Variant
 from sepal.study.statistics import Estimate, over_seeds
 
 CLOSE_TO, POINT = "fedavg-ft", 0.01  # the yardstick, and what counts as close to it
@@ -48,10 +48,11 @@ def close(variants: Sequence[Variant]) -> tuple[float, list[tuple[Variant, Estim
 
     Of a metric that is no share, what is 1 % worse.
 
-    The MB are a mean over the seeds that reach it; None if none does. The whole is None without FedAvg-FT.
+    The MB are those at the first full evaluation that has it, a mean over the seeds that reach it; None if none does.
+    The whole is None without FedAvg-FT, and with too few full evaluations to say when it was.
     """
     ends = [end for v in variants if v.method == CLOSE_TO and (end := v.accuracy("deployed"))]
-    if not ends:
+    if not ends or min(variant.evaluations("deployed") for variant in variants) < LEAST_POINTS:
         return None
     measure = variants[0].measure
     best = max((end.mean for end in ends), key=lambda mean: measure.sign * mean)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from sepal.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from sepal.data import FederatedData
@@ -14,22 +18,40 @@ if TYPE_CHECKING:
 MOST = 100  # clients whose labels are counted
 
 
-def warning(assembly: Assembly, summary: Mapping[str, Any]) -> str:
-    """Return a line if the deployed models of a complete run are no better than the most frequent label; else nothing.
+def note(path: Path, summary: Mapping[str, Any], assembly: Assembly) -> None:
+    """Add ``majority`` to a complete run's summary.json: the accuracy that :func:`warning` compares with.
 
     Args:
+        path: The run directory.
+        summary: Content of its summary.json; one of another headline than accuracy is left as it is.
         assembly: The run's parts, in process: all clients' data is at hand.
-        summary: Content of summary.json.
     """
-    found = summary.get("accuracy", {}).get(assembly.method.deployed)  # nothing of another headline
+    if "accuracy" not in summary:
+        return
+    found = {**summary, "majority": majority(assembly.data, assembly.task.config.clients)}
+    text = json.dumps(found, indent=2, ensure_ascii=False)
+    write_atomically(path / "summary.json", f"{text}\n".encode())
+
+
+def warning(summaries: Sequence[Mapping[str, Any]], view: str, lr: float) -> str:
+    """Return a line if models are no better than the most frequent label, mean over runs; else nothing.
+
+    Args:
+        summaries: Content of the summary.json of runs that differ in their seeds; those without ``majority`` are left
+            out.
+        view: The view, of deployed models.
+        lr: The runs' learning rate.
+    """
+    ends = [(summary.get("majority"), (summary.get("accuracy") or {}).get(view)) for summary in summaries]
+    found = [(end["mean"], share) for share, end in ends if share is not None and end]
     if not found:
         return ""
-    share = majority(assembly.data, assembly.task.config.clients)
-    if found["mean"] > share:
+    mean, share = (sum(values) / len(found) for values in zip(*found, strict=True))
+    if mean > share:
         return ""
     return (
-        f"{100 * found['mean']:.1f} % ({assembly.method.deployed}) is not above {100 * share:.1f} %, the accuracy of "
-        "always answering the most frequent label of a client's training data: more rounds, or another lr?"
+        f"{100 * mean:.1f} % ({view}) is not above {100 * share:.1f} %, the accuracy of always answering the most "
+        f"frequent label of a client's training data: try an lr below {lr:g}, more rounds, or `sepal tune`"
     )
 
 

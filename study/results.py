@@ -2,9 +2,10 @@
 
 What is called accuracy here is the headline metric of the runs' task (:attr:`Result.measure`).
 
-A point of a curve belongs to a number of completed rounds. *Received* scores the server's model after that many rounds,
-*trained* and *pooled* the models that clients make from it; all three have cost the same bytes of training. Only full
-evaluations are points (``evaluate-every``): a mean over sampled clients is a different figure (:meth:`Result.sampled`).
+A point of a curve belongs to a round, counted as the user set them; the closing evaluation belongs to the last one. Its
+bytes are those of the rounds completed before: *received* scores the server's model after them, *trained* and *pooled*
+the models that clients make from it, and all three have cost the same bytes of training. Only full evaluations are
+points (``evaluate-every``): a mean over sampled clients is a different figure (:meth:`Result.sampled`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sepal.strategies import registry
 from sepal.study.statistics import BySeed, Estimate, Rise, mean_rise, over_seeds, paired, paired_by_seed, rise
 
 MEGA = 1e6  # bytes in a MB
+LEAST_POINTS = 3  # full evaluations, below which the first of them that has an accuracy says little of when it came
 DIRECTIONS = ("up", "down")
 
 
@@ -37,14 +39,16 @@ class Point:
     """One evaluation, of all clients or of a round's.
 
     Attributes:
-        round: Rounds completed.
-        megabytes: Payload bytes of training until then, up and down, over all clients, / 10⁶.
-        seconds: Wall-clock time until then.
+        round: The round, from 1; of the closing evaluation, the last round that trained.
+        completed: Rounds completed before; in the closing evaluation all, otherwise one less than ``round``.
+        megabytes: Payload bytes of training in them, up and down, over all clients, / 10⁶.
+        seconds: Wall-clock time that they took.
         mean: Mean accuracy over clients.
         bottom_decile: Accuracy of the ⌊C/10⌋-th worst of C clients.
     """
 
     round: int
+    completed: int
     megabytes: float
     seconds: float
     mean: float
@@ -93,9 +97,10 @@ class Result:
 
     def _points(self, lines: Sequence[Line], view: str) -> list[Point]:
         return [
-            Point(line["model_round"], *self.spent[line["model_round"]], found["mean"], found["bottom_decile"])
+            Point(_round(line), done, *self.spent[done], found["mean"], found["bottom_decile"])
             for line in lines
             if (found := headline(line).get(view))
+            for done in [line["model_round"]]
         ]
 
     def accuracy(self, view: str) -> Mapping[str, float] | None:
@@ -136,13 +141,29 @@ class Result:
 
     def reached(self, view: str, target: float) -> Point | None:
         """Return the first point at which the view's mean is ``target`` or better."""
-        sign = self.measure.sign
-        return next((point for point in self.points(view) if sign * point.mean >= sign * target), None)
+        return next((point for _, point in self._reached(view, target)), None)
+
+    def between(self, view: str, target: float) -> bool:
+        """Return whether rounds before that point were not fully evaluated, so that one of them may have reached it."""
+        return any(point.completed - before > 1 for before, point in self._reached(view, target))
+
+    def _reached(self, view: str, target: float) -> list[tuple[int, Point]]:
+        """Return that point alone, with the rounds completed at the one before; nothing if there is none."""
+        sign, before = self.measure.sign, -1
+        for point in self.points(view):
+            if sign * point.mean >= sign * target:
+                return [(before, point)]
+            before = point.completed
+        return []
 
     @property
     def measure(self) -> Measure:
         """The metric that the figures are of."""
         return self.stored.measure
+
+
+def _round(line: Line) -> int:
+    return int(line["model_round"] if line["phase"] == "closing" else line["round"])
 
 
 def read_result(path: Path, label: str = "", cell: str = "") -> Result:
@@ -225,15 +246,30 @@ class Variant:
         ]
         return sum(shares) / len(shares) / 1e9
 
+    def evaluations(self, view: str) -> int:
+        """Return the full evaluations of a view, or of ``deployed``: of the seed that has fewest."""
+        return min(len(result.points(self.view_of(view))) for result in self.results)
+
     @property
     def rounds_to(self) -> Estimate | None:
-        """Rounds to the target, over the seeds that reach it."""
-        return over_seeds([float(p.round) for r in self.results if (p := r.reached(self.view, self.target))])
+        """The round that reaches the target, over the seeds that do; None below :data:`LEAST_POINTS` evaluations."""
+        return over_seeds([float(point.round) for point in self._at_target])
 
     @property
     def megabytes_to(self) -> Estimate | None:
-        """MB to the target, over the seeds that reach it."""
-        return over_seeds([p.megabytes for r in self.results if (p := r.reached(self.view, self.target))])
+        """MB to the target, over the seeds that reach it; None below :data:`LEAST_POINTS` evaluations."""
+        return over_seeds([point.megabytes for point in self._at_target])
+
+    @property
+    def _at_target(self) -> list[Point]:
+        if self.evaluations(self.view) < LEAST_POINTS:
+            return []
+        return [point for result in self.results if (point := result.reached(self.view, self.target))]
+
+    @property
+    def at_most(self) -> bool:
+        """Whether a seed may have reached the target in a round that was not fully evaluated."""
+        return any(result.between(self.view, self.target) for result in self.results)
 
     @property
     def rounds(self) -> float:
@@ -254,8 +290,8 @@ class Variant:
         return found if found and found.goes_on else None
 
     def reached(self, found: Estimate | None, digits: int) -> str:
-        """Return ``18.0 (1 of 2)``: a figure for the target, and how many seeds reach it if not all do."""
+        """Return ``≤ 18.0 (1 of 2)``: a figure for the target, and how many seeds reach it if not all do."""
         if found is None:
-            return "not reached" if any(result.points(self.view) for result in self.results) else "–"
+            return "not reached" if self.evaluations(self.view) >= LEAST_POINTS else "–"
         some = f" ({found.count} of {len(self.results)})" if found.count < len(self.results) else ""
-        return found.text(digits, 1.0) + some
+        return "≤ " * (self.at_most and found.mean > 0) + found.text(digits, 1.0) + some

@@ -65,6 +65,8 @@ def execute(run: Prepared, workers: int = 0, from_round: int | None = None, obse
     from sepal.engines.in_process import run_in_process
     from sepal.server_app.places import IN_PROCESS
     from sepal.server_app.run_directory import RunDirectory
+    from sepal.server_app.stored_run import stored_summary
+    from sepal.study.majority import note
 
     settings = run.settings
     with RunDirectory(run.path, run.assembly, IN_PROCESS, from_round) as directory:
@@ -73,4 +75,6 @@ def execute(run: Prepared, workers: int = 0, from_round: int | None = None, obse
         states = Path(settings.state_dir).expanduser() if settings.state_dir else run.path / "clients"
         watching: list[Observer] = [directory, *observers]
         run_in_process(run.assembly, store=directory.store(), observers=watching, workers=workers, state_dir=states)
+        if summary := stored_summary(run.path):
+            note(run.path, summary, run.assembly)
     return True

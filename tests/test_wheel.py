@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import time
 import zipfile
 from importlib.metadata import distribution
@@ -66,7 +65,8 @@ def environment(wheel, tmp_path_factory):
     python = directory / "bin" / "python"
     (packages,) = directory.glob("lib/python*/site-packages")
     # A path in a .pth file does not run that directory's own .pth files: an editable install there is not seen.
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    places = [place for place in sys.path if place.endswith("site-packages")]  # two with `make flower`
+    (packages / "dependencies.pth").write_text("\n".join(places) + "\n")
     for script in distribution("flwr").entry_points.select(group="console_scripts"):
         file = directory / "bin" / script.name
         file.write_text(SCRIPT.format(python=python, module=script.module, name=script.attr))

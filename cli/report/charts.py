@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from sepal.cli.report import curves, personal
-from sepal.cli.report.data import COLOURS, STAND_IN, first_shown, views, with_cell
+from sepal.cli.report.data import COLOURS, PLACE, STAND_IN, first_shown, views, with_cell
 from sepal.cli.report.figure import (
     FROM_DATA,
     MAKERS,
@@ -22,7 +22,7 @@ from sepal.cli.report.figure import (
     shown,
 )
 from sepal.cli.report.learned import Rows, label_counts
-from sepal.cli.report.marks import NAMES, colour_of, dash_of, name_axis, round_axis, shape_of, short
+from sepal.cli.report.marks import NAMES, client_axis, colour_of, dash_of, name_axis, round_axis, shape_of, short
 from sepal.cli.sizes import size
 from sepal.study.comparison import Comparison
 
@@ -48,7 +48,7 @@ def figures(comparison: Comparison, data: Mapping[str, Rows]) -> list[Figure]:
 @figure("clients", "Accuracy of every client", "cell", "view", "label", main=True)
 def _clients(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     measure = comparison.measure
-    place = alt.X("rank:O", title="clients, sorted", axis=alt.Axis(labels=False, ticks=False))
+    place = alt.X("place:O", title="clients, sorted", axis=client_axis({row["client"] for row in rows}, PLACE))
     tips = [
         alt.Tooltip("client:N"),
         alt.Tooltip("accuracy:Q", title=measure.axis, format=digits_of(comparison)),
@@ -96,7 +96,7 @@ def _clients(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
 def _bytes(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     colours = alt.Scale(domain=["up", "down"], range=["var(--up)", "var(--down)"])
     chart = drawn.mark_bar().encode(
-        alt.X("rank:O", title="clients, sorted", axis=alt.Axis(labels=False, ticks=False)),
+        alt.X("place:O", title="clients, sorted", axis=client_axis({row["client"] for row in rows}, PLACE)),
         alt.Y("mb:Q", title="MB"),
         alt.Color("direction:N", scale=colours, legend=alt.Legend(orient="top", title=None)),
         tooltip=[alt.Tooltip("client:N"), alt.Tooltip("direction:N"), alt.Tooltip("mb:Q", title="MB", format=".4~g")],
@@ -114,7 +114,7 @@ def _bytes(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
 def _labels(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     clients, classes = {row["client"] for row in rows}, {row["class"] for row in rows}
     chart = drawn.mark_circle(color="var(--bar)", opacity=0.85).encode(
-        alt.X("client:N", title="clients", axis=alt.Axis(labels=False, ticks=False)),
+        alt.X("client:N", title="clients", axis=client_axis(clients)),
         alt.Y("class:O", title="label", sort=alt.SortField("number"), axis=name_axis(labelOverlap=True)),
         alt.Size("examples:Q", scale=alt.Scale(range=[4, max(30, min(320, 9000 // len(clients)))]), legend=None),
         tooltip=[alt.Tooltip("client:N"), alt.Tooltip("class:N", title="label"), alt.Tooltip("examples:Q")],
@@ -145,7 +145,8 @@ def _shift(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
         alt.X("shift:Q", title="test data from other clients, %"),
         alt.Y("mean:Q", title=measure.axis, scale=FROM_DATA),
     )
-    ends = [row for row in rows if row["shift"] == 100 and row["view"] == "trained"]
+    first = views(comparison)[0]
+    ends = [row for row in first_shown(comparison, rows) if row["shift"] == 100]
     words = "; ".join(f"{with_cell(row['label'], row['cell'])} {drawn_text(comparison, row['mean'])}" for row in ends)
     reading = (
         f"Mean {measure.name}{measure.in_unit} when a share of each client's test data is replaced "
@@ -154,7 +155,7 @@ def _shift(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     return Drawn(
         chart,
         reading,
-        f"{named('Accuracy', comparison)} under test-time shift; of trained models under full shift: {words}.",
+        f"{named('Accuracy', comparison)} under test-time shift; {first} models under full shift: {words}.",
     )
 
 

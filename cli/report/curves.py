@@ -15,6 +15,7 @@ from sepal.cli.sizes import size
 from sepal.study.comparison import Comparison
 
 HEIGHT = 300  # pixels
+KINDS = (("at", "closing"), ("kind", "sampled"))  # of rows
 NAMES = ("round", "mb", "frontier")  # of the first figures, in order
 
 
@@ -33,7 +34,7 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
         colour, dash = colour_of(comparison), dash_of(comparison)
         tips = [
             alt.Tooltip("label:N", title="run"),
-            alt.Tooltip("round:Q", title="rounds"),
+            alt.Tooltip("at:N", title="evaluation"),
             alt.Tooltip("mb:Q", title="MB", format=".3~g"),
             alt.Tooltip("seconds:Q", title="seconds", format=".1f"),
             alt.Tooltip("mean:Q", title=comparison.measure.axis, format=digits_of(comparison)),
@@ -60,12 +61,23 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
             f"{after.get((each.cell, each.label), '')}"
             for each in comparison.all_variants()
         )
+        closed, sampled = (any(row[key].startswith(value) for row in rows) for key, value in KINDS)
         reading = f"Points: mean {comparison.measure.name} of all clients{comparison.measure.in_unit}"
         reading += ", band: ± one standard deviation over seeds." if _seeds(comparison) > 1 else "."
-        if any(row["kind"] == "sampled" for row in rows):
-            reading += " Thin lines: each round's clients alone, which scatter more; of kept models as just trained."
-            if any(variant.deployed == "trained" for variant in comparison.all_variants()):
-                reading += " Points of methods that deploy trained models are of models tuned further."
+        if x == "round" and closed:
+            reading += " The last, with the name, is the closing evaluation, after the last round."
+        if x != "round":
+            reading += f" A round stands at the {unit} that the rounds before it took, the closing evaluation at all."
+        if x != "round" and sampled:
+            reading += " Lines as in the first figure."
+        elif sampled:
+            reading += (
+                " Thin lines: each round's clients alone, which scatter more. A kept point has the models that clients"
+            )
+            reading += " held before that round, the line those that they trained in it."
+            if tuned := [v.label for v in comparison.all_variants() if v.deployed == "trained"]:
+                reading += f" Trained points of {', '.join(dict.fromkeys(tuned))} lie off its line: there clients"
+                reading += " fine-tune the received model as for a user, in the line they train as in any round."
         if any(row["stand_in"] for row in rows):
             reading += " Named “trained”: the method has no such view, its trained models stand in."
         if logarithmic:
@@ -74,7 +86,7 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
         return Drawn(alt.layer(*layers), reading, spoken, HEIGHT)
 
 
-_curve("round", "Accuracy by round", "rounds completed", "rounds", 0)
+_curve("round", "Accuracy by round", "round", "rounds", 0)
 _curve("mb", "Accuracy by MB sent", "MB, up and down", "MB", 2)
 _curve("seconds", "Accuracy by time", "seconds", "seconds", 1)
 

@@ -21,6 +21,7 @@ from sepal.study.statistics import over_seeds
 COLOURS = 12  # of the page, --c0 to --c11; further labels start again at --c0
 DEPLOYED = "deployed"  # the view in which a user predicts: of each method its own
 STAND_IN = "trained"  # shown, and named, in place of a view that a method does not have
+PLACE = 8  # letters before a client's name in its place on an axis
 MOST_ROUNDS = 500  # of a curve that are drawn: a run of thousands would make a page of many MB
 
 
@@ -52,6 +53,7 @@ def deployed(comparison: Comparison) -> dict[str, str]:
 def first_shown(comparison: Comparison, rows: Rows) -> Rows:
     """Return the rows with a view that figures show when the page is opened."""
     first, own = views(comparison)[0], deployed(comparison)
+    own = {} if any(row["view"] == DEPLOYED for row in rows) else own  # some figures have rows of that name
     return [
         row
         for row in rows
@@ -93,8 +95,8 @@ def _curve(comparison: Comparison, variant: Variant) -> Iterator[Row]:
         full = _by_round(result.points(shown) for result in variant.results)
         between = _by_round(result.sampled(_just_trained(shown)) for result in variant.results)
         for kind, rounds in (("sampled", between), ("full", full)):
-            for number in _thinned(sorted(rounds)):
-                points = rounds[number]
+            for at in _thinned(sorted(rounds)):
+                points, (number, completed) = rounds[at], at
                 found, measure = over_seeds([point.mean for point in points]), variant.measure
                 mean, spread = (found.mean, found.spread or 0.0) if found else (0.0, 0.0)
                 low, high = mean - spread, mean + spread
@@ -106,12 +108,13 @@ def _curve(comparison: Comparison, variant: Variant) -> Iterator[Row]:
                     "kind": kind,
                     "joined": not between,
                     "round": number,
+                    "at": f"closing, after round {number}" if completed == number else f"round {number}",
                     "mb": _rounded(float(np.mean([point.megabytes for point in points]))),
                     "seconds": round(float(np.mean([point.seconds for point in points])), 2),
                     "mean": measure.rounded(mean),
                     "low": measure.rounded(low),
                     "high": measure.rounded(high),
-                    "last": number == max(full or between) and (kind == "full" or not full),
+                    "last": at == max(full or between) and (kind == "full" or not full),
                 }
 
 
@@ -124,22 +127,26 @@ def _rounded(megabytes: float) -> float:
     return float(f"{megabytes:.5g}")  # also of a few bytes something is left
 
 
-def _by_round(curves: Iterable[Sequence[Point]]) -> dict[int, list[Point]]:
-    found: dict[int, list[Point]] = {}
+At = tuple[int, int]  # a point's round, and the rounds completed: the last round and the closing one differ in these
+
+
+def _by_round(curves: Iterable[Sequence[Point]]) -> dict[At, list[Point]]:
+    found: dict[At, list[Point]] = {}
     for curve in curves:
         for point in curve:
-            found.setdefault(point.round, []).append(point)
+            found.setdefault((point.round, point.completed), []).append(point)
     return found
 
 
-def _thinned(rounds: Sequence[int]) -> Sequence[int]:
+def _thinned(rounds: Sequence[At]) -> Sequence[At]:
     """Return all rounds, or of more than :data:`MOST_ROUNDS` evenly spaced ones and the last."""
     step = -(-len(rounds) // MOST_ROUNDS) or 1
     return [*rounds[:-1:step], *rounds[-1:]]
 
 
 def _clients(comparison: Comparison, variant: Variant) -> Iterator[Row]:
-    for view in _stored(comparison):
+    """Yield each client's accuracy, beside what it has with the yardsticks; of deployed models, with their own view."""
+    for view in views(comparison):
         shown = _shown(variant, view)
         accuracy, measure = variant.first.clients(shown), variant.measure
         beside = {
@@ -153,12 +160,16 @@ def _clients(comparison: Comparison, variant: Variant) -> Iterator[Row]:
             yield {
                 "view": view,
                 "client": name,
-                "rank": rank,
+                "place": _place(rank, name),
                 "accuracy": measure.rounded(accuracy[name]),
                 "part": "bottom 10 %" if rank <= low else "other clients",
                 "decile": measure.rounded(accuracy[ranked[low - 1]]),
                 "beside": [[other, measure.rounded(there[name])] for other, there in beside.items() if name in there],
             }
+
+
+def _place(rank: int, name: str) -> str:
+    return f"{rank:0{PLACE - 1}} {name}"  # in alphabetical order of the ranks
 
 
 def _bytes(comparison: Comparison, variant: Variant) -> Iterator[Row]:
@@ -170,7 +181,7 @@ def _bytes(comparison: Comparison, variant: Variant) -> Iterator[Row]:
             size = _rounded(sent[way].get(name, 0.0))
             yield {
                 "client": name,
-                "rank": rank,
+                "place": _place(rank, name),
                 "direction": way,
                 "mb": size,
             }
@@ -192,8 +203,8 @@ def _labels(comparison: Comparison) -> Iterator[Row]:
 def _shift(comparison: Comparison, variant: Variant) -> Iterator[Row]:
     for view in MODELS:
         for percent in SHIFTS:
-            found = variant.accuracy_further(f"{view}-shift-{percent}")
-            if found:
+            names = (f"{shown}-shift-{percent}" for shown in dict.fromkeys((view, STAND_IN)))
+            if found := next(filter(None, map(variant.accuracy_further, names)), None):
                 mean = variant.measure.rounded(found.mean)
                 yield {"view": view, "shift": percent, "mean": mean}
 
@@ -220,7 +231,7 @@ def _frontier(comparison: Comparison) -> Iterator[Row]:
 def _capacity(comparison: Comparison, variant: Variant) -> Iterator[Row]:
     """Yield the capacity and accuracy of clients, if their capacities differ."""
     result = variant.first
-    capacity = {client["name"]: client["capacity"] for client in result.stored.lines[-1]["clients"]}
+    capacity = {client["name"]: client["capacity"] for line in result.stored.lines for client in line["clients"]}
     if len(set(capacity.values())) < 2:
         return
     for view in _stored(comparison):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import altair as alt
@@ -14,6 +15,8 @@ from sepal.study.comparison import Comparison
 
 LINE, LONGEST = 14, 17  # pixels: height of a label at a line's end; letters of the longest
 NAMES = 24  # letters of a name on an axis
+CLIENTS = 20  # on an axis, at most, that are named there; of more, tooltips have the names
+NUMBERED = re.compile("client-0*(?=[0-9])")  # client-00003 is 3 on an axis, as in `sepal export RUN 3`
 
 RIGHT: Any = {"value": "width"}  # the right edge of a plot
 
@@ -26,6 +29,21 @@ def short(text: str, most: int) -> str:
 def name_axis(**keys: Any) -> alt.Axis:
     """Return an axis of names, which are cut in the middle; tooltips have them whole."""
     return alt.Axis(labelExpr=short("datum.label", NAMES), labelLimit=0, **keys)
+
+
+def client_axis(names: Iterable[str], skip: int = 0) -> alt.Axis:
+    """Return an axis of clients, named if they are few: a numbered client by its number.
+
+    Args:
+        names: The clients.
+        skip: Letters before a name in the axis' values, which bring clients into order.
+    """
+    found = {NUMBERED.sub("", name, 1) for name in names}
+    if len(found) > CLIENTS:
+        return alt.Axis(labels=False, ticks=False)
+    name = f"replace(slice(datum.label, {skip}), regexp('^{NUMBERED.pattern}'), '')"
+    angle = 0 if max(map(len, found)) <= 2 else -45
+    return alt.Axis(labelExpr=short(name, LONGEST), labelAngle=angle, labelLimit=0, labelOverlap=False, ticks=False)
 
 
 def round_axis() -> alt.Axis:

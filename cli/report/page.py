@@ -204,7 +204,7 @@ def _overview(comparison: Comparison) -> Iterator[str]:
         sheet = Sheet(("run", *accuracy.head[1:], *cost.head[1:]), rows)
         yield from table(sheet, "Overview", f'class="overview scroll" {place}', best)
         for words in (frontier_sentence(comparison, cell), *remarks(comparison, cell)):
-            yield f'<p class="conclusion" {place}>{html.escape(words)}</p>' if words else ""
+            yield f'<p class="conclusion" {place}>{_with_code(words)}</p>' if words else ""
         how = " Bold: the best of a column. A click on a head sorts." if len(variants) > 1 else ""
         yield f'<p class="reading" {place}>{legend(comparison.measure)}{how}</p>'
     for note in filter(None, (*comparison.notes, without_yardsticks(comparison))):

@@ -45,5 +45,5 @@ def _best(cells: Sequence[str], choose: Callable[..., float]) -> float | None:
 
 def _whole(cell: str) -> float | None:
     """Return the figure that a cell begins with; None for a word, and for one of some seeds: ``(1 of 2)``."""
-    found = re.match(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?(?!.*\(\d+ of \d+\))", cell)
+    found = re.match(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?(?!.*\(\d+ of \d+\))", cell.removeprefix("≤ "))
     return float(found[0]) if found else None

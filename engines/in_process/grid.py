@@ -7,6 +7,7 @@ client becomes an error reply.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
@@ -35,6 +36,50 @@ class Runner(Protocol):
     def replies(self, seconds: float = 0.0) -> list[Message]:
         """Return the replies that have arrived; wait up to ``seconds`` for the first one."""
         ...
+
+
+class Batches:
+    """A :class:`Runner` in this process: gathers messages and has them answered together.
+
+    Args:
+        answer_all: Returns the replies to messages of different clients, given with the clients' numbers.
+        most: Number of messages answered together.
+    """
+
+    def __init__(self, answer_all: Callable[[Sequence[tuple[int, Message]]], list[Message]], most: int) -> None:
+        self._answer_all, self._most = answer_all, most
+        self._queue: deque[tuple[int, Message]] = deque()
+        self._replies: list[Message] = []
+
+    def arrange(self, nodes: Sequence[int]) -> list[int]:
+        """Return ``nodes`` as they are."""
+        return list(nodes)
+
+    def submit(self, node: int, message: Message) -> None:
+        """Queue a message; have them answered when there are enough."""
+        self._queue.append((node - 1, message))
+        if len(self._queue) == self._most:
+            self._answer()
+
+    def replies(self, seconds: float = 0.0) -> list[Message]:
+        """Return the replies; if there is time to wait, no message follows, and those that are queued are answered."""
+        if seconds:
+            self._answer()
+        found, self._replies = self._replies, []
+        return found
+
+    def _answer(self) -> None:
+        while self._queue:
+            self._replies += self._answer_all(first_batch(self._queue, self._most))
+
+
+def first_batch(queue: deque[tuple[int, Message]], most: int) -> list[tuple[int, Message]]:
+    """Take the first messages from ``queue``, at most ``most`` and one of each client."""
+    found: dict[int, Message] = {}
+    while queue and len(found) < most and queue[0][0] not in found:
+        number, message = queue.popleft()
+        found[number] = message
+    return list(found.items())
 
 
 class InProcessGrid(Grid):

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import zip_longest
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Any
 from flwr.app import Message
 
 from sepal import user_modules
-from sepal.engines.in_process.grid import answer
+from sepal.engines.in_process.grid import first_batch
 from sepal.engines.in_process.worker import Clients
 from sepal.errors import StateError
 from sepal.protocol.flower.replies import enter_run
@@ -44,6 +43,7 @@ class WorkerSetup:
     directory: Path
     limit: int
     device: str = ""
+    batch: int = 1
     functions: Mapping[str, bytes] = field(default_factory=user_modules.exported)
 
 
@@ -57,7 +57,7 @@ def serve(connection: Connection, setup: WorkerSetup) -> None:
     user_modules.enable()
     user_modules.receive(setup.functions)
     os.environ["OMP_NUM_THREADS"] = str(setup.assembly.task.config.threads)
-    clients = Clients(setup.assembly, setup.directory, setup.limit, setup.device)
+    clients = Clients(setup.assembly, setup.directory, setup.limit, setup.device, setup.batch)
     inbox: SimpleQueue[tuple[str, Any]] = SimpleQueue()
     outbox: SimpleQueue[tuple[Any] | None] = SimpleQueue()
     stopped = Event()
@@ -69,8 +69,7 @@ def serve(connection: Connection, setup: WorkerSetup) -> None:
         if stopped.is_set():
             break
         if verb == "answer":
-            number, message = argument
-            outbox.put((answer(partial(clients.answer, number), message),))
+            outbox.put((clients.answer_all(argument),))
         elif verb == "release":
             clients.release(argument)
             outbox.put((None,))
@@ -118,7 +117,7 @@ class Pool:
     """
 
     def __init__(self, setups: Sequence[WorkerSetup]) -> None:
-        workers = len(setups)
+        workers, self._batch = len(setups), setups[0].batch
         context = multiprocessing.get_context("spawn")
         self._home: dict[int, int] = {}
         self._connections: list[Connection] = []
@@ -144,31 +143,38 @@ class Pool:
         return [node for row in rows for node in row if node is not None]
 
     def submit(self, node: int, message: Message) -> None:
-        """Queue ``message``; wait for replies while more messages are queued than there are workers."""
+        """Queue ``message``; wait for replies while more messages are queued than the workers take at once."""
         worker = self._home.setdefault(node - 1, node % len(self._connections))
         self._queues[worker].append((node - 1, message))
-        self._feed(worker)
-        while sum(map(len, self._queues)) > len(self._queues):
-            self._collect(None)
+        self._feed(worker, self._batch)
+        while sum(map(len, self._queues)) > len(self._queues) * self._batch:
+            self._collect(None, self._batch)
 
     def replies(self, seconds: float = 0.0) -> list[Message]:
-        """Return the replies that have arrived; wait up to ``seconds`` for the first one."""
-        self._collect(0.0 if self._replies else seconds)
+        """Return the replies that have arrived; wait up to ``seconds`` for the first one.
+
+        If there is time to wait, no message follows, and workers get what is queued.
+        """
+        least = 1 if seconds else self._batch
+        for worker in range(len(self._queues)):
+            self._feed(worker, least)
+        self._collect(0.0 if self._replies else seconds, least)
         found, self._replies = self._replies, []
         return found
 
-    def _collect(self, seconds: float | None) -> None:
+    def _collect(self, seconds: float | None, least: int) -> None:
         busy = [connection for connection, count in zip(self._connections, self._under_way, strict=True) if count]
         for connection in wait(busy, seconds) if busy else []:
             worker = self._connections.index(connection)  # type: ignore[arg-type]
-            self._replies.append(self._receive(worker))
+            self._replies += self._receive(worker)
             self._under_way[worker] -= 1
-            self._feed(worker)
+            self._feed(worker, least)
 
-    def _feed(self, worker: int) -> None:
-        """Send queued messages to ``worker``, so that it has one to answer and one waiting."""
-        while self._queues[worker] and self._under_way[worker] < 2:
-            self._send(worker, "answer", self._queues[worker].popleft())
+    def _feed(self, worker: int, least: int) -> None:
+        """Send queued messages to ``worker``, a batch of at least ``least`` to answer and one waiting."""
+        queue = self._queues[worker]
+        while len(queue) >= least and self._under_way[worker] < 2:
+            self._send(worker, "answer", first_batch(queue, self._batch))
             self._under_way[worker] += 1
 
     def _assign(self, numbers: Sequence[int]) -> dict[int, list[int]]:

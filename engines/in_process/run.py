@@ -10,10 +10,10 @@ from pathlib import Path
 
 from flwr.app import Message
 
-from sepal.client.devices import spread
+from sepal.client.devices import at_once, spread
 from sepal.config import RunConfig
 from sepal.engines.in_process.cache import DEFAULT_LIMIT
-from sepal.engines.in_process.grid import InProcessGrid
+from sepal.engines.in_process.grid import Batches, InProcessGrid
 from sepal.engines.in_process.pool import Pool, WorkerSetup
 from sepal.engines.in_process.worker import Clients
 from sepal.errors import ConfigError
@@ -90,7 +90,8 @@ def run_in_process(
         store: Stores what is needed to resume; by default in memory only.
         observers: Called after every round.
         workers: Number of worker processes; 1 uses this process, 0 one worker per core. Results do not depend on it.
-            They use the machine's accelerators in turn, or those of ``gpus``; several may share one.
+            They use the machine's accelerators in turn, or those of ``gpus``; several may share one. With
+            ``engine.batch`` above 1 they depend on it by rounding, because other clients train at once.
         state_dir: Directory of clients' states, needed to resume; None for a temporary directory.
         limit: Bytes of clients' states in memory, over all workers; others are on disk.
 
@@ -101,12 +102,13 @@ def run_in_process(
     check_clients(config)
     workers = min(workers or len(os.sched_getaffinity(0)), config.clients)
     devices = spread(config.device, config.gpus, workers)
+    batch = at_once(config.engine.batch, devices[0]) if assembly.method.batched else 1
     with tempfile.TemporaryDirectory(prefix="sepal-") as scratch:
         directory = state_dir or Path(scratch)
         if workers == 1:
-            clients = Clients(assembly, directory, limit, devices[0])
-            return _run(assembly, store, observers, _serial_grid(clients, config.clients), clients.flush)
-        pool = Pool([WorkerSetup(assembly, directory, limit // workers, device) for device in devices])
+            clients = Clients(assembly, directory, limit, devices[0], batch)
+            return _run(assembly, store, observers, _serial_grid(clients, config.clients, batch), clients.flush)
+        pool = Pool([WorkerSetup(assembly, directory, limit // workers, device, batch) for device in devices])
         try:
             nodes = dict.fromkeys(range(1, config.clients + 1), _never)
             return _run(assembly, store, observers, InProcessGrid(nodes, pool), pool.flush)
@@ -137,7 +139,9 @@ def _run(
     return strategy
 
 
-def _serial_grid(clients: Clients, count: int) -> InProcessGrid:
+def _serial_grid(clients: Clients, count: int, batch: int) -> InProcessGrid:
+    if batch > 1:
+        return InProcessGrid(dict.fromkeys(range(1, count + 1), _never), Batches(clients.answer_all, batch))
     return InProcessGrid({number + 1: partial(clients.answer, number) for number in range(count)})
 
 

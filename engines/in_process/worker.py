@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from flwr.app import Message
 
 from sepal.client.devices import device_memory
+from sepal.client.meeting import Meeting
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.client_app.host import ClientHost
 from sepal.engines.in_process.cache import DEFAULT_LIMIT, StateCache
+from sepal.engines.in_process.grid import answer
 from sepal.errors import SepalError
 from sepal.protocol.messages import read_order, write_error
 from sepal.strategies.assembly import Assembly
@@ -25,10 +29,15 @@ class Clients:
         directory: Directory of states on disk.
         limit: Bytes of states kept in memory.
         device: Device of all of them; empty for the run's.
+        batch: Number of clients that train at once.
     """
 
-    def __init__(self, assembly: Assembly, directory: Path, limit: int = DEFAULT_LIMIT, device: str = "") -> None:
+    def __init__(
+        self, assembly: Assembly, directory: Path, limit: int = DEFAULT_LIMIT, device: str = "", batch: int = 1
+    ) -> None:
         self._shared = Shared.around(assembly, device)
+        if batch > 1:
+            self._shared.meeting = Meeting(assembly.task.config.threads)
         self._directory, self._limit = directory, limit
         self._cache: StateCache | None = None  # created when the first message names the run
         self._hosts: dict[int, ClientHost] = {}
@@ -45,6 +54,16 @@ class Clients:
                 return Message(host.handle(message.content), reply_to=message)
         except SepalError as error:
             return Message(write_error(error, node.client), reply_to=message)
+
+    def answer_all(self, requests: Sequence[tuple[int, Message]]) -> list[Message]:
+        """Return the replies of several clients, each asked once. They train at once where they can.
+
+        An exception in one of them becomes its error reply, as in :func:`sepal.engines.in_process.grid.answer`.
+        """
+        actions = [partial(answer, partial(self.answer, number), message) for number, message in requests]
+        if self._shared.meeting is None or len(actions) == 1:
+            return [action() for action in actions]
+        return self._shared.meeting.run(actions)
 
     def _build(self, node: Node, message: Message) -> ClientHost:
         run = read_order(message.content)[0].run

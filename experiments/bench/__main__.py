@@ -17,6 +17,7 @@ from rich.table import Table
 
 from experiments.bench import (
     aggregation,
+    batch,
     clients,
     codec,
     cuts,
@@ -34,6 +35,7 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "codec": codec.measure,
     "aggregation": aggregation.measure,
     "engine": engine.measure,
+    "batch": batch.measure,
     "clients": clients.measure,
     "cuts": cuts.measure,
     "widths": widths.measure,

@@ -62,7 +62,9 @@ def parts_of(moments: Sequence[Moment]) -> list[dict[str, float]]:
     return found
 
 
-def rounds_of(cold: bool) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+def rounds_of(
+    cold: bool, device: str = "cpu", rounds: int = ROUNDS
+) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
     """Return seconds and parts of each round but the first, which starts processes.
 
     Raises:
@@ -80,7 +82,7 @@ def rounds_of(cold: bool) -> tuple[list[dict[str, float]], list[dict[str, float]
             deployment.environment["PYTHONPATH"] = os.pathsep.join([str(MOMENTS), deployment.environment["PYTHONPATH"]])
             deployment.start_superlink()
             for number in range(CLIENTS):
-                keys: dict[str, Any] = {"partition-id": number, "num-partitions": CLIENTS, "device": "cpu"}
+                keys: dict[str, Any] = {"partition-id": number, "num-partitions": CLIENTS, "device": device}
                 deployment.start_node(f"node{number}", keys, cold=cold)
             config: dict[str, Any] = {
                 "name": "idle",
@@ -88,7 +90,7 @@ def rounds_of(cold: bool) -> tuple[list[dict[str, float]], list[dict[str, float]
                 "method": "local",
                 "dataset": "digits",
                 "clients": CLIENTS,
-                "rounds": ROUNDS + 1,
+                "rounds": rounds + 1,
                 "evaluate-every": 0,
                 "partition.subsample": 40,
             }

@@ -12,6 +12,7 @@ import torch
 from sepal.errors import ConfigError, DeviceMemoryError, one_line
 
 log = logging.getLogger("sepal")
+AT_ONCE = 16  # clients that train at once on an accelerator; our guess, not measured
 NO_DOUBLE = frozenset({"mps"})  # kinds without float64, which some methods need: never chosen by ``auto``
 
 
@@ -59,6 +60,11 @@ def spread(device: str, gpus: str, workers: int) -> Sequence[str]:
     numbers = [int(part) for part in gpus.split(",")] if gpus else range(count)
     devices = [choose_device(f"{chosen}:{number}") for number in numbers] if gpus or count > 1 else [chosen]
     return [devices[worker % len(devices)] for worker in range(workers)]
+
+
+def at_once(batch: int, device: str) -> int:
+    """Return how many clients of a worker train at once: ``batch``, or for 0 what suits the device."""
+    return batch or (1 if device == "cpu" else AT_ONCE)
 
 
 def be_deterministic(wanted: bool) -> None:

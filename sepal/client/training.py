@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,15 @@ from torch.nn import functional
 from sepal.client.augment import Augment
 from sepal.client.columns import Column, Part, split, taken
 from sepal.client.devices import seeded
-from sepal.client.figures import Figures
 from sepal.client.hooks import Hooks, Loss, cross_entropy, frozen
+from sepal.client.meeting import Meeting
 from sepal.client.multiply_adds import costs
 from sepal.client.network import Network, NetworkPredictor, read_gradients
 from sepal.client.optimizers import OptimizerState, ParameterGroup, Trained, load_state, make_optimizer, read_state
 from sepal.client.privacy import Released, release
+from sepal.client.reports import reported
 from sepal.client.sgd_adam import Optimizer
+from sepal.client.stacked import Job
 from sepal.config import RunConfig
 from sepal.protocol.method import ClientInfo, Weights
 from sepal.protocol.tasks.builtin import BY_CLASS
@@ -43,7 +46,7 @@ MOST_NETWORKS = 16  # networks kept by a process
 
 
 @dataclass
-class Trainer(Figures):
+class Trainer:
     """A client's data, networks and training loop.
 
     Attributes:
@@ -66,6 +69,7 @@ class Trainer(Figures):
         learning: Targets, loss and metrics.
         class_weights: The weight of each class in the loss, float32 (classes,); None: all alike.
         augment: Changes the inputs of each training batch; None: nothing does.
+        meeting: Where it meets other clients of the process to train at once; None: each trains alone.
     """
 
     client: ClientInfo
@@ -86,6 +90,7 @@ class Trainer(Figures):
     learning: LearningTask = BY_CLASS
     class_weights: torch.Tensor | None = None
     augment: Augment | None = None
+    meeting: Meeting | None = None
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a batch's outputs (n, …): the task's, or of classes with weights and smoothing."""
@@ -100,6 +105,12 @@ class Trainer(Figures):
         """Return the same of a module's outputs: the loss of :meth:`fit` where a method has none of its own."""
         with self.cast():
             return self.loss(module(x), y)
+
+    @property
+    def plain(self) -> bool:
+        """Whether batches are in memory and unchanged, and the loss is the task's: what clients can train at once."""
+        keys = self.augment is not None or self.config.label_smoothing or self.config.precision != "fp32"
+        return not keys and not isinstance(self.x, Column) and not isinstance(self.y, Column)
 
     def cast(self) -> AbstractContextManager[Any]:
         """Return what forward passes and losses of training run in: autocast with ``precision = "bf16"``."""
@@ -131,10 +142,11 @@ class Trainer(Figures):
                 too (``width-0.5``), because networks are shared between clients.
             make: Builds a module of another shape than the run's model, such as a narrower one.
         """
-        network = self.networks.pop(use, None) or Network((make or self.make)(), self.device)
-        self.networks[use] = network
-        if len(self.networks) > MOST_NETWORKS:
-            del self.networks[next(iter(self.networks))]
+        networks = self.networks if self.meeting is None else self.meeting.networks(self.networks)
+        network = networks.pop(use, None) or Network((make or self.make)(), self.device)
+        networks[use] = network
+        if len(networks) > MOST_NETWORKS:
+            del networks[next(iter(networks))]
         return network
 
     def predictor(
@@ -180,13 +192,18 @@ class Trainer(Figures):
         """
         if optimizer is not None and parameters is not None:
             raise ValueError("give either parameters or an optimizer, which has its own parameters")
-        begun = time.monotonic()
-        hooks = hooks or Hooks()
+        hooks, kept = hooks or Hooks(), optimizer is not None
         objective = hooks.loss or self.loss_of
         module.train()
         optimizer = optimizer or self.optimizer(module, round, parameters)
-        mean, seen = torch.zeros((), device=self.device), 0
         passes, smallest = self.config.local_epochs if epochs is None else epochs, smallest_batch(module)
+        if self.meeting is not None and not kept:
+            rows = partial(self.rows, round, purpose, smallest=smallest)
+            if fitted := self.meeting.train(Job(self, module, hooks, optimizer, passes, rows)):
+                self.seconds, self.steps = self.seconds + fitted.seconds, self.steps + fitted.steps
+                self.account(module, fitted.seen, density)
+                return fitted.loss
+        begun, mean, seen = time.monotonic(), torch.zeros((), device=self.device), 0
         with self.randomness(round, purpose):
             for epoch in range(1, passes + 1):
                 mean.zero_()
@@ -246,22 +263,30 @@ class Trainer(Figures):
             smallest: Minimum batch size; there are fewer batches if necessary, and none if the client has fewer
                 examples.
         """
-        examples = len(self.y)
-        if examples < smallest:
+        rows = self.rows(round, purpose, epoch, smallest)
+        if not rows:
             return
-        rng = derive(self.config.seed, "batches", self.client.name, round, purpose, epoch)
-        order = torch.from_numpy(rng.permutation(examples)).to(self.device)
-        count = min(math.ceil(examples / self.config.batch_size), examples // smallest)
+        pairs: Iterator[tuple[torch.Tensor, torch.Tensor]]
         if isinstance(self.x, Column) or isinstance(self.y, Column):
-            pairs = taken(self.x, self.y, torch.tensor_split(order, count))
+            pairs = taken(self.x, self.y, rows)
         else:
-            pairs = zip(torch.tensor_split(self.x[order], count), torch.tensor_split(self.y[order], count), strict=True)
+            order = torch.cat(list(rows)).to(self.device)
+            pairs = zip(*(torch.tensor_split(part[order], len(rows)) for part in (self.x, self.y)), strict=True)
         if self.augment is None:
             yield from pairs
             return
         rng = derive(self.config.seed, "augment", self.client.name, round, purpose, epoch)
         for x, y in pairs:
             yield self.augment(x, rng), y
+
+    def rows(self, round: int, purpose: str, epoch: int, smallest: int = 1) -> Sequence[torch.Tensor]:
+        """Return the rows of each of :meth:`batches`, int64, on the CPU."""
+        examples = len(self.y)
+        if examples < smallest:
+            return ()
+        rng = derive(self.config.seed, "batches", self.client.name, round, purpose, epoch)
+        count = min(math.ceil(examples / self.config.batch_size), examples // smallest)
+        return torch.tensor_split(torch.from_numpy(rng.permutation(examples)), count)
 
     def gradient(self, module: nn.Module, loss: Loss | None = None) -> dict[str, npt.NDArray[np.float32]]:
         """Return the gradient of the mean loss over the whole training part, float32 by parameter name.
@@ -299,6 +324,21 @@ class Trainer(Figures):
     def account(self, module: nn.Module, examples: int, density: Mapping[str, float] | None = None) -> None:
         """Count the multiply-adds of ``examples`` forward and backward passes; :meth:`fit` counts its own."""
         self.multiply_adds += examples * costs(module, self.x[:1], density or {})
+
+    def report(self, name: str, value: float) -> None:
+        """Report a figure of this round; it appears in the client's ``metrics`` in metrics.jsonl.
+
+        Call it from ``train`` or ``adapt``. If a name is reported twice, the last value counts. Arguments and errors
+        are those of :func:`~sepal.client.reports.reported`.
+        """
+        self.reports = reported(self.reports, name, value)
+
+    def spent(self) -> Mapping[str, float]:
+        """Return the figures since the last call, and reset them: seconds, steps, multiply-adds, reports."""
+        figures = {"seconds": self.seconds, "steps": float(self.steps), "multiply-adds": self.multiply_adds}
+        figures |= self.reports
+        self.seconds, self.steps, self.multiply_adds, self.reports = 0.0, 0, 0.0, {}
+        return figures
 
 
 def smallest_batch(module: nn.Module) -> int:

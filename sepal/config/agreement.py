@@ -29,7 +29,10 @@ SERVER_ONLY = frozenset(
 )
 # Keys about the machine itself. Weights named by `initial-weights` are compared by their digest.
 LOCAL = frozenset(
-    {"data-dir", "deterministic", "device", "gpus", "hf.name", "initial-weights", "own.data", "state-dir", "threads"}
+    {
+        *("data-dir", "deterministic", "device", "engine.batch", "gpus", "hf.name", "initial-weights", "own.data"),
+        *("state-dir", "threads"),
+    }
 )
 
 

@@ -1,4 +1,4 @@
-"""The keys ``evaluate.*``, ``capacity.*``, ``privacy.*``, ``compress.*`` and ``lora.*``."""
+"""The keys ``evaluate.*``, ``capacity.*``, ``privacy.*``, ``compress.*``, ``lora.*`` and ``engine.*``."""
 
 from __future__ import annotations
 
@@ -82,6 +82,18 @@ class LoraSettings(Settings):
         "",
         description="comma-separated patterns of layers that get adapters, such as encoder.*.mlp.*; empty: all linear "
         "and attention layers but the last",
+    )
+
+
+class EngineSettings(Settings):
+    """How clients in process train: keys ``engine.*``."""
+
+    batch: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="clients of a worker in process that train at once, as one stacked model; 0: 16 on an accelerator, "
+        "1 on a CPU. Where a method or model cannot, they train one by one",
     )
 
 

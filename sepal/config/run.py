@@ -15,7 +15,14 @@ from pydantic import Field, field_validator
 
 from sepal.config.base import Settings, flatten
 from sepal.config.data import FolderSettings, HubSettings, OwnSettings, PartitionSettings, SplitSettings
-from sepal.config.groups import CapacitySettings, CompressSettings, EvaluateSettings, LoraSettings, PrivacySettings
+from sepal.config.groups import (
+    CapacitySettings,
+    CompressSettings,
+    EngineSettings,
+    EvaluateSettings,
+    LoraSettings,
+    PrivacySettings,
+)
 from sepal.errors import ConfigError
 
 TASKS = ("classification", "multilabel", "regression", "segmentation", "tokens")
@@ -175,6 +182,7 @@ class RunConfig(Settings):
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
     compress: CompressSettings = Field(default_factory=CompressSettings)
     lora: LoraSettings = Field(default_factory=LoraSettings)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
 
     @field_validator("task")
     @classmethod
@@ -231,4 +239,4 @@ class RunConfig(Settings):
 
 # Flat keys for which 0 or ``auto`` means the default.
 AUTOMATIC = ("rounds", "local-epochs", "batch-size", "optimizer", "lr", "model", "partition.name")
-PARTS = ("partition", "split", "folder", "hf", "own", "evaluate", "capacity", "privacy", "compress", "lora")
+PARTS = ("partition", "split", "folder", "hf", "own", "evaluate", "capacity", "privacy", "compress", "lora", "engine")

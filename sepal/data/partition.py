@@ -112,9 +112,9 @@ def _dirichlet(rule: Rule, labels: Labels) -> list[Index]:
             return _checked(parts, len(labels))
     raise DataError(
         "partition.min-examples",
-        f"what Dir({rule.settings.alpha}) gives {rule.clients} clients of {len(labels)} examples within "
-        f"{_DIRICHLET_DRAWS} draws (raise partition.alpha, or lower this or clients)",
-        rule.settings.min_examples,
+        f"{len(labels)} examples to be enough for {rule.clients} clients with {rule.settings.min_examples} each "
+        "(lower clients or partition.min-examples, raise partition.alpha, or set partition.name = iid)",
+        f"none in {_DIRICHLET_DRAWS} draws of Dir({rule.settings.alpha:g}) with so many for each",
     )
 
 

@@ -222,6 +222,9 @@ class Method:
         scheduled: Whether what it does in a round depends on the run-config key ``rounds``: such a run is not extended.
         needs: What it needs of a task besides its loss (:attr:`sepal.protocol.tasks.LearningTask.offers`). With a task
             that lacks it, the method is refused before the run.
+        batched: Whether clients of one process may train at once (``engine.batch``): its client keeps nothing outside
+            its state, and trains with ``Trainer.fit`` with no loss of its own and with hooks that can be stacked
+            (:class:`sepal.client.hooks.StackableHook`). A call that does otherwise trains alone.
         fixed: Shared keys that it cannot take another value of than their default, each with the reason.
     """
 
@@ -244,6 +247,7 @@ class Method:
     learned: Mapping[str, Reader] = field(default_factory=dict)
     scheduled: bool = False
     needs: tuple[str, ...] = ()
+    batched: bool = False
     fixed: Mapping[str, str] = field(default_factory=dict)
 
     @property

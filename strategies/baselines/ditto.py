@@ -76,4 +76,5 @@ Ditto = register(
     Hyper,
     robust=True,
     dense=True,
+    batched=True,
 )

@@ -115,4 +115,5 @@ FedAvg = register(
     deployed="received",
     robust=True,
     dense=True,
+    batched=True,
 )

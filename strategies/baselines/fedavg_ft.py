@@ -60,4 +60,5 @@ FedAvgFt = register(
     deployed="trained",
     robust=True,
     dense=True,
+    batched=True,
 )

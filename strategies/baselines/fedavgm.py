@@ -66,4 +66,5 @@ FedAvgM = register(
     deployed="received",
     robust=True,
     dense=True,
+    batched=True,
 )

@@ -73,4 +73,5 @@ FedBabu = register(
     deployed="trained",
     robust=True,
     dense=True,
+    batched=True,
 )

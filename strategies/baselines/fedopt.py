@@ -114,6 +114,7 @@ FedAdam = register(
     deployed="received",
     robust=True,
     dense=True,
+    batched=True,
 )
 FedYogi = register(
     "fedyogi",
@@ -126,6 +127,7 @@ FedYogi = register(
     deployed="received",
     robust=True,
     dense=True,
+    batched=True,
 )
 FedAdagrad = register(
     "fedadagrad",
@@ -138,4 +140,5 @@ FedAdagrad = register(
     deployed="received",
     robust=True,
     dense=True,
+    batched=True,
 )

@@ -88,4 +88,5 @@ FedPer = register(
     Hyper,
     robust=True,
     dense=True,
+    batched=True,
 )

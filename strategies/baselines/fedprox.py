@@ -42,4 +42,5 @@ FedProx = register(
     deployed="received",
     robust=True,
     dense=True,
+    batched=True,
 )

@@ -61,4 +61,5 @@ FedRep = register(
     Hyper,
     robust=True,
     dense=True,
+    batched=True,
 )

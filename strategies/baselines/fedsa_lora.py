@@ -48,4 +48,5 @@ FedSaLora = register(
     defaults={"lora.rank": 8},
     robust=True,
     dense=True,
+    batched=True,
 )

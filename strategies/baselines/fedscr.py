@@ -170,4 +170,5 @@ FedSCR = register(
     Hyper,
     deployed="received",
     robust=True,
+    batched=True,
 )

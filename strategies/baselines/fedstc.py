@@ -47,4 +47,5 @@ FedSTC = register(
     deployed="received",
     robust=True,
     compression=_compression,
+    batched=True,
 )

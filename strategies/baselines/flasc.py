@@ -115,4 +115,5 @@ Flasc = register(
     defaults={"lora.rank": 8},
     deployed="received",
     robust=True,
+    batched=True,
 )

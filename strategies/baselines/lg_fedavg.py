@@ -67,4 +67,5 @@ LgFedAvg = register(
     Hyper,
     robust=True,
     dense=True,
+    batched=True,
 )

@@ -61,4 +61,5 @@ Local = register(
     LocalClient,
     received="nothing is sent, so there is no received model",
     robust=True,
+    batched=True,
 )

@@ -62,4 +62,5 @@ LocalWidth = register(
     received="nothing is sent, so there is no received model",
     uses_capacity=True,
     robust=True,
+    batched=True,
 )

@@ -28,10 +28,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from pydantic import Field
-from torch import nn
 
 from sepal.client.algorithm import ClientBase
-from sepal.client.hooks import Hooks
+from sepal.client.hooks import Hooks, Pull
 from sepal.config import NotNegativeOrAuto, Settings, auto
 from sepal.protocol.layout import Layout, layers, trained
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Task, Uploads, Weights
@@ -150,14 +149,7 @@ class MtlClient(Pulled, ClientBase[ClientState]):
         entries = sum(p.size for p in self.shared())
         strength = self.hyper.lambda_ or 10.0 ** -(math.floor(math.log10(entries) + 1) + 1)
         target = {name: torch.from_numpy(value).to(self.trainer.device) for name, value in others.items()}
-
-        def add(module: nn.Module) -> None:
-            for name, parameter in module.named_parameters():
-                if name in target and parameter.grad is not None:
-                    pulled = (2 - 1 / clients) * parameter.detach() - target[name]
-                    parameter.grad.add_(pulled, alpha=2 * strength)
-
-        return Hooks(before_step=add)
+        return Hooks(before_step=Pull(target, 2 * strength, 2 - 1 / clients))
 
     def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
         """Return w_i; a download gives no model."""
@@ -172,4 +164,5 @@ Mtl = register(
     MtlClient,
     Hyper,
     received="the server sends the sum of the other clients' models, which is no model",
+    batched=True,
 )

@@ -15,4 +15,5 @@ DmPfl = register(
     scheduled=True,
     learned={"masks": Reader("sepal.strategies.dmpfl.learned:masks", "DM-PFL, Figure 6")},
     combination="sepal.strategies.dmpfl.client:adaptive",
+    batched=True,
 )

@@ -11,4 +11,5 @@ FedPSE = register(
     "sepal.strategies.fedpse.client:FedPSEClient",
     Hyper,
     private=("",),
+    batched=True,
 )

@@ -18,4 +18,5 @@ SubFedAvg = register(
         "pruning": Reader("sepal.strategies.subfedavg.learned:courses", "Sub-FedAvg, Figure 1"),
     },
     needs=(SHARE,),
+    batched=True,
 )

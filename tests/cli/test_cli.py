@@ -355,3 +355,12 @@ def test_a_bar_counts_rounds_as_they_were_set_and_names_the_closing_evaluation()
     assert "closing evaluation …" in shown, "it is under way"
     assert "closing evaluation: received" in shown
     assert "3/" not in shown
+
+
+def test_the_table_at_the_end_marks_the_deployed_view_and_who_chose_the_best_round(tmp_path):
+    write_run(tmp_path / "a", method="ditto", kept=True)
+    write_run(tmp_path / "b", method="fedavg-ft", kept=True)
+    result = sepal("show", str(tmp_path / "a"), "--beside", str(tmp_path / "b"))
+    rows = [line.split() for line in result.stdout.splitlines() if "(deployed)" in line]
+    assert [row[:3] for row in rows] == [["ditto", "kept", "(deployed)"], ["fedavg-ft", "trained", "(deployed)"]]
+    assert "validation's" in result.stdout

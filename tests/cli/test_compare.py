@@ -186,12 +186,12 @@ def test_curves_begin_where_the_model_does_and_reach_their_target(tmp_path):
     """A point's MB are those of the rounds that its model has seen: 3 clients × (100 + 50) bytes a round."""
     (result,) = read_comparison([str(write_run(tmp_path / "a", full=[0.2, 0.5], closing=[0.9, 0.9, 0.9]))]).results
     points = result.points("trained")
-    assert [(p.round, round(p.megabytes * 1e6), round(p.mean, 6)) for p in points] == [
-        (0, 0, 0.2),
-        (1, 450, 0.5),
-        (2, 900, 0.9),
+    assert [(p.round, p.completed, round(p.megabytes * 1e6), round(p.mean, 6)) for p in points] == [
+        (1, 0, 0, 0.2),
+        (2, 1, 450, 0.5),
+        (2, 2, 900, 0.9),  # the closing evaluation
     ]
-    assert result.reached("trained", 0.5).round == 1
+    assert result.reached("trained", 0.5).round == 2
     assert result.reached("trained", 0.95) is None
     assert result.sent["up"]["client-00000"] == pytest.approx(200e-6)
     assert result.multiply_adds == 2 * 3 * 1000  # of the two rounds; the closing round asks for no training
@@ -235,7 +235,7 @@ def test_a_comparison_survives_a_kill_with_the_same_bits_and_runs_nothing_twice(
     result = sepal("compare", plan, "--out", out, "--no-report")
     assert result.exit_code == 0, result.output
     assert "0 of 2 runs are there already" in result.stderr or "1 of 2" in result.stderr
-    assert "rounds to" in result.stdout
+    assert "these runs have 1 (evaluate-every)" in " ".join(result.stdout.split())
     assert "fedavg − local" in result.stdout
     for method in ("fedavg", "local"):
         sets = [part for run in read_plan(plan).runs() if run.variant == method for part in run.keys.items()]

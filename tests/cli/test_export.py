@@ -14,6 +14,8 @@ from sepal.cli.export import model_of, read_inputs
 from sepal.cli.main import app
 from sepal.client_app.portable import load, save
 from sepal.errors import ConfigError, DataError, ModelError, StateError
+from sepal.server_app.stored_run import read_run
+from sepal.strategies.assembly import assemble
 
 
 def sepal(*arguments):
@@ -45,6 +47,32 @@ def test_an_exported_model_says_what_the_clients_model_says(runs, tmp_path, meth
     assert len(found.networks) == (2 if method == "dmpfl" else 1)
     other = model_of(runs / method, "client-00000")
     assert not np.allclose(load(file)(other.inputs), other.logits, atol=1e-5)  # it is this client's own
+
+
+def test_a_client_of_one_class_is_told_so(tmp_path):
+    """Its model answers that class always, and has 100 % on its own test data."""
+    keys = ["dataset=digits", "rounds=1", "clients=2", "partition.subsample=100", "method=local"]
+    keys += ["partition.name=pathological", "partition.classes=1"]
+    sets = [part for text in keys for part in ("--set", text)]
+    assert sepal("run", *sets, "--name", "one", "--out", tmp_path, "--workers", 1).exit_code == 0
+    words = "client-00001 has training examples of one class alone: its own model knows no other"
+    assert words in sepal("export", tmp_path / "one", "1").stderr
+
+
+def test_the_exported_model_is_the_trained_one_of_the_closing_evaluation(runs, tmp_path):
+    """docs/comparing.md; `sepal export RUN 1` names the file by the client."""
+    stored = read_run(runs / "fedpse")
+    (closing,) = (line for line in stored.lines if line["phase"] == "closing")
+    assembly = assemble(stored.config)
+    result = sepal("export", runs / "fedpse", "1")
+    row = closing["clients"][1]
+    trained, kept = (f"{100 * row[view]:.1f} %" for view in ("trained", "kept"))
+    assert f"accuracy on the client's test data: trained {trained}, deployed is kept {kept}" in result.stdout
+    assert not (runs / "fedpse" / "1.safetensors").exists()
+    predict = load(runs / "fedpse" / "client-00001.safetensors")
+    test = assembly.data.client(1, 2, "client-00001").test
+    right = float(np.mean(predict(np.array(test.x)).argmax(1) == test.y))
+    assert right == pytest.approx(row["trained"])
 
 
 def test_channels_that_were_cut_are_not_in_the_file(runs):

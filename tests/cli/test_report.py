@@ -236,7 +236,7 @@ def test_the_page_of_a_run_that_goes_on_is_served_here_alone_and_grows(tmp_path)
             assert (first["over"], second["over"]) == (False, True)
             assert "running, round 1 of 2, about 3 s left, 3 of 3 clients present in the last round" in first["state"]
             assert "Ended after 2 rounds." in second["state"]
-            assert [len({row["round"] for row in found["data"]["curve"]}) for found in (first, second)] == [1, 3]
+            assert [len({row["at"] for row in found["data"]["curve"]}) for found in (first, second)] == [1, 3]
             assert ask(server, "/data", host="attacker.example:80")[0] == 403
             assert ask(server, "/etc/passwd")[0] == 404
         finally:

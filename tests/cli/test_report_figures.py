@@ -102,9 +102,9 @@ def test_a_curve_has_every_round_and_its_points_are_full_evaluations(tmp_path):
     run = stretch(write_run(tmp_path / "a"), rounds=23, every=10)
     rows = [row for row in datasets(read_comparison([str(run)]))["curve"] if row["view"] == "trained"]
     kinds = {kind: [row["round"] for row in rows if row["kind"] == kind] for kind in ("full", "sampled")}
-    assert kinds["full"] == [9, 19, 23]
-    assert sorted(kinds["full"] + kinds["sampled"]) == list(range(24))
-    assert [row["round"] for row in rows if row["last"]] == [23]
+    assert kinds["full"] == [10, 20, 23]  # and the closing evaluation
+    assert sorted(kinds["full"] + kinds["sampled"]) == [*range(1, 24), 23]
+    assert [row["at"] for row in rows if row["last"]] == ["closing, after round 23"]
     assert not any(row["joined"] for row in rows)
 
 
@@ -112,7 +112,7 @@ def test_a_run_without_a_full_evaluation_has_its_line_and_says_when_the_first_po
     run = stretch(write_run(tmp_path / "a"), rounds=40, every=10, done=7)
     comparison = read_comparison([str(run)])
     rows = [row for row in datasets(comparison)["curve"] if row["view"] == "trained"]
-    assert [(row["kind"], row["round"]) for row in rows] == [("sampled", number) for number in range(7)]
+    assert [(row["kind"], row["round"]) for row in rows] == [("sampled", number) for number in range(1, 8)]
     words = "the first point comes in round 10 (evaluate-every = 10)"
     assert words in headline(comparison, "")
     page = render(comparison, live=True)
@@ -140,7 +140,7 @@ def unlike(tmp_path):
 def test_a_report_opens_on_the_deployed_models_and_the_others_are_a_click_away(unlike, tmp_path):
     script = """
     const ends = () => all("#chart-round .mark-symbol path")
-      .map((each) => each.getAttribute("aria-label")).filter((text) => /rounds: 2/.test(text))
+      .map((each) => each.getAttribute("aria-label")).filter((text) => /evaluation: closing/.test(text))
       .map((text) => Number(/accuracy, %: ([\\d.]+)/.exec(text)[1])).sort();
     found.first = document.querySelector('[name="view"]:checked').value;
     found.before = ends();
@@ -386,7 +386,8 @@ def test_the_frontier_and_the_megabytes_to_within_a_point_of_fine_tuning(tmp_pat
     megabytes = {variant.label: found and round(found.mean * 1e6) for variant, found in reached}
     assert megabytes == {"local": None, "fedavg": None, "fedavg-ft": 9_000_000, "ditto": 4_500_000}
     words = frontier_sentence(comparison, "")
-    assert "local (40.0 %, 0 MB), fedavg-ft (80.0 %, 9.00 MB); MB to within one point of fedavg-ft (79.0 %)" in words
+    assert "local (40.0 %, 0 MB), fedavg-ft (80.0 %, 9.00 MB); " in words
+    assert "MB to the first full evaluation within one point of fedavg-ft (79.0 %): ditto 4.50" in words
     page = render(comparison)
     assert html.escape(words) in page
     rows = {row["label"]: (row["on"], row["mb"]) for row in datasets(comparison)["frontier"]}

@@ -98,9 +98,7 @@ def _npz(path: Path, task: str) -> Source:
 
 def _csv(path: Path, keys: FolderSettings) -> Source:
     task = task_of(keys)
-    found = read_table(path, keys.names, task != CLASSIFICATION)
-    if found.y is None:
-        raise DataError(str(path), "rows under a header with a column `label`", "no label")
+    found = read_table(path, keys.names, task != CLASSIFICATION, labelled=True)
     source = source_of(str(path), (found.x, found.y), None, found.people, names=found.names, task=task)
     return replace(source, info=replace(source.info, table=keys.standardize, columns=found.columns))
 

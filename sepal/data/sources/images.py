@@ -107,7 +107,7 @@ def _counted(words: Iterable[str]) -> str:
     counts = Counter(words).most_common()
     found = ", ".join(f"{count} of {word}" for word, count in counts[:KINDS])
     rest = counts[KINDS:]
-    return f"{found}, {sum(count for _, count in rest)} of {len(rest)} others" if rest else found
+    return f"{found}, and {sum(count for _, count in rest)} of {len(rest)} more kinds" if rest else found
 
 
 def left_out(bad: Sequence[DataError]) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ class Table(NamedTuple):
         return self._replace(x=self.x[:, [self.columns.index(name) for name in columns]], columns=tuple(columns))
 
 
-def read_table(path: Path, classes: Sequence[str] = (), numbers: bool = False) -> Table:
+def read_table(path: Path, classes: Sequence[str] = (), numbers: bool = False, labelled: bool = False) -> Table:
     """Read a CSV file with a header.
 
     Args:
@@ -62,15 +62,18 @@ def read_table(path: Path, classes: Sequence[str] = (), numbers: bool = False) -
         classes: Names of the classes; a label is then one of them or its number. If there are none, labels are whole
             numbers from 0, or texts, which become classes in sorted order.
         numbers: Whether targets are numbers, in the column ``label`` or in columns ``label:NAME``.
+        labelled: Whether there must be labels.
 
     Raises:
-        DataError: The file cannot be read, or a label is none of the classes.
+        DataError: The file cannot be read, a label is none of the classes, or there must be labels and are none.
     """
     rows = _rows(path)
     if not rows:
         raise DataError(str(path), "rows under a header", "no row")
     targets = [str(name) for name in rows[0] if name == "label" or str(name).startswith(TARGET)] if numbers else []
     columns = tuple(str(name) for name in rows[0] if name not in (*NOT_FEATURES, *targets))
+    if labelled and "label" not in rows[0] and not targets:
+        raise DataError(f"{path}, header", "the column with labels to be called `label`", ", ".join(columns))
     x = _numbers(path, rows, columns)
     people = np.array([row["person"] or "" for row in rows]) if "person" in rows[0] else None
     if targets:

@@ -31,7 +31,9 @@ def classification(shape: tuple[int, ...], classes: int, unit: str = "") -> Lear
     each = partial(_cross_entropy, reduction="none")
     scoring = Scoring(tuple(found), counted=True)
     targets = Targets((), above=classes)
-    return LearningTask(CLASSIFICATION, targets, (classes,), _cross_entropy, scoring, _argmax, each, "accuracy")
+    return LearningTask(
+        CLASSIFICATION, targets, (classes,), _cross_entropy, scoring, _argmax, each, "accuracy", averages=True
+    )
 
 
 def multilabel(shape: tuple[int, ...], labels: int, unit: str = "") -> LearningTask:
@@ -55,7 +57,8 @@ def multilabel(shape: tuple[int, ...], labels: int, unit: str = "") -> LearningT
     )
     targets = Targets((labels,), above=2)
     scoring = Scoring(found, "macro-f1")
-    return LearningTask("multilabel", targets, (labels,), loss, scoring, lambda x: (x > 0).long(), each, "macro-f1")
+    predict = lambda outputs: (outputs > 0).long()  # noqa: E731
+    return LearningTask("multilabel", targets, (labels,), loss, scoring, predict, each, "macro-f1", averages=True)
 
 
 def regression(shape: tuple[int, ...], numbers: int, unit: str = "") -> LearningTask:
@@ -69,7 +72,8 @@ def regression(shape: tuple[int, ...], numbers: int, unit: str = "") -> Learning
 
     scoring = Scoring((metrics.rmse(unit), metrics.mae(unit), metrics.r2(numbers)), "rmse")
     targets = Targets((numbers,), floating=True)
-    return LearningTask("regression", targets, (numbers,), loss, scoring, lambda outputs: outputs, each, "r2")
+    predict = lambda outputs: outputs  # noqa: E731
+    return LearningTask("regression", targets, (numbers,), loss, scoring, predict, each, "r2", averages=True)
 
 
 def segmentation(shape: tuple[int, ...], classes: int, unit: str = "") -> LearningTask:
@@ -158,4 +162,5 @@ BY_CLASS = LearningTask(
     _argmax,
     partial(_cross_entropy, reduction="none"),
     "accuracy",
+    averages=True,
 )

@@ -83,6 +83,7 @@ class LearningTask:
         loss_each: Maps outputs and targets to the loss of each example, (n,); None: the task has none, and methods that
             need one are refused.
         share: Name of the metric from 0 to 1, higher is better, that thresholds in methods refer to; empty: none.
+        averages: Whether ``loss`` is the mean of ``loss_each``: clients can then train at once (docs/accelerators.md).
         recipe: The arguments of :func:`sepal.protocol.tasks.making.made` that make it again in another process, to
             which functions cannot be sent.
     """
@@ -95,6 +96,7 @@ class LearningTask:
     predict: Callable[[torch.Tensor], torch.Tensor]
     loss_each: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     share: str = ""
+    averages: bool = False
     recipe: tuple[Any, ...] = field(default=(), compare=False)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -208,7 +208,7 @@ def test_npz_with_pickled_objects(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a,b\n1,2\n", "a column `label`, got no label"),
+        ("a,b\n1,2\n", "the column with labels to be called `label`, got a, b"),
         ("", "got no row"),
         ("a,label\n1,0\nx,0\n", "a.csv, row 3, column a: expected a finite number, got 'x'"),
         ("a,label\nnan,0\n", "a.csv, row 2, column a: expected a finite number, got 'nan'"),

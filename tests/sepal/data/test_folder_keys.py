@@ -127,6 +127,14 @@ def test_images_of_mixed_size_and_colour_say_how_many(tmp_path):
         load("folder", mixed(tmp_path))
 
 
+def test_of_many_sizes_four_are_named(tmp_path):
+    for side in range(10, 17):
+        picture(tmp_path / "a" / f"{side}.png", (side, 10), "RGB", 0)
+    picture(tmp_path / "b" / "0.png", (10, 10), "RGB", 0)
+    with pytest.raises(DataError, match=r"got 2 of 10x10, 1 of 10x11, 1 of 10x12, 1 of 10x13, and 3 of 3 more kinds$"):
+        load("folder", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("keys", "shape"),
     [

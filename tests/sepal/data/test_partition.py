@@ -174,7 +174,7 @@ def test_deal_by_person_leaves_a_person_without_rows_empty():
     [
         (rule("iid", 41), "clients: expected at most as many as examples"),
         (rule("natural", 3), "partition.name: expected a rule other than natural"),
-        (rule("dirichlet", 10, alpha=0.01), "partition.min-examples: expected what Dir"),
+        (rule("dirichlet", 10, alpha=0.01), "got none in 200 draws of Dir.0.01. with so many for each"),
         (rule("pathological", 5, classes=9), "partition.name: expected a rule that suits 5 clients"),
         (rule("shards", 5, shard_size=30), "partition.name: expected a rule that suits 5 clients"),
         (rule("two-class", 5), "clients: expected enough for two-class"),

@@ -1,0 +1,149 @@
+"""The parts of ``make gpu``. Each runs in a process of its own, prints the lines of its section, and may raise."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from sepal.errors import one_line
+
+
+def machine(device: str) -> Iterator[str]:
+    """Say what there is: GPUs, driver, torch."""
+    import torch
+
+    from experiments.bench.__main__ import machine as described
+
+    facts = described() | {"torch": torch.__version__}
+    if device != "cpu":
+        facts |= {"CUDA": torch.version.cuda, "cuDNN": torch.backends.cudnn.version()}  # type: ignore[no-untyped-call]
+        for number in range(torch.cuda.device_count()):
+            about = torch.cuda.get_device_properties(number)
+            facts[f"GPU {number}"] = f"{about.name}, {about.total_memory / 2**30:.0f} GiB"
+    if shutil.which("nvidia-smi"):
+        asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        said = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=20)
+        facts["driver"] = one_line(said.stdout, 60)
+    yield from (f"- {name}: {value}" for name, value in facts.items())
+
+
+def methods(device: str) -> Iterator[str]:
+    """Run every method for two rounds on the device and the CPU; see tests/simulated_device/methods.py."""
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "found.json"
+        command = [sys.executable, "-m", "tests.simulated_device.methods", str(out), device]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        failed, told, worst = 0, set[str](), 0.0
+        yield "Trained, uploaded, stopped after round 1, resumed, exported; results within rtol 10⁻³ and atol 10⁻⁴ of"
+        yield "the CPU's; a step that waits for the device fails, except those of pFedGate."
+        yield "`at once` trains six methods with `engine.batch = 2`."
+        yield ""
+        ended = False
+        while not ended:
+            ended = _ended(process)
+            for name, figures in _written(out).items():
+                if name not in told:
+                    told.add(name)
+                    worst = max(worst, figures.get("worst", 0.0))
+                    if figures["error"]:
+                        failed += 1
+                        yield f"- **`{name}` failed**: {one_line(figures['error'].strip().splitlines()[-1], 300)}"
+        yield f"- {len(told) - failed} of {len(told)} passed; largest difference {worst:.2g}"
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(1)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _written(out: Path) -> dict[str, dict[str, Any]]:
+    try:
+        found: dict[str, dict[str, Any]] = json.loads(out.read_text())
+    except (OSError, ValueError):  # not there yet, or being written
+        return {}
+    return found
+
+
+def engine(device: str) -> Iterator[str]:
+    """Measure a round against the floor and PFLlib's way."""
+    from experiments.gpu.rounds import measure
+
+    yield from measure(device)
+
+
+def batch(device: str) -> Iterator[str]:
+    """Measure clients at once over one by one."""
+    from experiments.bench.batch import KINDS, measure
+
+    yield "| what | ratio | at once | one by one |"
+    yield "|---|---|---|---|"
+    for name, keys in KINDS.items():
+        for row in measure(device, repeats=1, kinds={name: keys}):
+            seconds = (row[key] for key in ("at_once_seconds", "one_by_one_seconds"))
+            yield f"| {row['what']} | {row['ratio']:.2f} | {' | '.join(f'{each:.3f} s' for each in seconds)} |"
+
+
+def cold(device: str) -> Iterator[str]:
+    """Run a deployment of two nodes on the device, with a new process for each message."""
+    yield from _deployed(device, cold=True)
+
+
+def warm(device: str) -> Iterator[str]:
+    """Try the same with forks of a resident process, which imports torch and leaves CUDA alone.
+
+    ``sepal join`` does not do so with a GPU until this has been seen to work.
+    """
+    with patch("sepal.engines.flower.engine.wants_gpu", lambda keys: False):
+        yield from _deployed(device, cold=False)
+
+
+def _deployed(device: str, cold: bool) -> Iterator[str]:
+    from experiments.bench.deployed import rounds_of
+
+    rounds, _ = rounds_of(cold, device, rounds=2)
+    seconds = ", ".join(f"{each['total']:.1f} ({each['train']:.2f})" for each in rounds)
+    way = "cold" if cold else "warm"
+    yield f"- two nodes with `device = {device}`, {way}: the run is complete"
+    yield f"- seconds of rounds 2 and up (of them in training): {seconds}"
+
+
+def compose(device: str) -> Iterator[str]:
+    """Run the Compose file with its GPU override, if Docker, Compose and the image are there."""
+    image = os.environ.get("SEPAL_IMAGE", "sepal:local")
+    asked = [["docker", "version"], ["docker", "compose", "version"], ["docker", "image", "inspect", image]]
+    for command, lacking in zip(
+        asked, ("Docker engine", "Compose", f"image {image} (docker compose build)"), strict=True
+    ):
+        if not shutil.which("docker") or subprocess.run(command, capture_output=True, check=False).returncode:
+            yield f"- not run: no {lacking}"
+            return
+    override = "docker compose -f docker-compose.yml -f docker-compose.gpu.yml"
+    keys = {"COMPOSE": override, "CLIENTS": "2", "METHOD": "fedavg", "BUILD": "0"}
+    run = subprocess.run(
+        ["experiments/compose_demo.sh"], env={**os.environ, **keys}, capture_output=True, text=True, check=False
+    )
+    yield f"- two clients with docker-compose.gpu.yml: exit status {run.returncode}"
+    yield from (f"    {line}" for line in ["```", *(run.stdout + run.stderr).splitlines()[-15:], "```"])
+
+
+# Name: what it does, its title, and the seconds that it may take. Together at most nine minutes.
+PARTS: dict[str, tuple[Callable[[str], Iterator[str]], str, float]] = {
+    "machine": (machine, "Machine", 20),
+    "methods": (methods, "All methods", 150),
+    "engine": (engine, "A round, the floor, and PFLlib's way", 85),
+    "batch": (batch, "Clients at once", 85),
+    "cold": (cold, "A deployed round, cold", 85),
+    "warm": (warm, "A deployed round, warm", 45),
+    "compose": (compose, "The Compose file's GPU override", 60),
+}

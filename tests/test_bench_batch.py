@@ -1,0 +1,20 @@
+"""docs/results/bench.md on clients at once is what bench-batch.json has."""
+
+from __future__ import annotations
+
+import json
+
+from experiments.bench.batch import AT_ONCE, KINDS
+from tests.test_bench_page import PAGE, RESULTS, commit, measured, row, short, table
+
+
+def test_clients_at_once():
+    found, rows = measured("bench-batch"), []
+    for name in KINDS:
+        each = [found[f"{name}, {count} of 20 clients at once over one by one, cpu"] for count in AT_ONCE]
+        rows.append(row(name, [f"{each[0]['one_by_one_seconds']:.2f} s", *(short(one["ratio"], 2) for one in each)]))
+    assert table("Clients at once") == rows
+    text = " ".join(PAGE.partition("\n## Clients at once\n")[2].partition("\n## ")[0].split())
+    load = json.loads((RESULTS / "bench-batch.json").read_text())["machine"]["load_before"]
+    assert f"ommit `{commit('bench-batch')}`" in text
+    assert f"load {load:.0f}" in text
