@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from sepal.client.augment import augmentation
-from sepal.client.columns import columns, tensors
+from sepal.client.columns import columns
 from sepal.client.devices import be_deterministic, check_precision, choose_device
-from sepal.client.evaluation import Evaluator, Shift, no_examples
+from sepal.client.evaluation import Evaluator
 from sepal.client.meeting import Meeting
 from sepal.client.network import Network
 from sepal.client.state_store import DiskStateStore, StateStore
@@ -28,23 +28,19 @@ from sepal.client_app.data_digest import data_digest, data_keys
 from sepal.client_app.guard import parse_allowed
 from sepal.client_app.host import ClientHost
 from sepal.client_app.upload_count import UploadCount
+from sepal.client_app.views import Pair, class_weights, corrupted, pooled, refuse_streams, scaled, shift
 from sepal.config import RunConfig
 from sepal.config.agreement import LOCAL
-from sepal.data import ClientData, Examples, FederatedData, OwnData
-from sepal.data.corruption import corrupt
-from sepal.data.scaling import Scale
-from sepal.data.streams import Stream
+from sepal.data import FederatedData, OwnData
 from sepal.errors import ConfigError, DataError
 from sepal.protocol.fields import NAME
 from sepal.protocol.method import ClientInfo
 from sepal.protocol.threads import set_threads
-from sepal.rng import derive
 from sepal.storage.home import private_home
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import Assembly, assemble
 
 TEXTS = ("name", "data", "state-dir", "data-dir", "initial-weights", "allow", "audit")
-Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def client_name(number: int) -> str:
@@ -254,19 +250,6 @@ def machine_keys(config: RunConfig) -> str:
     return json.dumps([flat[key] for key in sorted(LOCAL)])
 
 
-def refuse_streams(config: RunConfig, data: ClientData, client: str) -> None:
-    """Raise if a key needs all examples at once, and the data is read from a Dataset.
-
-    Raises:
-        ConfigError: See above.
-    """
-    now = {"own.class-weights": config.own.class_weights, "evaluate.corruption": config.evaluate.corruption}
-    for key, value in now.items():
-        if value != "none" and isinstance(data.train, Stream):
-            expected = "none with a Dataset, which is read batch by batch: return arrays for it"
-            raise ConfigError(f"{client}: {key}", expected, value)
-
-
 def data_of(shared: Shared, node: Node) -> FederatedData:
     """Return the run's data, or the node's private data."""
     if not node.data:
@@ -275,57 +258,6 @@ def data_of(shared: Shared, node: Node) -> FederatedData:
     learning = shared.assembly.task.learning
     targets = None if learning.classifies else learning.targets
     return OwnData(shared.assembly.info, node.data, config.split.validation, config.seed, targets=targets)
-
-
-def pooled(shared: Shared, data: FederatedData, clients: int) -> Pair:
-    """Return test examples of all clients; empty if the data is private."""
-    if data.private:
-        return no_examples()
-    if shared.pooled is None:
-        count = shared.assembly.task.config.pooled_samples
-        shared.pooled = tensors(data.pooled_test(clients, count), shared.device)
-    return shared.pooled
-
-
-def scaled(pair: Pair, scale: Scale | None) -> Pair:
-    """Return examples of other clients as this client's model takes them: standardised like its own."""
-    if scale is None or not len(pair[1]):
-        return pair
-    mean, factor = (torch.from_numpy(each).to(pair[0].device) for each in (scale.mean, scale.factor))
-    return (pair[0] - mean) * factor, pair[1]
-
-
-def shift(
-    shared: Shared, data: FederatedData, clients: int, client: str, examples: int, scale: Scale | None = None
-) -> Shift | None:
-    """Return the client's test-time shift, the same for every method; None if the data is private."""
-    if data.private:
-        return None
-    if shared.everyone is None:
-        shared.everyone = tensors(data.pooled_test(clients), shared.device)
-    rng = derive(data.seed, "shift", client)
-    x, y = shared.everyone
-    rows = torch.from_numpy(rng.permutation(len(y))[:examples]).to(shared.device)
-    others = scaled((x[rows], y[rows]), scale)
-    return Shift(torch.from_numpy(rng.permutation(examples)).to(shared.device), others)
-
-
-def corrupted(shared: Shared, client: str, test: Examples) -> Pair:
-    """Return the client's test part, corrupted; the noise is the same for every method."""
-    settings = shared.assembly.task.config.evaluate
-    rng = derive(shared.assembly.task.config.seed, "corruption", client)
-    x = corrupt(test.x, shared.assembly.info, settings.corruption, settings.severity, rng)
-    return tensors(Examples(x, test.y), shared.device)
-
-
-def class_weights(labels: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return weights float32 (classes,) under which all classes that a client has count alike in its loss.
-
-    n / (k · n_c) for a class with n_c of n examples and k classes that occur; 0 for one that does not occur.
-    """
-    counts = torch.bincount(labels, minlength=classes).to(torch.float32)
-    weights = len(labels) / (int((counts > 0).sum()) * counts.clamp(min=1))
-    return weights * (counts > 0)
 
 
 def open_store(shared: Shared, node: Node, run: str) -> DiskStateStore:

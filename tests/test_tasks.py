@@ -24,8 +24,9 @@ from sepal.cli.main import app
 from sepal.cli.report import render
 from sepal.cli.sentences import headline as sentence
 from sepal.cli.sheets import accuracy_sheet, conclusions, cost_sheet
-from sepal.client_app.build import Node, class_weights
+from sepal.client_app.build import Node
 from sepal.client_app.guard import local_config
+from sepal.client_app.views import class_weights
 from sepal.engines.in_process.run import run_in_process
 from sepal.errors import ConfigError, DataError, ModelError, ProtocolError
 from sepal.protocol.messages import Content, read_reply, version, write_reply

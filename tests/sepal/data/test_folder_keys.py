@@ -63,7 +63,8 @@ def test_other_formats_are_never_standardised(tmp_path):
 
 
 def test_the_pooled_and_shifted_views_are_standardised_by_the_client(tmp_path):
-    from sepal.client_app.build import Node, Shared, data_of, pooled, scaled, shift
+    from sepal.client_app.build import Node, Shared, data_of
+    from sepal.client_app.views import pooled, scaled, shift
 
     flat = {
         "dataset": "folder",

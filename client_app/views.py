@@ -1,0 +1,86 @@
+"""A client's examples for views beyond its own test part: of all clients, shifted, corrupted; and its class weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from sepal.client.columns import tensors
+from sepal.client.evaluation import Shift, no_examples
+from sepal.config import RunConfig
+from sepal.data import ClientData, Examples, FederatedData
+from sepal.data.corruption import corrupt
+from sepal.data.scaling import Scale
+from sepal.data.streams import Stream
+from sepal.errors import ConfigError
+from sepal.rng import derive
+
+if TYPE_CHECKING:
+    from sepal.client_app.build import Shared
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def refuse_streams(config: RunConfig, data: ClientData, client: str) -> None:
+    """Raise if a key needs all examples at once, and the data is read from a Dataset.
+
+    Raises:
+        ConfigError: See above.
+    """
+    now = {"own.class-weights": config.own.class_weights, "evaluate.corruption": config.evaluate.corruption}
+    for key, value in now.items():
+        if value != "none" and isinstance(data.train, Stream):
+            expected = "none with a Dataset, which is read batch by batch: return arrays for it"
+            raise ConfigError(f"{client}: {key}", expected, value)
+
+
+def pooled(shared: Shared, data: FederatedData, clients: int) -> Pair:
+    """Return test examples of all clients; empty if the data is private."""
+    if data.private:
+        return no_examples()
+    if shared.pooled is None:
+        count = shared.assembly.task.config.pooled_samples
+        shared.pooled = tensors(data.pooled_test(clients, count), shared.device)
+    return shared.pooled
+
+
+def scaled(pair: Pair, scale: Scale | None) -> Pair:
+    """Return examples of other clients as this client's model takes them: standardised like its own."""
+    if scale is None or not len(pair[1]):
+        return pair
+    mean, factor = (torch.from_numpy(each).to(pair[0].device) for each in (scale.mean, scale.factor))
+    return (pair[0] - mean) * factor, pair[1]
+
+
+def shift(
+    shared: Shared, data: FederatedData, clients: int, client: str, examples: int, scale: Scale | None = None
+) -> Shift | None:
+    """Return the client's test-time shift, the same for every method; None if the data is private."""
+    if data.private:
+        return None
+    if shared.everyone is None:
+        shared.everyone = tensors(data.pooled_test(clients), shared.device)
+    rng = derive(data.seed, "shift", client)
+    x, y = shared.everyone
+    rows = torch.from_numpy(rng.permutation(len(y))[:examples]).to(shared.device)
+    others = scaled((x[rows], y[rows]), scale)
+    return Shift(torch.from_numpy(rng.permutation(examples)).to(shared.device), others)
+
+
+def corrupted(shared: Shared, client: str, test: Examples) -> Pair:
+    """Return the client's test part, corrupted; the noise is the same for every method."""
+    settings = shared.assembly.task.config.evaluate
+    rng = derive(shared.assembly.task.config.seed, "corruption", client)
+    x = corrupt(test.x, shared.assembly.info, settings.corruption, settings.severity, rng)
+    return tensors(Examples(x, test.y), shared.device)
+
+
+def class_weights(labels: torch.Tensor, classes: int) -> torch.Tensor:
+    """Return weights float32 (classes,) under which all classes that a client has count alike in its loss.
+
+    n / (k · n_c) for a class with n_c of n examples and k classes that occur; 0 for one that does not occur.
+    """
+    counts = torch.bincount(labels, minlength=classes).to(torch.float32)
+    weights = len(labels) / (int((counts > 0).sum()) * counts.clamp(min=1))
+    return weights * (counts > 0)
