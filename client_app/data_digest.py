@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
-from sepal.config import RunConfig
+from sepal.config import RunConfig, flatten
 from sepal.config.agreement import LOCAL
 from sepal.data import ClientData
 from sepal.data.streams import Stream
@@ -19,9 +20,16 @@ def data_keys(config: RunConfig) -> str:
 
     A resumed run has the same ones, also where a later version of Sepal has more keys.
     """
-    flat, plain = config.flat(), RunConfig().flat()
-    chosen = (key for key in sorted(flat) if key in KEYS or key.partition(".")[0] in GROUPS)
-    return json.dumps({key: flat[key] for key in chosen if key not in LOCAL and flat[key] != plain[key]})
+    values, plain = _values(config), _values(RunConfig())
+    chosen = (key for key in sorted(values) if key not in LOCAL and values[key] != plain[key])
+    return json.dumps({key: values[key] for key in chosen})
+
+
+def _values(config: RunConfig) -> dict[str, Any]:
+    found = {key: getattr(config, key) for key in KEYS}
+    return found | {
+        key: value for group in GROUPS for key, value in flatten(getattr(config, group), f"{group}.").items()
+    }
 
 
 def data_digest(data: ClientData, salt: str) -> str:

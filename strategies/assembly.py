@@ -111,8 +111,7 @@ def complete(
     from sepal.strategies.calibrated import Rates, rates
 
     full = config.completed(method.defaults, {"partition.name": info.partition, **info.defaults})
-    if config.lora.rank < 0:
-        rank = int(method.defaults.get("lora.rank", 0))
+    if not config.lora.rank and (rank := method.defaults.get("lora.rank")):
         full = full.model_copy(update={"lora": config.lora.model_copy(update={"rank": rank})})
     found = rates(method.name, info, full.model, full.optimizer)
     scale = 1 - config.momentum if full.optimizer == "sgd" else 1.0

@@ -75,7 +75,7 @@ class LoraSettings(Settings):
     """Low-rank adapters, beside which the model is frozen: keys ``lora.*`` (:mod:`sepal.models.lora`)."""
 
     rank: int = Field(
-        -1, ge=-1, le=4096, description="rank r of the adapters; 0: none; -1: the method's (fedsa-lora, flasc), else 0"
+        0, ge=0, le=4096, description="rank r of the adapters; 0: the method's (fedsa-lora and flasc: 8), else none"
     )
     alpha: float = Field(0.0, ge=0, description="an adapter is scaled by alpha / rank; 0: by 1")
     targets: str = Field(

@@ -10,7 +10,6 @@ Deviations: the mean of A is weighted by n_i.
 
 from __future__ import annotations
 
-from sepal.errors import ConfigError
 from sepal.protocol.layout import Layout
 from sepal.protocol.method import Task
 from sepal.strategies.baselines.fedavg import FedAvgServer
@@ -25,10 +24,7 @@ class OfA:
 
     def shared(self) -> Layout:
         """Return the tensors that are averaged."""
-        found = tuple(parameter for parameter in self.task.layout if parameter.name.endswith(".lora_A"))
-        if not found:
-            raise ConfigError("lora.rank", "above 0 with fedsa-lora, which shares A", self.task.config.lora.rank)
-        return found
+        return tuple(parameter for parameter in self.task.layout if parameter.name.endswith(".lora_A"))
 
 
 class FedSaLoraServer(OfA, FedAvgServer):
