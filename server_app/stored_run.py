@@ -91,7 +91,8 @@ def read_run(path: Path) -> StoredRun:
     needed = ("clients", "rounds", "seed", "method", "dataset")
     if lacking := [key for key in needed if key not in config]:
         raise StateError(str(path / "config.toml"), f"the keys {', '.join(needed)}", f"none named {lacking[0]}")
-    lines, summary = tuple(read_rows(path / "metrics.jsonl")), stored_summary(path)
+    summary = stored_summary(path)  # first: a run that ends in between has its last line before its summary
+    lines = tuple(read_rows(path / "metrics.jsonl"))
     for number, line in enumerate(lines, 1):
         needed_here = {"round", "phase", "full", "bytes", "seconds", "clients"}
         if not needed_here <= line.keys() or not ("accuracy" in line or {"headline", "metric"} <= line.keys()):

@@ -14,6 +14,7 @@ from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, RosterError
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server.accuracy import capacity_group
+from sepal.server_app import json_lines, stored_run
 from sepal.server_app.run_directory import RunDirectory
 from sepal.server_app.stored_run import FREE, read_run, stored_summary
 from sepal.server_app.summary import digest_clients
@@ -302,3 +303,22 @@ def test_a_refused_start_leaves_no_directory(tmp_path, assembly):
     with pytest.raises(RosterError):
         refused(tmp_path / "old")
     assert (tmp_path / "old" / "notes").exists(), "what was there before is kept"
+
+
+def test_a_run_that_ends_while_it_is_read_is_still_going_on(finished, tmp_path, monkeypatch):
+    """Its last line and then its summary are written after its lines were read: that is no damaged run."""
+    path = tmp_path / "run"
+    shutil.copytree(finished, path)
+    whole, summary = (path / "metrics.jsonl").read_text(), (path / "summary.json").read_text()
+    (path / "metrics.jsonl").write_text("".join(whole.splitlines(keepends=True)[:-1]))
+    (path / "summary.json").unlink()
+
+    def read_rows(file):
+        rows = json_lines.read_rows(file)
+        (path / "metrics.jsonl").write_text(whole)
+        (path / "summary.json").write_text(summary)
+        return rows
+
+    monkeypatch.setattr(stored_run, "read_rows", read_rows)
+    assert read_run(path).summary is None
+    assert read_run(path).summary is not None
