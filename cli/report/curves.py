@@ -71,10 +71,8 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
         if x != "round" and sampled:
             reading += " Lines as in the first figure."
         elif sampled:
-            reading += (
-                " Thin lines: each round's clients alone, which scatter more. A kept point has the models that clients"
-            )
-            reading += " held before that round, the line those that they trained in it."
+            reading += " Thin lines: each round's clients alone, which scatter more."
+            reading += " A kept point has the models that clients held before that round, the line those trained in it."
             if tuned := [v.label for v in comparison.all_variants() if v.deployed == "trained"]:
                 reading += f" Trained points of {', '.join(dict.fromkeys(tuned))} lie off its line: there clients"
                 reading += " fine-tune the received model as for a user, in the line they train as in any round."

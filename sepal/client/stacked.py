@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from sepal.client.training import Trainer
 
 Tensors = dict[str, torch.Tensor]
-TOLERANCE = (
-    1e-2  # largest difference of a gradient, as a share of its largest entry; a mixture of examples is far above
-)
+# Largest difference of a gradient, as a share of its largest entry; a model that mixes examples is far above.
+TOLERANCE = 1e-2
 
 
 class UnfitError(Exception):

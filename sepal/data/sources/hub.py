@@ -166,7 +166,7 @@ def _kind(part: Any, name: str) -> str:
 
 def _is_table(part: Any, columns: Sequence[str]) -> bool:
     """Return whether each of the columns holds a number in each row."""
-    kinds = [getattr(part.features[name], "dtype", "") for name in columns if _kind(part, name) in ("Value",)]
+    kinds = [getattr(part.features[name], "dtype", "") for name in columns if _kind(part, name) == "Value"]
     return len(kinds) == len(columns) and all(re.match(r"u?int|float|bool", kind) for kind in kinds)
 
 
