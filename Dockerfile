@@ -2,12 +2,14 @@
 # a digest (`make requirements`). No secrets: keys and certificates come from a volume (docker-compose.yml) or a secret
 # store.
 #   BASE_IMAGE       any image with Python 3.11 and pip; by digest (python:3.11-slim@sha256:…) it is always the same one
+#   FLOWER           grpc: 1.39, the tested default; http: the newest one of constraints-current.txt
 #   TORCH            cuda, or cpu with TORCH_INDEX_URL
 #   TORCH_INDEX_URL  PyTorch's own index, which has torch's CPU build
 ARG BASE_IMAGE=python:3.11-slim
 # hadolint ignore=DL3006
 FROM ${BASE_IMAGE}
 
+ARG FLOWER=grpc
 ARG TORCH=cuda
 ARG TORCH_INDEX_URL=""
 ENV PYTHONUNBUFFERED=1 \
@@ -28,7 +30,7 @@ WORKDIR /app
 # Before the code, so that a change of the code does not install them again.
 COPY requirements.txt requirements-*.txt ./
 RUN pip install --require-hashes ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
-    -r requirements.txt -r "requirements-${TORCH}.txt"
+    -r requirements.txt -r "requirements-${FLOWER}.txt" -r "requirements-${TORCH}.txt"
 
 COPY pyproject.toml README.md LICENSE ./
 COPY sepal sepal

@@ -140,13 +140,19 @@ flower-next: ## the same with the newest Flower that the index has, pre-releases
 	@newest=$$($(BIN)/python -m pip index versions flwr --pre 2>/dev/null | sed -n 's/^Available versions: \([^,]*\).*/\1/p'); \
 	echo "flower-next: flwr $$newest"; $(MAKE) --no-print-directory flower VERSION=$$newest
 
-requirements: $(STAMP) ## write requirements*.txt: the image's versions of constraints.txt, with the digests of their files
-	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet pyproject.toml - --extra operate -c constraints.txt --universal --python-version 3.11 \
-		--generate-hashes --no-annotate --no-header | $(BIN)/python -m experiments.requirements
+# uv's answer for one file of constraints
+COMPILE := echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet pyproject.toml - --extra operate --universal \
+	--python-version 3.11 --generate-hashes --no-annotate --no-header -c
+
+requirements: $(STAMP) ## write requirements*.txt: the image's versions of constraints*.txt, with the digests of their files
+	mkdir -p build
+	$(COMPILE) constraints.txt >build/grpc.txt
+	$(COMPILE) constraints-current.txt >build/http.txt
+	$(BIN)/python -m experiments.requirements build/grpc.txt build/http.txt
 
 sbom: $(STAMP) ## list what is in the image: build/sbom.json, CycloneDX
 	mkdir -p build
-	cat requirements.txt requirements-cuda.txt | PYTHONWARNINGS=ignore $(BIN)/cyclonedx-py requirements - \
+	cat requirements.txt requirements-grpc.txt requirements-cuda.txt | PYTHONWARNINGS=ignore $(BIN)/cyclonedx-py requirements - \
 		--pyproject pyproject.toml --output-reproducible -o build/sbom.json
 	@echo "build/sbom.json: $$($(BIN)/python -c 'import json; print(len(json.load(open("build/sbom.json"))["components"]))') components"
 

@@ -1,9 +1,10 @@
-"""What goes into the image: the versions of constraints.txt, each with the digests of its files."""
+"""What goes into the image: the versions of constraints*.txt, each with the digests of its files."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ import yaml
 from experiments.requirements import split
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = ("requirements.txt", "requirements-cuda.txt", "requirements-cpu.txt")
+COMMON, CUDA, CPU = "requirements.txt", "requirements-cuda.txt", "requirements-cpu.txt"
+FLOWERS = {"requirements-grpc.txt": "constraints.txt", "requirements-http.txt": "constraints-current.txt"}
 
 
 def plain(name):
@@ -30,40 +32,50 @@ def entries(name):
     return found
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_each_package_has_digests_and_the_version_of_the_constraints(name):
-    pinned = dict(
-        line.partition(";")[0].strip().split("==")
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if line and not line.startswith("#")
-    )
-    pinned = {plain(package): version for package, version in pinned.items()}
+def pins(name):
+    lines = [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#")]
+    pairs = [line.partition(";")[0].strip().split("==") for line in lines]
+    return {plain(package): version for package, version in pairs}
+
+
+@pytest.mark.parametrize(("name", "constraints"), [*product([COMMON, CUDA, CPU], FLOWERS.values()), *FLOWERS.items()])
+def test_each_package_has_digests_and_the_version_of_the_constraints(name, constraints):
     found = entries(name)
     assert found
+    pinned = pins(constraints)
     for package, (version, digests) in found.items():
         assert digests, package
-        # what constraints.txt lacks is what only torch with CUDA, or another system, needs
+        # what the constraints lack is what only torch with CUDA, or another system, needs
         if package in pinned:
             assert version.partition("+")[0] == pinned[package], package
 
 
-def test_all_that_sepal_needs_is_there_with_either_torch():
+@pytest.mark.parametrize("flower", FLOWERS)
+def test_all_that_sepal_needs_is_there_with_either_flower_and_either_torch(flower):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = {plain(re.match(r"[\w.-]+", text).group()) for text in project["dependencies"]} | {"setuptools"}
-    both = entries(FILES[0]).keys()
-    assert needed - both == {"torch"}
-    assert "torch" in entries(FILES[1])
-    assert entries(FILES[2]).keys() == {"torch"}
-    assert entries(FILES[2])["torch"][0] == f"{entries(FILES[1])['torch'][0]}+cpu"
+    assert "flwr" in entries(flower)
+    assert not entries(COMMON).keys() & entries(flower).keys(), "pip refuses a package with two versions"
+    assert needed - entries(COMMON).keys() - entries(flower).keys() == {"torch"}
+    assert "torch" in entries(CUDA)
+    assert entries(CPU).keys() == {"torch"}
+    assert entries(CPU)["torch"][0] == f"{entries(CUDA)['torch'][0]}+cpu"
+
+
+A, Z = "a==1 \\\n    --hash=sha256:1 \\\n    --hash=sha256:2\n", "z==1 --hash=sha256:4\n"
 
 
 def test_an_entry_is_kept_whole():
-    text = (
-        "a==1 \\\n    --hash=sha256:1 \\\n    --hash=sha256:2\ntorch==2 \\\n    --hash=sha256:3\nz==1 --hash=sha256:4\n"
-    )
-    made = split(text)
-    assert made[FILES[0]].partition("\n")[2] == text.replace("torch==2 \\\n    --hash=sha256:3\n", "")
-    assert made[FILES[1]].partition("\n")[2] == "torch==2 \\\n    --hash=sha256:3\n"
+    torch = "torch==2 \\\n    --hash=sha256:3\n"
+    old, new = "flwr==1 \\\n    --hash=sha256:5\n", "flwr==2 \\\n    --hash=sha256:6\n"
+    made = {name: text.partition("\n")[2] for name, text in split(A + old + torch + Z, A + new + torch + Z).items()}
+    assert (made[COMMON], made[CUDA]) == (A + Z, torch)
+    assert [made[name] for name in FLOWERS] == [old, new]
+
+
+def test_torch_is_the_same_with_either_flower():
+    with pytest.raises(ValueError, match=r"^constraints-current\.txt: expected torch as .*, got torch==1, torch==2$"):
+        split(f"{A}torch==1 --hash=sha256:3\n", f"{A}torch==2 --hash=sha256:3\n")
 
 
 def test_the_image_takes_nothing_without_a_digest():

@@ -1,7 +1,8 @@
 """The Compose file, for real: a federation in containers, one of which is killed and started again in mid-run.
 
-Needs a Docker engine (``DOCKER_HOST``), Compose, and an image: the one that ``SEPAL_IMAGE`` names, or one that is built
-here, from the base image that ``BASE_IMAGE`` names (``tests/compose/base_image.sh`` makes a stand-in for it).
+Needs a Docker engine (``DOCKER_HOST``), Compose, and images: those that ``SEPAL_IMAGE`` names, or one for each
+``FLOWER`` of the Dockerfile, built here from the base image that ``BASE_IMAGE`` names (``tests/compose/base_image.sh``
+makes a stand-in for it).
 """
 
 from __future__ import annotations
@@ -16,12 +17,18 @@ from pathlib import Path
 
 import pytest
 
+from sepal.engines.in_process import run_in_process
+from sepal.server_app.places import IN_PROCESS
+from sepal.server_app.run_directory import RunDirectory
+from sepal.strategies.assembly import assemble
+
 docker = pytest.importorskip("docker", reason="the Docker SDK for Python is not installed")
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
-ROUNDS, CLIENTS = 4, 3
+ROUNDS, CLIENTS, EPOCHS, CAPACITIES, WIDTH = 4, 3, 5, "1,0.7,0.4", 0.6
+FLOWERS = ("grpc", "http")
 
 
 def compose_command() -> list[str]:
@@ -42,19 +49,22 @@ def engine():
     return client
 
 
-@pytest.fixture(scope="module")
-def image(engine):
-    name = os.environ.get("SEPAL_IMAGE", "")
-    if name:
-        return name
+@pytest.fixture(scope="module", params=os.environ.get("SEPAL_IMAGE", " ".join(FLOWERS)).split())
+def image(engine, request):
+    if request.param not in FLOWERS:
+        return request.param
     base = os.environ.get("BASE_IMAGE", "python:3.11-slim")
     try:
         engine.images.get(base)
     except docker.errors.ImageNotFound:
         pytest.skip(f"the base image {base} is not there: set SEPAL_IMAGE or BASE_IMAGE (tests/compose/base_image.sh)")
-    environment = {**os.environ, "SEPAL_IMAGE": "sepal:test"}
+    name = f"sepal:test-{request.param}"
+    environment = {**os.environ, "SEPAL_IMAGE": name, "FLOWER": request.param}
     subprocess.run([*compose_command(), "build", "certs"], cwd=ROOT, env=environment, check=True)
-    return "sepal:test"
+    asked = ["-P", "-c", "from sepal.protocol.flower.versions import transport; print(transport())"]
+    answer = engine.containers.run(name, asked, entrypoint="python3", remove=True, network_mode="none")
+    assert answer.decode().lower().startswith(request.param), "it has another Flower"
+    return name
 
 
 class Project:
@@ -62,8 +72,9 @@ class Project:
 
     def __init__(self, engine, image, method):
         self.engine, self.name = engine, f"sepal{uuid.uuid4().hex[:8]}"
-        keys = {"SEPAL_IMAGE": image, "METHOD": method, "ROUNDS": str(ROUNDS), "CLIENTS": str(CLIENTS)}
-        self.environment = {**os.environ, **keys, "RUN": "kill"}
+        keys = {"ROUNDS": ROUNDS, "CLIENTS": CLIENTS, "EPOCHS": EPOCHS, "CAPACITIES": CAPACITIES, "WIDTH": WIDTH}
+        self.method, told = method, {key: str(value) for key, value in keys.items()}
+        self.environment = {**os.environ, **told, "SEPAL_IMAGE": image, "METHOD": method, "RUN": "kill"}
 
     def compose(self, *arguments, check=True):
         command = [*compose_command(), "--project-name", self.name, *arguments]
@@ -110,7 +121,7 @@ def project(engine, image, request):
 
 
 @pytest.mark.parametrize("project", ["fedpse", "fedavg"], indirect=True)
-def test_a_client_container_that_is_killed_in_mid_run_comes_back_and_the_run_is_complete(project):
+def test_a_client_container_that_is_killed_in_mid_run_comes_back_and_the_run_is_as_in_process(project, tmp_path):
     project.until(lambda: project.rounds() >= 1, 600, "no round was completed")
     victim = project.containers("supernode")[0]
     before = slot(victim, starts=1)
@@ -124,6 +135,7 @@ def test_a_client_container_that_is_killed_in_mid_run_comes_back_and_the_run_is_
     assert summary["complete"]
     assert summary["clients"] == CLIENTS
     assert project.rounds() == ROUNDS + 1, "a round was lost or doubled"
+    assert hashes(summary) == in_process(project.method, tmp_path / "kill")
     victim.reload()
     assert slot(victim, starts=2) == before, "it took another key"
     entries = [json.loads(line) for line in project.read("/runs/kill/ledger.jsonl").splitlines()]
@@ -132,6 +144,19 @@ def test_a_client_container_that_is_killed_in_mid_run_comes_back_and_the_run_is_
     superlink = project.containers("superlink")[0]
     owner = superlink.exec_run(["id", "-u"]).output.decode().strip()
     assert owner == "49999", "not root"
+
+
+def hashes(summary) -> tuple[str, str]:
+    return summary["weights_sha256"], summary["clients_sha256"]
+
+
+def in_process(method, path) -> tuple[str, str]:
+    """The hashes of the same run without containers: the same with either Flower."""
+    keys = {"method": method, "dataset": "digits", "rounds": ROUNDS, "local-epochs": EPOCHS, "clients": CLIENTS}
+    assembly = assemble({**keys, "width": WIDTH, "capacity.profile": CAPACITIES, "name": path.name})
+    with RunDirectory(path, assembly, IN_PROCESS) as directory:
+        run_in_process(assembly, store=directory.store(), observers=[directory])
+    return hashes(json.loads((path / "summary.json").read_text()))
 
 
 def slot(container, starts) -> str:
