@@ -58,8 +58,8 @@ def payload_bytes(payload: Payload) -> int:
 def room(task: Task) -> int:
     """Return how many bytes of downloads a round may keep; the same limit applies to its decoded uploads.
 
-    Eight dense models, but at least 32 MiB and at most 256 MiB: of a larger model each is read or composed again when it
-    is needed. It does not depend on the number of clients.
+    Eight dense models, but at least 32 MiB and at most 256 MiB; what does not fit is read or composed again when it is
+    needed. It does not depend on the number of clients.
     """
     return min(256 * MEBIBYTE, max(32 * MEBIBYTE, 8 * 4 * sum(parameter.size for parameter in task.layout)))
 
