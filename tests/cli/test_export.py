@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from sepal.cli.export import model_of, read_inputs
+from sepal.cli.export import model_of
 from sepal.cli.main import app
 from sepal.client_app.portable import load, save
+from sepal.data.sources.inputs import read_inputs
 from sepal.errors import ConfigError, DataError, ModelError, StateError
 from sepal.server_app.stored_run import read_run
 from sepal.strategies.assembly import assemble
