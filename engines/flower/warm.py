@@ -32,33 +32,9 @@ from flwr.app import Context, Error, Message
 from sepal.engines.flower.code import Code, preload
 from sepal.engines.flower.unpacking import bundles, unpack
 from sepal.errors import ProtocolError
-from sepal.protocol.flower.executor import (
-    AcquireTaskRequest,
-    AutoExecPlugin,
-    ErrorCode,
-    ExecutionSpec,
-    Fab,
-    LaunchResult,
-    ProtobufClientInterceptor,
-    ProtoMessage,
-    PushTaskOutputRequest,
-    Run,
-    RuntimeHttpClient,
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SubprocessExecutor,
-    SuperExecAuthHttpInterceptor,
-    TaskType,
-    get_flwr_home,
-    log,
-    make_simple_http_retry_invoker,
-    message_from_proto,
-    message_to_proto,
-    remove_content_from_message,
-    runner,
-)
+from sepal.protocol.flower import executor as private
 
-Pull: TypeAlias = Callable[[RuntimeHttpClient], tuple[Message, Context, Run, Fab]]
+Pull: TypeAlias = Callable[[private.RuntimeHttpClient], tuple[Message, Context, private.Run, private.Fab]]
 R = TypeVar("R")
 
 METHODS = frozenset(f"/flwr.proto.Runtime/{name}" for name in ("AcquireTask", "PullPendingTasks", "ClaimTask"))
@@ -69,7 +45,7 @@ IDLE, BUSY = 1.0, 0.1  # seconds between polls for tasks, and for ended children
 class Child:
     """A fork that answers a message: its task, and the pipe through which it names the message."""
 
-    spec: ExecutionSpec
+    spec: private.ExecutionSpec
     note: int
 
 
@@ -85,18 +61,22 @@ class ForkExecutor:
     def __init__(self, code: Code, node: int, certificates: bytes | None) -> None:
         self.children: dict[int, Child] = {}
         self._code, self._node, self._certificates = code, node, certificates
-        self._cold = SubprocessExecutor()
+        self._cold = private.SubprocessExecutor()
         self._other: set[str] = set()  # bundles with other code
 
     def get_eligible_capacity(
-        self, supported_task_types: set[TaskType], *, insecure: bool = False, root_certificates_path: str | None = None
-    ) -> tuple[set[TaskType], set[str]]:
+        self,
+        supported_task_types: set[private.TaskType],
+        *,
+        insecure: bool = False,
+        root_certificates_path: str | None = None,
+    ) -> tuple[set[private.TaskType], set[str]]:
         """Accept every kind of task."""
         return supported_task_types, set()
 
     def wait_for_capacity(
         self,
-        task_type: TaskType | None = None,
+        task_type: private.TaskType | None = None,
         *,
         fab_hash: str | None = None,
         insecure: bool = False,
@@ -104,10 +84,10 @@ class ForkExecutor:
     ) -> None:
         """Return at once."""
 
-    def launch(self, spec: ExecutionSpec) -> LaunchResult:
+    def launch(self, spec: private.ExecutionSpec) -> private.LaunchResult:
         """Fork for the task, or start Flower's own process if the bundle's code is known to differ."""
         fab = spec.fab_hash or ""
-        if spec.task_type is not TaskType.CLIENT_APP or not fab or self._is_ours(fab) is False:
+        if spec.task_type is not private.TaskType.CLIENT_APP or not fab or self._is_ours(fab) is False:
             return self._cold.launch(spec)
         ours, theirs = os.pipe()
         pid = os.fork()
@@ -116,7 +96,7 @@ class ForkExecutor:
             answer(spec, self._node, self._certificates, theirs, partial(self._check, fab))
         os.close(theirs)
         self.children[pid] = Child(spec, ours)
-        return LaunchResult.accepted()
+        return private.LaunchResult.accepted()
 
     def reconcile(self) -> None:
         """Reap the forks that have ended, and answer for those that were killed, so that no round waits for them."""
@@ -131,7 +111,7 @@ class ForkExecutor:
             os.close(child.note)
             if os.WIFSIGNALED(status) and words:
                 reason = f"the client's process was ended by signal {os.WTERMSIG(status)}"
-                log(WARNING, "task %d: %s", child.spec.task_id, reason)
+                private.log(WARNING, "task %d: %s", child.spec.task_id, reason)
                 with contextlib.suppress(Exception):
                     answer_for(child.spec, self._certificates, words, reason)
 
@@ -145,13 +125,13 @@ class ForkExecutor:
         """
         if fab in self._other:
             return False
-        found = bundles(get_flwr_home(), fab)
+        found = bundles(private.get_flwr_home(), fab)
         if not found:
             return None
         ours = all(self._code.same_as(bundle) for bundle in found)
         if not ours:
             self._other.add(fab)
-            log(WARNING, "bundle %.8s holds other code than this client: a new process per message", fab)
+            private.log(WARNING, "bundle %.8s holds other code than this client: a new process per message", fab)
         return ours
 
     def _check(self, fab: str) -> None:
@@ -161,7 +141,7 @@ class ForkExecutor:
 
 
 def answer(
-    spec: ExecutionSpec, node: int, certificates: bytes | None, note: int, check: Callable[[], None]
+    spec: private.ExecutionSpec, node: int, certificates: bytes | None, note: int, check: Callable[[], None]
 ) -> NoReturn:
     """Answer one message in a fork, then end the fork without the parent's exit handlers.
 
@@ -174,7 +154,7 @@ def answer(
     """
     code = 1
     try:
-        flower = runner()
+        flower = private.runner()
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
@@ -182,7 +162,7 @@ def answer(
         steps = vars(flower)
         install = steps["install_from_fab"]
         steps["pull_task_input"] = noting(note, steps["pull_task_input"])
-        steps["install_from_fab"] = lambda fab, skip_prompt: unpack(install, fab, get_flwr_home())
+        steps["install_from_fab"] = lambda fab, skip_prompt: unpack(install, fab, private.get_flwr_home())
         steps["get_load_client_app_fn"] = after(check, steps["get_load_client_app_fn"])
         flower.run_clientapp(
             spec.runtime_api_address, spec.token, spec.insecure, certificates, node, runtime_dependency_install=False
@@ -202,7 +182,7 @@ def answer(
 def noting(note: int, pull: Pull) -> Pull:
     """Return ``pull`` that also tells the parent which message is being answered."""
 
-    def pull_and_note(client: RuntimeHttpClient) -> tuple[Message, Context, Run, Fab]:
+    def pull_and_note(client: private.RuntimeHttpClient) -> tuple[Message, Context, private.Run, private.Fab]:
         found = pull(client)
         with contextlib.suppress(OSError):  # the parent has restarted
             os.write(note, outline(found[0]).SerializeToString())
@@ -221,36 +201,40 @@ def after(check: Callable[[], None], step: Callable[..., R]) -> Callable[..., R]
     return checked
 
 
-def outline(message: Message) -> ProtoMessage:
+def outline(message: Message) -> private.ProtoMessage:
     """Return a message without its content."""
-    return message_to_proto(remove_content_from_message(message))
+    return private.message_to_proto(private.remove_content_from_message(message))
 
 
-def answer_for(spec: ExecutionSpec, certificates: bytes | None, words: bytes, reason: str) -> None:
+def answer_for(spec: private.ExecutionSpec, certificates: bytes | None, words: bytes, reason: str) -> None:
     """Send the error reply of a fork that was killed, and finish its task."""
     from flwr.app import RecordDict
 
-    message = message_from_proto(ProtoMessage.FromString(words))
+    message = private.message_from_proto(private.ProtoMessage.FromString(words))
     about = message.metadata
-    reply = Message(Error(ErrorCode.CLIENT_APP_CRASHED, reason), reply_to=message)
+    reply = Message(Error(private.ErrorCode.CLIENT_APP_CRASHED, reason), reply_to=message)
     client = connect(spec.runtime_api_address, spec.insecure, certificates, token=spec.token)
     try:
-        runner().push_message(client, reply, Context(about.run_id, about.dst_node_id, {}, RecordDict(), {}))
-        client.PushTaskOutput(PushTaskOutputRequest(sub_status="failed", details=reason))
+        private.runner().push_message(client, reply, Context(about.run_id, about.dst_node_id, {}, RecordDict(), {}))
+        client.PushTaskOutput(private.PushTaskOutputRequest(sub_status="failed", details=reason))
     finally:
         client.close()
 
 
 def connect(
     address: str, insecure: bool, certificates: bytes | None, secret: bytes | None = None, token: str = ""
-) -> RuntimeHttpClient:
+) -> private.RuntimeHttpClient:
     """Return a client of a SuperNode's Runtime API, for a task by its token or for acquiring tasks."""
-    retries = make_simple_http_retry_invoker()
+    retries = private.make_simple_http_retry_invoker()
     retries.max_tries = 1  # the caller's own loop tries again
-    interceptors: list[ProtobufClientInterceptor] = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
-    interceptors += [RuntimeTokenHttpInterceptor(token)] if token else []
-    interceptors += [SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=METHODS)] if secret else []
-    return RuntimeHttpClient.from_server_address(
+    interceptors: list[private.ProtobufClientInterceptor] = [
+        private.RuntimeVersionHttpInterceptor(component_name="SuperExec")
+    ]
+    interceptors += [private.RuntimeTokenHttpInterceptor(token)] if token else []
+    interceptors += (
+        [private.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=METHODS)] if secret else []
+    )
+    return private.RuntimeHttpClient.from_server_address(
         server_address=address,
         insecure=insecure,
         root_certificates=certificates,
@@ -262,7 +246,7 @@ def connect(
 def serve(arguments: argparse.Namespace) -> None:
     """Acquire tasks and launch them until the SuperNode ends."""
     code = Code.imported_by(preload)
-    runner()  # raises an error here if Flower has changed, not in each fork
+    private.runner()  # raises an error here if Flower has changed, not in each fork
     gc.freeze()  # forks share the pages of what was imported
     path = arguments.root_certificates
     certificates = Path(path).read_bytes() if path else None
@@ -270,21 +254,21 @@ def serve(arguments: argparse.Namespace) -> None:
     executor = ForkExecutor(code, arguments.node, certificates)
     insecure = certificates is None
     client = connect(arguments.runtime_api_address, insecure, certificates, secret)
-    plugin = AutoExecPlugin(arguments.runtime_api_address, insecure, path, False, executor=executor)
-    log(INFO, "client process ready")
+    plugin = private.AutoExecPlugin(arguments.runtime_api_address, insecure, path, False, executor=executor)
+    private.log(INFO, "client process ready")
     looked = 0.0
     while True:
         executor.reconcile()
         if code.changed():  # forks that are still answering finish by themselves
-            log(INFO, "the installation has changed: starting anew")
+            private.log(INFO, "the installation has changed: starting anew")
             os.execv(sys.executable, [sys.executable, "-P", "-m", "sepal.engines.flower.warm", *sys.argv[1:]])
         # A SuperNode has one message at a time. But Flower leaves tasks whose message it dropped, and their forks hang.
         if not executor.children or time.monotonic() - looked >= IDLE:
             looked = time.monotonic()
             try:
-                found = client.AcquireTask(AcquireTaskRequest(supported_task_types=plugin.supported_task_types))
+                found = client.AcquireTask(private.AcquireTaskRequest(supported_task_types=plugin.supported_task_types))
             except Exception as reason:
-                log(ERROR, "the SuperNode does not answer: %s", reason)
+                private.log(ERROR, "the SuperNode does not answer: %s", reason)
             else:
                 if found.HasField("task") and found.token:
                     plugin.launch_task(token=found.token, task=found.task)

@@ -73,6 +73,12 @@ def split(x: Part, y: Part, size: int = BATCH) -> Iterator[Batch]:
 
 def taken(x: Part, y: Part, batches: Sequence[torch.Tensor]) -> Iterator[Batch]:
     """Yield the batches whose places, int64 (m,), are given. The two columns may be of different parts."""
+    if not batches:
+        return
+    if not isinstance(x, Column) and not isinstance(y, Column):  # once for all batches: a device copies them faster
+        order = torch.cat(list(batches)).to(x.device)
+        yield from zip(*(torch.split(part[order], [len(b) for b in batches]) for part in (x, y)), strict=True)
+        return
     if not isinstance(x, Column):
         for places in batches:
             yield x[places], y[places]

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
+from sepal.client.columns import Column
 from sepal.client.hooks import Hooks, Stacked, do_nothing, no_epoch
 from sepal.client.sgd_adam import Optimizer
 from sepal.client.stacked_steps import StackedSteps, settings
@@ -70,11 +71,17 @@ class Fitted:
     seen: int
 
 
+def _plain(trainer: Trainer) -> bool:
+    """Return whether batches are in memory and unchanged, and the loss is the task's: what clients train at once."""
+    keys = trainer.augment is not None or trainer.config.label_smoothing or trainer.config.precision != "fp32"
+    return not keys and not isinstance(trainer.x, Column) and not isinstance(trainer.y, Column)
+
+
 def kind(job: Job) -> Hashable | None:
     """Return what jobs that train together have in common; None if this one trains alone."""
     trainer, hooks, module = job.trainer, job.hooks, job.module
     steps = (hooks.before_step, hooks.after_step)
-    if hooks.loss is not None or not trainer.learning.averages or not job.passes or not trainer.plain:
+    if hooks.loss is not None or not trainer.learning.averages or not job.passes or not _plain(trainer):
         return None
     if any(hook is not do_nothing and not hasattr(hook, "stacked") for hook in steps):
         return None

@@ -7,10 +7,9 @@ client, round, purpose), so a repeated round has the same batches.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.nn import functional
 
 from sepal.client.augment import Augment
-from sepal.client.columns import Column, Part, split, taken
+from sepal.client.batches import shuffled, smallest_batch
+from sepal.client.columns import Part, split, taken
 from sepal.client.devices import seeded
 from sepal.client.hooks import Hooks, Loss, cross_entropy, frozen
+from sepal.client.losses import autocast, losses, mean_loss
 from sepal.client.meeting import Meeting
 from sepal.client.multiply_adds import costs
 from sepal.client.network import Network, NetworkPredictor, read_gradients
@@ -54,8 +54,7 @@ class Trainer:
         config: The run's configuration.
         x: Inputs of the training part, (n, …), on the client's device; read when needed if a Dataset has them.
         y: int64 labels (n,), or targets of another task, on the client's device.
-        x_validation: Inputs of the validation part; may be empty.
-        y_validation: Labels of the validation part.
+        x_validation, y_validation: The same of the validation part; may be empty.
         make: Builds the module of the run's model.
         networks: Networks by use, most recently used last; shared by all clients of a process.
         device: Device on which to train.
@@ -94,29 +93,16 @@ class Trainer:
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a batch's outputs (n, …): the task's, or of classes with weights and smoothing."""
-        if outputs.dtype is torch.bfloat16:
-            outputs = outputs.float()
-        smoothing = self.config.label_smoothing
-        if self.class_weights is not None or smoothing:
-            return functional.cross_entropy(outputs, targets, weight=self.class_weights, label_smoothing=smoothing)
-        return self.learning.loss(outputs, targets)
+        return mean_loss(self.learning, outputs, targets, self.class_weights, self.config.label_smoothing)
 
     def loss_of(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the same of a module's outputs: the loss of :meth:`fit` where a method has none of its own."""
         with self.cast():
             return self.loss(module(x), y)
 
-    @property
-    def plain(self) -> bool:
-        """Whether batches are in memory and unchanged, and the loss is the task's: what clients can train at once."""
-        keys = self.augment is not None or self.config.label_smoothing or self.config.precision != "fp32"
-        return not keys and not isinstance(self.x, Column) and not isinstance(self.y, Column)
-
     def cast(self) -> AbstractContextManager[Any]:
         """Return what forward passes and losses of training run in: autocast with ``precision = "bf16"``."""
-        if self.config.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(torch.device(self.device).type, torch.bfloat16)
+        return autocast(self.config.precision, self.device)
 
     def randomness(self, round: int, purpose: str = "train") -> AbstractContextManager[None]:
         """Return what training runs in: torch's generators, from which dropout draws, follow from the run's seed."""
@@ -124,15 +110,7 @@ class Trainer:
 
     def loss_each(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of each example (n,), for methods that declare that they need it."""
-        if self.learning.loss_each is None:
-            raise ValueError(f"a loss for each example, which {self.learning.name} lacks")
-        if outputs.dtype is torch.bfloat16:
-            outputs = outputs.float()
-        if smoothing := self.config.label_smoothing:
-            weights = self.class_weights
-            return functional.cross_entropy(outputs, targets, weights, reduction="none", label_smoothing=smoothing)
-        each = self.learning.loss_each(outputs, targets)
-        return each if self.class_weights is None else each * self.class_weights[targets]
+        return losses(self.learning, outputs, targets, self.class_weights, self.config.label_smoothing)
 
     def network(self, use: str = "model", make: Callable[[], nn.Module] | None = None) -> Network:
         """Return the network for ``use``. Its weights are arbitrary until some are loaded.
@@ -249,29 +227,15 @@ class Trainer:
     def batches(
         self, round: int, purpose: str, epoch: int, smallest: int = 1
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield one shuffled pass over the training part: ⌈n / batch-size⌉ batches whose sizes differ by at most one.
-
-        Their inputs are changed as the run key ``augment`` says.
-
-        Batches have equal sizes because a short last batch (2 of 130 examples at batch size 16) has a much noisier
-        gradient at the same learning rate, and would be the last step of the round.
+        """Yield one shuffled pass over the training part; inputs are changed as the run key ``augment`` says.
 
         Args:
             round: Seeds the order, together with ``purpose`` and ``epoch``.
             purpose: See :meth:`fit`.
             epoch: From 1.
-            smallest: Minimum batch size; there are fewer batches if necessary, and none if the client has fewer
-                examples.
+            smallest: Minimum batch size; see :func:`~sepal.client.batches.shuffled`.
         """
-        rows = self.rows(round, purpose, epoch, smallest)
-        if not rows:
-            return
-        pairs: Iterator[tuple[torch.Tensor, torch.Tensor]]
-        if isinstance(self.x, Column) or isinstance(self.y, Column):
-            pairs = taken(self.x, self.y, rows)
-        else:
-            order = torch.cat(list(rows)).to(self.device)
-            pairs = zip(*(torch.tensor_split(part[order], len(rows)) for part in (self.x, self.y)), strict=True)
+        pairs = taken(self.x, self.y, self.rows(round, purpose, epoch, smallest))
         if self.augment is None:
             yield from pairs
             return
@@ -281,12 +245,8 @@ class Trainer:
 
     def rows(self, round: int, purpose: str, epoch: int, smallest: int = 1) -> Sequence[torch.Tensor]:
         """Return the rows of each of :meth:`batches`, int64, on the CPU."""
-        examples = len(self.y)
-        if examples < smallest:
-            return ()
         rng = derive(self.config.seed, "batches", self.client.name, round, purpose, epoch)
-        count = min(math.ceil(examples / self.config.batch_size), examples // smallest)
-        return torch.tensor_split(torch.from_numpy(rng.permutation(examples)), count)
+        return shuffled(len(self.y), self.config.batch_size, smallest, rng)
 
     def gradient(self, module: nn.Module, loss: Loss | None = None) -> dict[str, npt.NDArray[np.float32]]:
         """Return the gradient of the mean loss over the whole training part, float32 by parameter name.
@@ -328,8 +288,7 @@ class Trainer:
     def report(self, name: str, value: float) -> None:
         """Report a figure of this round; it appears in the client's ``metrics`` in metrics.jsonl.
 
-        Call it from ``train`` or ``adapt``. If a name is reported twice, the last value counts. Arguments and errors
-        are those of :func:`~sepal.client.reports.reported`.
+        Call it from ``train`` or ``adapt``; a name's last value counts. See :func:`~sepal.client.reports.reported`.
         """
         self.reports = reported(self.reports, name, value)
 
@@ -339,9 +298,3 @@ class Trainer:
         figures |= self.reports
         self.seconds, self.steps, self.multiply_adds, self.reports = 0.0, 0, 0.0, {}
         return figures
-
-
-def smallest_batch(module: nn.Module) -> int:
-    """Return 2 for a module with batch normalisation, or the module's own ``least_batch``; 1 for any other."""
-    norms = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
-    return max(2 if norms else 1, int(getattr(module, "least_batch", 1)))

@@ -58,9 +58,10 @@ def payload_bytes(payload: Payload) -> int:
 def room(task: Task) -> int:
     """Return how many bytes of downloads a round may keep; the same limit applies to its decoded uploads.
 
-    32 MiB or the size of eight dense models, whichever is larger. It does not depend on the number of clients.
+    Eight dense models, but at least 32 MiB and at most 256 MiB; what does not fit is read or composed again when it is
+    needed. It does not depend on the number of clients.
     """
-    return max(32 * MEBIBYTE, 8 * 4 * sum(parameter.size for parameter in task.layout))
+    return min(256 * MEBIBYTE, max(32 * MEBIBYTE, 8 * 4 * sum(parameter.size for parameter in task.layout)))
 
 
 def most_message_bytes(task: Task) -> int:

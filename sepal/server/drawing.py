@@ -21,8 +21,9 @@ from sepal.protocol.messages import Content, Order, Reply, write_order
 from sepal.protocol.method import Kind
 from sepal.rng import derive
 from sepal.server.exchange import Compose, Take
-from sepal.server.roster import Ask, Connections, spare
+from sepal.server.roster import Ask, Connections
 from sepal.server.round import Deliver
+from sepal.server.sampling import spare
 
 log = logging.getLogger("sepal")
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from sepal.server.contact import Contact
 from sepal.server.drawing import await_nodes
-from sepal.server.roster import draw_novel, wait
+from sepal.server.roster import wait
 from sepal.server.rules import check_replies, require_capacity
 from sepal.server.run import Run
 from sepal.server.run_state import RunState, admit
+from sepal.server.sampling import draw_novel
 
 
 def await_clients(run: Run, contact: Contact, settle: float) -> RunState:

@@ -9,8 +9,8 @@ from sepal.config import RunConfig
 from sepal.protocol.messages import Order
 from sepal.protocol.method import Kind
 from sepal.protocol.views import CLOSING_VIEWS, VIEWS, further_views
-from sepal.server.roster import sample, sample_spare
 from sepal.server.run_state import RoundStart
+from sepal.server.sampling import sample, sample_spare
 
 
 @dataclass(frozen=True)

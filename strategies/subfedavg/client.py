@@ -23,7 +23,8 @@ from sepal.models import cut_model, forward_multiply_adds
 from sepal.protocol.method import Payload, Plan, Predictor, Schema, Task, Weights
 from sepal.protocol.tensors import at_masks
 from sepal.strategies.subfedavg.contract import ClientState
-from sepal.strategies.subfedavg.parts import Prunable, distance
+from sepal.strategies.subfedavg.parts import Prunable
+from sepal.strategies.subfedavg.pruning import distance
 
 Dense = dict[str, npt.NDArray[np.float32]]
 

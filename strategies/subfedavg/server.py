@@ -14,7 +14,8 @@ from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Ta
 from sepal.protocol.server_base import ServerBase
 from sepal.protocol.tensors import at_masks
 from sepal.strategies.subfedavg.contract import ServerState
-from sepal.strategies.subfedavg.parts import Prunable, paper_cost
+from sepal.strategies.subfedavg.parts import Prunable
+from sepal.strategies.subfedavg.pruning import paper_cost
 
 
 class SubFedAvgServer(ServerBase[ServerState]):

@@ -11,10 +11,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from sepal.api.results import Run
-from sepal.cli.export import model_of, read_inputs
+from sepal.cli.export import model_of
 from sepal.cli.main import app
 from sepal.client_app.client_model import write_model
 from sepal.client_app.portable import load, save
+from sepal.data.sources.inputs import read_inputs
 from sepal.errors import ConfigError, DataError, ModelError, StateError
 from sepal.server_app.stored_run import read_run
 from sepal.strategies import registry

@@ -36,6 +36,7 @@ CASES = {
     "fedavg-two": {"method": "fedavg", "clients-per-round": 2},
     # Nothing is learnt at this rate; five rounds for the first mean, and two without a rise.
     "fedavg-stops": {"method": "fedavg", "lr": 1e-6, "stop-after": 2, "evaluate-every": 0, "rounds": 9},
+    "fedavg-sums": {"method": "fedavg", "metric": "balanced-accuracy"},  # clients send sums, not counts
     "fedpse-all": {"method": "fedpse"},
     "fedpse-two": {"method": "fedpse", "clients-per-round": 2},
     "subfedavg-un": {"method": "subfedavg", "clients-per-round": 2, "subfedavg.accuracy": 0.1},

@@ -148,7 +148,7 @@ def test_other_code_and_other_tasks_get_flowers_own_process(monkeypatch, code, t
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     write(tmp_path / "apps" / f"sepal.sepal-fl.0.1.0.{'e' * 8}", {**FILES, "sepal/rng.py": "A = 2\n"})
     cold = []
-    monkeypatch.setattr(warm.SubprocessExecutor, "launch", lambda self, spec: cold.append(spec.fab_hash))
+    monkeypatch.setattr(warm.private.SubprocessExecutor, "launch", lambda self, spec: cold.append(spec.fab_hash))
     executor = warm.ForkExecutor(code, os.getpid(), None)
     executor.launch(task(fab="e" * 64))
     executor.launch(task(fab=""))

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sepal.protocol.method import ClientInfo, Payload
-from sepal.strategies.baselines.tailorfl import Tailored, correlations, top, tuned
+from sepal.strategies.baselines.tailorfl import Tailored
+from sepal.strategies.baselines.tailorfl_filters import correlations, top, tuned
 from tests.strategies.by_hand import data, gradients, softmax
 from tests.strategies.federation import Federation
 

@@ -11,7 +11,7 @@ from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Task, Upload
 from sepal.strategies.assembly import assemble
 from sepal.strategies.subfedavg.contract import Hyper
-from sepal.strategies.subfedavg.parts import distance, floor, paper_cost, pruned_step
+from sepal.strategies.subfedavg.pruning import distance, floor, paper_cost, pruned_step
 from sepal.strategies.subfedavg.server import SubFedAvgServer
 from sepal.wire.tensors import Support
 from tests.strategies import subfedavg

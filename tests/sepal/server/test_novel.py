@@ -9,8 +9,8 @@ import pytest
 from sepal.errors import ConfigError
 from sepal.protocol.messages import read_order
 from sepal.protocol.method import ClientInfo, Kind
-from sepal.server.roster import draw_novel
 from sepal.server.run_store import DiskRunStore
+from sepal.server.sampling import draw_novel
 from sepal.storage.serialize import digest
 from tests.contract.fakes import FAKES, LagServer
 from tests.contract.harness import Federation, Killed

@@ -13,8 +13,9 @@ from sepal.errors import ConfigError, DataError, ProtocolError, RosterError
 from sepal.protocol.messages import Reply
 from sepal.protocol.method import ClientInfo, Kind
 from sepal.server import roster
-from sepal.server.roster import Connections, sample, wait
+from sepal.server.roster import Connections, wait
 from sepal.server.rules import require_capacity
+from sepal.server.sampling import sample
 
 W0 = "a" * 64
 

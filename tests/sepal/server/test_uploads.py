@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Plan, Schema
 from sepal.protocol.payloads import seal
 from sepal.server import round as round_module
 from sepal.server import uploads as uploads_module
-from sepal.server.downloads import Downloads
+from sepal.server.downloads import Downloads, room
 from sepal.server.run_state import RoundStart, RunState
 from sepal.server.uploads import RoundUploads
 from sepal.storage.serialize import digest
@@ -91,6 +93,13 @@ def test_a_download_that_was_answered_makes_room():
     downloads.get("b")
     downloads.get("b")
     assert begun.algorithm.composed == 4
+
+
+@pytest.mark.parametrize(("parameters", "expected"), [(1000, 32 << 20), (2 << 20, 64 << 20), (86_000_000, 256 << 20)])
+def test_the_room_for_messages_is_bounded_in_bytes(parameters, expected):
+    """With 86 M parameters eight models would be 2.6 GiB of downloads, and as much of uploads."""
+    task = SimpleNamespace(layout=[Parameter("w", (parameters,), Role.WEIGHT)])
+    assert room(task) == expected
 
 
 @pytest.mark.parametrize("kind", FAKES)

@@ -1,0 +1,93 @@
+"""Files of examples for an exported model: an array, a table, images, or a directory of them."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from sepal.data.sources.images import AS_IS, EXAMPLES, Look, check_alike, read_example
+from sepal.data.sources.table import read_table
+from sepal.errors import DataError, one_line
+
+
+def read_inputs(
+    path: Path,
+    classes: Sequence[str] = (),
+    shape: tuple[int, ...] = (),
+    look: Look | None = None,
+    columns: Sequence[str] = (),
+    numbers: bool = False,
+) -> tuple[list[str], npt.NDArray[np.generic], npt.NDArray[np.int64] | None]:
+    """Return the names of the examples, the examples (n, …), and their labels if all have one.
+
+    Args:
+        path: An .npz with x [, y]; a .csv; a .npy file with many examples (n, …); an image or a .npy file with one
+            example; or a directory of these, whose sub-directories may be named like classes.
+        classes: Names of the classes.
+        shape: The shape of one example as the model takes it; tells one example from many.
+        look: What image files are brought to; None: as they are.
+        columns: Names of a table's columns as the model takes them; empty: as in the file.
+        numbers: Whether targets are those of another task than classification.
+
+    Raises:
+        DataError: There are no examples, or their shapes differ.
+    """
+    for suffix in (".npz", ".csv"):  # a directory that a run reads
+        if path.is_dir() and len(found := list(path.glob(f"*{suffix}"))) == 1:
+            path = found[0]
+    if path.suffix == ".npz":
+        return _read_npz(path, numbers)
+    if path.suffix == ".csv":
+        table = read_table(path, classes, numbers)
+        table = table.ordered(columns, path) if columns else table
+        return [str(number) for number in range(len(table.x))], table.x, table.y
+    files = [path] if path.is_file() and path.suffix.lower() in EXAMPLES else list(_files(path))
+    if not files:
+        raise DataError("data", "an .npz with x, a .csv, or .png, .jpg or .npy files", str(path))
+    arrays = [read_example(file, look or AS_IS) for file in files]
+    if files == [path] and _many(arrays[0], shape):
+        return [str(number) for number in range(len(arrays[0]))], arrays[0], None
+    check_alike(str(path), arrays)
+    labels = [classes.index(file.parent.name) if file.parent.name in classes else -1 for file in files]
+    truth = None if -1 in labels else np.array(labels, dtype=np.int64)
+    named = [file.name if file == path else str(file.relative_to(path)) for file in files]
+    named = [name if name.isprintable() else one_line(ascii(name)) for name in named]  # they are printed
+    return named, np.stack(arrays), truth
+
+
+def _read_npz(
+    path: Path, numbers: bool = False
+) -> tuple[list[str], npt.NDArray[np.generic], npt.NDArray[np.int64] | None]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            x, y = arrays["x"], arrays.get("y")
+        if not x.ndim:
+            raise ValueError("x is a single number")
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as reason:
+        raise DataError("data", "an .npz with x", f"{path}: {reason}") from None
+    return (
+        [str(number) for number in range(len(x))],
+        x,
+        y if y is not None and (numbers or y.shape == (len(x),)) else None,
+    )
+
+
+def _many(array: npt.NDArray[np.generic], shape: tuple[int, ...]) -> bool:
+    """Return whether an array is (n, …) examples of a model's shape, and not one."""
+    ones = [shape]
+    if array.dtype.name == "uint8" and len(shape) == 3:
+        channels, *sides = shape
+        ones = [(*sides, channels), *[tuple(sides)] * (channels == 1)]
+    return array.shape[1:] in ones and array.shape not in ones
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Yield the examples below ``path``, except hidden ones: a run keeps a copy of the data in ``.sepal-cache``."""
+    for file in sorted(path.rglob("*")):
+        hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        if file.suffix.lower() in EXAMPLES and not hidden and file.is_file():
+            yield file
