@@ -70,20 +70,22 @@ class Run:
 
         return pd.DataFrame(by_round(self.stored))
 
-    def model(self, client: str) -> nn.Module:
-        """Return a client's own model after its last training, in evaluation mode.
+    def model(self, client: str, view: str = "") -> nn.Module:
+        """Return a client's deployed model, whose accuracy the tables show, in evaluation mode.
+
+        Args:
+            client: Its name.
+            view: ``received``, ``trained`` or ``kept`` for another of its models (docs/views.md).
 
         Raises:
             ConfigError: The run has no such client, or its model cannot be exported.
+            StateError: The run's files are damaged.
         """
-        from sepal.client_app.client_model import client_model
-        from sepal.client_app.portable import load, save
+        from sepal.client_app.client_model import client_model, write_model
 
-        found = client_model(self.path, self.stored.config, client)
+        found = client_model(self.path, self.stored.config, client, view=view)
         with tempfile.TemporaryDirectory() as scratch:
-            file = Path(scratch) / "model.safetensors"
-            save(file, found.origin, found.networks)
-            return load(file, {found.origin.model, found.origin.task}).module.eval()
+            return write_model(found, Path(scratch) / "model.safetensors").module.eval()
 
     def plot(self) -> Report:
         """Return the run's report, which a notebook shows."""

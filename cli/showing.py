@@ -70,17 +70,18 @@ def _show_comparison(place: str, csv: Path | None) -> None:
 @app.command()
 def report(
     runs: Annotated[list[str], typer.Argument(help="Run directories, runs' names, or directories of `sepal compare`.")],
-    out: Annotated[Path | None, typer.Option(help="The file; by default report.html beside the runs.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file; else report.html or comparison.html, see above.")] = None,
 ) -> None:
-    """Write report.html for a run or a comparison: one file that opens offline."""
+    """Write a page that opens offline: RUN/report.html; of several, comparison.html in their folder, or else here."""
     with starting():
         from sepal.cli.report import write_html
         from sepal.study.runs import find_place, naming
 
-    first = Path(runs[0]).expanduser()
-    place = first if first.is_dir() else find_place(runs[0])
-    with naming(place):
-        typer.echo(f"written to {write_html(runs, out or place / 'report.html')}")
+    places = [path if (path := Path(run).expanduser()).is_dir() else find_place(run) for run in runs]
+    around = {place.resolve().parent for place in places}
+    both = (around.pop() if len(around) == 1 else Path.cwd()) / "comparison.html"  # a run's own report stays
+    with naming(places[0]):
+        typer.echo(f"written to {write_html(runs, out or (both if places[1:] else places[0] / 'report.html'))}")
 
 
 @app.command()
@@ -176,8 +177,7 @@ def watch(
     from sepal.server_app.stored_run import read_run
     from sepal.study.runs import find_run, naming
 
-    path = find_run(run)
-    seen = 0
+    path, seen = find_run(run), 0
     with naming(path), RoundDisplay(Console(), path.name) as display:
         display.start(0, int(read_run(path).config["rounds"]))
         while True:

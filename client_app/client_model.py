@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,25 @@ import numpy.typing as npt
 import torch
 
 from sepal.client.network import NetworkPredictor
-from sepal.client.state_store import DiskStateStore
+from sepal.client.state_store import DiskStateStore, Stored
 from sepal.client_app.build import Node, Shared, build_host, client_name
-from sepal.client_app.portable import Origin
+from sepal.client_app.portable import Loaded, Origin, load, save
 from sepal.data.examples import Examples
 from sepal.data.federation import DealtData
 from sepal.data.sources import FILES
-from sepal.errors import ConfigError, ModelError, one_line
+from sepal.errors import ConfigError, ModelError, StateError, one_line
 from sepal.models.lora import merged
 from sepal.modules import frozen_tensors
+from sepal.protocol.algorithms import ClientAlgorithm
 from sepal.protocol.messages import is_version, version_round
-from sepal.protocol.method import Plan, Predictor, resolve
+from sepal.protocol.method import Kind, Plan, Predictor, resolve
+from sepal.protocol.payloads import seal, unseal
+from sepal.protocol.views import MODELS
+from sepal.server.run_state import RoundStart, RunState
+from sepal.server.run_store.disk import read_checkpoint
 from sepal.strategies.assembly import Assembly, assemble
+
+NEAR = 1e-4  # largest difference in logits between the client's model and the exported one
 
 
 @dataclass
@@ -36,6 +43,7 @@ class ClientModel:
         inputs: Some of the client's training examples; of a table as they are in its file.
         logits: The client's own predictor's outputs for ``inputs``.
         labels: Number of classes among all its training examples; 0 where targets are no classes.
+        view: Which of the client's models it is: ``received``, ``trained`` or ``kept``.
     """
 
     origin: Origin
@@ -43,14 +51,15 @@ class ClientModel:
     inputs: npt.NDArray[Any]
     logits: npt.NDArray[np.float32]
     labels: int
+    view: str
 
 
 @dataclass(frozen=True)
 class NewestState:
-    """A client's newest state: its round, the state itself (None if it is damaged), and the store that holds it."""
+    """A client's newest state: its round, the state with its reply (None if it is damaged), and the store of both."""
 
     round: int
-    state: Any
+    stored: Stored | None
     store: DiskStateStore
 
 
@@ -61,34 +70,39 @@ def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | N
     if not states:
         return None
     store = DiskStateStore(states[-1].parent, assembly.method.client_state, durable=False)
-    stored = store.load(states[-1].stem)
-    return NewestState(version_round(states[-1].stem), stored.state if stored else None, store)
+    return NewestState(version_round(states[-1].stem), store.load(states[-1].stem), store)
 
 
-def client_model(path: Path, config: Mapping[str, Any], client: str, device: str = "cpu") -> ClientModel:
-    """Return the newest model of a client of the run at ``path``: after the closing round, the *trained* one of that.
+def client_model(
+    path: Path, config: Mapping[str, Any], client: str, device: str = "cpu", view: str = ""
+) -> ClientModel:
+    """Return a client's model of the run at ``path``, bit for bit the one that the closing evaluation tested.
 
     Args:
         path: The run directory.
         config: The run's flat keys.
         client: The client's name.
         device: Where its predictions are computed.
+        view: ``received``, ``trained`` or ``kept``; empty for the method's deployed model. Before the closing
+            evaluation there is only ``kept``, the model after the client's last training.
 
     Raises:
-        ConfigError: The client has no model here, or its networks are combined in an unknown way.
+        ConfigError: The client has no such model here, or its networks are combined in an unknown way.
+        StateError: What the server sent last cannot be made again.
     """
     assembly = assemble(config)
     number = next((n for n in range(assembly.task.config.clients) if client_name(n) == client), None)
     newest = newest_state(path, assembly, client)
     if number is None or newest is None:
         raise ConfigError("client", f"one with a model in {path / 'clients'}", f"{client}, whose states are not here")
-    if newest.state is None:
+    if newest.stored is None:
         raise ConfigError("client", "one whose state can be read", f"{client}, whose state is damaged")
     node = Node(number, assembly.task.config.clients)
     host = build_host(Shared.around(assembly, device), node, "", newest.store)
-    predict: Predictor | None = host.algorithm.predictor(newest.state, None, Plan(newest.round))
+    view = view or assembly.method.deployed
+    predict = _predictor(path, assembly, host.algorithm, newest.stored, newest.store, view)
     if predict is None:
-        raise ConfigError("client", "one that has a model of its own", f"{client}, which has none")
+        raise ConfigError("client", f"one that has a {view} model", f"{client}, which has none")
     if not isinstance(predict, NetworkPredictor):
         got = f"{assembly.method.name}, whose predictions are not those of networks alone"
         raise ConfigError("client", "a model of one network", got)
@@ -127,7 +141,62 @@ def client_model(path: Path, config: Mapping[str, Any], client: str, device: str
     whole = [{**network.read(), **frozen_tensors(network.module)} for network in predict.networks]
     networks = [merged(tensors, (keys.lora.alpha or keys.lora.rank) / (keys.lora.rank or 1)) for tensors in whole]
     labels = len(np.unique(data.train.y)) if info.labelled and isinstance(data.train, Examples) else 0
-    return ClientModel(origin, networks, np.array(raw), predict(x.to(device)).cpu().numpy(), labels)
+    return ClientModel(origin, networks, np.array(raw), predict(x.to(device)).cpu().numpy(), labels, view)
+
+
+def _predictor(
+    path: Path, assembly: Assembly, algorithm: ClientAlgorithm[Any], newest: Stored, store: DiskStateStore, view: str
+) -> Predictor | None:
+    """Return the predictor that the closing round evaluated as ``view``, as :mod:`sepal.client_app.host` made it."""
+    if view not in MODELS:
+        raise ConfigError("view", " or ".join(MODELS), view)
+    reply, client, plan = newest.reply, newest.reply.client.name, Plan(newest.reply.round)
+    closing = reply.kind is Kind.ADAPT  # no other round keeps the state of a client that does not upload
+    last = _last_round(path, assembly) if view == "received" else None
+    if view != "kept" and not (last if view == "received" else closing):
+        expected = f"a run whose closing evaluation has tested this client's {view} model, or --view kept"
+        raise ConfigError("run", expected, f"{path.name}, where {client} trained last in round {reply.round}")
+    base = reply.base if closing else reply.version
+    stored = store.load(base) if base else None
+    if base and stored is None:
+        raise ConfigError("client", "one whose state can be read", f"{client}, whose state {base} is not here")
+    before = stored.state if stored else algorithm.init()
+    if last is None:
+        return algorithm.predictor(newest.state if view == "trained" else before, None, plan)
+    start = replace(last, state=replace(last.state, versions={client: base}))
+    content = seal(start.download(client))
+    if closing and content.digest() != reply.download:
+        raise StateError(client, "the download of the closing round, as its checkpoint gives it", "another")
+    download = unseal(content, algorithm.download_schema(before, start.plan_of(client)))
+    return algorithm.predictor(before, download, start.plan_of(client))
+
+
+def _last_round(path: Path, assembly: Assembly) -> RoundStart | None:
+    """Return what the closing round of the run at ``path`` started from; None before its end.
+
+    It changes the server's state no further (:func:`sepal.server.run_state.advance`), so its checkpoint has that.
+    """
+    files = sorted(path.glob("checkpoints/round-*.safetensors"))
+    last: RunState | None = read_checkpoint(files[-1], assembly.method.server_state) if files else None
+    if last is None or not last.closed:
+        return None
+    algorithm = assembly.method.make_server(assembly.task)
+    plan = replace(algorithm.plan(assembly.task.config.rounds + 1), round=last.round)  # also if it ended early
+    return RoundStart(algorithm, last, plan, closing=True)
+
+
+def write_model(found: ClientModel, path: Path) -> Loaded:
+    """Write a client's model to ``path``, and return it as read from there.
+
+    Raises:
+        ConfigError: It answers otherwise than the client's own predictor: its method does more than its module says.
+    """
+    save(path, found.origin, found.networks)
+    loaded = load(path, {found.origin.model, found.origin.task})
+    if not np.allclose(loaded(found.inputs), found.logits, atol=NEAR):
+        path.unlink()
+        raise ConfigError("client", "a model that its tensors and its module alone describe", found.origin.method)
+    return loaded
 
 
 def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path) -> None:

@@ -84,9 +84,9 @@ def read(path: Path, kind: str) -> Any:
 
     def states() -> Iterator[tuple[str, Any]]:
         for name in sorted({place.name for place in path.glob("clients/*/*")}):
-            if (newest := newest_state(path, assembly, name)) and newest.state:
+            if (newest := newest_state(path, assembly, name)) and newest.stored:
                 stores[name] = newest.store
-                yield name, newest.state
+                yield name, newest.stored.state
 
     def algorithm(name: str) -> Any:
         from sepal.client_app.build import Node, Shared, build_host

@@ -10,12 +10,15 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from sepal.api.results import Run
 from sepal.cli.export import model_of
 from sepal.cli.main import app
+from sepal.client_app.client_model import write_model
 from sepal.client_app.portable import load, save
 from sepal.data.sources.inputs import read_inputs
 from sepal.errors import ConfigError, DataError, ModelError, StateError
 from sepal.server_app.stored_run import read_run
+from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 
 
@@ -41,9 +44,9 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize("method", ["fedpse", "subfedavg", "dmpfl"])
 def test_an_exported_model_says_what_the_clients_model_says(runs, tmp_path, method):
     file = tmp_path / "model.safetensors"
-    result = sepal("export", runs / method, "client-00001", "--out", file)
+    result = sepal("export", runs / method, "client-00001", "--out", file, "--view", "trained")
     assert result.exit_code == 0, result.output
-    found = model_of(runs / method, "client-00001")
+    found = model_of(runs / method, "client-00001", "trained")
     np.testing.assert_allclose(load(file)(found.inputs), found.logits, atol=1e-5)
     assert len(found.networks) == (2 if method == "dmpfl" else 1)
     other = model_of(runs / method, "client-00000")
@@ -60,20 +63,61 @@ def test_a_client_of_one_class_is_told_so(tmp_path):
     assert words in sepal("export", tmp_path / "one", "1").stderr
 
 
-def test_the_exported_model_is_the_trained_one_of_the_closing_evaluation(runs, tmp_path):
-    """docs/comparing.md; `sepal export RUN 1` names the file by the client."""
-    stored = read_run(runs / "fedpse")
-    (closing,) = (line for line in stored.lines if line["phase"] == "closing")
-    assembly = assemble(stored.config)
-    result = sepal("export", runs / "fedpse", "1")
-    row = closing["clients"][1]
-    trained, kept = (f"{100 * row[view]:.1f} %" for view in ("trained", "kept"))
-    assert f"accuracy on the client's test data: trained {trained}, deployed is kept {kept}" in result.stdout
-    assert not (runs / "fedpse" / "1.safetensors").exists()
-    predict = load(runs / "fedpse" / "client-00001.safetensors")
-    test = assembly.data.client(1, 2, "client-00001").test
-    right = float(np.mean(predict(np.array(test.x)).argmax(1) == test.y))
-    assert right == pytest.approx(row["trained"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedavg-ft", "fedpse", "dmpfl", "subfedavg", "pa3dfl", "pfedhn", "heterofl", "pfedgate"]
+)
+def test_an_exported_model_has_the_accuracy_that_the_run_reports(tmp_path, method):
+    """The deployed model by default, in `sepal predict`, and each view; a novel client has no kept one."""
+    keys = [f"method={method}", "dataset=digits", "rounds=4", "clients=3", "partition.subsample=300", "seed=1"]
+    keys += ["clients-per-round=1", "novel-clients=0.34", "local-epochs=1"]
+    keys += {"subfedavg": ["subfedavg.accuracy=0"], "heterofl": ["capacity.profile=hetero"]}.get(method, [])
+    sets = [part for text in keys for part in ("--set", text)]
+    assert sepal("run", *sets, "--name", "r", "--out", tmp_path, "--workers", 1).exit_code == 0
+    stored, file = read_run(tmp_path / "r"), tmp_path / "m"
+    assembly, deployed = assemble(stored.config), registry.deployed(method)
+    rows = stored.lines[-1]["clients"]
+    if method in ("heterofl", "pfedgate"):  # narrow channels are multiplied; a gate chooses weights
+        with pytest.raises(
+            ConfigError, match=r"client: expected a model (of one network|that its tensors and its mod)"
+        ):
+            Run(tmp_path / "r").model(rows[0]["name"])
+        return
+    for number, row in enumerate(rows):
+        test = assembly.data.client(number, 3, row["name"]).test
+        for view in ("received", "trained", "kept"):
+            if row[view] is None:
+                with pytest.raises(
+                    ConfigError, match=f"one that has a {view} model, got {row['name']}, which has none"
+                ):
+                    model_of(tmp_path / "r", row["name"], view)
+                continue
+            predict = write_model(model_of(tmp_path / "r", row["name"], view), file)
+            assert np.mean(predict(np.array(test.x)).argmax(1) == test.y) == pytest.approx(row[view]), view
+    assert [row["kept"] for row in rows if row["novel"]] == [None]
+    number, row = next((number, row) for number, row in enumerate(rows) if row[deployed] is not None)
+    test = assembly.data.client(number, 3, row["name"]).test
+    np.savez(tmp_path / "test.npz", x=test.x, y=test.y)
+    result = sepal("export", tmp_path / "r", number, "--out", file)
+    words = f"the {deployed} model, accuracy on the client's test data {100 * row[deployed]:.1f} %"
+    assert words in result.stdout, result.output
+    right = round(row[deployed] * len(test.y))
+    assert sepal("predict", file, tmp_path / "test.npz").stderr.endswith(f"%: {right} of {len(test.y)}\n")
+
+
+def test_before_the_closing_evaluation_there_is_only_what_the_client_keeps(runs, tmp_path):
+    import shutil
+
+    shutil.copytree(runs / "fedpse", tmp_path / "r")
+    for path in [*tmp_path.glob("r/clients/*/*/4-*"), *tmp_path.glob("r/checkpoints/round-000004*")]:
+        path.unlink()
+    for view in ("received", "trained"):
+        result = sepal("export", tmp_path / "r", 1, "--view", view)
+        assert f"a run whose closing evaluation has tested this client's {view} model, or --view kept" in result.stderr
+    assert "the kept model" in sepal("export", tmp_path / "r", 1, "--out", tmp_path / "m").stdout
+    assert (
+        "view: expected received or trained or kept, got own"
+        in sepal("export", runs / "fedpse", 1, "--view", "own").stderr
+    )
 
 
 def test_channels_that_were_cut_are_not_in_the_file(runs):
@@ -177,7 +221,7 @@ def test_a_model_file_with_other_class_names_is_refused(runs, tmp_path, names):
 @pytest.mark.parametrize(("method", "readable"), [("dmpfl", True), ("fedavg", False), ("unknown", False)])
 def test_several_networks_are_combined_as_the_record_of_their_method_says(runs, tmp_path, method, readable):
     """A file's own word for the rule does not count: older versions wrote ``dmpfl-adaptive``."""
-    found = model_of(runs / "dmpfl", "client-00000")
+    found = model_of(runs / "dmpfl", "client-00000", "trained")
     save(tmp_path / "two", replace(found.origin, method=method, rule="dmpfl-adaptive"), found.networks)
     if readable:
         np.testing.assert_allclose(load(tmp_path / "two")(found.inputs), found.logits, atol=1e-5)

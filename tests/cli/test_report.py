@@ -174,6 +174,18 @@ def test_one_run_and_one_that_goes_on_have_a_report_and_one_without_rounds_not(t
     assert result.stderr.startswith("sepal: run: expected a run with at least one round")
 
 
+def test_the_page_of_several_runs_leaves_the_report_of_each(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one, two, far = (write_run(tmp_path / name, seed=seed) for seed, name in enumerate(("a/1", "a/2", "b/3")))
+    for runs, file in (([one], one / "report.html"), ([one, two], one.parent / "comparison.html")):
+        assert CliRunner().invoke(app, ["report", *map(str, runs)]).stdout == f"written to {file}\n"
+        assert file.is_file()
+    before = (one / "report.html").read_bytes()
+    assert f"written to {Path.cwd() / 'comparison.html'}\n" == CliRunner().invoke(app, ["report", "a", str(far)]).stdout
+    assert (one / "report.html").read_bytes() == before
+    assert len(list(tmp_path.rglob("*.html"))) == 3
+
+
 def test_without_the_extra_one_line_says_what_to_install(tmp_path, monkeypatch):
     run = write_run(tmp_path / "a")
     monkeypatch.setitem(sys.modules, "altair", None)

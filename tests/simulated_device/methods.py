@@ -100,7 +100,7 @@ def on_device(flat_keys, directory):
     keys = {**flat_keys, "device": DEVICE}
 
     def run(observers=()):
-        store = DiskRunStore(directory / "run", kind)
+        store = DiskRunStore(directory / "checkpoints", kind)
         return run_in_process(assemble(keys), store=store, observers=observers, state_dir=directory / "clients")
 
     with suppress(Stop):

@@ -68,6 +68,26 @@ def test_a_method_that_is_not_listed_there_has_its_own_rate_of_another_data_set(
     assert rates("fedpse", DIGITS, "digits-cnn", "sgd").keys == {"lr": 0.4}
 
 
+def test_a_rate_of_smaller_images_is_scaled_as_fedavgs_and_never_up():
+    """Ditto is listed on digits alone: for photographs .3 · .05/.2; FedPSE's of HAR is not doubled for digits."""
+    photographs = own(input_shape=(3, 64, 64))
+    found = rates("ditto", photographs, "cnn2-small", "sgd")
+    assert dict(found.keys) == {"lr": pytest.approx(0.075), "ditto.lambda": 2}
+    assert "for ditto on digits with digits-cnn, times 0.25 as fedavg's rate on cifar-10, not for ditto" in found.origin
+    assert not found.exact
+    assert rates("ditto", own(input_shape=(1, 8, 8)), "digits-cnn", "sgd").keys["lr"] == 0.3
+    assert rates("mine", photographs, "cnn2-small", "sgd").keys == {"lr": 0.05}
+
+
+@pytest.mark.real
+def test_photographs_have_no_rate_of_digits_of_8_x_8():
+    """The methods that are calibrated on these images alone, the default method among them, had their whole rate."""
+    photographs = own(input_shape=(3, 64, 64))
+    for method in registry.names():
+        there, here = (rates(method, info, "auto", "sgd").keys["lr"] for info in (DIGITS, photographs))
+        assert here <= there / 2, method
+
+
 def test_a_method_that_is_listed_nowhere_has_fedavgs_rate():
     found = rates("mine", DIGITS, "digits-cnn", "sgd")
     assert (dict(found.keys), found.exact) == ({"lr": 0.2}, False)

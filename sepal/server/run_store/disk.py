@@ -94,17 +94,11 @@ class DiskRunStore:
         return found
 
     def _load(self, path: Path) -> RunState:
-        arrays, text = read_tensors(path)
-        try:
-            structure = json.loads(text)
-            server: Any = restore(self._state, arrays, structure.pop("server"))
-            progress = restore(RunState, {}, {**structure, "server": None})
-        except (KeyError, StateError) as reason:
-            raise StateError(str(path), "a checkpoint of this method", str(reason)) from None
-        if progress.round != _round_of(path) or self._is_another(progress.run):
-            expected = f"the checkpoint of round {_round_of(path)}{f' of run {self._run}' if self._run else ''}"
+        progress = read_checkpoint(path, self._state)
+        if self._is_another(progress.run):
+            expected = f"the checkpoint of round {_round_of(path)} of run {self._run}"
             raise DamagedError(str(path), expected, f"that of round {progress.round} of run {progress.run}")
-        return replace(progress, server=server)
+        return progress
 
     def replay(self, round: int) -> RoundRecord | None:
         """Return the record of ``round``; None if the round was not completed."""
@@ -218,6 +212,26 @@ class DiskRunStore:
         """Return the names of the files in ``evicted/``, which :func:`evict` makes."""
         place = self._directory / EVICTED
         return frozenset(path.name for path in place.iterdir() if NAME.match(path.name)) if place.is_dir() else NOBODY
+
+
+def read_checkpoint(path: Path, state: type) -> RunState:
+    """Return the run's state of the checkpoint at ``path``; ``state`` is the type of the server algorithm's.
+
+    Raises:
+        DamagedError: It cannot be read, or is of another round than its name says.
+        StateError: It is of another method or release.
+    """
+    arrays, text = read_tensors(path)
+    try:
+        structure = json.loads(text)
+        server: Any = restore(state, arrays, structure.pop("server"))
+        progress = restore(RunState, {}, {**structure, "server": None})
+    except (KeyError, StateError) as reason:
+        raise StateError(str(path), "a checkpoint of this method", str(reason)) from None
+    if progress.round != _round_of(path):
+        expected = f"the checkpoint of round {_round_of(path)}"
+        raise DamagedError(str(path), expected, f"that of round {progress.round} of run {progress.run}")
+    return replace(progress, server=server)
 
 
 def evict(directory: Path, client: str) -> str:
