@@ -48,7 +48,7 @@ def test_it_is_complete_for_the_command_that_made_it(before):
 
 def test_a_clients_state_is_read_and_exported(before, tmp_path):
     file = tmp_path / "model.safetensors"
-    sepal("export", before, "client-00000", "--out", file)
+    sepal("export", before, "client-00000", "--view", "trained", "--out", file)  # kept is in the state before the last
     logits = load(file)(np.zeros((2, 1, 8, 8), np.float32))
     assert logits.shape == (2, 10)
     assert np.isfinite(logits).all()
