@@ -156,13 +156,15 @@ def _predictor(
     if view != "kept" and not (last if view == "received" else closing):
         expected = f"a run whose closing evaluation has tested this client's {view} model, or --view kept"
         raise ConfigError("run", expected, f"{path.name}, where {client} trained last in round {reply.round}")
+    if view == "trained":
+        return algorithm.predictor(newest.state, None, plan)
     base = reply.base if closing else reply.version
     stored = store.load(base) if base else None
     if base and stored is None:
         raise ConfigError("client", "one whose state can be read", f"{client}, whose state {base} is not here")
     before = stored.state if stored else algorithm.init()
     if last is None:
-        return algorithm.predictor(newest.state if view == "trained" else before, None, plan)
+        return algorithm.predictor(before, None, plan)
     start = replace(last, state=replace(last.state, versions={client: base}))
     content = seal(start.download(client))
     if closing and content.digest() != reply.download:
