@@ -177,7 +177,8 @@ def watch(
     from sepal.server_app.stored_run import read_run
     from sepal.study.runs import find_run, naming
 
-    path, seen = find_run(run), 0
+    path = find_run(run)
+    seen = 0
     with naming(path), RoundDisplay(Console(), path.name) as display:
         display.start(0, int(read_run(path).config["rounds"]))
         while True:

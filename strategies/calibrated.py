@@ -6,7 +6,7 @@ makes it, from validation data alone; ``docs/results/calibration.md`` has the ev
 A run on a data set that is not listed gets the rates of the nearest one that is: one of the same optimizer, if possible
 of the same kind of input, and among these the one whose examples have the closest size. A method that is not listed
 there gets its rates of the nearest data set that lists it. Of these, ``lr`` is multiplied by the quotient of FedAvg's
-rates on the two data sets, if that is below 1: larger images want smaller rates of all methods. A method that is listed
+rates on the two data sets, if that is below 1: larger images want smaller rates, as a rule. A method that is listed
 nowhere gets FedAvg's.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,46 +12,41 @@ from torch.nn import functional
 from sepal.protocol.tasks.learning import LearningTask
 
 
-def mean_loss(
-    learning: LearningTask,
-    outputs: torch.Tensor,
-    targets: torch.Tensor,
-    weights: torch.Tensor | None,
-    smoothing: float,
-) -> torch.Tensor:
-    """Return the mean loss of a batch.
+@dataclass(frozen=True)
+class Losses:
+    """What a client's batches cost.
 
-    Args:
+    Attributes:
         learning: The task, whose loss it is without weights and smoothing.
-        outputs: (n, …), float32 or bfloat16.
-        targets: Labels int64 (n,), or targets of another task.
         weights: The weight of each class, float32 (classes,); None: all alike.
         smoothing: ``label-smoothing``.
     """
-    if weights is None and not smoothing:
-        return learning.loss(_exact(outputs), targets)
-    return functional.cross_entropy(_exact(outputs), targets, weight=weights, label_smoothing=smoothing)
 
+    learning: LearningTask
+    weights: torch.Tensor | None
+    smoothing: float
 
-def losses(
-    learning: LearningTask,
-    outputs: torch.Tensor,
-    targets: torch.Tensor,
-    weights: torch.Tensor | None,
-    smoothing: float,
-) -> torch.Tensor:
-    """Return the loss of each example (n,); arguments as in :func:`mean_loss`.
+    def mean(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss of outputs (n, …), float32 or bfloat16, for labels int64 (n,) or a task's targets."""
+        if self.weights is None and not self.smoothing:
+            return self.learning.loss(_exact(outputs), targets)
+        return functional.cross_entropy(_exact(outputs), targets, weight=self.weights, label_smoothing=self.smoothing)
 
-    Raises:
-        ValueError: The task has no loss of an example.
-    """
-    if learning.loss_each is None:
-        raise ValueError(f"a loss for each example, which {learning.name} lacks")
-    outputs = _exact(outputs)
-    if smoothing:
-        return functional.cross_entropy(outputs, targets, weights, reduction="none", label_smoothing=smoothing)
-    each = learning.loss_each(outputs, targets)
-    return each if weights is None else each * weights[targets]
+    def each(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each example (n,).
+
+        Raises:
+            ValueError: The task has no loss of an example.
+        """
+        if self.learning.loss_each is None:
+            raise ValueError(f"a loss for each example, which {self.learning.name} lacks")
+        outputs = _exact(outputs)
+        if self.smoothing:
+            return functional.cross_entropy(
+                outputs, targets, self.weights, reduction="none", label_smoothing=self.smoothing
+            )
+        found = self.learning.loss_each(outputs, targets)
+        return found if self.weights is None else found * self.weights[targets]
 
 
 def autocast(precision: str, device: str) -> AbstractContextManager[Any]:

@@ -24,7 +24,7 @@ from sepal.client.batches import shuffled, smallest_batch
 from sepal.client.columns import Part, split, taken
 from sepal.client.devices import seeded
 from sepal.client.hooks import Hooks, Loss, cross_entropy, frozen
-from sepal.client.losses import autocast, losses, mean_loss
+from sepal.client.losses import Losses, autocast
 from sepal.client.meeting import Meeting
 from sepal.client.multiply_adds import costs
 from sepal.client.network import Network, NetworkPredictor, read_gradients
@@ -93,7 +93,7 @@ class Trainer:
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a batch's outputs (n, …): the task's, or of classes with weights and smoothing."""
-        return mean_loss(self.learning, outputs, targets, self.class_weights, self.config.label_smoothing)
+        return Losses(self.learning, self.class_weights, self.config.label_smoothing).mean(outputs, targets)
 
     def loss_of(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the same of a module's outputs: the loss of :meth:`fit` where a method has none of its own."""
@@ -110,7 +110,7 @@ class Trainer:
 
     def loss_each(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of each example (n,), for methods that declare that they need it."""
-        return losses(self.learning, outputs, targets, self.class_weights, self.config.label_smoothing)
+        return Losses(self.learning, self.class_weights, self.config.label_smoothing).each(outputs, targets)
 
     def network(self, use: str = "model", make: Callable[[], nn.Module] | None = None) -> Network:
         """Return the network for ``use``. Its weights are arbitrary until some are loaded.

@@ -20,4 +20,18 @@ def test_the_table_of_har_follows_from_the_runs():
         mean = f"{statistics.mean(values):.1f}"
         spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else " (one seed; the others ended)"
         gap = f"{statistics.mean(values) - 100 * yardstick:+.1f}"
+        rows[0]["gap"] = gap
         assert f"| `{method}` | {rows[0]['lr']:g} | {rows[0]['view']} | {mean}{spread} | {gap} |" in text
+    verdicts = text.partition("## HAR")[0]
+    bad, gaps = (
+        ("fedavgm", "flasc", "tailorfl", "pfedhn"),
+        {method: -float(rows[0]["gap"]) for method, rows in found.items()},
+    )
+    own = {method: gap for method, gap in gaps.items() if found[method][0]["view"] != "received"}
+    apfl = own.pop("apfl")
+    others = [gap for method, gap in gaps.items() if method not in (*own, *bad, "apfl")]
+    assert (
+        f"{min(gap for gap in own.values() if gap > 0)} to {max(own.values())} points behind, APFL {apfl}" in verdicts
+    )
+    assert f"{min(others)} to {max(others)} points behind, and four far more" in verdicts
+    assert min(gaps[method] for method in bad) > max(others)
