@@ -84,6 +84,10 @@ def join(
             metavar="FILE|none", help="Log of what was asked and sent; by default NAME.jsonl in ~/.sepal/audit."
         ),
     ] = "",
+    export: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Write this client's deployed model there at the end, for `sepal predict`."),
+    ] = "",
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Speak plain text with another machine; never on a shared network.")
     ] = False,
@@ -102,6 +106,7 @@ def join(
 
     set_log(log)
     paths = {"state-dir": state_dir, "data-dir": data_dir, "initial-weights": initial_weights}
+    paths["export"] = export
     texts = {key: str(Path(path).expanduser().absolute()) if path else "" for key, path in paths.items()}
     texts |= {"name": name, "data": data, "device": device, "allow": ",".join(allow or [])}
     capacities = shares(capacity)

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -191,6 +191,10 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
         host = build_host(shared, node, order.run, store, secret)
         if not on_one_machine() and (node.most_uploads or shared.assembly.task.config.privacy.noise):
             host = replace(host, spend=open_upload_count(shared, node).spend)
+        if node.export:
+            from sepal.client_app.client_model import write_deployed
+
+            host = replace(host, deliver=partial(write_deployed, shared, node, order.run))
         return host.answer(message.content)
 
 

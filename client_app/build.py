@@ -40,7 +40,7 @@ from sepal.storage.home import private_home
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import Assembly, assemble
 
-TEXTS = ("name", "data", "state-dir", "data-dir", "initial-weights", "allow", "audit")
+TEXTS = ("name", "data", "state-dir", "data-dir", "initial-weights", "allow", "audit", "export")
 
 
 def client_name(number: int) -> str:
@@ -108,6 +108,7 @@ class Node:
         accuracies: Whether it evaluates models and sends the counts; see :class:`sepal.client_app.host.ClientHost`.
         most_uploads: Largest number of uploads that it sends over all runs; 0 for no limit.
         audit: File of :class:`sepal.client_app.audit.Audit`; empty for none.
+        export: File that gets its deployed model after the closing evaluation; empty for none.
     """
 
     partition: int = 0
@@ -124,6 +125,7 @@ class Node:
     accuracies: bool = True
     most_uploads: int = 0
     audit: str = ""
+    export: str = ""
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Node:
@@ -169,6 +171,7 @@ class Node:
             not silent,
             most,
             texts["audit"],
+            texts["export"],
         )
 
     @property
@@ -192,7 +195,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     """
     task, device = shared.assembly.task, shared.device
     capacity = task.config.capacity.draw(task.config.seed, node.client) if node.capacity is None else node.capacity
-    source, clients = data_of(shared, node), task.config.clients or node.partitions
+    source, clients = data_of(shared.assembly, node), task.config.clients or node.partitions
     data = source.client(node.partition, clients, node.client)
     if not len(data.train):
         raise DataError(f"{node.client}: data", "at least one training example", "none")
@@ -250,14 +253,14 @@ def machine_keys(config: RunConfig) -> str:
     return json.dumps([flat[key] for key in sorted(LOCAL)])
 
 
-def data_of(shared: Shared, node: Node) -> FederatedData:
+def data_of(assembly: Assembly, node: Node) -> FederatedData:
     """Return the run's data, or the node's private data."""
     if not node.data:
-        return shared.assembly.data
-    config = shared.assembly.task.config
-    learning = shared.assembly.task.learning
+        return assembly.data
+    config = assembly.task.config
+    learning = assembly.task.learning
     targets = None if learning.classifies else learning.targets
-    return OwnData(shared.assembly.info, node.data, config.split.validation, config.seed, targets=targets)
+    return OwnData(assembly.info, node.data, config.split.validation, config.seed, targets=targets)
 
 
 def open_store(shared: Shared, node: Node, run: str) -> DiskStateStore:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,12 +15,12 @@ import torch
 
 from sepal.client.network import NetworkPredictor
 from sepal.client.state_store import DiskStateStore, Stored
-from sepal.client_app.build import Node, Shared, build_host, client_name
+from sepal.client_app.build import Node, Shared, build_host, client_name, data_of
 from sepal.client_app.portable import Loaded, Origin, load, save
 from sepal.data.examples import Examples
 from sepal.data.federation import DealtData
 from sepal.data.sources import FILES
-from sepal.errors import ConfigError, ModelError, StateError, one_line
+from sepal.errors import ConfigError, ModelError, SepalError, StateError, one_line
 from sepal.models.lora import merged
 from sepal.modules import frozen_tensors
 from sepal.protocol.algorithms import ClientAlgorithm
@@ -30,6 +31,8 @@ from sepal.protocol.views import MODELS
 from sepal.server.run_state import RoundStart, RunState
 from sepal.server.run_store.disk import read_checkpoint
 from sepal.strategies.assembly import Assembly, assemble
+
+log = logging.getLogger("sepal")
 
 NEAR = 1e-4  # largest difference in logits between the client's model and the exported one
 
@@ -66,11 +69,15 @@ class NewestState:
 def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | None:
     """Return the newest state of a client of the run at ``path``; None if it has none here."""
     files = [file for file in path.glob(f"clients/*/{client}/*.safetensors") if is_version(file.stem)]
-    states = sorted(files, key=lambda file: version_round(file.stem))
-    if not states:
+    if not files:
         return None
-    store = DiskStateStore(states[-1].parent, assembly.method.client_state, durable=False)
-    return NewestState(version_round(states[-1].stem), store.load(states[-1].stem), store)
+    newest = max(files, key=lambda file: version_round(file.stem))
+    last = version_round(newest.stem)
+    store = DiskStateStore(newest.parent, assembly.method.client_state, durable=False)
+    states = [store.load(file.stem) for file in files if version_round(file.stem) == last]
+    # Of a run that was extended, the round of its old closing evaluation has been repeated with training.
+    trained = [state for state in states if state and state.reply.kind is Kind.TRAIN]
+    return NewestState(last, (trained or states)[0], store)
 
 
 def client_model(
@@ -103,17 +110,38 @@ def client_model(
     predict = _predictor(path, assembly, host.algorithm, newest.stored, newest.store, view)
     if predict is None:
         raise ConfigError("client", f"one that has a {view} model", f"{client}, which has none")
+    return extract(assembly, node, path.name, predict, view, device)
+
+
+def extract(
+    assembly: Assembly, node: Node, run: str, predict: Predictor, view: str, device: str = "cpu"
+) -> ClientModel:
+    """Return the model that a client's predictor is made of.
+
+    Args:
+        assembly: The run's parts.
+        node: The client.
+        run: The run's name, for the file.
+        predict: Its predictor.
+        view: Which of its models that is.
+        device: Where its networks are.
+
+    Raises:
+        ConfigError: Its networks are combined in an unknown way.
+    """
     if not isinstance(predict, NetworkPredictor):
         got = f"{assembly.method.name}, whose predictions are not those of networks alone"
         raise ConfigError("client", "a model of one network", got)
     if predict.combine and predict.combine is not resolve(assembly.method.combination):
         got = f"{len(predict.networks)} networks that are used together"
         raise ConfigError("client", "a model of one network", got)
-    info, keys, data = assembly.info, assembly.task.config, assembly.data.client(number, node.partitions, client)
+    info, keys, source = assembly.info, assembly.task.config, data_of(assembly, node)
+    parts = keys.clients or node.partitions
+    data = source.client(node.partition, parts, node.client)
     raw = data.train.first(64).x
     x = torch.from_numpy(np.array(raw))
-    if isinstance(assembly.data, DealtData) and data.scale:
-        raw = assembly.data.raw(number, node.partitions).train.x[:64]
+    if isinstance(source, DealtData) and data.scale:
+        raw = source.raw(node.partition, parts).train.x[:64]
     origin = Origin(
         keys.model,
         tuple(info.input_shape),
@@ -124,8 +152,8 @@ def client_model(
         tuple(info.std),
         keys.method,
         keys.dataset,
-        path.name,
-        client,
+        run,
+        node.client,
         keys.method if predict.combine else "",
         predict.numbers,
         tuple(info.class_names),
@@ -199,6 +227,19 @@ def write_model(found: ClientModel, path: Path) -> Loaded:
         path.unlink()
         raise ConfigError("client", "a model that its tensors and its module alone describe", found.origin.method)
     return loaded
+
+
+def write_deployed(shared: Shared, node: Node, run: str, view: str, predict: Predictor | None) -> None:
+    """Write a client's deployed model to ``node.export``, if ``view`` is that; log why if it cannot be written."""
+    if view != shared.assembly.method.deployed:
+        return
+    try:
+        if predict is None:
+            raise ConfigError("client", f"one that has a {view} model", f"{node.client}, which has none")
+        write_model(extract(shared.assembly, node, run, predict, view, shared.device), Path(node.export))
+        log.info("%s: its %s model is in %s", node.client, view, node.export)
+    except (SepalError, OSError) as reason:  # the run is not ended by it
+        log.error("%s: no model in %s: %s", node.client, node.export, one_line(str(reason)))
 
 
 def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path) -> None:

@@ -66,6 +66,7 @@ class ClientHost:
             update, as the number of threads does.
         spend: Called with the run and the request of an upload with noise before training, and with a name of each
             upload before it is stored and sent; see :meth:`sepal.client_app.upload_count.UploadCount.spend`.
+        deliver: Called in the closing round with each view and its predictor, whatever is evaluated.
     """
 
     run: str
@@ -81,6 +82,7 @@ class ClientHost:
     accuracies: bool = True
     machine: str = ""
     spend: Callable[[str], None] = lambda upload: None
+    deliver: Callable[[str, Predictor | None], None] = lambda view, predictor: None
 
     def handle(self, records: RecordDict) -> RecordDict:
         """Answer one message. A SepalError becomes an error reply with all details; other exceptions are raised."""
@@ -137,7 +139,7 @@ class ClientHost:
     ) -> tuple[Reply, Content]:
         plan, kind, came = order.plan, order.kind, content.digest()
         metrics: Figures = self._score("received", order, self.algorithm.predictor(state, download, plan))
-        if "kept" in order.views:
+        if "kept" in order.views or order.keep:
             metrics |= self._score("kept", order, self.algorithm.predictor(state, None, plan))
         self.spent()
         after, upload = self._work(order, state, download, request.partition("|")[0])
@@ -203,6 +205,8 @@ class ClientHost:
     def _score(self, view: str, order: Order, predictor: Predictor | None) -> Figures:
         """Evaluate ``predictor`` for the requested views of the same model; ``pooled`` is of the trained model."""
         scores: Figures = {}
+        if order.keep:  # which only the closing round asks for
+            self.deliver(view, predictor)
         if predictor is None:
             return scores
         for wanted in order.views:

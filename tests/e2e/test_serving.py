@@ -18,6 +18,7 @@ import grpc
 import psutil
 import pytest
 
+from sepal.client_app.portable import load
 from sepal.engines.flower.certificates import make_certificates
 from sepal.engines.flower.credentials import NodeCredentials
 from sepal.engines.flower.probe import examine
@@ -78,7 +79,11 @@ def test_three_terminals(tmp_path):
     assert (first[0], [words[:2] for words in others]) == ("serve", [["join", "127.0.0.1:9092"]] * 2)
     server = sepal([*first, "--port", ports[0], "--control", ports[1]], tmp_path, "serve.log")
     clients = [
-        sepal(["join", f"127.0.0.1:{ports[0]}", *words[2:]], tmp_path, f"join{number}.log")
+        sepal(
+            ["join", f"127.0.0.1:{ports[0]}", *words[2:], "--export", f"{number}.safetensors"],
+            tmp_path,
+            f"join{number}.log",
+        )
         for number, words in enumerate(others)
     ]
     try:
@@ -102,6 +107,9 @@ def test_three_terminals(tmp_path):
         summary = json.loads((tmp_path / "runs" / "three" / "summary.json").read_text())
         assert summary["complete"]
         assert summary["clients"] == 2
+        for number in range(2):
+            exported = load(next(tmp_path.rglob(f"{number}.safetensors"))).origin
+            assert (exported.client, exported.method) == (f"client-{number:05d}", "fedpse")
         watched = sepal(["watch", "three"], tmp_path, "watch.log")
         assert watched.wait(60) == 0
         watched_lines = (tmp_path / "watch.log").read_text()
