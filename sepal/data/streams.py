@@ -1,8 +1,10 @@
-"""Examples that do not fit into memory: a map-style torch ``Dataset``, read when examples are needed."""
+"""Examples that do not fit into memory: a torch ``Dataset`` or an iterable, read when examples are needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import pickle
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +14,7 @@ from sepal.data.examples import Examples, Index
 from sepal.errors import DataError, SepalError
 from sepal.user_modules import described
 
-WHAT = "a map-style Dataset: len(…) and […], which gives (x, y) of one example"
+WHAT = "a Dataset or an iterable that gives (x, y) of one example"
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,17 +77,42 @@ class Stream:
         return self.check(self.key, _stacked(self.key, [x for x, _ in items]), targets)
 
 
+class Spooled:
+    """The examples of an iterable, in a temporary file, so that they can be read in any order.
+
+    The file has no name and only this process can read it. It is gone when this object is.
+    """
+
+    def __init__(self, examples: Iterable[Any]) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as this object)
+        self._places: list[int] = []
+        for example in examples:
+            self._places.append(self._file.tell())
+            pickle.dump(example, self._file, pickle.HIGHEST_PROTOCOL)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, place: int) -> Any:
+        self._file.seek(self._places[place])
+        return pickle.load(self._file)
+
+
 def stream(key: str, dataset: Any, check: Callable[[str, Any, Any], Examples]) -> Stream:
-    """Return a Dataset as a part of a client's data.
+    """Return a Dataset as a part of a client's data; an iterable, which must end, is read once and spooled.
 
     Raises:
-        DataError: It has no length, or is read in its own order only.
+        DataError: The iterable fails.
     """
-    try:
-        count = len(dataset)
-    except TypeError:
-        raise DataError(key, WHAT, f"{type(dataset).__name__}, which has no length") from None
-    return Stream(key, dataset, np.arange(count), check)
+    from torch.utils.data import IterableDataset
+
+    indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not indexed or isinstance(dataset, IterableDataset):
+        try:
+            dataset = Spooled(dataset)
+        except Exception as error:
+            raise DataError(key, WHAT, described(error)) from error
+    return Stream(key, dataset, np.arange(len(dataset)), check)
 
 
 def is_dataset(value: Any) -> bool:

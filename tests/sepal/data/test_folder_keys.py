@@ -74,7 +74,7 @@ def test_the_pooled_and_shifted_views_are_standardised_by_the_client(tmp_path):
         "method": "fedavg",
     }
     shared = Shared.of(flat, "cpu")
-    source = data_of(shared, Node(1, 3))
+    source = data_of(shared.assembly, Node(1, 3))
     own = source.client(1, 3, "client-00001").scale
     everyone = pooled_test(source.spec.__class__("folder", str(tmp_path), IID, clients=3)).x
     x, _ = scaled(pooled(shared, source, 3), own)
