@@ -7,7 +7,6 @@ Worker processes, SuperNodes and their ClientApp processes inherit it. Each proc
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import pickle
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sepal.errors import SepalError
+from sepal.torchvision_schemas import imported
 
 VARIABLE = "SEPAL_USER_PATH"
 DEFINED = "defined_in_this_session"  # stands for a module
@@ -59,7 +59,7 @@ def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
         return _defined(key, name, error)
     sys.path.extend(directory for directory in directories() if directory not in sys.path)
     try:
-        found: Any = getattr(importlib.import_module(module), name)
+        found: Any = getattr(imported(module), name)
     except (ImportError, AttributeError, ValueError) as reason:
         raise error(key, "package.module:function that can be imported", f"{target} ({reason})") from reason
     except Exception as reason:  # of the module's own code
