@@ -12,7 +12,7 @@ from typing import Any
 from sepal.data import cache
 from sepal.data.locations import downloads_allowed
 from sepal.errors import DataError
-from sepal.torchvision_schemas import imported
+from sepal.user_modules import imported
 
 _TIMEOUT = 30.0  # seconds a server may stay silent
 
