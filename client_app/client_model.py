@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from sepal.protocol.payloads import seal, unseal
 from sepal.protocol.views import MODELS
 from sepal.server.run_state import RoundStart, RunState
 from sepal.server.run_store.disk import read_checkpoint
+from sepal.storage.home import home
 from sepal.strategies.assembly import Assembly, assemble
 
 log = logging.getLogger("sepal")
@@ -67,8 +68,11 @@ class NewestState:
 
 
 def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | None:
-    """Return the newest state of a client of the run at ``path``; None if it has none here."""
-    files = [file for file in path.glob(f"clients/*/{client}/*.safetensors") if is_version(file.stem)]
+    """Return the newest state of a client of the run at ``path``; None if it has none on this machine.
+
+    A deployed client's are in the state directory, if it ran here as this user.
+    """
+    files = _versions(path.glob(f"clients/*/{client}")) or _versions(_deployed(path, assembly, client))
     if not files:
         return None
     newest = max(files, key=lambda file: version_round(file.stem))
@@ -78,6 +82,18 @@ def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | N
     # Of a run that was extended, the round of its old closing evaluation has been repeated with training.
     trained = [state for state in states if state and state.reply.kind is Kind.TRAIN]
     return NewestState(last, (trained or states)[0], store)
+
+
+def _versions(directories: Iterable[Path]) -> list[Path]:
+    return [file for place in directories for file in place.glob("*.safetensors") if is_version(file.stem)]
+
+
+def _deployed(path: Path, assembly: Assembly, client: str) -> Iterator[Path]:
+    """Yield the directory of a client's states in a deployment, or in Flower's simulation, of this user."""
+    if checkpoints := sorted(path.glob("checkpoints/round-*.safetensors")):
+        chosen = assembly.task.config.state_dir
+        place = Path(chosen).expanduser() if chosen else home() / "state"
+        yield place / read_checkpoint(checkpoints[-1], assembly.method.server_state).run / client
 
 
 def client_model(
@@ -101,7 +117,8 @@ def client_model(
     number = next((n for n in range(assembly.task.config.clients) if client_name(n) == client), None)
     newest = newest_state(path, assembly, client)
     if number is None or newest is None:
-        raise ConfigError("client", f"one with a model in {path / 'clients'}", f"{client}, whose states are not here")
+        expected = f"one with states in {path / 'clients'} or {home() / 'state'} (`sepal join --export` writes a model)"
+        raise ConfigError("client", expected, f"{client}, whose states are not here")
     if newest.stored is None:
         raise ConfigError("client", "one whose state can be read", f"{client}, whose state is damaged")
     node = Node(number, assembly.task.config.clients)
