@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,6 +31,7 @@ from sepal.protocol.payloads import seal, unseal
 from sepal.protocol.views import MODELS
 from sepal.server.run_state import RoundStart, RunState
 from sepal.server.run_store.disk import read_checkpoint
+from sepal.storage.files import write_atomically
 from sepal.storage.home import home
 from sepal.strategies.assembly import Assembly, assemble
 
@@ -259,20 +261,34 @@ def write_deployed(shared: Shared, node: Node, run: str, view: str, predict: Pre
         log.error("%s: no model in %s: %s", node.client, node.export, one_line(str(reason)))
 
 
-def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path) -> None:
-    """Write a module as ONNX, for batches of any size.
+def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path, origin: Origin) -> None:
+    """Write a module as ONNX, for batches of any size, with what its inputs and outputs are as metadata.
 
     Raises:
         ConfigError: onnx or onnxscript is not installed.
         ModelError: ONNX cannot express it.
     """
     try:
+        import onnx
+
         batch = torch.export.Dim("batch")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # from torch's own exporter
             torch.onnx.export(
-                module, (x[:2],), path, dynamo=True, dynamic_shapes=({0: batch},), external_data=False, verbose=False
+                module,
+                (x[:2],),
+                path,
+                input_names=["x"],
+                output_names=["y"],
+                dynamo=True,
+                dynamic_shapes=({0: batch},),
+                external_data=False,
+                verbose=False,
             )
+        model = onnx.load(path)
+        facts = {key: json.dumps(getattr(origin, key)) for key in ("columns", "class_names", "mean", "std", "task")}
+        onnx.helper.set_model_props(model, facts)
+        write_atomically(path, model.SerializeToString())
     except ImportError as missing:
         raise ConfigError("--onnx", "onnx and onnxscript: pip install onnx onnxscript", str(missing)) from None
     except torch.onnx.errors.OnnxExporterError as reason:
