@@ -36,7 +36,8 @@ def export(
     with starting():
         import torch
 
-        from sepal.client_app.client_model import write_model, write_onnx
+        from sepal.client_app.client_model import write_model
+        from sepal.client_app.onnx_file import write_onnx
         from sepal.study.runs import find_run
 
     path = find_run(run)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from sepal.client_app.portable import Loaded, Origin, load, save
 from sepal.data.examples import Examples
 from sepal.data.federation import DealtData
 from sepal.data.sources import FILES
-from sepal.errors import ConfigError, ModelError, SepalError, StateError, one_line
+from sepal.errors import ConfigError, SepalError, StateError, one_line
 from sepal.models.lora import merged
 from sepal.modules import frozen_tensors
 from sepal.protocol.algorithms import ClientAlgorithm
@@ -31,7 +29,6 @@ from sepal.protocol.payloads import seal, unseal
 from sepal.protocol.views import MODELS
 from sepal.server.run_state import RoundStart, RunState
 from sepal.server.run_store.disk import read_checkpoint
-from sepal.storage.files import write_atomically
 from sepal.storage.home import home
 from sepal.strategies.assembly import Assembly, assemble
 
@@ -259,44 +256,3 @@ def write_deployed(shared: Shared, node: Node, run: str, view: str, predict: Pre
         log.info("%s: its %s model is in %s", node.client, view, node.export)
     except (SepalError, OSError) as reason:  # the run is not ended by it
         log.error("%s: no model in %s: %s", node.client, node.export, one_line(str(reason)))
-
-
-def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path, origin: Origin) -> None:
-    """Write a module as ONNX, for batches of any size, with what its inputs and outputs are as metadata.
-
-    Raises:
-        ConfigError: onnx or onnxscript is not installed.
-        ModelError: ONNX cannot express it.
-    """
-    try:
-        import onnx
-
-        batch = torch.export.Dim("batch")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # from torch's own exporter
-            torch.onnx.export(
-                module,
-                (x[:2],),
-                path,
-                input_names=["x"],
-                output_names=["y"],
-                dynamo=True,
-                dynamic_shapes=({0: batch},),
-                external_data=False,
-                verbose=False,
-            )
-        model = onnx.load(path)
-        facts = {key: json.dumps(getattr(origin, key)) for key in ("columns", "class_names", "mean", "std", "task")}
-        onnx.helper.set_model_props(model, facts)
-        write_atomically(path, model.SerializeToString())
-    except ImportError as missing:
-        raise ConfigError("--onnx", "onnx and onnxscript: pip install onnx onnxscript", str(missing)) from None
-    except torch.onnx.errors.OnnxExporterError as reason:
-        raise ModelError("--onnx", "a model that ONNX can express", _cause(reason)) from None
-
-
-def _cause(error: BaseException) -> str:
-    """Return the first line of what made the exporter fail; its own message is a list of its steps."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return one_line(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
