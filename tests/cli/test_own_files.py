@@ -161,6 +161,17 @@ def test_photographs_of_mixed_size_are_predicted_as_in_training(tmp_path):
     rows = sepal("predict", file, tmp_path / "photos")
     assert "accuracy" in rows.stderr
     assert len(rows.stdout.splitlines()) == 25
+    broken = tmp_path / "photos" / "dark" / "broken.jpg"
+    broken.write_bytes((tmp_path / "photos" / "dark" / "0.png").read_bytes()[:200])
+    more = sepal("predict", file, tmp_path / "photos")
+    assert more.stdout == rows.stdout
+    assert f"sepal: 1 file that cannot be read is left out: {broken}\n" in more.stderr
+    refused = CliRunner().invoke(app, ["predict", str(file), str(broken)])
+    assert (refused.exit_code, "broken.jpg: expected a PNG or JPEG image, got" in refused.stderr) == (2, True)
+    (tmp_path / "bad").mkdir()
+    broken.rename(tmp_path / "bad" / "broken.jpg")
+    refused = CliRunner().invoke(app, ["predict", str(file), str(tmp_path / "bad")])
+    assert (refused.exit_code, "broken.jpg: expected a PNG or JPEG image, got" in refused.stderr) == (2, True)
     one = sepal("predict", file, tmp_path / "photos" / "light" / "3.png").stdout.splitlines()[1]
     assert (
         one.split(",")[1:]

@@ -174,7 +174,8 @@ def _read_part(
                 arrays.append(read_example(path, look))
             except DataError as error:
                 if keys.on_bad_file == "error":
-                    raise
+                    expected = f'{error.expected} (folder.on-bad-file = "skip" leaves out what cannot be read)'
+                    raise DataError(error.key, expected, error.got) from error
                 bad.append(error)
                 continue
             labels.append(names.index(folder.name))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sepal.data.sources.images import AS_IS, EXAMPLES, Look, check_alike, read_example
+from sepal.data.sources.images import AS_IS, EXAMPLES, Look, check_alike, left_out, read_example
 from sepal.data.sources.table import read_table
 from sepal.errors import DataError, one_line
 
@@ -40,7 +40,7 @@ def read_inputs(
     numbers: bool = False,
     fill: bool = False,
 ) -> Inputs:
-    """Return the examples of a file or a directory.
+    """Return the examples of a file or a directory; a directory's files that cannot be read are left out.
 
     Args:
         path: An .npz with x [, y]; a .csv; a .npy file with many examples (n, …); an image or a .npy file with one
@@ -53,7 +53,7 @@ def read_inputs(
         fill: Whether the model takes missing numbers of a table, NaN.
 
     Raises:
-        DataError: There are no examples, their shapes differ, or a column or a cell is missing.
+        DataError: No example can be read, their shapes differ, or a column or a cell is missing.
     """
     for suffix in (".npz", ".csv"):  # a directory that a run reads
         if path.is_dir() and len(found := list(path.glob(f"*{suffix}"))) == 1:
@@ -67,15 +67,29 @@ def read_inputs(
     files = [path] if path.is_file() and path.suffix.lower() in EXAMPLES else list(_files(path))
     if not files:
         raise DataError("data", "an .npz with x, a .csv, or .png, .jpg or .npy files", str(path))
-    arrays = [read_example(file, look or AS_IS) for file in files]
+    found, bad = _read_all(files, look or AS_IS)
+    if not found:
+        raise bad[0]
+    read, arrays = zip(*found, strict=True)
     if files == [path] and _many(arrays[0], shape):
         return Inputs(_numbered(arrays[0]), arrays[0], None)
     check_alike(str(path), arrays)
-    labels = [classes.index(file.parent.name) if file.parent.name in classes else -1 for file in files]
+    labels = [classes.index(file.parent.name) if file.parent.name in classes else -1 for file in read]
     truth = None if -1 in labels else np.array(labels, dtype=np.int64)
-    named = [file.name if file == path else str(file.relative_to(path)) for file in files]
+    named = [file.name if file == path else str(file.relative_to(path)) for file in read]
     named = [name if name.isprintable() else one_line(ascii(name)) for name in named]  # they are printed
-    return Inputs(named, np.stack(arrays), truth)
+    return Inputs(named, np.stack(arrays), truth, left_out(bad, key=""))
+
+
+def _read_all(files: Sequence[Path], look: Look) -> tuple[list[tuple[Path, npt.NDArray[Any]]], list[DataError]]:
+    """Return the files that can be read with their examples, and the errors of the others."""
+    found, bad = list[tuple[Path, npt.NDArray[Any]]](), list[DataError]()
+    for file in files:
+        try:
+            found.append((file, read_example(file, look)))
+        except DataError as error:
+            bad.append(error)
+    return found, bad
 
 
 def _numbered(examples: npt.NDArray[np.generic]) -> list[str]:
