@@ -67,10 +67,10 @@ def read_inputs(
     files = [path] if path.is_file() and path.suffix.lower() in EXAMPLES else list(_files(path))
     if not files:
         raise DataError("data", "an .npz with x, a .csv, or .png, .jpg or .npy files", str(path))
-    found, bad = _read_all(files, look or AS_IS)
-    if not found:
+    pairs, bad = _read_all(files, look or AS_IS)
+    if not pairs:
         raise bad[0]
-    read, arrays = zip(*found, strict=True)
+    read, arrays = zip(*pairs, strict=True)
     if files == [path] and _many(arrays[0], shape):
         return Inputs(_numbered(arrays[0]), arrays[0], None)
     check_alike(str(path), arrays)
