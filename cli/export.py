@@ -12,7 +12,7 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import starting, tell
-from sepal.errors import ConfigError, DataError
+from sepal.errors import ConfigError, DataError, one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,8 +120,12 @@ def predict(
     channels: Any = origin.shape[0] if origin.channels and origin.shape[0] in (1, 3) else "auto"
     look = Look(size, channels)
     numbers = origin.task != CLASSIFICATION
-    names, x, truth = read_inputs(data, origin.class_names, origin.shape, look, origin.columns, numbers)
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
+    names, x, truth, notes = read_inputs(
+        data, origin.class_names, origin.shape, look, origin.columns, numbers, origin.fill
+    )
+    for note in notes:
+        tell(f"sepal: {one_line(note)}")
+    if x.dtype.kind == "f" and not (np.isfinite(x) | (origin.fill & np.isnan(x))).all():
         raise DataError("data", "finite numbers", "NaN or infinity")
     logits = found(np.asarray(found.prepare(x), np.float32 if not origin.vocabulary else np.int64))
     if numbers:

@@ -181,6 +181,7 @@ def extract(
         keys.task,
         keys.target_unit,
         keys.own.shape if info.inputs else "",
+        data.scale is not None and keys.folder.missing == "mean",
     )
     whole = [{**network.read(), **frozen_tensors(network.module)} for network in predict.networks]
     networks = [merged(tensors, (keys.lora.alpha or keys.lora.rank) / (keys.lora.rank or 1)) for tensors in whole]

@@ -29,6 +29,9 @@ from sepal.strategies import registry, rules
 if TYPE_CHECKING:
     from torch import nn
 
+TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")  # what torch.save's files are called
+CONVERT = 'safetensors.torch.save_file(torch.load("{}", weights_only=True), "{}") writes one'
+
 
 @dataclass(frozen=True)
 class Assembly:
@@ -221,7 +224,10 @@ def _read(path: str) -> Weights:
     try:
         stored = read_plain_tensors(Path(path))
     except StateError as reason:
+        # Only safetensors: a pickle, also one that torch loads with weights_only, can ask for any amount of memory.
         expected = "a safetensors file, as safetensors.torch.save_file writes it"
+        if Path(path).suffix in TORCH_FILES:
+            expected = f"a safetensors file: {CONVERT.format(path, Path(path).with_suffix('.safetensors'))}"
         raise ConfigError("initial-weights", expected, reason.got) from None
     with np.errstate(over="ignore"):
         weights = {name: array.astype("float32") for name, array in stored.items() if array.dtype.kind == "f"}
