@@ -20,7 +20,7 @@ from sepal.server_app.stored_run import stored_config
 from sepal.storage.files import write_atomically
 from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.results import Result, Variant, read_result
-from sepal.study.runs import INDEX, find_place
+from sepal.study.runs import INDEX, find_place, is_run, runs_of
 from sepal.study.statistics import Estimate
 
 NEAR = 0.95  # the default target: this share of the best accuracy at the end
@@ -159,17 +159,12 @@ def read_comparison(places: Sequence[str]) -> Comparison:
 
 
 def _of_place(place: str) -> Comparison:
-    directory = Path(place).expanduser()
-    if not (directory / "config.toml").is_file() and directory.is_dir():
-        if (directory / INDEX).is_file():
-            return _indexed(directory)
-        runs = sorted(path.parent for path in directory.glob("*/config.toml"))
-        if runs:
-            return Comparison(directory.resolve().name, tuple(read_result(path) for path in runs))
     path = find_place(place)
+    if is_run(path):
+        return Comparison(path.name, (read_result(path),))
     if (path / INDEX).is_file():
         return _indexed(path)
-    return Comparison(path.name, (read_result(path),))
+    return Comparison(path.resolve().name, tuple(read_result(run) for run in sorted(runs_of(path))))
 
 
 def _indexed(directory: Path) -> Comparison:
