@@ -133,7 +133,8 @@ def test_a_run_of_the_name_with_another_key_is_refused(finished):
     path, _ = finished
     result = sepal("run", "--name", "mine", "--out", path.parent, "--set", "seed=1")
     assert result.exit_code == 2
-    assert result.stderr == "sepal: seed: expected 0, with which the run mine was started, got 1\n"
+    way = f"give another --name (in Python name=), or delete {path}"
+    assert result.stderr == f"sepal: seed: expected 0, with which the run mine was started, got 1; {way}\n"
 
 
 def test_a_config_file_gives_the_same_run(finished):

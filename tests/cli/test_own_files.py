@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from sepal.cli.export import model_of
 from sepal.cli.main import app
 from sepal.client_app.client_model import write_onnx
 from sepal.client_app.portable import load
 from sepal.data.sources.inputs import read_inputs
+from sepal.study.runs import model_of
 
 MARGIN = 0.3  # above the share of the most frequent class: raw rows gave less than that share
 
