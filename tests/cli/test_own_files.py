@@ -13,8 +13,9 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from sepal.api.results import Run
 from sepal.cli.main import app
-from sepal.client_app.client_model import write_onnx
+from sepal.client_app.onnx_file import write_onnx
 from sepal.client_app.portable import load
 from sepal.data.sources.inputs import read_inputs
 from sepal.study.runs import model_of
@@ -128,7 +129,7 @@ def test_missing_cells_are_treated_by_an_exported_model_as_in_training(wine, tmp
     if importlib.util.find_spec("onnxscript") and importlib.util.find_spec("onnxruntime"):
         import onnxruntime
 
-        write_onnx(loaded.module, torch.from_numpy(found.inputs), tmp_path / "m.onnx")
+        write_onnx(loaded.module, torch.from_numpy(found.inputs), tmp_path / "m.onnx", found.origin)
         session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
         (logits,) = session.run(None, {session.get_inputs()[0].name: found.inputs})
         np.testing.assert_allclose(logits, found.logits, atol=1e-4)
@@ -161,6 +162,10 @@ def test_photographs_of_mixed_size_are_predicted_as_in_training(tmp_path):
     rows = sepal("predict", file, tmp_path / "photos")
     assert "accuracy" in rows.stderr
     assert len(rows.stdout.splitlines()) == 25
+    frame = Run(tmp_path / "photos").predict(0, tmp_path / "photos")
+    assert frame.to_csv(index=False, float_format="%.4f") == rows.stdout
+    pixels = np.array(Image.open(tmp_path / "photos" / "light" / "3.png").resize((16, 16)))
+    assert Run(tmp_path / "photos").predict(0, pixels[None])["name"].tolist() == ["light"]
     broken = tmp_path / "photos" / "dark" / "broken.jpg"
     broken.write_bytes((tmp_path / "photos" / "dark" / "0.png").read_bytes()[:200])
     more = sepal("predict", file, tmp_path / "photos")
