@@ -36,7 +36,8 @@ def export(
     with starting():
         import torch
 
-        from sepal.client_app.client_model import write_model, write_onnx
+        from sepal.client_app.client_model import write_model
+        from sepal.client_app.onnx_file import write_onnx
         from sepal.study.runs import find_run
 
     path = find_run(run)
@@ -47,7 +48,7 @@ def export(
     if found.labels == 1:
         tell(f"sepal: {found.origin.client} has training examples of one class alone: its own model knows no other")
     if onnx:
-        write_onnx(kept.module, torch.from_numpy(found.inputs), file.with_suffix(".onnx"))
+        write_onnx(kept.module, torch.from_numpy(found.inputs), file.with_suffix(".onnx"), found.origin)
         typer.echo(f"written to {file.with_suffix('.onnx')}")
 
 
@@ -111,6 +112,8 @@ def predict(
         from sepal.protocol.tasks.learning import CLASSIFICATION
         from sepal.storage.files import write_atomically
 
+    if model.suffix == ".onnx":
+        raise ConfigError("model", "the .safetensors file of `sepal export`; ONNX's are for onnxruntime", model.name)
     found = load(model, allow or ())
     origin = found.origin
     size = (origin.shape[-2], origin.shape[-1]) if origin.resize and len(origin.shape) == 3 else None

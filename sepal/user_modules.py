@@ -6,6 +6,7 @@ Worker processes, SuperNodes and their ClientApp processes inherit it. Each proc
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -16,10 +17,16 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from sepal.errors import SepalError
 
+_SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+_declared: list[Any] = []  # a torch.library.Library takes its schemas with it when it is collected
 VARIABLE = "SEPAL_USER_PATH"
 DEFINED = "defined_in_this_session"  # stands for a module
 _functions: dict[str, bytes] = {}  # name → the function, by cloudpickle
@@ -59,7 +66,7 @@ def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
         return _defined(key, name, error)
     sys.path.extend(directory for directory in directories() if directory not in sys.path)
     try:
-        found: Any = getattr(importlib.import_module(module), name)
+        found: Any = getattr(imported(module), name)
     except (ImportError, AttributeError, ValueError) as reason:
         raise error(key, "package.module:function that can be imported", f"{target} ({reason})") from reason
     except Exception as reason:  # of the module's own code
@@ -68,6 +75,28 @@ def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
         raise error(key, f"{target} to be a function", type(found).__name__)
     function: Callable[..., Any] = found
     return function
+
+
+def imported(module: str) -> ModuleType:
+    """Import a module that may import torchvision.
+
+    torchvision's common wheel cannot load its compiled operators with a CPU-only torch, and fails at the first fake
+    kernel that it registers. Only on that error are the missing schemas declared; data sets, transforms and models work
+    without the operators behind them.
+    """
+    try:
+        return importlib.import_module(module)
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error):
+            raise
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    library = sys.modules["torch"].library.Library("torchvision", "FRAGMENT")  # torchvision has imported it
+    _declared.append(library)
+    for schema in _SCHEMAS:
+        with contextlib.suppress(RuntimeError):  # declared already, by an earlier attempt or by torchvision
+            library.define(schema)
+    return importlib.import_module(module)
 
 
 def described(error: BaseException, most: int = 3) -> str:

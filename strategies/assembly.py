@@ -190,7 +190,9 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
     same = (name for name in built if np.array_equal(built[name], again[name]))
     given = frozenset(name for name in same if not np.array_equal(built[name], weights[name]))
     weights = {name: built[name].copy() if name in given else drawn for name, drawn in weights.items()}
-    words = f"model: {len(given)} of {len(parameters)} tensors start as {config.model} sets them, the others are new"
+    words = f"model: {len(given)} of {len(parameters)} tensors start as {config.model} sets them"
+    if others := len(parameters) - len(given):
+        words += f"; the {others} that torch draws at random start from the run's seed"
     return FirstWeights(parameters, weights, given, frozen, (*kept, words) if given else kept)
 
 
