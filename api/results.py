@@ -70,20 +70,21 @@ class Run:
 
         return pd.DataFrame(by_round(self.stored))
 
-    def model(self, client: str, view: str = "") -> nn.Module:
+    def model(self, client: str | int, view: str = "") -> nn.Module:
         """Return a client's deployed model, whose accuracy the tables show, in evaluation mode.
 
         Args:
-            client: Its name.
+            client: Its name, or its number from 0.
             view: ``received``, ``trained`` or ``kept`` for another of its models (docs/views.md).
 
         Raises:
             ConfigError: The run has no such client, or its model cannot be exported.
             StateError: The run's files are damaged.
         """
-        from sepal.client_app.client_model import client_model, write_model
+        from sepal.client_app.client_model import write_model
+        from sepal.study.runs import model_of
 
-        found = client_model(self.path, self.stored.config, client, view=view)
+        found = model_of(self.path, client, view)
         with tempfile.TemporaryDirectory() as scratch:
             return write_model(found, Path(scratch) / "model.safetensors").module.eval()
 

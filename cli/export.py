@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from sepal.client_app.client_model import ClientModel
     from sepal.client_app.portable import Loaded
 
 
@@ -38,7 +37,7 @@ def export(
 
         from sepal.client_app.client_model import write_model
         from sepal.client_app.onnx_file import write_onnx
-        from sepal.study.runs import find_run
+        from sepal.study.runs import find_run, model_of
 
     path = find_run(run)
     found = model_of(path, client, view)
@@ -61,28 +60,6 @@ def tested(path: Path, client: str, view: str) -> str:
     found = next((each[view] for each in last if each["name"] == client and each[view] is not None), None)
     had = "" if found is None else f", {stored.measure.name} on the client's test data {stored.measure.text(found)}"
     return f": the {view} model{had}"
-
-
-def model_of(path: Path, client: str, view: str = "") -> ClientModel:
-    """Return a model of a client of the run at ``path`` (:func:`sepal.client_app.client_model.client_model`).
-
-    ``client``: its name or its number.
-
-    Raises:
-        ConfigError: The run has no such client, or its model cannot be exported.
-    """
-    from sepal.client_app.build import client_name
-    from sepal.client_app.client_model import client_model
-    from sepal.server_app.stored_run import read_run
-
-    stored = read_run(path)
-    names = {each["name"] for line in stored.lines for each in line["clients"]}
-    if client not in names and client_name(int(client) if client.isdecimal() else -1) in names:
-        client = client_name(int(client))
-    if client not in names:
-        few = f"{sorted(names)[0]} … {sorted(names)[-1]}" if names else "none yet"
-        raise ConfigError("client", f"a client of {path.name}: {few}", client)
-    return client_model(path, stored.config, client, view=view)
 
 
 @app.command()

@@ -7,7 +7,6 @@ Worker processes, SuperNodes and their ClientApp processes inherit it. Each proc
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import json
 import os
@@ -120,38 +119,36 @@ def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     return [f for f in frames if not f.filename.startswith("<frozen") and not f.filename.startswith(tuple(others))]
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    """Return ``package.module:function`` for a function; one of a notebook's cell, a lambda or a closure is kept here.
+def keep(name: str, content: bytes, function: Callable[..., Any]) -> str:
+    """Keep a function of this session by value, and return what a run config says for it.
 
-    It is kept by value, under the digest of its code and what it refers to. Worker processes, and the processes of a
-    comparison's runs, get it from :func:`exported`; a deployment cannot use it, because its clients have no such code.
+    Worker processes, and the processes of a comparison's runs, get it from :class:`Functions`. A deployment cannot use
+    it, because its clients have no such code.
+
+    Args:
+        name: Its name and the digest of its code (:func:`sepal.api.keys.name_of`).
+        content: The function, by cloudpickle.
+        function: Itself.
     """
-    module, name = function.__module__, function.__qualname__
-    found: Any = sys.modules.get(module) if module != "__main__" else None
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is function:
-        return f"{module}:{name}"
-    import cloudpickle
-
-    content: bytes = cloudpickle.dumps(function)
-    label = f"{function.__name__.strip('<>')}_{hashlib.sha256(content).hexdigest()[:12]}"
-    _functions[label], _loaded[label] = content, function
-    return f"{DEFINED}:{label}"
+    _functions[name], _loaded[name] = content, function
+    return f"{DEFINED}:{name}"
 
 
-def exported() -> Mapping[str, bytes]:
-    """Return the functions that :func:`name_of` has kept, for a process of this one."""
-    return dict(_functions)
+class Functions:
+    """The functions that :func:`keep` has kept, for a process of this one, which takes them as it unpickles this."""
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[dict[str, bytes]]]:
+        """Become a call of :func:`receive`: whatever is unpickled after it may be made of the functions."""
+        return receive, (dict(_functions),)
 
 
 def receive(functions: Mapping[str, bytes]) -> None:
-    """Take the functions that the parent process has :func:`exported`."""
+    """Take the functions of the parent process."""
     _functions.update(functions)
 
 
 def as_text() -> str:
-    """Return :func:`exported` as JSON, for a file that another process reads."""
+    """Return the functions that :func:`keep` has kept as JSON, for a file that another process reads."""
     return json.dumps({name: content.hex() for name, content in _functions.items()})
 
 
@@ -163,8 +160,17 @@ def receive_text(text: str) -> None:
 def _defined(key: str, name: str, error: type[SepalError]) -> Callable[..., Any]:
     if name not in _loaded:
         if name not in _functions:
-            raise error(key, "a function of this session (run it again from the notebook that defined it)", name)
+            raise error(key, *_missing(name))
         # The only place that unpickles (tests/test_imports.py): code by value has no other form. Only the process that
         # started this one can have put it here; a run config names it, but never brings it.
         _loaded[name] = pickle.loads(_functions[name])
     return _loaded[name]
+
+
+def _missing(name: str) -> tuple[str, str]:
+    """Return what to do about a function that only another session has had, and what there is here."""
+    plain = name.rpartition("_")[0]
+    here = [other for other in _functions if other.rpartition("_")[0] == plain]
+    how = f"sepal.load(RUN, code=[{plain}]), or sepal.run as before"
+    expected = f"{plain} of a notebook or script, given to Sepal in this session as it was in the run: {how}"
+    return expected, f"{here[-1]}, with other code than {name}" if here else name

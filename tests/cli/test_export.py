@@ -12,7 +12,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from sepal.api.results import Run
-from sepal.cli.export import model_of
 from sepal.cli.main import app
 from sepal.client_app.client_model import write_model
 from sepal.client_app.portable import load, save
@@ -21,6 +20,7 @@ from sepal.errors import ConfigError, DataError, ModelError, StateError
 from sepal.server_app.stored_run import read_run
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
+from sepal.study.runs import model_of
 
 
 def sepal(*arguments):

@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from sepal.cli.export import model_of
 from sepal.cli.main import app
-from sepal.client_app.onnx_file import write_onnx
+from sepal.client_app.client_model import write_onnx
 from sepal.client_app.portable import load
 from sepal.data.sources.inputs import read_inputs
+from sepal.study.runs import model_of
 
 MARGIN = 0.3  # above the share of the most frequent class: raw rows gave less than that share
 
@@ -128,7 +128,7 @@ def test_missing_cells_are_treated_by_an_exported_model_as_in_training(wine, tmp
     if importlib.util.find_spec("onnxscript") and importlib.util.find_spec("onnxruntime"):
         import onnxruntime
 
-        write_onnx(loaded.module, torch.from_numpy(found.inputs), tmp_path / "m.onnx", loaded.origin)
+        write_onnx(loaded.module, torch.from_numpy(found.inputs), tmp_path / "m.onnx")
         session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
         (logits,) = session.run(None, {session.get_inputs()[0].name: found.inputs})
         np.testing.assert_allclose(logits, found.logits, atol=1e-4)
