@@ -14,7 +14,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.client_app.client_model import write_onnx
+from sepal.client_app.onnx_file import write_onnx
 from sepal.client_app.portable import load
 from sepal.data.sources.inputs import read_inputs
 from sepal.study.runs import model_of
@@ -128,7 +128,7 @@ def test_missing_cells_are_treated_by_an_exported_model_as_in_training(wine, tmp
     if importlib.util.find_spec("onnxscript") and importlib.util.find_spec("onnxruntime"):
         import onnxruntime
 
-        write_onnx(loaded.module, torch.from_numpy(found.inputs), tmp_path / "m.onnx")
+        write_onnx(loaded.module, torch.from_numpy(found.inputs), tmp_path / "m.onnx", loaded.origin)
         session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
         (logits,) = session.run(None, {session.get_inputs()[0].name: found.inputs})
         np.testing.assert_allclose(logits, found.logits, atol=1e-4)
