@@ -18,9 +18,9 @@ PORT = "9092"  # of the deployment's notebook; here any that is free
 LAST = {  # what the output of a notebook's last cell with one must have
     "compare": "iframe",
     "deploy": "trained",
-    "first_run": "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]",
+    "first_run": "probability  truth",
     "own_data": "[0, 0, 0, 0, 0, 1, 0, 0, 0, 0]",
-    "photographs": "received",
+    "photographs": "probability",
 }
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
