@@ -12,7 +12,7 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import starting, tell
-from sepal.errors import ConfigError, DataError
+from sepal.errors import ConfigError, DataError, one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +35,8 @@ def export(
     with starting():
         import torch
 
-        from sepal.client_app.client_model import write_model, write_onnx
+        from sepal.client_app.client_model import write_model
+        from sepal.client_app.onnx_file import write_onnx
         from sepal.study.runs import find_run, model_of
 
     path = find_run(run)
@@ -46,7 +47,7 @@ def export(
     if found.labels == 1:
         tell(f"sepal: {found.origin.client} has training examples of one class alone: its own model knows no other")
     if onnx:
-        write_onnx(kept.module, torch.from_numpy(found.inputs), file.with_suffix(".onnx"))
+        write_onnx(kept.module, torch.from_numpy(found.inputs), file.with_suffix(".onnx"), found.origin)
         typer.echo(f"written to {file.with_suffix('.onnx')}")
 
 
@@ -88,14 +89,20 @@ def predict(
         from sepal.protocol.tasks.learning import CLASSIFICATION
         from sepal.storage.files import write_atomically
 
+    if model.suffix == ".onnx":
+        raise ConfigError("model", "the .safetensors file of `sepal export`; ONNX's are for onnxruntime", model.name)
     found = load(model, allow or ())
     origin = found.origin
     size = (origin.shape[-2], origin.shape[-1]) if origin.resize and len(origin.shape) == 3 else None
     channels: Any = origin.shape[0] if origin.channels and origin.shape[0] in (1, 3) else "auto"
     look = Look(size, channels)
     numbers = origin.task != CLASSIFICATION
-    names, x, truth = read_inputs(data, origin.class_names, origin.shape, look, origin.columns, numbers)
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
+    names, x, truth, notes = read_inputs(
+        data, origin.class_names, origin.shape, look, origin.columns, numbers, origin.fill
+    )
+    for note in notes:
+        tell(f"sepal: {one_line(note)}")
+    if x.dtype.kind == "f" and not (np.isfinite(x) | (origin.fill & np.isnan(x))).all():
         raise DataError("data", "finite numbers", "NaN or infinity")
     logits = found(np.asarray(found.prepare(x), np.float32 if not origin.vocabulary else np.int64))
     if numbers:

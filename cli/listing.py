@@ -2,45 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import starting
 
-if TYPE_CHECKING:
-    from sepal.server_app.stored_run import StoredRun
-
 
 @app.command("ls")
 def list_runs(
-    directory: Annotated[Path | None, typer.Argument(help="By default runs/ here and in $SEPAL_HOME.")] = None,
+    place: Annotated[
+        str, typer.Argument(help="A directory, or a folder's name; by default runs/ here and in $SEPAL_HOME.")
+    ] = "",
 ) -> None:
-    """List runs, the newest first: name, method, data, rounds, state."""
+    """List runs, the newest first; a comparison or a tuning is one line, and `sepal ls NAME` lists its runs."""
     with starting():
         from sepal.cli.showing import print_table
         from sepal.errors import SepalError
-        from sepal.server_app.stored_run import read_run
-        from sepal.study.runs import runs_in
+        from sepal.study.runs import find_place, is_run, name_of, places_in, started
 
-    rows = []
-    for path in runs_in(directory):
-        try:
-            rows.append(_row(read_run(path)))
-        except SepalError as error:
-            rows.append((path.name, "", "", "", error.got))
-    if rows:
-        print_table("", ("run", "method", "data", "rounds", "state"), rows)
+    if not place:
+        found = places_in()
     else:
-        typer.echo("no runs yet: `sepal run` makes one")
+        try:
+            path = find_place(place)
+        except SepalError:
+            if not (path := Path(place).expanduser()).is_dir():
+                raise
+        found = [(path, [path])] if is_run(path) else places_in(path)
+    rows = []
+    for path, runs in found:
+        when = f"{datetime.fromtimestamp(started(runs[0])):%Y-%m-%d %H:%M}"
+        try:
+            rows.append((name_of(path), *(_row(path) if is_run(path) else _folder(path, runs)), when))
+        except SepalError as error:
+            rows.append((name_of(path), "", "", "", error.got, when))
+    if rows:
+        print_table("", ("run", "method", "data", "rounds", "state", "started"), rows)
+    else:
+        typer.echo(f"no runs in {place}" if place else "no runs yet: `sepal run` makes one")
 
 
-def _row(run: StoredRun) -> tuple[str, str, str, str, str]:
+def _row(path: Path) -> tuple[str, str, str, str]:
+    from sepal.server_app.stored_run import read_run
+
+    run = read_run(path)
     done = sum(line["phase"] != "closing" for line in run.lines)
     state = "complete" if run.summary is not None else "unfinished"
-    return run.path.name, str(run.config["method"]), str(run.config["dataset"]), f"{done}/{run.config['rounds']}", state
+    return str(run.config["method"]), str(run.config["dataset"]), f"{done}/{run.config['rounds']}", state
+
+
+def _folder(path: Path, runs: Sequence[Path]) -> tuple[str, str, str, str]:
+    from sepal.server_app.stored_run import stored_config, stored_summary
+    from sepal.study.runs import INDEX, compared_in
+
+    indexed = (path / INDEX).is_file()
+    kind = "comparison, " if indexed else "tuning, " if (path / "chosen.toml").is_file() else ""
+    trials = len({run.name for run in runs} - compared_in(path)) if indexed else 0
+    counts = ((len(runs) - trials, "run"), (trials, "trial"))
+    words = " and ".join(f"{count} {what}{'s' * (count != 1)}" for count, what in counts if count)
+    going = sum(stored_summary(run) is None for run in runs)
+    data = str((stored_config(runs[0]) or {}).get("dataset", ""))
+    return f"{kind}{words}", data, "", f"{going} unfinished" if going else "complete"
 
 
 @app.command("data")

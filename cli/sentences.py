@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sepal.cli.sizes import decimals, size
-from sepal.study.comparison import Comparison
+from sepal.study.comparison import SEEDS, Comparison
 from sepal.study.frontier import CLOSE_TO, close, frontier
 from sepal.study.results import DIRECTIONS, Variant
-
-SEEDS = 3  # below these there is no interval over seeds
 
 
 def headline(comparison: Comparison, cell: str) -> str:

@@ -20,7 +20,7 @@ from sepal.study.results import DIRECTIONS, LEAST_POINTS, Variant
 from sepal.study.statistics import Estimate
 
 LEGEND = (
-    "{} on test data, mean ± standard deviation over seeds. deployed: the model that a user of a deployed "
+    "{} on test data{}. deployed: the model that a user of a deployed "
     "client predicts with (kept, received or trained, depending on the method); kept: the model that a client keeps "
     "if it does not take the last download; received: as the server sends it; trained: after the client's own steps; "
     "pooled: trained, on everybody's test data. MB: payloads of training, all clients and rounds. Multiply-adds: 10⁹ "
@@ -33,9 +33,10 @@ def title_of(measure: Measure) -> str:
     return f"{measure.name.capitalize()}{measure.in_unit}"
 
 
-def legend(measure: Measure) -> str:
+def legend(comparison: Comparison) -> str:
     """Return how to read a comparison's tables."""
-    return LEGEND.format(title_of(measure))
+    several = any(len(variant.results) > 1 for variant in comparison.all_variants())
+    return LEGEND.format(title_of(comparison.measure), ", mean ± standard deviation over seeds" * several)
 
 
 ACCURACIES = ("deployed", *reversed(CLOSING_VIEWS))
@@ -105,7 +106,9 @@ def difference_sheet(comparison: Comparison, cell: str) -> Sheet:
         [label, *(found[view][label].shown(measure, "+") if label in found[view] else NONE for view in views)]
         for label in labels
     ]
-    return Sheet((f"paired difference over clients,\n{measure.points}, 95 % interval", *views), rows)
+    return Sheet(
+        (f"paired difference over {comparison.paired_over(cell)},\n{measure.points}, 95 % interval", *views), rows
+    )
 
 
 def tuning_sheet(comparison: Comparison) -> Sheet:

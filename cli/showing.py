@@ -33,10 +33,10 @@ def show(
         from sepal.server_app.stored_run import read_run
         from sepal.study.comparison import check_comparable
         from sepal.study.results import read_result
-        from sepal.study.runs import INDEX, find_place, find_run, naming
+        from sepal.study.runs import find_place, find_run, is_run, naming
 
     path = find_place(run)
-    if (path / INDEX).is_file():
+    if not is_run(path):
         for option, given in {"--beside": beside, "--tensorboard": tensorboard}.items():
             if given:
                 raise ConfigError(option, "one run, not a comparison", str(path))
@@ -77,7 +77,7 @@ def report(
         from sepal.cli.report import write_html
         from sepal.study.runs import find_place, naming
 
-    places = [path if (path := Path(run).expanduser()).is_dir() else find_place(run) for run in runs]
+    places = [find_place(run) for run in runs]
     around = {place.resolve().parent for place in places}
     both = (around.pop() if len(around) == 1 else Path.cwd()) / "comparison.html"  # a run's own report stays
     with naming(places[0]):
@@ -146,7 +146,7 @@ def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) 
 
     table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
     for column in head:
-        table.add_column(column, no_wrap=column in ("key", "run", "dataset", "model"))
+        table.add_column(column, no_wrap=column in ("key", "run", "dataset", "model"), overflow="fold")
     for row in rows:
         table.add_row(*(escape(one_line(word)) for word in row))
     Console().print(table)

@@ -247,7 +247,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         print_sheet(console, tuning_sheet(comparison), tuning_title(comparison), left=True)
         paragraphs(tuning_note(comparison))
     say(*comparison.notes)
-    console.print(legend(comparison.measure), style="italic", highlight=False)
+    console.print(legend(comparison), style="italic", highlight=False)
     say(without_yardsticks(comparison))
 
 

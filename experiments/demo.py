@@ -90,20 +90,21 @@ def conclude(seeds: Sequence[int]) -> int:
     return 0
 
 
-def mean(run: StoredRun, view: str) -> float | None:
-    """Return a view's mean accuracy at the end, in per cent."""
+def mean(run: StoredRun, view: str, figure: str = "mean") -> float | None:
+    """Return a view's mean accuracy, or another figure of it, at the end, in per cent."""
     figures = (run.summary or {})["accuracy"][view]
-    return 100 * figures["mean"] if figures else None
+    return 100 * figures[figure] if figures else None
 
 
 def comparison(runs: Sequence[StoredRun]) -> Table:
-    """Return a table that compares the runs."""
+    """Return a table that compares the runs, first by the deployed models, as the conclusion does."""
     table = new_table("Side by side, at the end: accuracy in %, MB of training")
-    for name in ("method", "received", "trained", "bottom 10 %", "pooled", "MB up", "MB down"):
+    for name in ("method", "deployed", "bottom 10 %", "received", "trained", "pooled", "MB up", "MB down"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for run in runs:
-        values = [mean(run, "received"), mean(run, "trained")]
-        values += [100 * (run.summary or {})["accuracy"]["trained"]["bottom_decile"], mean(run, "pooled")]
+        view = registry.deployed(run.config["method"])
+        values = [mean(run, view), mean(run, view, "bottom_decile")]
+        values += [mean(run, each) for each in ("received", "trained", "pooled")]
         cells = ["-" if value is None else f"{value:.1f}" for value in values]
         table.add_row(run.config["method"], *cells, *(megabytes(run.bytes[way]) for way in ("up", "down")))
     return table
@@ -113,7 +114,7 @@ def conclusion(runs: Sequence[StoredRun]) -> Iterator[str]:
     """Yield three lines that describe the results: of the model that a user of each method gets."""
     found = {str(run.config["method"]): mean(run, registry.deployed(str(run.config["method"]))) or 0.0 for run in runs}
     figures = ", ".join(f"{method} {value:.1f} %" for method, value in found.items())
-    yield f"Accuracy of the model that a user gets: {figures}."
+    yield f"Accuracy of the deployed model, the one that a user gets: {figures}."
     own = found["fedpse"]
     sent = [run.bytes["up"] + run.bytes["down"] for run in runs]
     share, dense, alone = sent[0] / sent[1], compared(own - found["fedavg"]), compared(own - found["local"])

@@ -20,9 +20,10 @@ from sepal.server_app.stored_run import stored_config
 from sepal.storage.files import write_atomically
 from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.results import Result, Variant, read_result
-from sepal.study.runs import INDEX, find_place
+from sepal.study.runs import INDEX, find_place, is_run, runs_of
 from sepal.study.statistics import Estimate
 
+SEEDS = 3  # below these there is no interval over seeds
 NEAR = 0.95  # the default target: this share of the best accuracy at the end
 MOST_TITLES = 4  # a report of this many runs gives their number instead of their names
 # Keys that must be the same in all compared runs: the clients and their data. The seed may differ.
@@ -113,13 +114,20 @@ class Comparison:
         return math.floor(100 * NEAR * best) / 100
 
     def differences(self, cell: str, view: str) -> list[tuple[str, Estimate]]:
-        """Return the first variant's accuracy minus each other's, paired over clients and seeds, with a label.
+        """Return the first variant's accuracy minus each other's, paired, with a label.
 
-        With ``deployed``, each variant's is that of its own deployed view.
+        With ``deployed``, each variant's is that of its own deployed view. The intervals are over what
+        :meth:`paired_over` says: of one difference, only one interval is shown.
         """
         found = self.variants(cell)
-        pairs = [(f"{found[0].label} − {other.label}", found[0].difference(other, view)) for other in found[1:]]
+        kind = Variant.difference_by_seed if self.paired_over(cell) == "seeds" else Variant.difference
+        pairs = [(f"{found[0].label} − {other.label}", kind(found[0], other, view)) for other in found[1:]]
         return [(label, each) for label, each in pairs if each]
+
+    def paired_over(self, cell: str) -> str:
+        """Return ``seeds`` where there are enough of them for the interval of the conclusions; else ``clients``."""
+        seeds = [{result.seed for result in variant.results} for variant in self.variants(cell)]
+        return "seeds" if any(len(seeds[0] & others) >= SEEDS for others in seeds[1:]) else "clients"
 
 
 def write_index(
@@ -159,17 +167,12 @@ def read_comparison(places: Sequence[str]) -> Comparison:
 
 
 def _of_place(place: str) -> Comparison:
-    directory = Path(place).expanduser()
-    if not (directory / "config.toml").is_file() and directory.is_dir():
-        if (directory / INDEX).is_file():
-            return _indexed(directory)
-        runs = sorted(path.parent for path in directory.glob("*/config.toml"))
-        if runs:
-            return Comparison(directory.resolve().name, tuple(read_result(path) for path in runs))
     path = find_place(place)
+    if is_run(path):
+        return Comparison(path.name, (read_result(path),))
     if (path / INDEX).is_file():
         return _indexed(path)
-    return Comparison(path.name, (read_result(path),))
+    return Comparison(path.resolve().name, tuple(read_result(run) for run in sorted(runs_of(path))))
 
 
 def _indexed(directory: Path) -> Comparison:

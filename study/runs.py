@@ -1,7 +1,8 @@
-"""Finds and reads run directories, of finished and running runs."""
+"""Finds run directories, of finished and running runs, alone or in a folder: one place resolves all names of runs."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,48 +20,92 @@ INDEX = "comparison.json"  # the list of runs in a directory of `sepal compare`
 def find_run(text: str) -> Path:
     """Return the run directory for ``text``: a path, or a name under ``runs/`` here or in ``$SEPAL_HOME``.
 
+    A run in a folder, such as that of a comparison, is named with it: ``penguins/fedpse-seed0``.
+
     Raises:
-        ConfigError: There is no such run.
+        ConfigError: There is no such run, or ``text`` names a folder of them.
     """
-    return _find(text, ("config.toml",), "a run directory")
+    path = _found(text)
+    if path and is_run(path):
+        return path
+    if path:
+        raise ConfigError("run", f"one run, such as `sepal ls {text}` lists", f"{text}, a folder of runs")
+    raise _unknown(text, "a run directory")
 
 
 def find_place(text: str) -> Path:
-    """Return the directory of a run or a comparison for ``text``, which is a path or a name, as for :func:`find_run`.
+    """Return the directory of a run, or one with runs in it, for ``text``: a path or a name, as for :func:`find_run`.
 
     Raises:
         ConfigError: There is neither.
     """
-    return _find(text, ("config.toml", INDEX), "a directory of a run or a comparison")
+    if path := _found(text):
+        return path
+    raise _unknown(text, "a directory of a run or a comparison")
 
 
-def runs_in(directory: Path | None = None) -> list[Path]:
-    """Return the run directories below ``directory``, the newest first; None for those that :func:`find_run` knows.
+def is_run(path: Path) -> bool:
+    """Return whether ``path`` is a run directory."""
+    return (path / "config.toml").is_file()  # reading a named pipe would wait for ever
 
-    Directories of comparisons are searched, too.
+
+def runs_of(place: Path) -> list[Path]:
+    """Return a run directory itself, or the run directories in a folder, the newest first."""
+    found = [place] if is_run(place) else [path.parent for path in place.glob("*/config.toml") if path.is_file()]
+    return sorted(found, key=lambda path: (-started(path), path.name))
+
+
+def started(run: Path) -> float:
+    """Return when a run began, in seconds since 1970."""
+    return (run / "config.toml").stat().st_mtime
+
+
+def places_in(directory: Path | None = None) -> list[tuple[Path, list[Path]]]:
+    """Return single runs and folders of runs, each with :func:`runs_of` it, the newest first.
+
+    Args:
+        directory: Where to look; None for where names are looked up.
     """
-    bases = [directory] if directory else _bases()
-    found = {
-        file.parent.resolve()
-        for base in bases
-        for depth in ("*", "*/*")
-        for file in base.glob(f"{depth}/config.toml")
-        if file.is_file()  # reading a named pipe would wait for ever
-    }
-    return sorted(found, key=lambda path: (-(path / "config.toml").stat().st_mtime, path.name))
+    bases = {base.resolve() for base in ([directory] if directory else _bases())}
+    found = [(place, runs) for base in bases for place in base.glob("*") if (runs := runs_of(place))]
+    return sorted(found, key=lambda each: (-started(each[1][0]), each[0].name))
+
+
+def compared_in(folder: Path) -> set[str]:
+    """Return the names of the runs that a comparison shows; the others in its folder are trials.
+
+    Raises:
+        StateError: Its list is damaged.
+    """
+    try:
+        return {str(row["name"]) for row in json.loads((folder / INDEX).read_text())["runs"]}
+    except (OSError, ValueError, LookupError, TypeError):
+        raise StateError(str(folder / INDEX), "the list of a comparison's runs", "a damaged file") from None
+
+
+def name_of(path: Path) -> str:
+    """Return the shortest text by which :func:`find_place` finds ``path``."""
+    path = path.resolve()
+    for base in (*_bases(), Path.cwd()):
+        if path.is_relative_to(base.resolve()):
+            name = str(path.relative_to(base.resolve()))
+            if (found := _found(name)) and found.resolve() == path:  # a name here hides the same one elsewhere
+                return name
+    return str(path)
 
 
 def _bases() -> list[Path]:
     return [default_base(engine) / "runs" for engine in (IN_PROCESS, "flower")]
 
 
-def _find(text: str, files: tuple[str, ...], what: str) -> Path:
+def _found(text: str) -> Path | None:
+    places = (Path(text).expanduser(), *(base / text for base in _bases()))
+    return next((place for place in places if (place / INDEX).is_file() or runs_of(place)), None)
+
+
+def _unknown(text: str, what: str) -> ConfigError:
     bases = _bases()
-    for place in (Path(text).expanduser(), *(base / text for base in bases)):
-        if any((place / file).is_file() for file in files):
-            return place
-    expected = what if "/" in text else f"{what}, or a name under {bases[0]} or {bases[1]}"
-    raise ConfigError("run", expected, text)
+    return ConfigError("run", what if "/" in text else f"{what}, or a name under {bases[0]} or {bases[1]}", text)
 
 
 def model_of(path: Path, client: str | int, view: str = "") -> ClientModel:

@@ -183,10 +183,13 @@ def _pairs(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
         for r in rows
         if r["view"] == first
     )
+    over = sorted({comparison.paired_over(row["cell"]) for row in rows}, reverse=True)
     reading = (
         f"{'Percentage points' if measure.percent else difference.capitalize()}, client by client on the same data, "
-        "with the 95 % interval over clients. Clients of one federation are not independent: a guide, no test."
+        f"with the 95 % interval over {' or '.join(over)}."
     )
+    if "clients" in over:
+        reading += " Clients of one federation are not independent: a guide, no test."
     reading += " Trained models, as the deployed ones are not evaluated." * (first != views(comparison)[0])
     chart = alt.layer(zero.encode(x=alt.datum(0)), interval, dots)
     spoken = f"Paired differences, {first} models: {words}."

@@ -206,7 +206,7 @@ def _overview(comparison: Comparison) -> Iterator[str]:
         for words in (frontier_sentence(comparison, cell), *remarks(comparison, cell)):
             yield f'<p class="conclusion" {place}>{_with_code(words)}</p>' if words else ""
         how = " Bold: the best of a column. A click on a head sorts." if len(variants) > 1 else ""
-        yield f'<p class="reading" {place}>{legend(comparison.measure)}{how}</p>'
+        yield f'<p class="reading" {place}>{legend(comparison)}{how}</p>'
     for note in filter(None, (*comparison.notes, without_yardsticks(comparison))):
         yield f'<p class="reading">{_with_code(note)}</p>'
 

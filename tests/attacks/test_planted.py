@@ -41,7 +41,7 @@ from sepal.strategies.assembly import assemble
 from sepal.study.comparison import read_comparison
 from sepal.study.plans.execute import execute
 from sepal.study.plans.plan import read_plan
-from sepal.study.runs import runs_in
+from sepal.study.runs import places_in
 from tests.cli.runs_for_tests import write_run
 
 ESCAPE = "[/x]\x1b]0;taken\x07"
@@ -170,7 +170,7 @@ def test_a_named_pipe_does_not_keep_a_list_of_runs_waiting(tmp_path):
     write_run(tmp_path / "a")
     (tmp_path / "pipe").mkdir()
     os.mkfifo(tmp_path / "pipe" / "config.toml")
-    assert [path.name for path in runs_in(tmp_path)] == ["a"]
+    assert [path.name for path, _ in places_in(tmp_path)] == ["a"]
 
 
 def test_a_list_of_runs_has_no_escapes_of_their_names(tmp_path):

@@ -298,12 +298,10 @@ def test_runs_data_sets_and_models_are_listed(here, monkeypatch):
     monkeypatch.setenv("SEPAL_DATA", str(here / "nothing"))
     assert "no runs yet" in sepal("ls").stdout
     write_run(here / "runs" / "first", seed=1)
-    write_run(here / "runs" / "plan" / "second", method="local")
     (here / "runs" / "broken").mkdir()
     (here / "runs" / "broken" / "config.toml").write_text("= 3")
     rows = [line.split() for line in sepal("ls").stdout.splitlines()]
-    assert ["first", "fedavg", "digits", "2/2", "complete"] in rows
-    assert ["second", "local", "digits", "2/2", "complete"] in rows
+    assert ["first", "fedavg", "digits", "2/2", "complete"] in [row[:5] for row in rows]
     assert any(row[:1] == ["broken"] for row in rows), "one that cannot be read is listed, too"
     rows = [line.split() for line in sepal("data").stdout.splitlines()]
     assert ["digits", "image", "1x8x8", "10", "dirichlet", "yes"] in rows

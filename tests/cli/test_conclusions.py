@@ -12,7 +12,9 @@ from rich.console import Console
 
 from experiments.paper.figures import figures
 from sepal.cli.files import by_variant, write_csv
-from sepal.cli.sheets import conclusions
+from sepal.cli.report.charts import figures as charts
+from sepal.cli.report.data import datasets
+from sepal.cli.sheets import conclusions, difference_sheet, legend
 from sepal.cli.tables import print_comparison
 from sepal.study.comparison import read_comparison
 from sepal.study.plans.model import PlannedRun
@@ -160,3 +162,18 @@ def test_one_seed_or_two_establish_no_lead(tmp_path):
     (line,) = said(tmp_path / "b", 2, fedavg=[0.8, 0.8], fedem=[0.2, 0.3])
     assert line.startswith("Two seeds are too few to say which is better: fedavg 80.0 ± 0.0 %, fedem 25.0 ± 7.1 %")
     assert said(tmp_path / "c", 1, fedavg=[0.8]) == []
+
+
+@pytest.mark.parametrize(("seeds", "over", "figures"), [(3, "seeds", "+20.0 ± 24.8"), (1, "clients", "+20.0 ± 0.0")])
+def test_of_one_difference_there_is_one_interval(tmp_path, seeds, over, figures):
+    """Clients differ by the same: over them the interval is 0, and it must not stand beside that of the conclusion."""
+    concluded = said(tmp_path, seeds, fedavg=[0.7, 0.6, 0.8], fedem=[0.5, 0.5, 0.5])
+    found = read_comparison([str(tmp_path)])
+    sheet = difference_sheet(found, "")
+    assert sheet.head[0].startswith(f"paired difference over {over},")
+    assert sheet.rows[0][1] == figures
+    assert (figures in concluded[0]) == (seeds == 3)
+    (reading,) = (each.reading for each in charts(found, datasets(found)) if each.name == "pairs")
+    assert f"with the 95 % interval over {over}." in reading
+    assert ("a guide, no test" in reading) == (seeds == 1)
+    assert ("standard deviation over seeds" in legend(found)) == (seeds == 3)

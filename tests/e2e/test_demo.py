@@ -82,6 +82,7 @@ def test_the_demo_runs_and_leaves_no_process(tmp_path):
     assert left(mark) == []
     assert abandoned(before) == set()
     for words in (
+        "deployed",
         "received",
         "trained",
         "bottom",

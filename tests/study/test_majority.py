@@ -43,7 +43,9 @@ def test_runs_that_are_no_better_are_warned_of(mean, warned):
     assert bool(words) == warned
     if warned:
         assert words.startswith(f"{100 * mean:.1f} % (kept) is not above 75.0 %")
-        assert words.endswith("try an lr below 0.2, more rounds, or `sepal tune`")
+        assert words.endswith(
+            "the lr of 0.2 may be too small or too large, or the rounds too few; `sepal tune` tries several rates"
+        )
     assert not warning([{"accuracy": {"kept": None}, "majority": 0.75}, {}], "kept", 0.2)
 
 

@@ -30,8 +30,9 @@ from sepal.config import FolderSettings, HubReading, HubSettings
 from sepal.data import cache
 from sepal.data.examples import Source
 from sepal.data.locations import data_directory, downloads_allowed
-from sepal.data.sources.folder import source_of, task_of
+from sepal.data.sources.folder import source_of, table_of, task_of
 from sepal.data.sources.images import Look, as_array, check_alike
+from sepal.data.sources.table import refuse_gaps
 from sepal.errors import DataError, one_line
 from sepal.protocol.tasks.learning import CLASSIFICATION
 
@@ -147,10 +148,14 @@ def _source(key: str, train: Any, test: Any | None, keys: HubReading) -> Source:
         if part is not None
     ]
     people = np.asarray(train[hub.person][:]) if hub.person else None
-    found = source_of(key, pairs[0], pairs[1] if len(pairs) > 1 else None, people, names=names, task=task)
-    numbers = _is_table(train, columns)
-    info = replace(found.info, name="hf", table=numbers and keys.standardize, columns=tuple(columns) if numbers else ())
-    return replace(found, info=info)
+    if _is_table(train, columns):
+        for part, (x, _) in zip((hub.train, hub.test), pairs, strict=False):
+            if keys.missing == "refuse":
+                refuse_gaps(f"{key} {part}", x, columns)
+        found = table_of(key, pairs, people, names, columns, keys)
+    else:
+        found = source_of(key, pairs[0], pairs[1] if len(pairs) > 1 else None, people, names=names, task=task)
+    return replace(found, info=replace(found.info, name="hf"))
 
 
 def _inputs(part: Any, hub: HubSettings) -> list[str]:
