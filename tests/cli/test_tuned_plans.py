@@ -155,7 +155,7 @@ def execute(tmp_path, monkeypatch):
                 out / run.name, method=method, seed=run.seed, lr=lr, closing=closing, validation={VIEWS[method]: good}
             )
         calls.append([run.name for run in runs])
-        return [run.name for run in runs if run.name in diverged]
+        return {run.name: "model: diverged" for run in runs if run.name in diverged}
 
     monkeypatch.setattr(trials, "execute", fake)
     return calls, diverged

@@ -121,6 +121,14 @@ def test_what_does_not_fit_is_one_line(saved, keys, words):
     assert "\n" not in str(refused.value)
 
 
+def test_a_directory_as_name_is_refused_with_how_a_local_copy_is_given(tmp_path, monkeypatch):
+    """The library would read it as a data set of that name, and Sepal keep a copy of it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hf_two").mkdir()
+    with pytest.raises(DataError, match=r"a local copy is data-dir = hf_two \(in Python data_dir=\) without hf.name"):
+        hub.local_copy("hf_two", tmp_path / "data")
+
+
 def test_a_data_set_is_downloaded_once_and_what_cannot_be_reached_is_named(tmp_path, monkeypatch):
     asked = []
 
