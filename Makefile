@@ -30,7 +30,7 @@ setup: $(STAMP) ## make .venv and install the pinned versions
 $(STAMP): constraints.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "setup: expected Python 3.11 or newer as python3.11 or python3, got $$(python3 --version 2>&1 || echo none)" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@(while sleep 10; do echo "setup: installing packages, $$(du -sh .venv | cut -f1) so far"; done) & beat=$$!; trap "kill $$beat" EXIT; \
+	@(began=$$(date +%s); while sleep 10; do echo "setup: installing packages, $$(du -sh .venv | cut -f1) after $$(($$(date +%s) - began)) s"; done) & beat=$$!; trap "kill $$beat" EXIT; \
 	$(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) torch torchvision; \
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[simulation,dev]"
 	@touch $@

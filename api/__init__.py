@@ -7,55 +7,21 @@
     run.model("client-00003")    # torch module, ready to predict
     sepal.compare(["fedpse", "fedavg-ft"], seeds=range(3), dataset="digits").frontier()
 
-A function for data or model may be written in a notebook's cell (:func:`sepal.user_modules.name_of`).
+A function for data or model may be written in a notebook's cell (:func:`sepal.api.keys.name_of`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sepal import user_modules
+from sepal.api.keys import Function, Own, code_key, flat_keys, listed, own, settings_keys
 from sepal.api.results import Compared, Run
-from sepal.errors import ConfigError, SepalError
 
-Function = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Own:
-    """Private data of each client, from a function; see :func:`own`."""
-
-    keys: Mapping[str, Any]
-
-
-def own(
-    load: Function | str,
-    *,
-    shape: Sequence[int],
-    classes: int = 0,
-    vocabulary: int = 0,
-    task: Function | str = "classification",
-) -> Own:
-    """Return a data set for :func:`run`: each client's data comes from ``load``.
-
-    Args:
-        load: Returns (x_train, y_train, x_test, y_test); it may take the client's number, from 0. Or its name,
-            ``package.module:function``.
-        shape: Shape of one example.
-        classes: Number of classes; of labels (multilabel), numbers to predict (regression; 0: one) or token ids
-            (tokens; 0: ``vocabulary``).
-        vocabulary: Number of token ids; 0 if the data is not text.
-        task: What is learned: a task's name, or an own one (docs/tasks.md).
-    """
-    sides = "x".join(str(int(side)) for side in shape)
-    keys = {"dataset": "own", "own.data": _target(load), "own.shape": sides, "own.classes": classes}
-    keys |= {} if task == "classification" else {"task": _target(task)}
-    return Own({**keys, "own.vocabulary": vocabulary})
+__all__ = ["Compared", "Own", "Run", "compare", "load", "own", "run"]
 
 
 def run(
@@ -86,19 +52,26 @@ def run(
     from sepal.study.run_keys import gather
 
     base = default_base(IN_PROCESS)
-    prepared = prepare(gather(None, (), _flat(method, dataset, model, keys), base), base)
+    prepared = prepare(gather(None, (), flat_keys(method, dataset, model, keys), base), base)
     execute(prepared, workers, None, list(_displays(prepared) if progress else ()))
     return Run(prepared.path)
 
 
-def load(run: str | Path) -> Run:
+def load(run: str | Path, *, code: Iterable[Function] = ()) -> Run:
     """Return a run that there is: by its directory, or by its name.
+
+    Args:
+        run: Its directory or name.
+        code: The functions and classes of a notebook or script with which it was run, for :meth:`Run.model`, if this
+            session has not given them to :func:`run`. A run's directory has their names alone.
 
     Raises:
         ConfigError: There is no such run.
     """
     from sepal.study.runs import find_run
 
+    for function in code:
+        code_key("code", function)
     return Run(find_run(str(run)))
 
 
@@ -119,11 +92,12 @@ def compare(
 
     Args:
         methods: Names of methods, or of variants that ``settings`` describes.
-        seeds: Seeds, which change data, weights and sampling.
+        seeds: Seeds, which change data, weights and sampling: ``range(2)``, and not how many.
         dataset: As for :func:`run`.
         model: As for :func:`run`.
         out: Directory of the runs; by default ``runs/compare``.
-        tune: Whether each method's rate is first searched on validation data.
+        tune: Whether each method's rate is first searched on validation data. What was chosen is shown, and is in the
+            column ``lr`` of the frame.
         jobs: Runs at a time; 0: one per core.
         progress: Whether to show bars.
         settings: Method or variant → keys for it alone, such as ``{"fedpse": {"keep": [0.01, 0.1]}}``; a list makes a
@@ -138,18 +112,25 @@ def compare(
     from sepal.cli.progress import PlanDisplay
     from sepal.study.plans.model import PlanFile
     from sepal.study.plans.plan import make_plan
-    from sepal.study.plans.trials import run_plan
+    from sepal.study.plans.trials import failure, run_plan
 
-    shared = _flat("", dataset, model, keys)
-    own = {name: _keys(mapping) for name, mapping in (settings or {}).items()}
-    table: dict[str, Any] = {"methods": list(methods), "seeds": list(seeds), "settings": {**shared, **own}}
+    shared = flat_keys("", dataset, model, keys)
+    alone = {name: settings_keys(mapping) for name, mapping in (settings or {}).items()}
+    table: dict[str, Any] = {
+        "methods": listed("methods", methods, '["fedpse", "local"]'),
+        "seeds": listed("seeds", seeds, "range(2) or [2]"),
+        "settings": {**shared, **alone},
+    }
     place = Path(out or Path("runs") / "compare").absolute()
     plan: PlanFile = make_plan(Path("compare.toml"), {**table, "tune": True} if tune else table)
     displays = partial(PlanDisplay, Console(stderr=True, quiet=not progress))
     done = run_plan(plan, place, displays, jobs=jobs)
     if bad := done.lost:
-        raise SepalError("compare", f"{len(done.runs)} runs that end", f"{len(bad)} that failed, the first: {bad[0]}")
-    return Compared(place)
+        raise failure("compare", len(done.runs), bad)
+    made = Compared(place)
+    for one in made.comparison.tuning if progress else ():
+        print(f"tuned: {one.label}{f', {one.cell}' * bool(one.cell)}: {one.chosen or 'nothing'}", file=sys.stderr)
+    return made
 
 
 def _displays(prepared: Any) -> Iterable[Any]:
@@ -159,35 +140,3 @@ def _displays(prepared: Any) -> Iterable[Any]:
 
     settings = prepared.settings
     yield RoundDisplay(Console(file=sys.stderr), f"{settings.method} on {settings.dataset}", prepared.assembly.notes)
-
-
-def _flat(method: str, dataset: str | Own, model: Function | str, keys: Mapping[str, Any]) -> dict[str, Any]:
-    flat = dict(dataset.keys) if isinstance(dataset, Own) else {"dataset": dataset}
-    flat |= {"method": method} if method else {}
-    if model != "auto":
-        flat["model"] = _target(model)
-    return {**flat, **_keys(keys)}
-
-
-def _keys(keys: Mapping[str, Any]) -> dict[str, Any]:
-    flat = {key.replace("_", "-"): value for key, value in flatten_mapping(keys).items()}
-    return {key: user_modules.name_of(value) if callable(value) else value for key, value in flat.items()}
-
-
-def flatten_mapping(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a mapping with dotted keys: ``{"partition": {"alpha": 1}}`` → ``{"partition.alpha": 1}``."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= flatten_mapping(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
-
-
-def _target(function: Function | str) -> str:
-    if isinstance(function, str):
-        return function
-    if not callable(function):
-        raise ConfigError("model, data", "a function, or package.module:function", type(function).__name__)
-    return user_modules.name_of(function)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
+    from sepal.client_app.portable import Loaded
     from sepal.server_app.stored_run import StoredRun
     from sepal.study.comparison import Comparison
 
@@ -70,22 +71,56 @@ class Run:
 
         return pd.DataFrame(by_round(self.stored))
 
-    def model(self, client: str, view: str = "") -> nn.Module:
+    def model(self, client: str | int, view: str = "") -> nn.Module:
         """Return a client's deployed model, whose accuracy the tables show, in evaluation mode.
 
+        It takes examples as in training: images are scaled by the data's mean and standard deviation, which
+        :meth:`predict` does for you.
+
         Args:
-            client: Its name.
+            client: Its name, or its number from 0.
             view: ``received``, ``trained`` or ``kept`` for another of its models (docs/views.md).
 
         Raises:
             ConfigError: The run has no such client, or its model cannot be exported.
             StateError: The run's files are damaged.
         """
-        from sepal.client_app.client_model import client_model, write_model
+        return self._loaded(client, view).module.eval()
 
-        found = client_model(self.path, self.stored.config, client, view=view)
+    def predict(self, client: str | int, data: Any, view: str = "") -> pd.DataFrame:
+        """Return a client's predictions, as `sepal predict` makes them: images and rows are prepared as in training.
+
+        Args:
+            client: Its name, or its number from 0.
+            data: Path of an image, a CSV, NPZ or NPY file, or a directory of such; or an array (n, …): images as bytes
+                (n, H, W[, C]), rows of a table as in its file, or examples as the module takes them.
+            view: As in :meth:`model`.
+
+        Returns:
+            A row for each example: ``example, label, name, probability`` of classes; else the task's predictions.
+
+        Raises:
+            ConfigError: As in :meth:`model`; or a prediction is more than a row of numbers.
+            DataError: The data cannot be read.
+        """
+        import pandas as pd
+
+        from sepal.client_app.predicting import predictions
+        from sepal.errors import ConfigError
+
+        given = Path(data) if isinstance(data, str | Path) else data
+        table = predictions(self._loaded(client, view), given).table()
+        if table is None:
+            raise ConfigError("predict", "a task with rows of numbers; call run.model for others", "masks")
+        return pd.DataFrame(table[1], columns=table[0])
+
+    def _loaded(self, client: str | int, view: str) -> Loaded:
+        from sepal.client_app.client_model import write_model
+        from sepal.study.runs import model_of
+
+        found = model_of(self.path, client, view)
         with tempfile.TemporaryDirectory() as scratch:
-            return write_model(found, Path(scratch) / "model.safetensors").module.eval()
+            return write_model(found, Path(scratch) / "model.safetensors")
 
     def plot(self) -> Report:
         """Return the run's report, which a notebook shows."""

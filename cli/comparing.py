@@ -10,7 +10,7 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import starting
-from sepal.errors import ConfigError, SepalError
+from sepal.errors import ConfigError
 
 
 @app.command()
@@ -43,7 +43,7 @@ def compare(
         from sepal.study.comparison import read_comparison
         from sepal.study.plans.model import PlanFile
         from sepal.study.plans.plan import read_plan
-        from sepal.study.plans.trials import run_plan
+        from sepal.study.plans.trials import failure, run_plan
 
     check_mlflow(mlflow)
     found: PlanFile = read_plan(plan, tune)
@@ -63,7 +63,7 @@ def compare(
     if mlflow:
         typer.echo(log_runs(mlflow, place.name, [place / run.name for run in done.runs]))
     if bad := done.lost:
-        raise SepalError(str(plan), f"{len(done.runs)} runs that end", f"{len(bad)} that failed, the first: {bad[0]}")
+        raise failure(str(plan), len(done.runs), bad)
 
 
 def _write_html(place: Path) -> list[Path]:
@@ -96,6 +96,7 @@ def tune(
         from sepal.study.plans.execute import execute
         from sepal.study.plans.plan import check_keys
         from sepal.study.plans.search import choose, read_search
+        from sepal.study.plans.trials import failure
 
     search = read_search(plan)
     runs = list(search.plan.runs())
@@ -122,4 +123,4 @@ def tune(
     for path in search.write(place, runs, trials):
         typer.echo(f"written to {path}")
     if failed:
-        raise SepalError(str(plan), f"{len(runs)} runs that end", f"{len(failed)} that failed, the first: {failed[0]}")
+        raise failure(str(plan), len(runs), failed)

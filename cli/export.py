@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import starting, tell
-from sepal.errors import ConfigError, DataError
+from sepal.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from sepal.client_app.client_model import ClientModel
-    from sepal.client_app.portable import Loaded
+    from sepal.client_app.predicting import Predictions
 
 
 @app.command()
@@ -36,8 +31,9 @@ def export(
     with starting():
         import torch
 
-        from sepal.client_app.client_model import write_model, write_onnx
-        from sepal.study.runs import find_run
+        from sepal.client_app.client_model import write_model
+        from sepal.client_app.onnx_file import write_onnx
+        from sepal.study.runs import find_run, model_of
 
     path = find_run(run)
     found = model_of(path, client, view)
@@ -47,7 +43,7 @@ def export(
     if found.labels == 1:
         tell(f"sepal: {found.origin.client} has training examples of one class alone: its own model knows no other")
     if onnx:
-        write_onnx(kept.module, torch.from_numpy(found.inputs), file.with_suffix(".onnx"))
+        write_onnx(kept.module, torch.from_numpy(found.inputs), file.with_suffix(".onnx"), found.origin)
         typer.echo(f"written to {file.with_suffix('.onnx')}")
 
 
@@ -60,28 +56,6 @@ def tested(path: Path, client: str, view: str) -> str:
     found = next((each[view] for each in last if each["name"] == client and each[view] is not None), None)
     had = "" if found is None else f", {stored.measure.name} on the client's test data {stored.measure.text(found)}"
     return f": the {view} model{had}"
-
-
-def model_of(path: Path, client: str, view: str = "") -> ClientModel:
-    """Return a model of a client of the run at ``path`` (:func:`sepal.client_app.client_model.client_model`).
-
-    ``client``: its name or its number.
-
-    Raises:
-        ConfigError: The run has no such client, or its model cannot be exported.
-    """
-    from sepal.client_app.build import client_name
-    from sepal.client_app.client_model import client_model
-    from sepal.server_app.stored_run import read_run
-
-    stored = read_run(path)
-    names = {each["name"] for line in stored.lines for each in line["clients"]}
-    if client not in names and client_name(int(client) if client.isdecimal() else -1) in names:
-        client = client_name(int(client))
-    if client not in names:
-        few = f"{sorted(names)[0]} … {sorted(names)[-1]}" if names else "none yet"
-        raise ConfigError("client", f"a client of {path.name}: {few}", client)
-    return client_model(path, stored.config, client, view=view)
 
 
 @app.command()
@@ -103,97 +77,52 @@ def predict(
     Of other tasks: a label's probabilities, the numbers, or the tokens. Masks are written with --out FILE.npz.
     """
     with starting():
-        import numpy as np
-
         from sepal.client_app.portable import load
-        from sepal.data.sources.images import Look
-        from sepal.data.sources.inputs import read_inputs
+        from sepal.client_app.predicting import predictions
         from sepal.protocol.tasks.learning import CLASSIFICATION
-        from sepal.storage.files import write_atomically
 
-    found = load(model, allow or ())
-    origin = found.origin
-    size = (origin.shape[-2], origin.shape[-1]) if origin.resize and len(origin.shape) == 3 else None
-    channels: Any = origin.shape[0] if origin.channels and origin.shape[0] in (1, 3) else "auto"
-    look = Look(size, channels)
-    numbers = origin.task != CLASSIFICATION
-    names, x, truth = read_inputs(data, origin.class_names, origin.shape, look, origin.columns, numbers)
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
-        raise DataError("data", "finite numbers", "NaN or infinity")
-    logits = found(np.asarray(found.prepare(x), np.float32 if not origin.vocabulary else np.int64))
-    if numbers:
-        written = write_predictions(found, names, logits, out)
-        typer.echo(f"written to {out}" if out else written, nl=bool(out))
-        if truth is not None:
-            typer.echo(metrics_line(found, logits, truth), err=True)
-        return
-    shifted = np.exp(logits - logits.max(1, keepdims=True))
-    chances = shifted / shifted.sum(1, keepdims=True)
-    classes = origin.class_names or tuple(map(str, range(logits.shape[1])))
-    rows = [
-        (name, int(label), classes[label], f"{chances[place, label]:.4f}")
-        for place, (name, label) in enumerate(zip(names, logits.argmax(1), strict=True))
-    ]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("example", "label", "name", "probability"))
-    writer.writerows(rows)
-    if out:
-        write_atomically(out, text.getvalue().encode())
-        typer.echo(f"written to {out}")
-    else:
-        typer.echo(text.getvalue(), nl=False)
-    if truth is not None:
-        right = int((logits.argmax(1) == truth).sum())
-        typer.echo(f"accuracy {100 * right / len(truth):.1f} %: {right} of {len(truth)}", err=True)
+    if model.suffix == ".onnx":
+        raise ConfigError("model", "the .safetensors file of `sepal export`; ONNX's are for onnxruntime", model.name)
+    found = predictions(load(model, allow or ()), data)
+    for note in found.notes:
+        tell(f"sepal: {one_line(note)}")
+    classes = found.found.origin.task == CLASSIFICATION
+    written = write_predictions(found, out)
+    typer.echo(f"written to {out}" if out else written, nl=bool(out))
+    if found.truth is not None and classes:
+        right, count = found.right(), len(found.truth)
+        typer.echo(f"accuracy {100 * right / count:.1f} %: {right} of {count}", err=True)
+    elif found.truth is not None:
+        typer.echo(", ".join(f"{name} {value:.4g}" for name, value in found.metrics().items()), err=True)
 
 
-def write_predictions(found: Loaded, names: Sequence[str], outputs: npt.NDArray[np.float32], out: Path | None) -> str:
-    """Write the predictions of another task than classification to ``out``, or return them as CSV without it.
+def write_predictions(found: Predictions, out: Path | None) -> str:
+    """Write predictions to ``out``, or return them as CSV without it.
 
     Raises:
         ConfigError: They are more than rows of numbers, and ``out`` is no .npz.
     """
     import numpy as np
-    import torch
 
     from sepal.storage.files import write_atomically
 
-    origin, learning = found.origin, found.learning
-    predicted = learning.predict(torch.from_numpy(outputs)).numpy()
     if out is not None and out.suffix == ".npz":
         file = io.BytesIO()
-        np.savez_compressed(file, prediction=predicted)
+        np.savez_compressed(file, prediction=found.predicted)
         write_atomically(out, file.getvalue())
         return ""
-    if predicted.ndim > 2:
-        raise ConfigError("--out", "an .npz file for predictions of this shape", f"{predicted.shape[1:]}")
-    rows = predicted.reshape(len(predicted), -1)
-    heads = list(origin.class_names) or [str(number) for number in range(rows.shape[1])]
-    if learning.name == "multilabel":
-        rows = 1 / (1 + np.exp(-outputs))
-    if learning.name == "regression" and rows.shape[1] == 1:
-        heads = ["prediction"]
-    if learning.name == "tokens":
-        heads, rows = ["tokens"], np.array([[" ".join(map(str, row))] for row in rows])
+    table = found.table()
+    if table is None:
+        raise ConfigError("--out", "an .npz file for predictions of this shape", f"{found.predicted.shape[1:]}")
+    heads, rows = table
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("example", *(f"{head} probability" if learning.name == "multilabel" else head for head in heads)))
-    form = ".4f" if learning.name == "multilabel" else ".6g"
-    writer.writerows(
-        (name, *(str(cell) if isinstance(cell, str) else f"{cell:{form}}" for cell in row.tolist()))
-        for name, row in zip(names, rows, strict=True)
-    )
+    writer.writerow(heads)
+    kinds = [".4f" if head.endswith("probability") else ".6g" for head in heads]
+    for row in rows:
+        writer.writerow(
+            f"{cell:{kind}}" if isinstance(cell, float) else cell for cell, kind in zip(row, kinds, strict=True)
+        )
     if out is not None:
         write_atomically(out, text.getvalue().encode())
     return text.getvalue()
-
-
-def metrics_line(found: Loaded, outputs: npt.NDArray[np.float32], truth: npt.NDArray[Any]) -> str:
-    """Return one line with the metrics of a task over all examples, shares as fractions."""
-    import torch
-
-    learning = found.learning
-    targets = torch.from_numpy(learning.targets.checked("data y", truth, len(outputs)))
-    values = learning.scoring.values(learning.sums(torch.from_numpy(outputs), targets))
-    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())

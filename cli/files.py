@@ -50,12 +50,16 @@ def by_round(run: StoredRun) -> Iterator[dict[str, float]]:
 
 
 def by_variant(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield a row of figures for each variant of a comparison; accuracies and other shares are fractions."""
+    """Yield a row of figures for each variant of a comparison; accuracies and other shares are fractions.
+
+    ``lr`` is the rate that the runs had: after a search, the one that it chose.
+    """
     yield from (_row(variant) for variant in comparison.all_variants())
 
 
 def _row(variant: Variant) -> dict[str, Any]:
     row: dict[str, Any] = {"setting": variant.cell, "name": variant.label, "method": variant.method}
+    row["lr"] = variant.first.stored.config.get("lr")
     row |= {} if variant.measure == ACCURACY else {"metric": variant.measure.axis}
     row |= {"deployed_view": variant.deployed, "seeds": len(variant.results), "rounds": variant.rounds}
     row["rise_at_the_end"] = variant.rising.mean if variant.rising else None  # None: converged, or no verdict

@@ -74,7 +74,9 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
         except KeyboardInterrupt:
             display.stop()
             where = "" if settings.out == RunConfig.model_fields["out"].default else f" --out {settings.out}"
-            typer.echo(f"sepal: interrupted; `sepal run --name {path.name}{where}` continues it", err=True)
+            then = 1 + max((int(file.stem[6:]) for file in path.glob("checkpoints/round-*.safetensors")), default=0)
+            again = f"`sepal run --name {path.name}{where}` continues it with round {then}, after its last checkpoint"
+            typer.echo(f"sepal: interrupted; {again}", err=True)
             raise typer.Exit(INTERRUPTED) from None
     return path
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from sepal.client_app.portable import Loaded, Origin, load, save
 from sepal.data.examples import Examples
 from sepal.data.federation import DealtData
 from sepal.data.sources import FILES
-from sepal.errors import ConfigError, ModelError, SepalError, StateError, one_line
+from sepal.errors import ConfigError, SepalError, StateError, one_line
 from sepal.models.lora import merged
 from sepal.modules import frozen_tensors
 from sepal.protocol.algorithms import ClientAlgorithm
@@ -30,6 +29,7 @@ from sepal.protocol.payloads import seal, unseal
 from sepal.protocol.views import MODELS
 from sepal.server.run_state import RoundStart, RunState
 from sepal.server.run_store.disk import read_checkpoint
+from sepal.storage.home import home
 from sepal.strategies.assembly import Assembly, assemble
 
 log = logging.getLogger("sepal")
@@ -67,8 +67,11 @@ class NewestState:
 
 
 def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | None:
-    """Return the newest state of a client of the run at ``path``; None if it has none here."""
-    files = [file for file in path.glob(f"clients/*/{client}/*.safetensors") if is_version(file.stem)]
+    """Return the newest state of a client of the run at ``path``; None if it has none on this machine.
+
+    A deployed client's are in the state directory, if it ran here as this user.
+    """
+    files = _versions(path.glob(f"clients/*/{client}")) or _versions(_deployed(path, assembly, client))
     if not files:
         return None
     newest = max(files, key=lambda file: version_round(file.stem))
@@ -78,6 +81,18 @@ def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | N
     # Of a run that was extended, the round of its old closing evaluation has been repeated with training.
     trained = [state for state in states if state and state.reply.kind is Kind.TRAIN]
     return NewestState(last, (trained or states)[0], store)
+
+
+def _versions(directories: Iterable[Path]) -> list[Path]:
+    return [file for place in directories for file in place.glob("*.safetensors") if is_version(file.stem)]
+
+
+def _deployed(path: Path, assembly: Assembly, client: str) -> Iterator[Path]:
+    """Yield the directory of a client's states in a deployment, or in Flower's simulation, of this user."""
+    if checkpoints := sorted(path.glob("checkpoints/round-*.safetensors")):
+        chosen = assembly.task.config.state_dir
+        place = Path(chosen).expanduser() if chosen else home() / "state"
+        yield place / read_checkpoint(checkpoints[-1], assembly.method.server_state).run / client
 
 
 def client_model(
@@ -101,7 +116,8 @@ def client_model(
     number = next((n for n in range(assembly.task.config.clients) if client_name(n) == client), None)
     newest = newest_state(path, assembly, client)
     if number is None or newest is None:
-        raise ConfigError("client", f"one with a model in {path / 'clients'}", f"{client}, whose states are not here")
+        expected = f"one with states in {path / 'clients'} or {home() / 'state'} (`sepal join --export` writes a model)"
+        raise ConfigError("client", expected, f"{client}, whose states are not here")
     if newest.stored is None:
         raise ConfigError("client", "one whose state can be read", f"{client}, whose state is damaged")
     node = Node(number, assembly.task.config.clients)
@@ -165,6 +181,7 @@ def extract(
         keys.task,
         keys.target_unit,
         keys.own.shape if info.inputs else "",
+        data.scale is not None and keys.folder.missing == "mean",
     )
     whole = [{**network.read(), **frozen_tensors(network.module)} for network in predict.networks]
     networks = [merged(tensors, (keys.lora.alpha or keys.lora.rank) / (keys.lora.rank or 1)) for tensors in whole]
@@ -240,30 +257,3 @@ def write_deployed(shared: Shared, node: Node, run: str, view: str, predict: Pre
         log.info("%s: its %s model is in %s", node.client, view, node.export)
     except (SepalError, OSError) as reason:  # the run is not ended by it
         log.error("%s: no model in %s: %s", node.client, node.export, one_line(str(reason)))
-
-
-def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path) -> None:
-    """Write a module as ONNX, for batches of any size.
-
-    Raises:
-        ConfigError: onnx or onnxscript is not installed.
-        ModelError: ONNX cannot express it.
-    """
-    try:
-        batch = torch.export.Dim("batch")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # from torch's own exporter
-            torch.onnx.export(
-                module, (x[:2],), path, dynamo=True, dynamic_shapes=({0: batch},), external_data=False, verbose=False
-            )
-    except ImportError as missing:
-        raise ConfigError("--onnx", "onnx and onnxscript: pip install onnx onnxscript", str(missing)) from None
-    except torch.onnx.errors.OnnxExporterError as reason:
-        raise ModelError("--onnx", "a model that ONNX can express", _cause(reason)) from None
-
-
-def _cause(error: BaseException) -> str:
-    """Return the first line of what made the exporter fail; its own message is a list of its steps."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return one_line(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")

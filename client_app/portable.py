@@ -36,7 +36,7 @@ from sepal.strategies import registry
 
 FORMAT = "sepal.model.v1"
 # Left out of a file: earlier versions do not know these fields.
-PLAIN = (("task", CLASSIFICATION), ("unit", ""), ("inputs", ""))
+PLAIN = (("task", CLASSIFICATION), ("unit", ""), ("inputs", ""), ("fill", False))
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Origin:
         resize: Whether image files are scaled and cut to the shape, as in training.
         channels: Whether image files are brought to the shape's channels, as in training.
         inputs: ``own.shape`` of several inputs, which stand side by side in a row; empty for one.
+        fill: Whether a missing number of a table, NaN, becomes the column's ``offset``, as in training.
     """
 
     model: str
@@ -84,6 +85,7 @@ class Origin:
     task: str = CLASSIFICATION
     unit: str = ""
     inputs: str = ""
+    fill: bool = False
 
 
 def learning_of(origin: Origin) -> LearningTask:
@@ -186,7 +188,7 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
 def _scaled(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> nn.Module:
     """Return the module, which standardises its inputs first if the client's data was."""
     module = _module(origin, tensors)
-    return Standardized(module, origin.offset, origin.factor) if origin.offset else module
+    return Standardized(module, origin.offset, origin.factor, origin.fill) if origin.offset else module
 
 
 def _check_types(origin: Origin) -> None:
@@ -243,15 +245,16 @@ class Standardized(nn.Module):
     offset: torch.Tensor
     factor: torch.Tensor
 
-    def __init__(self, module: nn.Module, offset: Sequence[float], factor: Sequence[float]) -> None:
+    def __init__(self, module: nn.Module, offset: Sequence[float], factor: Sequence[float], fill: bool) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.fill = module, fill
         self.register_buffer("offset", torch.tensor(offset))
         self.register_buffer("factor", torch.tensor(factor))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the module's logits (n, classes) of raw rows (n, columns)."""
-        logits: torch.Tensor = self.module((x - self.offset) * self.factor)
+        """Return the module's logits (n, classes) of raw rows (n, columns); with ``fill``, some may lack numbers."""
+        scaled = (x - self.offset) * self.factor
+        logits: torch.Tensor = self.module(torch.where(torch.isnan(x), 0.0, scaled) if self.fill else scaled)
         return logits
 
 

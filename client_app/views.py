@@ -50,7 +50,7 @@ def scaled(pair: Pair, scale: Scale | None) -> Pair:
     if scale is None or not len(pair[1]):
         return pair
     mean, factor = (torch.from_numpy(each).to(pair[0].device) for each in (scale.mean, scale.factor))
-    return (pair[0] - mean) * factor, pair[1]
+    return torch.where(torch.isnan(pair[0]), 0, (pair[0] - mean) * factor), pair[1]
 
 
 def shift(

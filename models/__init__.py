@@ -196,6 +196,8 @@ def _own(
         got = f"shape {tuple(logits.shape)}"
     except Exception as error:
         got = described(error)
+        if not vocabulary and "indices" in got and "Long" in got:  # of an embedding
+            got += "; whole numbers come with own.vocabulary (vocabulary= in Python)"
     if got != f"shape {(2, *output)}":
         raise ModelError("model", f"{name} to map {tuple(examples.shape)} to logits of shape {(2, *output)}", got)
     return set_aside(model.train())

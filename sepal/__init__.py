@@ -1,5 +1,12 @@
 """Sepal: personalized, sparse federated learning on Flower.
 
+From Python (docs/python.md; ``help(sepal.run)`` has the arguments)::
+
+    sepal.run(method, dataset, model, …)   run a federation, or continue it
+    sepal.own(load, shape=…, classes=…)    data of your own, for ``dataset``
+    sepal.compare(methods, seeds=…, …)     methods side by side
+    sepal.load(run)                        a run that there is, by name or directory
+
 The folders ``api``, ``cli``, ``study``, ``engines``, ``server_app``, ``client_app``, ``strategies`` and ``models``
 stand at the top of the repository, and are packages of this one: links in a checkout, directories in an installation.
 """
@@ -21,3 +28,7 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         return getattr(import_module("sepal.api"), name)
     raise AttributeError(f"module 'sepal' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -18,11 +18,12 @@ def one_line(text: str, limit: int = 1000) -> str:
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the name in ``known`` that is most similar to ``word``; empty if none is similar.
 
-    The last part of a dotted name counts as similar: ``keep`` gives ``fedpse.keep``.
+    The last part of a dotted name counts as similar: ``keep`` gives ``fedpse.keep``. Capitals do not count.
     """
-    names = list(known)
-    near = [name for name in names if name == word or name.endswith(f".{word}")]
-    return next(iter(near or difflib.get_close_matches(word, names, 1)), "")
+    names = {name.lower(): name for name in known}
+    word = word.lower()
+    near = [name for lower, name in names.items() if lower == word or lower.endswith(f".{word}")]
+    return next(iter(near), "") or next((names[low] for low in difflib.get_close_matches(word, names, 1)), "")
 
 
 def suggest(got: str, word: str, known: Iterable[str]) -> str:

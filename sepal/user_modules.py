@@ -6,7 +6,7 @@ Worker processes, SuperNodes and their ClientApp processes inherit it. Each proc
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import importlib
 import json
 import os
@@ -16,10 +16,16 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from sepal.errors import SepalError
 
+_SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+_declared: list[Any] = []  # a torch.library.Library takes its schemas with it when it is collected
 VARIABLE = "SEPAL_USER_PATH"
 DEFINED = "defined_in_this_session"  # stands for a module
 _functions: dict[str, bytes] = {}  # name → the function, by cloudpickle
@@ -59,7 +65,7 @@ def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
         return _defined(key, name, error)
     sys.path.extend(directory for directory in directories() if directory not in sys.path)
     try:
-        found: Any = getattr(importlib.import_module(module), name)
+        found: Any = getattr(imported(module), name)
     except (ImportError, AttributeError, ValueError) as reason:
         raise error(key, "package.module:function that can be imported", f"{target} ({reason})") from reason
     except Exception as reason:  # of the module's own code
@@ -68,6 +74,28 @@ def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
         raise error(key, f"{target} to be a function", type(found).__name__)
     function: Callable[..., Any] = found
     return function
+
+
+def imported(module: str) -> ModuleType:
+    """Import a module that may import torchvision.
+
+    torchvision's common wheel cannot load its compiled operators with a CPU-only torch, and fails at the first fake
+    kernel that it registers. Only on that error are the missing schemas declared; data sets, transforms and models work
+    without the operators behind them.
+    """
+    try:
+        return importlib.import_module(module)
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error):
+            raise
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    library = sys.modules["torch"].library.Library("torchvision", "FRAGMENT")  # torchvision has imported it
+    _declared.append(library)
+    for schema in _SCHEMAS:
+        with contextlib.suppress(RuntimeError):  # declared already, by an earlier attempt or by torchvision
+            library.define(schema)
+    return importlib.import_module(module)
 
 
 def described(error: BaseException, most: int = 3) -> str:
@@ -91,38 +119,36 @@ def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     return [f for f in frames if not f.filename.startswith("<frozen") and not f.filename.startswith(tuple(others))]
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    """Return ``package.module:function`` for a function; one of a notebook's cell, a lambda or a closure is kept here.
+def keep(name: str, content: bytes, function: Callable[..., Any]) -> str:
+    """Keep a function of this session by value, and return what a run config says for it.
 
-    It is kept by value, under the digest of its code and what it refers to. Worker processes, and the processes of a
-    comparison's runs, get it from :func:`exported`; a deployment cannot use it, because its clients have no such code.
+    Worker processes, and the processes of a comparison's runs, get it from :class:`Functions`. A deployment cannot use
+    it, because its clients have no such code.
+
+    Args:
+        name: Its name and the digest of its code (:func:`sepal.api.keys.name_of`).
+        content: The function, by cloudpickle.
+        function: Itself.
     """
-    module, name = function.__module__, function.__qualname__
-    found: Any = sys.modules.get(module) if module != "__main__" else None
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is function:
-        return f"{module}:{name}"
-    import cloudpickle
-
-    content: bytes = cloudpickle.dumps(function)
-    label = f"{function.__name__.strip('<>')}_{hashlib.sha256(content).hexdigest()[:12]}"
-    _functions[label], _loaded[label] = content, function
-    return f"{DEFINED}:{label}"
+    _functions[name], _loaded[name] = content, function
+    return f"{DEFINED}:{name}"
 
 
-def exported() -> Mapping[str, bytes]:
-    """Return the functions that :func:`name_of` has kept, for a process of this one."""
-    return dict(_functions)
+class Functions:
+    """The functions that :func:`keep` has kept, for a process of this one, which takes them as it unpickles this."""
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[dict[str, bytes]]]:
+        """Become a call of :func:`receive`: whatever is unpickled after it may be made of the functions."""
+        return receive, (dict(_functions),)
 
 
 def receive(functions: Mapping[str, bytes]) -> None:
-    """Take the functions that the parent process has :func:`exported`."""
+    """Take the functions of the parent process."""
     _functions.update(functions)
 
 
 def as_text() -> str:
-    """Return :func:`exported` as JSON, for a file that another process reads."""
+    """Return the functions that :func:`keep` has kept as JSON, for a file that another process reads."""
     return json.dumps({name: content.hex() for name, content in _functions.items()})
 
 
@@ -134,8 +160,17 @@ def receive_text(text: str) -> None:
 def _defined(key: str, name: str, error: type[SepalError]) -> Callable[..., Any]:
     if name not in _loaded:
         if name not in _functions:
-            raise error(key, "a function of this session (run it again from the notebook that defined it)", name)
+            raise error(key, *_missing(name))
         # The only place that unpickles (tests/test_imports.py): code by value has no other form. Only the process that
         # started this one can have put it here; a run config names it, but never brings it.
         _loaded[name] = pickle.loads(_functions[name])
     return _loaded[name]
+
+
+def _missing(name: str) -> tuple[str, str]:
+    """Return what to do about a function that only another session has had, and what there is here."""
+    plain = name.rpartition("_")[0]
+    here = [other for other in _functions if other.rpartition("_")[0] == plain]
+    how = f"sepal.load(RUN, code=[{plain}]), or sepal.run as before"
+    expected = f"{plain} of a notebook or script, given to Sepal in this session as it was in the run: {how}"
+    return expected, f"{here[-1]}, with other code than {name}" if here else name

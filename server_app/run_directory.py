@@ -107,7 +107,8 @@ class RunDirectory:
             for key in {**stored, **wanted}:
                 if key not in self._free and begun_with.get(key) != wanted.get(key):
                     expected = f"{begun_with.get(key)!r}, with which the run {self.path.name} was started"
-                    raise ConfigError(key, expected, repr(wanted.get(key)))
+                    way = f"give another --name (in Python name=), or delete {self.path}"
+                    raise ConfigError(key, expected, f"{wanted.get(key)!r}; {way}")
             if "rounds" in self._free:
                 self.store().reopen(begun_with["rounds"])
                 (self.path / "summary.json").unlink()

@@ -29,6 +29,9 @@ from sepal.strategies import registry, rules
 if TYPE_CHECKING:
     from torch import nn
 
+TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")  # what torch.save's files are called
+CONVERT = 'safetensors.torch.save_file(torch.load("{}", weights_only=True), "{}") writes one'
+
 
 @dataclass(frozen=True)
 class Assembly:
@@ -187,7 +190,9 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
     same = (name for name in built if np.array_equal(built[name], again[name]))
     given = frozenset(name for name in same if not np.array_equal(built[name], weights[name]))
     weights = {name: built[name].copy() if name in given else drawn for name, drawn in weights.items()}
-    words = f"model: {len(given)} of {len(parameters)} tensors start as {config.model} sets them, the others are new"
+    words = f"model: {len(given)} of {len(parameters)} tensors start as {config.model} sets them"
+    if others := len(parameters) - len(given):
+        words += f"; the {others} that torch draws at random start from the run's seed"
     return FirstWeights(parameters, weights, given, frozen, (*kept, words) if given else kept)
 
 
@@ -219,7 +224,10 @@ def _read(path: str) -> Weights:
     try:
         stored = read_plain_tensors(Path(path))
     except StateError as reason:
+        # Only safetensors: a pickle, also one that torch loads with weights_only, can ask for any amount of memory.
         expected = "a safetensors file, as safetensors.torch.save_file writes it"
+        if Path(path).suffix in TORCH_FILES:
+            expected = f"a safetensors file: {CONVERT.format(path, Path(path).with_suffix('.safetensors'))}"
         raise ConfigError("initial-weights", expected, reason.got) from None
     with np.errstate(over="ignore"):
         weights = {name: array.astype("float32") for name, array in stored.items() if array.dtype.kind == "f"}

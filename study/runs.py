@@ -6,9 +6,13 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sepal.errors import ConfigError, StateError
 from sepal.server_app.places import IN_PROCESS, default_base
+
+if TYPE_CHECKING:
+    from sepal.client_app.client_model import ClientModel
 
 INDEX = "comparison.json"  # the list of runs in a directory of `sepal compare`
 
@@ -102,6 +106,29 @@ def _found(text: str) -> Path | None:
 def _unknown(text: str, what: str) -> ConfigError:
     bases = _bases()
     return ConfigError("run", what if "/" in text else f"{what}, or a name under {bases[0]} or {bases[1]}", text)
+
+
+def model_of(path: Path, client: str | int, view: str = "") -> ClientModel:
+    """Return a model of a client of the run at ``path`` (:func:`sepal.client_app.client_model.client_model`).
+
+    ``client``: its name or its number, from 0.
+
+    Raises:
+        ConfigError: The run has no such client, or its model cannot be exported.
+    """
+    from sepal.client_app.build import client_name
+    from sepal.client_app.client_model import client_model
+    from sepal.server_app.stored_run import read_run
+
+    stored = read_run(path)
+    names = {each["name"] for line in stored.lines for each in line["clients"]}
+    client = str(client)
+    if client not in names and client_name(int(client) if client.isdecimal() else -1) in names:
+        client = client_name(int(client))
+    if client not in names:
+        few = f"{sorted(names)[0]} … {sorted(names)[-1]}" if names else "none yet"
+        raise ConfigError("client", f"a client of {path.name}: {few}", client)
+    return client_model(path, stored.config, client, view=view)
 
 
 @contextmanager

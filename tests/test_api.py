@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_wine
 from torch import nn
+from torch.nn import functional
 from typer.testing import CliRunner
 
 import sepal
 from sepal import user_modules
+from sepal.api.keys import name_of
 from sepal.cli.main import app
-from sepal.errors import ConfigError, ModelError
+from sepal.errors import ConfigError, ModelError, SepalError
+from sepal.protocol.tasks import LearningTask, Metric, Scoring, Targets
 
 SMALL = {"clients": 2, "rounds": 1, "partition": {"subsample": 200}, "progress": False}
 
@@ -76,6 +81,34 @@ def test_functions_of_a_notebook_run_in_workers_and_come_back_as_a_model():
     assert run.stored.config["fedpse.keep"] == 0.5
 
 
+@pytest.mark.e2e  # workers, and a process that has workers
+@pytest.mark.parametrize("compared", [False, True])
+def test_all_code_of_a_notebook_reaches_workers(tmp_path, compared):
+    """A task is made again as soon as a worker gets its arguments: before it does anything."""
+
+    def load(client):
+        x, y, *rest = wine(client)
+        return x, y.astype(np.float32), rest[0], rest[1].astype(np.float32)
+
+    class Task:
+        def __new__(cls, shape, numbers):
+            def close(outputs, targets):
+                return [float(((outputs - targets).abs() < 0.5).sum()), targets.numel()]
+
+            metric = Metric("within-half", 2, close, value=lambda sums: sums[0] / sums[1])
+            targets, scoring = Targets((numbers,), floating=True), Scoring((metric,), "within-half")
+            return LearningTask("near", targets, (numbers,), functional.l1_loss, scoring, lambda outputs: outputs)
+
+    data = sepal.own(load, shape=(13,), classes=1, task=Task)
+    keys = {"clients": 2, "rounds": 1, "augment": lambda x, rng: x * 2, "progress": False}
+    model = partial(lambda hidden, shape, classes: nn.Linear(shape[0], classes), 3)
+    if compared:
+        made = sepal.compare(["fedavg"], dataset=data, model=model, out=tmp_path / "all", **keys)
+        assert list(made.frame.metric) == ["within-half, %"]
+    else:
+        assert "within-half" in sepal.run("fedavg", data, model, workers=2, **keys).frame
+
+
 @pytest.mark.e2e  # three processes
 def test_a_script_needs_no_guard(tmp_path):
     """Its workers do not run it again; functions in it reach them."""
@@ -96,14 +129,67 @@ def test_a_script_needs_no_guard(tmp_path):
 
 
 def test_a_function_that_can_be_imported_keeps_its_name():
-    assert user_modules.name_of(linear) == "tests.test_api:linear"
-    assert user_modules.name_of(lambda: 1).startswith(f"{user_modules.DEFINED}:lambda_")
+    assert name_of(linear) == "tests.test_api:linear"
+    assert name_of(lambda: 1).startswith(f"{user_modules.DEFINED}:lambda_")
 
 
-def test_a_function_of_another_session_is_refused_by_name():
-    with pytest.raises(ModelError, match="a function of this session") as refused:
-        user_modules.load("model", f"{user_modules.DEFINED}:build_0", ModelError)
-    assert "build_0" in str(refused.value)
+def test_a_function_of_another_session_is_refused_with_what_to_do():
+    with pytest.raises(ModelError) as refused:
+        user_modules.load("model", f"{user_modules.DEFINED}:make_0", ModelError)
+    words = "make of a notebook or script, given to Sepal in this session as it was in the run"
+    assert (
+        str(refused.value)
+        == f"model: expected {words}: sepal.load(RUN, code=[make]), or sepal.run as before, got make_0"
+    )
+
+    def make():
+        return None
+
+    label = name_of(make).partition(":")[2]
+    with pytest.raises(ModelError, match=f"got {label}, with other code than make_0"):
+        user_modules.load("model", f"{user_modules.DEFINED}:make_0", ModelError)
+
+
+SESSION = """
+import sys
+import sepal
+{}
+def build(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+def turned(x, rng):
+    return x.flip(-1)
+import torch
+from torch import nn
+if sys.argv[1] == "run":
+    sepal.run("fedavg", "digits", build, augment=turned, clients=2, rounds=2, workers=1, progress=False, name="again")
+else:
+    try:
+        sepal.load("again").model(1)
+    except sepal.errors.SepalError as error:
+        print(error)
+    print(sepal.load("again", code=[build, turned]).model(1)(torch.zeros(1, 1, 8, 8)).shape)
+"""
+
+
+@pytest.mark.e2e  # three processes
+def test_another_session_goes_on_with_the_same_code(tmp_path):
+    """Its lines stand elsewhere, as those of a notebook's cell in another kernel. The run's directory has no code."""
+    script = tmp_path / "session.py"
+
+    def session(blank, *arguments):
+        script.write_text(SESSION.format(blank))
+        command = [sys.executable, script, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    session("", "run")
+    written = (tmp_path / "runs" / "again" / "metrics.jsonl").read_bytes()
+    session("\n\n# another line", "run")
+    assert (tmp_path / "runs" / "again" / "metrics.jsonl").read_bytes() == written
+    refused, shape = session("\n", "load").splitlines()
+    assert "sepal.load(RUN, code=[build])" in refused
+    assert shape == "torch.Size([1, 10])"
 
 
 def test_a_comparison_has_frames_a_frontier_and_a_report(runs_in_this_process):
@@ -126,6 +212,70 @@ def test_a_comparison_has_frames_a_frontier_and_a_report(runs_in_this_process):
 def test_a_wrong_key_is_one_line():
     with pytest.raises(ConfigError, match="roundz"):
         sepal.run("fedavg", roundz=3, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: sepal.own(wine, shape=6), "shape: expected a tuple of whole numbers, such as (30,)"),
+        (lambda: sepal.own(3, shape=(6,)), "data: expected a function, or package.module:function, got int"),
+        (lambda: sepal.compare(["local"], seeds=2), "seeds: expected a list, such as range(2) or [2], got 2"),
+        (lambda: sepal.compare("local"), "methods: expected a list, such as"),
+        (lambda: sepal.run("fedavg", "digits", nn.Linear(3, 3)), "builds a module, so that each client has its own"),
+        (lambda: sepal.run(sepal.own(wine, shape=(13,)), linear), "method: expected a method's name, then data and"),
+        (lambda: sepal.run("fedavg", wine), "clients' own data are sepal.own(load, shape=…, classes=…), got wine"),
+        (lambda: sepal.run("FedPSE"), "method: expected one of"),
+        (lambda: sepal.run("FedPSE"), "did you mean fedpse?"),
+        (lambda: sepal.run(task="regresion"), "did you mean regression?"),
+        (
+            lambda: sepal.run(learning_rate=0.1),
+            "got an unknown one; did you mean lr?",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_one_line_that_says_what_is_meant(call, words):
+    with pytest.raises(ConfigError) as refused:
+        call()
+    assert words in str(refused.value)
+
+
+def test_a_name_that_is_taken_is_refused_with_what_to_do():
+    run = sepal.run("local", name="taken", workers=1, **SMALL)
+    with pytest.raises(ConfigError, match=r"got 1; give another --name \(in Python name=\), or delete .*runs/taken"):
+        sepal.run("local", name="taken", seed=1, workers=1, **SMALL)
+    with pytest.raises(ConfigError, match="client: expected a client of taken: client-00000 … client-00001, got 7"):
+        run.model(7)
+    for one, other in zip(run.model(1).parameters(), run.model("client-00001").parameters(), strict=True):
+        assert one.equal(other)
+
+
+def test_a_comparison_that_fails_says_why(runs_in_this_process):
+    def fails(client):
+        raise RuntimeError("no such table")
+
+    with pytest.raises(SepalError) as failed:
+        sepal.compare(["local"], dataset=sepal.own(fails, shape=(13,), classes=3), model=linear, out="all", **SMALL)
+    assert "1 that failed, the first: local-seed0: " in str(failed.value)
+    assert "RuntimeError: no such table" in str(failed.value)
+    assert Path("all/failed.txt").read_text().startswith("local-seed0: ")
+
+
+def test_a_comparison_shows_the_rate_that_a_search_chose(runs_in_this_process, capsys):
+    keys = {**SMALL, "progress": True}
+    made = sepal.compare(["local"], tune=True, out="tuned", **keys)
+    (row,) = made.frame.to_dict("records")
+    tried = [float(values.partition("=")[2]) for values, _ in made.comparison.tuning[0].values]
+    assert row["lr"] in tried
+    assert f"tuned: local: lr={row['lr']}\n" in capsys.readouterr().err
+
+
+def test_help_lists_the_functions():
+    code = "import pydoc, sys, sepal; print('torch' in sys.modules, dir(sepal)); print(pydoc.render_doc(sepal))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("False [")
+    for name in ("run", "own", "compare", "load"):
+        assert f"'{name}'" in done.stdout.splitlines()[0]
+        assert f"sepal.{name}(" in done.stdout
 
 
 def test_importing_sepal_imports_nothing_heavy():

@@ -12,9 +12,9 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -44,18 +44,18 @@ class WorkerSetup:
     limit: int
     device: str = ""
     batch: int = 1
-    functions: Mapping[str, bytes] = field(default_factory=user_modules.exported)
 
 
-def serve(connection: Connection, setup: WorkerSetup) -> None:
+def serve(connection: Connection, _functions: None, setup: WorkerSetup) -> None:
     """Answer requests until told to stop or until the parent ends: the main function of a worker process.
+
+    ``_functions`` were received when the arguments were unpickled, before ``setup``, whose task is made of them.
 
     Separate threads receive requests and send replies, so that the worker need not wait for the parent.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops its workers
     enter_run()
     user_modules.enable()
-    user_modules.receive(setup.functions)
     os.environ["OMP_NUM_THREADS"] = str(setup.assembly.task.config.threads)
     clients = Clients(setup.assembly, setup.directory, setup.limit, setup.device, setup.batch)
     inbox: SimpleQueue[tuple[str, Any]] = SimpleQueue()
@@ -99,7 +99,7 @@ def _no_main() -> Iterator[None]:
     """Start processes that do not run the script of this one, which would start a run of its own in each of them.
 
     A script needs no ``if __name__ == "__main__"`` then. Its functions reach the workers as bytes
-    (:func:`sepal.user_modules.exported`).
+    (:class:`sepal.user_modules.Functions`).
     """
     ours = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -124,7 +124,7 @@ class Pool:
         self._processes = []
         for setup in setups:
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, setup), daemon=True)
+            process = context.Process(target=serve, args=(theirs, user_modules.Functions(), setup), daemon=True)
             with _no_main():
                 process.start()
             theirs.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,18 +25,26 @@ from sepal.server.run_store import MemoryRunStore, RunStore
 from sepal.server.strategy import SepalStrategy
 from sepal.strategies.assembly import Assembly
 
+PAUSE = 30.0  # seconds between two checkpoints, at most, where rounds are not longer
+
 
 class FlushedStore:
     """A run store that writes clients' states to disk before each checkpoint.
 
     After a kill, clients' states on disk are those of the last checkpoint, so later rounds are run again rather than
-    replayed. Uploads are kept in memory only. Records are stored, because the report is computed from them.
+    replayed. A checkpoint is due after ``PAUSE`` seconds, so that this is never much work. Uploads are kept in memory
+    only. Records are stored, because the report is computed from them.
     """
 
     replays = False
 
     def __init__(self, store: RunStore, flush: Callable[[], None]) -> None:
         self._store, self._flush, self._memory = store, flush, MemoryRunStore()
+        self._last = time.monotonic()
+
+    def due(self) -> bool:
+        """Return whether the last checkpoint was long ago."""
+        return time.monotonic() - self._last >= PAUSE
 
     def latest(self) -> RunState | None:
         """Return the newest checkpoint."""
@@ -64,6 +73,7 @@ class FlushedStore:
         """Write the clients' states to disk, then the checkpoint."""
         self._flush()
         self._store.checkpoint(progress)
+        self._last = time.monotonic()
 
     def durable(self) -> Mapping[str, str]:
         """Return the clients' versions at the oldest kept checkpoint."""

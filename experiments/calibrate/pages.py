@@ -63,13 +63,16 @@ def markdown(evidence: Evidence) -> str:
         if not ended:
             continue
         seconds = sum(sum(line["seconds"].values()) for (d, _, _), line in evidence.lines.items() if d == name)
-        rounds = next(line["rounds"] for (d, _, _), line in evidence.lines.items() if d == name)
+        rounds = next(r["rounds"] for (d, m, _), r in evidence.lines.items() if d == name and m not in setting.longer)
         defaults = CATALOGUE[name].defaults
         words = f"{setting.keys['clients']} clients, {rounds} rounds, model `{defaults['model']}`, "
         words += (
             f"{defaults['optimizer']}, batches of {defaults['batch-size']}, local epochs: {defaults['local-epochs']}"
         )
         words += f". **Shortened**: {setting.shortened}" if setting.shortened else ". The data set's default horizon"
+        if longer := [f"`{trials.method}`" for trials in ended if trials.method in setting.longer]:
+            words += f"; {', '.join(longer)}: {setting.longer_words}, because their best rate of the short runs was bad"
+            words += " in long ones"
         parts += [f"\n## {name}\n\n{words}. {seconds / 3600:.1f} hours of runs.\n"]
         rates = sorted({dict(keys)["lr"] for trials in ended for keys in trials.found})
         parts += ["| method | chosen | validation, % ± SE | " + " | ".join(f"{rate:g}" for rate in rates) + " |"]

@@ -8,7 +8,7 @@ held out for validation, twice the default, because the choice rests on it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from experiments.calibrate.search import ADAM, SGD, SHORT
 
@@ -29,12 +29,22 @@ class Setting:
         grid: Learning rates that are tried first.
         shortened: What is less than the data set's defaults; empty if nothing is.
         methods: The methods that are calibrated; empty for all.
+        longer: Methods whose runs are longer, because the best rate of a short run was bad in a long one.
+        longer_keys: Their keys beyond ``keys``.
+        longer_words: What is less than the data set's defaults in their runs.
     """
 
     keys: Mapping[str, int | float | str]
     grid: tuple[float, ...] = SGD
     shortened: str = ""
     methods: tuple[str, ...] = ()
+    longer: tuple[str, ...] = ()
+    longer_keys: Mapping[str, int | float | str] = field(default_factory=dict)
+    longer_words: str = ""
+
+    def run_keys(self, method: str) -> Mapping[str, int | float | str]:
+        """Return the run-config keys of a method's trials."""
+        return {**EVERYWHERE, **self.keys, **(self.longer_keys if method in self.longer else {})}
 
 
 SETTINGS: Mapping[str, Setting] = {
@@ -43,6 +53,9 @@ SETTINGS: Mapping[str, Setting] = {
         {"clients": 30, "rounds": 10, "partition.subsample": 2400},
         grid=SHORT,
         shortened="10 of 300 rounds, about 80 windows of each of the 30 people",
+        longer=("fedavgm", "flasc", "tailorfl", "pfedhn"),
+        longer_keys={"rounds": 30, "partition.subsample": 0},
+        longer_words="30 of 300 rounds, all windows",
     ),
     "mnist": Setting(
         {"clients": 10, "rounds": 10, "partition.subsample": 1500},

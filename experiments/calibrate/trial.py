@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from threading import Thread
 
 from experiments.calibrate.search import Trial
-from experiments.calibrate.settings import EVERYWHERE, SETTINGS
+from experiments.calibrate.settings import SETTINGS
 from sepal.engines.in_process.run import run_in_process
 from sepal.errors import SepalError
 from sepal.server.accuracy import view_figures
@@ -49,8 +49,8 @@ def run_trial(trial: Trial) -> tuple[float, int, float]:
         def closed(self, progress: RunState, report: Report) -> None: ...
 
     begun = time.monotonic()
-    setting = SETTINGS[trial.dataset].keys
-    flat = {**EVERYWHERE, **setting, **dict(trial.keys), "dataset": trial.dataset, "method": trial.method}
+    setting = SETTINGS[trial.dataset].run_keys(trial.method)
+    flat = {**setting, **dict(trial.keys), "dataset": trial.dataset, "method": trial.method}
     assembly = assemble({**flat, "seed": trial.seed})
     rounds = assembly.task.config.rounds
     try:

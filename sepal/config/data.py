@@ -77,6 +77,11 @@ class FolderSettings(Settings):
         description="CSV: each client scales every column to mean 0 and standard deviation 1, with the statistics of "
         "its own training part; false: numbers as they are",
     )
+    missing: Literal["refuse", "mean"] = Field(
+        "refuse",
+        description="tables: cells without a number (empty, NA or NaN): refuse: the run does not start, mean: each "
+        "client takes the column's mean over its own training part; needs folder.standardize",
+    )
     classes: str = Field(
         "",
         description="names of the classes in the order of their numbers, such as ill,healthy; empty: sorted, as found "

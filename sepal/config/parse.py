@@ -11,6 +11,7 @@ from sepal.config.rules import check_together
 from sepal.config.run import PARTS, RunConfig
 from sepal.errors import ConfigError, nearest, suggest
 
+OTHER_WORDS = {"learning-rate": "lr"}  # of other libraries, which no likeness leads to the key
 Flat: TypeAlias = Mapping[str, int | float | str | bool]
 
 
@@ -63,4 +64,5 @@ def _check_known(flat: Flat, methods: Mapping[str, type[Settings]]) -> None:
         method = nearest(part if dot else chosen, methods)
         own = flat_keys(methods[method], f"{method}.") if method else []
         if key not in own and key not in shared:
-            raise ConfigError(key, "a known key", suggest("an unknown one", key, [*own, *shared]))
+            word = OTHER_WORDS.get(key, key)
+            raise ConfigError(key, "a known key", suggest("an unknown one", word, [*own, *shared]))

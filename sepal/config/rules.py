@@ -28,6 +28,9 @@ def check_together(config: RunConfig) -> None:
         raise ConfigError("split.test-of-labels", "split.test-fraction = 0 beside it", config.split.test_fraction)
     if config.dataset == "own" and not config.own.shape:
         raise ConfigError("own.shape", "the shape of one example, such as 1x28x28 (dataset = own)", "nothing")
+    if config.folder.missing == "mean" and not config.folder.standardize:
+        expected = "refuse with folder.standardize = false: the mean is that of the standardisation"
+        raise ConfigError("folder.missing", expected, config.folder.missing)
     least = 1 if config.task in ("regression", "multilabel") or ":" in config.task else 2
     if config.dataset == "own" and config.own.count(config.task) < least:
         raise ConfigError("own.classes", f"at least {least} (dataset = own)", config.own.classes)

@@ -23,7 +23,7 @@ from sepal.config.groups import (
     LoraSettings,
     PrivacySettings,
 )
-from sepal.errors import ConfigError
+from sepal.errors import ConfigError, nearest
 
 TASKS = ("classification", "multilabel", "regression", "segmentation", "tokens")
 
@@ -188,7 +188,9 @@ class RunConfig(Settings):
     @classmethod
     def _is_task(cls, task: str) -> str:
         if task not in TASKS and not (":" in task and all(task.partition(":")[::2])):
-            raise ValueError(f"{', '.join(TASKS)}, or package.module:Task")
+            near = nearest(task, TASKS)
+            hint = f" (did you mean {near}?)" * bool(near)
+            raise ValueError(f"{', '.join(TASKS)}, or package.module:Task{hint}")
         return task
 
     @field_validator("target_unit")

@@ -1,4 +1,7 @@
-"""Standardises the columns of a table with the statistics of one client's training part."""
+"""Standardises the columns of a table with the statistics of one client's training part.
+
+A missing number is NaN. It counts in no statistic, and becomes the column's mean, which is 0 once standardised.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ class Scale:
     """Mean 0 and standard deviation 1 for each column of what it was made from.
 
     Attributes:
-        mean: float32 (columns,).
-        factor: float32 (columns,), 1 / standard deviation; 0 for a column that was constant, from which no model can
-            have learned anything: it stays 0 in all parts.
+        mean: float32 (columns,); 0 for a column without a number.
+        factor: float32 (columns,), 1 / standard deviation; 0 for a column that was constant or without a number, from
+            which no model can have learned anything: it stays 0 in all parts.
     """
 
     mean: NDArray[np.float32]
@@ -26,11 +29,15 @@ class Scale:
     def of(cls, train: NDArray[Any]) -> Scale:
         """Return the scale of a client's training part, (n, columns), n at least 1."""
         wide = np.asarray(train, np.float64)
-        mean, spread = wide.mean(axis=0), wide.std(axis=0)
+        there = ~np.isnan(wide)
+        count = np.maximum(there.sum(axis=0), 1)
+        mean = np.where(there, wide, 0).sum(axis=0) / count
+        spread = np.sqrt((np.where(there, wide - mean, 0) ** 2).sum(axis=0) / count)
         # A constant column may have a spread of rounding errors; 1 / a tiny spread may exceed float32.
-        usable = (wide.min(axis=0) < wide.max(axis=0)) & (spread > np.finfo(np.float32).tiny)
+        low, high = np.fmin.reduce(wide), np.fmax.reduce(wide)
+        usable = (low < high) & (spread > np.finfo(np.float32).tiny)
         return cls(mean.astype(np.float32), np.where(usable, 1 / np.where(usable, spread, 1), 0).astype(np.float32))
 
     def __call__(self, x: NDArray[Any]) -> NDArray[np.float32]:
-        """Return rows (n, columns), standardised."""
-        return (x - self.mean) * self.factor
+        """Return rows (n, columns), standardised; missing numbers are 0."""
+        return np.where(np.isnan(x), np.float32(0), (x - self.mean) * self.factor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -71,31 +70,38 @@ class Stream:
             raise DataError(self.key, WHAT, described(error)) from error
 
     def _together(self, items: Sequence[Any]) -> Examples:
-        if not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
-            raise DataError(self.key, WHAT, f"an example that is a {type(items[0]).__name__}")
-        targets = np.stack([np.asarray(y) for _, y in items])
-        return self.check(self.key, _stacked(self.key, [x for x, _ in items]), targets)
+        pairs = [_pair(self.key, item) for item in items]
+        targets = np.stack([np.asarray(y) for _, y in pairs])
+        return self.check(self.key, _stacked(self.key, [x for x, _ in pairs]), targets)
 
 
 class Spooled:
     """The examples of an iterable, in a temporary file, so that they can be read in any order.
 
-    The file has no name and only this process can read it. It is gone when this object is.
+    The file has no name and is gone when this object is. It has arrays one after the other: an example's inputs, its y.
     """
 
-    def __init__(self, examples: Iterable[Any]) -> None:
+    def __init__(self, key: str, examples: Iterable[Any]) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as this object)
         self._places: list[int] = []
+        self._form: Any = None  # of x: names of inputs, their number, or None for a single array
         for example in examples:
+            x, y = _pair(key, example)
+            self._form = tuple(x) if isinstance(x, Mapping) else len(x) if isinstance(x, tuple | list) else None
             self._places.append(self._file.tell())
-            pickle.dump(example, self._file, pickle.HIGHEST_PROTOCOL)
+            parts = x.values() if isinstance(x, Mapping) else [x] if self._form is None else x
+            for part in (*parts, y):
+                np.save(self._file, np.asarray(part), allow_pickle=False)
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __getitem__(self, place: int) -> Any:
         self._file.seek(self._places[place])
-        return pickle.load(self._file)
+        names = self._form if isinstance(self._form, tuple) else range(self._form or 1)
+        parts = [np.load(self._file, allow_pickle=False) for _ in names]
+        x = dict(zip(names, parts, strict=True)) if isinstance(self._form, tuple) else tuple(parts)
+        return (x[0] if self._form is None else x), np.load(self._file, allow_pickle=False)
 
 
 def stream(key: str, dataset: Any, check: Callable[[str, Any, Any], Examples]) -> Stream:
@@ -109,7 +115,9 @@ def stream(key: str, dataset: Any, check: Callable[[str, Any, Any], Examples]) -
     indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if not indexed or isinstance(dataset, IterableDataset):
         try:
-            dataset = Spooled(dataset)
+            dataset = Spooled(key, dataset)
+        except DataError:
+            raise
         except Exception as error:
             raise DataError(key, WHAT, described(error)) from error
     return Stream(key, dataset, np.arange(len(dataset)), check)
@@ -119,6 +127,12 @@ def is_dataset(value: Any) -> bool:
     """Return whether a part of a client's data is no array but read example by example."""
     array = hasattr(value, "__array__") or isinstance(value, list | tuple | Mapping | str)
     return not array and (hasattr(value, "__getitem__") or hasattr(value, "__iter__"))
+
+
+def _pair(key: str, example: Any) -> tuple[Any, Any]:
+    if not isinstance(example, tuple | list) or len(example) != 2:
+        raise DataError(key, WHAT, f"an example that is a {type(example).__name__}")
+    return example[0], example[1]
 
 
 def _stacked(key: str, given: Sequence[Any]) -> Any:

@@ -70,7 +70,8 @@ def aggregate(start: RoundStart, task: Task, uploads: RoundUploads) -> tuple[Out
         refused += 1
         outcome, why = _attempt(start, task, uploads)
     if why:
-        log.warning("round %d: %s: its uploads are refused and the model is kept", start.plan.round, first)
+        said = "round %d: %s: its uploads are refused and the model is kept (a lower lr, or scaled targets, may help)"
+        log.warning(said, start.plan.round, first)
         for name in largest[refused:]:
             uploads.refuse(name)
         refused, outcome = len(names), start.algorithm.aggregate(start.state.server, uploads, start.plan)

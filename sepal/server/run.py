@@ -134,7 +134,7 @@ class Run:
     def save(self) -> None:
         """Write a checkpoint if the last round is one of those that have one."""
         last = self.state.round == self.config.rounds  # from which the run can be extended
-        if self.state.closed or last or self.state.round % self.config.checkpoint_every == 0:
+        if self.state.closed or last or self.state.round % self.config.checkpoint_every == 0 or self.store.due():
             self.store.checkpoint(self.state)
 
     def stop(self) -> None:

@@ -56,8 +56,8 @@ def cores() -> int:
 
 def execute(
     runs: Sequence[PlannedRun], out: Path, display: Display, *, jobs: int = 0, workers: int = 0, hours: float
-) -> list[str]:
-    """Execute the runs that have not ended yet, and return the names of those that failed, in order.
+) -> dict[str, str]:
+    """Execute the runs that have not ended yet; return the names of those that failed, in order, each with its cause.
 
     A run's result depends neither on the number of runs at a time nor on its number of workers.
 
@@ -74,7 +74,7 @@ def execute(
         DataError: A run that has not ended names a data set that is unknown, or whose files are missing.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a kill leaves no run behind
-    begun, failed = time.monotonic(), set[str]()
+    begun, failed = time.monotonic(), dict[str, str]()
     left = [run for run in runs if not has_ended(run, out)]
     if hours > 0:
         _check_data(left)
@@ -93,8 +93,9 @@ def execute(
                     display.begin(run)
                 for name in [name for name, process in going.items() if process.poll() is not None]:
                     process = going.pop(name)
-                    failed |= {name} if process.returncode else set()
-                    display.end(name, _last_line(Path(scratch) / name) if process.returncode else "")
+                    trouble = _last_line(Path(scratch) / name) if process.returncode else ""
+                    failed |= {name: trouble} if trouble else {}
+                    display.end(name, trouble)
                 if late and not going:
                     break
                 display.look()
@@ -105,7 +106,7 @@ def execute(
             for process in going.values():
                 process.wait()
             signal.signal(signal.SIGTERM, before)
-    return [run.name for run in runs if run.name in failed]
+    return {run.name: failed[run.name] for run in runs if run.name in failed}
 
 
 def has_ended(run: PlannedRun, out: Path) -> bool:
@@ -125,8 +126,8 @@ def has_ended(run: PlannedRun, out: Path) -> bool:
         keys["data-dir"] = str(data_directory(str(keys["data-dir"])))
     for key, value in keys.items():  # 0, "" and "auto" are stored as the defaults that they stand for
         if value not in (0, "", "auto") and stored.get(key) != value:
-            expected = f"{value!r}, as in the plan (delete that run, or give another --out)"
-            raise ConfigError(f"{run.name}: {key}", expected, stored.get(key))
+            way = f"give another --out (in Python out=), or delete {out / run.name}"
+            raise ConfigError(f"{run.name}: {key}", f"{value!r}, as in the plan", f"{stored.get(key)!r}; {way}")
     return stored_summary(out / run.name) is not None
 
 

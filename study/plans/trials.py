@@ -12,10 +12,11 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from sepal.errors import SepalError
 from sepal.storage.files import write_atomically
 from sepal.study.comparison import Tried, write_index
 from sepal.study.plans.execute import Display, execute
@@ -26,7 +27,7 @@ from sepal.study.plans.search import mean_of_trials, measure_in, standard_error,
 from sepal.study.run_keys import Value
 
 FAILED = "failed.txt"
-Execute = Callable[[Sequence[PlannedRun]], list[str]]
+Execute = Callable[[Sequence[PlannedRun]], Iterable[str]]
 
 
 def chosen(plan: PlanFile, out: Path, failed: Collection[str] = ()) -> Chosen:
@@ -158,12 +159,13 @@ class Executor:
         self._out, self._jobs, self._workers = out, jobs, workers
         self._hours, self._begun = hours, time.monotonic()
 
-    def __call__(self, runs: Sequence[PlannedRun]) -> list[str]:
-        """Execute the missing ones of ``runs``; return the names of those that failed."""
+    def __call__(self, runs: Sequence[PlannedRun]) -> dict[str, str]:
+        """Execute the missing ones of ``runs``; return the names of those that failed, each with its cause."""
         left = max(0.0, self._hours - (time.monotonic() - self._begun) / 3600)
         failed = execute(runs, self._out, self._displays(), jobs=self._jobs, workers=self._workers, hours=left)
-        known = set(failures(self._out)) - {run.name for run in runs} | set(failed)
-        write_atomically(self._out / FAILED, "".join(f"{name}\n" for name in sorted(known)).encode())
+        tried = {run.name for run in runs}
+        known = {name: cause for name, cause in failures(self._out).items() if name not in tried} | failed
+        write_atomically(self._out / FAILED, "".join(f"{name}: {known[name]}\n" for name in sorted(known)).encode())
         return failed
 
 
@@ -173,12 +175,12 @@ class Done(NamedTuple):
     Attributes:
         runs: The plan's runs, with what trials have chosen.
         failed: Those that failed.
-        lost: Those of them that leave a variant without a result.
+        lost: Those of them that leave a variant without a result, each with its cause.
     """
 
     runs: list[PlannedRun]
     failed: list[str]
-    lost: list[str]
+    lost: dict[str, str]
 
 
 def run_plan(
@@ -213,10 +215,18 @@ def run_plan(
     failed = in_stages(plan, "", out, execute)
     runs = list(plan.runs(chosen=chosen(plan, out, failures(out))))
     write_index(plan, runs, out, rate_notes(plan, runs), tried(plan, out, failures(out)))
-    return Done(runs, failed, without_result(plan, runs, failed))
+    causes = failures(out)
+    return Done(runs, failed, {name: causes[name] for name in without_result(plan, runs, failed)})
 
 
-def failures(out: Path) -> list[str]:
-    """Return the names of the runs under ``out`` whose last attempt failed."""
+def failure(what: str, runs: int, failed: Mapping[str, str]) -> SepalError:
+    """Return the error that says how many of ``runs`` failed, and the first of them with its cause."""
+    name, cause = next(iter(failed.items()))
+    return SepalError(what, f"{runs} runs that end", f"{len(failed)} that failed, the first: {name}: {cause}")
+
+
+def failures(out: Path) -> dict[str, str]:
+    """Return the names of the runs under ``out`` whose last attempt failed, each with its cause."""
     file = out / FAILED
-    return file.read_text().split() if file.is_file() else []
+    lines = [line.partition(": ") for line in file.read_text().splitlines()] if file.is_file() else []
+    return {name: cause.strip() for name, _, cause in lines}  # of an earlier version: names alone

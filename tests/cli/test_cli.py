@@ -133,7 +133,8 @@ def test_a_run_of_the_name_with_another_key_is_refused(finished):
     path, _ = finished
     result = sepal("run", "--name", "mine", "--out", path.parent, "--set", "seed=1")
     assert result.exit_code == 2
-    assert result.stderr == "sepal: seed: expected 0, with which the run mine was started, got 1\n"
+    way = f"give another --name (in Python name=), or delete {path}"
+    assert result.stderr == f"sepal: seed: expected 0, with which the run mine was started, got 1; {way}\n"
 
 
 def test_a_config_file_gives_the_same_run(finished):
@@ -155,7 +156,8 @@ def test_an_interrupted_run_says_how_it_goes_on_and_does(here, monkeypatch):
         patch.setattr(in_process, "run_in_process", interrupted)
         result = sepal("run", *SETS, "--name", "cut")
     assert result.exit_code == 130
-    assert result.stderr == "sepal: interrupted; `sepal run --name cut` continues it\n"
+    again = "`sepal run --name cut` continues it with round 1, after its last checkpoint"
+    assert result.stderr == f"sepal: interrupted; {again}\n"
     result = sepal("run", "--name", "cut", "--workers", 1)  # in this process
     assert result.exit_code == 0
     assert read_run(here / "runs" / "cut").summary["rounds"] == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from sepal.api.results import Run
-from sepal.cli.export import model_of
 from sepal.cli.main import app
 from sepal.client_app.client_model import write_model
 from sepal.client_app.portable import load, save
@@ -20,6 +20,7 @@ from sepal.errors import ConfigError, DataError, ModelError, StateError
 from sepal.server_app.stored_run import read_run
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
+from sepal.study.runs import model_of
 
 
 def sepal(*arguments):
@@ -187,7 +188,7 @@ def test_a_client_without_a_state_has_no_model(runs, tmp_path):
     shutil.copytree(runs / "fedpse", tmp_path / "bare", ignore=shutil.ignore_patterns("*-*.safetensors"))
     result = sepal("export", tmp_path / "bare", "client-00000")
     assert result.exit_code == 2
-    assert "client: expected one with a model in" in result.stderr
+    assert "client: expected one with states in" in result.stderr
 
 
 def test_onnx_gives_the_same_logits(runs, tmp_path):
@@ -197,8 +198,11 @@ def test_onnx_gives_the_same_logits(runs, tmp_path):
     assert result.exit_code == 0, result.output
     found = model_of(runs / "fedpse", "client-00000")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    (logits,) = session.run(None, {session.get_inputs()[0].name: found.inputs[:5]})
+    (logits,) = session.run(None, {"x": found.inputs[:5]})
     np.testing.assert_allclose(logits, found.logits[:5], atol=1e-4)
+    about = session.get_modelmeta().custom_metadata_map
+    assert json.loads(about["class_names"]) == list(found.origin.class_names)
+    assert json.loads(about["std"]) == list(found.origin.std)
 
 
 def test_predict_prints_the_names_of_classes(runs, tmp_path):
@@ -289,7 +293,7 @@ def test_predict_reports_accuracy_where_labels_are_there(runs, tmp_path):
 
 def test_inputs_of_a_table_and_of_directories_named_like_classes(tmp_path):
     (tmp_path / "t.csv").write_text("a,label,b\n1,dog,2\n3,cat,4\n")
-    names, x, y = read_inputs(tmp_path / "t.csv", ("cat", "dog"))
+    names, x, y, _ = read_inputs(tmp_path / "t.csv", ("cat", "dog"))
     assert (names, x.tolist(), y.tolist()) == (["0", "1"], [[1, 2], [3, 4]], [1, 0])
     with pytest.raises(DataError, match="column label: expected one of cat, cow, got dog"):
         read_inputs(tmp_path / "t.csv", ("cat", "cow"))

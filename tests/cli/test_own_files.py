@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from sepal.cli.export import model_of
+from sepal.api.results import Run
 from sepal.cli.main import app
+from sepal.client_app.onnx_file import write_onnx
 from sepal.client_app.portable import load
 from sepal.data.sources.inputs import read_inputs
+from sepal.study.runs import model_of
 
 MARGIN = 0.3  # above the share of the most frequent class: raw rows gave less than that share
 
@@ -79,8 +83,56 @@ def test_columns_go_by_their_names(wine, tmp_path):
         csv.writer(other).writerows([["colour", *header[1:]], *rows])
     result = CliRunner().invoke(app, ["predict", str(file), str(tmp_path / "other.csv")])
     assert result.exit_code == 2
-    assert "other.csv, header: expected the columns alcohol, " in result.stderr
-    assert "got a difference in alcohol, colour" in result.stderr
+    assert "other.csv, header: expected all columns of the model, also alcohol, got colour, malic_acid" in result.stderr
+
+
+def test_other_columns_are_ignored_and_named(wine, tmp_path):
+    """Also texts, which are no numbers."""
+    file = tmp_path / "m.safetensors"
+    sepal("export", wine / "wine", "1", "--out", file)
+    told = sepal("predict", file, wine / "wine.csv")
+    assert "ignored" not in told.stderr
+    header, *rows = list(csv.reader((wine / "wine.csv").open()))
+    with (tmp_path / "more.csv").open("w", newline="") as more:
+        csv.writer(more).writerows([["id", *header, "note"], *(["w1", *row, ""] for row in rows)])
+    again = sepal("predict", file, tmp_path / "more.csv")
+    assert again.stdout == told.stdout
+    assert again.stderr.endswith(f"columns that the model does not take are ignored: id, note\n{told.stderr}")
+
+
+def test_missing_cells_are_treated_by_an_exported_model_as_in_training(wine, tmp_path):
+    """In `sepal predict`, in Python and as ONNX: the client's own mean, which another model does not take."""
+    header, *rows = list(csv.reader((wine / "wine.csv").open()))
+    for number, row in enumerate(rows):
+        row[number % 13] = ("", "NA", "nan")[number % 3]
+    gaps = tmp_path / "gaps.csv"
+    with gaps.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    where = (f"--set=data-dir={tmp_path}", f"--out={tmp_path}", "--name=gaps", "--workers=1")
+    sepal("run", "--set=dataset=folder", "--set=folder.missing=mean", "--set=clients=3", "--set=rounds=3", *where)
+    file, plain = tmp_path / "m.safetensors", tmp_path / "plain.safetensors"
+    sepal("export", tmp_path / "gaps", "1", "--out", file)
+    sepal("export", wine / "wine", "1", "--out", plain)
+    found, loaded = model_of(tmp_path / "gaps", "client-00001"), load(file)
+    assert np.isnan(found.inputs).any()
+    np.testing.assert_allclose(loaded(found.inputs), found.logits, atol=1e-4)
+    filled = np.where(np.isnan(found.inputs), np.float32(loaded.origin.offset), found.inputs)
+    np.testing.assert_allclose(loaded(filled), found.logits, atol=1e-4)
+    assert len(sepal("predict", file, gaps).stdout.splitlines()) == 179
+    np.save(tmp_path / "rows.npy", found.inputs)
+    assert sepal("predict", file, tmp_path / "rows.npy").exit_code == 0
+    refused = CliRunner().invoke(app, ["predict", str(plain), str(gaps)])
+    assert refused.exit_code == 2
+    assert (
+        "gaps.csv, row 2, column alcohol: expected a number in every cell (a run with folder.missing" in refused.stderr
+    )
+    if importlib.util.find_spec("onnxscript") and importlib.util.find_spec("onnxruntime"):
+        import onnxruntime
+
+        write_onnx(loaded.module, torch.from_numpy(found.inputs), tmp_path / "m.onnx", found.origin)
+        session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+        (logits,) = session.run(None, {session.get_inputs()[0].name: found.inputs})
+        np.testing.assert_allclose(logits, found.logits, atol=1e-4)
 
 
 def test_onnx_takes_raw_rows(wine, tmp_path):
@@ -110,6 +162,21 @@ def test_photographs_of_mixed_size_are_predicted_as_in_training(tmp_path):
     rows = sepal("predict", file, tmp_path / "photos")
     assert "accuracy" in rows.stderr
     assert len(rows.stdout.splitlines()) == 25
+    frame = Run(tmp_path / "photos").predict(0, tmp_path / "photos")
+    assert frame.to_csv(index=False, float_format="%.4f") == rows.stdout
+    pixels = np.array(Image.open(tmp_path / "photos" / "light" / "3.png").resize((16, 16)))
+    assert Run(tmp_path / "photos").predict(0, pixels[None])["name"].tolist() == ["light"]
+    broken = tmp_path / "photos" / "dark" / "broken.jpg"
+    broken.write_bytes((tmp_path / "photos" / "dark" / "0.png").read_bytes()[:200])
+    more = sepal("predict", file, tmp_path / "photos")
+    assert more.stdout == rows.stdout
+    assert f"sepal: 1 file that cannot be read is left out: {broken}\n" in more.stderr
+    refused = CliRunner().invoke(app, ["predict", str(file), str(broken)])
+    assert (refused.exit_code, "broken.jpg: expected a PNG or JPEG image, got" in refused.stderr) == (2, True)
+    (tmp_path / "bad").mkdir()
+    broken.rename(tmp_path / "bad" / "broken.jpg")
+    refused = CliRunner().invoke(app, ["predict", str(file), str(tmp_path / "bad")])
+    assert (refused.exit_code, "broken.jpg: expected a PNG or JPEG image, got" in refused.stderr) == (2, True)
     one = sepal("predict", file, tmp_path / "photos" / "light" / "3.png").stdout.splitlines()[1]
     assert (
         one.split(",")[1:]

@@ -111,15 +111,15 @@ def test_a_later_call_knows_which_trials_failed(file: Path, tmp_path: Path, monk
             if run.name not in diverged and not (out / run.name).exists():
                 keys = {key: run.keys[key] for key in ("lr", "seed")}
                 write_run(out / run.name, method=str(run.keys["method"]), closing=[0.9] * 3, **keys)
-        return [run.name for run in runs if run.name in diverged]
+        return {run.name: "model: diverged" for run in runs if run.name in diverged}
 
     monkeypatch.setattr(trials, "execute", execute)
     in_stages(plan, "main", out, Executor(out, lambda: PlanDisplay(Console(stderr=True)), jobs=1, workers=1, hours=1))
-    assert failures(out) == sorted(diverged)
+    assert failures(out) == dict.fromkeys(sorted(diverged), "model: diverged")
     assert chosen(plan, out, failures(out))["main"] == {"fedavg": {"lr": 0.1}, "local": {"lr": 0.1}}
     diverged.remove("rates-lr_0.3-local-seed0")
     Executor(out, lambda: PlanDisplay(Console(stderr=True)), jobs=1, workers=1, hours=1)(list(plan.runs("rates")))
-    assert failures(out) == ["rates-lr_0.3-fedavg-seed0"]
+    assert list(failures(out)) == ["rates-lr_0.3-fedavg-seed0"]
     given: list[PlannedRun] = []
     monkeypatch.setattr(paper, "write_report", lambda _, runs, __: given.extend(runs) or [])
     paper.main([str(file), "--out", str(out), "--report"])

@@ -18,9 +18,9 @@ PORT = "9092"  # of the deployment's notebook; here any that is free
 LAST = {  # what the output of a notebook's last cell with one must have
     "compare": "iframe",
     "deploy": "trained",
-    "first_run": "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]",
+    "first_run": "probability  truth",
     "own_data": "[0, 0, 0, 0, 0, 1, 0, 0, 0, 0]",
-    "photographs": "received",
+    "photographs": "probability",
 }
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -60,7 +60,8 @@ def test_a_notebook_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
     for cell in book.cells:
         cell.source = cell.source.replace(PORT, port)
     kernel = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(book, timeout=500, kernel_name="python3", resources=kernel).execute()
+    for _ in range(2 if name == "photographs" else 1):  # again in another kernel: its run has a name and is there
+        nbclient.NotebookClient(book, timeout=500, kernel_name="python3", resources=kernel).execute()
     shown = [found for cell in book.cells if cell.cell_type == "code" and (found := outputs(cell))]
     assert LAST[name] in shown[-1]
     assert "Traceback" not in "\n".join(shown)

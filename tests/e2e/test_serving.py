@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import grpc
+import numpy as np
 import psutil
 import pytest
 
@@ -71,6 +72,10 @@ def left(home: Path) -> list[str]:
     return found
 
 
+def here_inputs(number: int) -> np.ndarray:
+    return np.array(assemble({"dataset": "digits", "clients": 2}).data.client(number, 2, "").test.x)
+
+
 def test_three_terminals(tmp_path):
     """README's block as it stands, at other ports."""
     ports = [str(free_port()), str(free_port())]
@@ -108,8 +113,12 @@ def test_three_terminals(tmp_path):
         assert summary["complete"]
         assert summary["clients"] == 2
         for number in range(2):
-            exported = load(next(tmp_path.rglob(f"{number}.safetensors"))).origin
-            assert (exported.client, exported.method) == (f"client-{number:05d}", "fedpse")
+            written = tmp_path / f"{number}-here.safetensors"
+            command = sepal(["export", "three", str(number), "--out", str(written)], tmp_path, f"export{number}.log")
+            assert command.wait(60) == 0, (tmp_path / f"export{number}.log").read_text()
+            joined, here = load(next(tmp_path.rglob(f"{number}.safetensors"))), load(written)
+            assert joined.origin.client == here.origin.client == f"client-{number:05d}"
+            assert joined(here_inputs(number)).tolist() == here(here_inputs(number)).tolist()
         watched = sepal(["watch", "three"], tmp_path, "watch.log")
         assert watched.wait(60) == 0
         watched_lines = (tmp_path / "watch.log").read_text()

@@ -88,6 +88,19 @@ def test_a_killed_run_goes_on_from_its_last_flush(serial, legs, tmp_path):
     assert outcome(resumed) == serial
 
 
+def test_a_checkpoint_is_written_where_the_last_one_is_old(tmp_path, monkeypatch):
+    assembly = assemble({**FLAT, "checkpoint-every": 99})
+    server_state = resolve(assembly.method.server_state)
+    for pause, expected in ((1e9, 0), (0.0, 2)):  # round 3 is cut before its checkpoint
+        monkeypatch.setattr(f"{run_in_process.__module__}.PAUSE", pause)
+        store = DiskRunStore(tmp_path / str(pause), server_state)
+        with pytest.raises(Stop):
+            run_in_process(assembly, store=store, observers=[StopAfter(3)], state_dir=tmp_path / f"state{pause}")
+        again = StopAfter(99)
+        run_in_process(assembly, store=store, observers=[again], state_dir=tmp_path / f"state{pause}")
+        assert again.opened_at == expected
+
+
 def test_no_number_of_clients_is_refused():
     with pytest.raises(ConfigError, match="clients: expected a number"):
         run_in_process(assemble({**FLAT, "clients": 0, "clients-per-round": 0}))

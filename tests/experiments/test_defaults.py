@@ -20,17 +20,18 @@ def group(method, mean, deployed="kept"):
     [(0.95, ""), (0.9001, ""), (0.8999, "behind")],
 )
 def test_more_than_five_points_is_behind(mean, words):
-    assert command.verdict(group("fedpse", mean), group("fedavg-ft", 0.95, "trained")) == words
+    assert command.verdict("digits", group("fedpse", mean), group("fedavg-ft", 0.95, "trained")) == words
 
 
 def test_a_method_whose_notes_say_why_is_explained(monkeypatch):
-    monkeypatch.setattr(command, "BEHIND", {"fedpse": "fedpse/NOTES.md"})
-    assert command.verdict(group("fedpse", 0.5), group("fedavg-ft", 0.95, "trained")) == "explained"
+    monkeypatch.setattr(command, "BEHIND", {"digits": {"fedpse": "fedpse/NOTES.md"}})
+    assert command.verdict("digits", group("fedpse", 0.5), group("fedavg-ft", 0.95, "trained")) == "explained"
 
 
 def test_explanations_exist():
     root = command.HERE.parents[1] / "strategies"
-    for method, place in command.BEHIND.items():
+    for dataset, method, place in ((d, m, p) for d, found in command.BEHIND.items() for m, p in found.items()):
         text = (root / place).read_text()
+        assert dataset in text.lower(), (method, place)
         assert "one change at a time" in text.lower(), (method, place)
         assert method in text.lower() or place.startswith(method), (method, place)

@@ -147,7 +147,7 @@ def test_a_small_paper(tmp_path: Path, capsys: Any, runs_in_this_process: None) 
 
     plan.write_text(SMALL.replace("rounds = 2", "rounds = 3"))
     other = refused(capsys, *arguments)
-    expected = "3, as in the plan (delete that run, or give another --out), got 2"
+    expected = "3, as in the plan, got 2; give another --out (in Python out=), or delete"
     assert f"first-half-seed0: rounds: expected {expected}" in other
 
     masks = analyse(out / "first-half-seed0")

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from experiments.matrix import models as kinds
 from experiments.matrix.__main__ import KEYS
 from sepal import models
-from sepal.cli.export import model_of
 from sepal.cli.main import app
 from sepal.client_app.portable import load
 from sepal.engines.in_process import run_in_process
@@ -21,6 +20,7 @@ from sepal.models.weights import read_weights
 from sepal.modules import floating, frozen_tensors
 from sepal.protocol.layout import Role
 from sepal.strategies.assembly import assemble
+from sepal.study.runs import model_of
 from tests.strategies import own_models
 
 VIT = {**KEYS, "own.data": f"{kinds.__name__}:images", "own.shape": "1x8x8"}

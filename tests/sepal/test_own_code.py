@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from flwr.app import Message, RecordDict
@@ -56,3 +59,12 @@ def test_a_client_whose_own_code_raises_is_no_traceback(caplog):
     reply = answer(handle, Message(RecordDict(), dst_node_id=1, message_type="train"))
     assert not caplog.records
     assert "in helper, called at test_own_code.py" in reply.error.reason
+
+
+def test_an_own_model_imports_a_torchvision_that_does_not_fit_torch(tmp_path):
+    """A CPU build of torch beside the common wheel of torchvision, whose operators it cannot load."""
+    (tmp_path / "net.py").write_text("from torchvision.models import resnet18\n")
+    code = "from sepal import errors, user_modules as u; print(u.load('model', 'net:resnet18', errors.ModelError))"
+    environment = {**os.environ, "SEPAL_USER_PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert "function resnet18" in done.stdout, done.stderr[-500:]

@@ -100,7 +100,8 @@ def test_a_changed_key_is_refused_by_name(tmp_path, keys, key, value, was):
     changed = assemble({**keys, "method": "fedavg", key: value})
     with pytest.raises(ConfigError) as refusal:
         RunDirectory(tmp_path / "one", changed, "in-process")
-    assert str(refusal.value) == f"{key}: expected {was}, with which the run one was started, got {value}"
+    way = f"give another --name (in Python name=), or delete {tmp_path / 'one'}"
+    assert str(refusal.value) == f"{key}: expected {was}, with which the run one was started, got {value}; {way}"
     assert (tmp_path / "one" / "config.toml").read_bytes() == before
 
 

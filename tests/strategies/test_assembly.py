@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -71,6 +73,21 @@ def test_a_file_with_counters_and_another_head_is_where_a_run_starts(checkpoint)
         np.testing.assert_array_equal(array, (drawn if name in head else stored)[name], name)
     with pytest.raises(ConfigError, match=r"fc2\.weight: expected shape \(10, .*got .*\(7, .*initial-head"):
         assemble({**BN, "initial-weights": checkpoint})
+
+
+def test_of_a_torch_file_the_error_says_how_to_convert_it(tmp_path):
+    """And what it says works."""
+    import safetensors.torch
+    import torch
+
+    module = models.build("digits-cnn-bn", (1, 8, 8), 10, seed=5)
+    torch.save(module.state_dict(), tmp_path / "c.pt")
+    with pytest.raises(ConfigError) as refused:
+        assemble({**BN, "initial-weights": str(tmp_path / "c.pt")})
+    found = re.search(r"expected a safetensors file: (\S.*\)) writes one, got", str(refused.value))
+    eval(found[1], {"torch": torch, "safetensors": safetensors})
+    weights = assemble({**BN, "initial-weights": str(tmp_path / "c.safetensors")}).task.weights
+    np.testing.assert_array_equal(weights["fc2.weight"], module.get_parameter("fc2.weight").detach().numpy())
 
 
 def test_what_no_pattern_names_is_frozen_and_keeps_the_files_values(checkpoint):

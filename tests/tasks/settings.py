@@ -19,9 +19,11 @@ def keys(example, task, shape, classes=0, **more):
     return {"dataset": "own", "task": task, **own, **SMALL, **{key.replace("_", "-"): v for key, v in more.items()}}
 
 
+# Rates: on FedAvg's validation data (seeds 101 to 103) .05 is level with the best, 1 and .6 are within .04 of it.
+# Windows of the Zen overlap, so its validation part says nothing: 1 was the first guess.
 DIABETES = keys(diabetes, "regression", "10", lr=0.05, rounds=12, target_unit="points")
-LOOPS = keys(loops, "multilabel", "64", 3, lr=0.5, rounds=8)
-SHAPES = keys(shapes, "segmentation", "1x32x32", 3, lr=0.3, rounds=5)
+LOOPS = keys(loops, "multilabel", "64", 3, lr=1.0, rounds=8)
+SHAPES = keys(shapes, "segmentation", "1x32x32", 3, lr=0.6, rounds=5)
 ZEN = {**keys(zen, "tokens", "16", lr=1.0, rounds=8), "own.vocabulary": len(zen.LETTERS)}
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import sepal
 from examples.tasks import diabetes
-from sepal import user_modules
+from sepal.api.keys import name_of
 from sepal.client_app.build import Node
 from sepal.client_app.guard import local_config
 from sepal.errors import ConfigError, ModelError, ProtocolError
@@ -115,7 +115,7 @@ def test_fedem_needs_a_loss_for_each_example(monkeypatch):
     def lacking(shape, numbers):
         return replace(regression(shape, numbers), loss_each=None, share="")
 
-    name = user_modules.name_of(lacking)
+    name = name_of(lacking)
     for method, need in (("fedem", PER_EXAMPLE), ("subfedavg", "a metric from 0 to 1")):
         with pytest.raises(ConfigError, match=f"task: expected one with {need}, which {method} needs"):
             assemble({**DIABETES, "target-unit": "", "own.classes": 1, "task": name, "method": method})
@@ -166,7 +166,7 @@ def test_an_own_task_is_tried_before_the_run(change, words):
         return replace(huber(shape, numbers), **change)
 
     with pytest.raises(ConfigError) as refused:
-        assemble({**DIABETES, "target-unit": "", "own.classes": 1, "task": user_modules.name_of(broken)})
+        assemble({**DIABETES, "target-unit": "", "own.classes": 1, "task": name_of(broken)})
     assert words in str(refused.value)
 
 

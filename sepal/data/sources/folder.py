@@ -9,7 +9,7 @@ The first of these formats that is found is read:
 4. a sub-directory per class, in alphabetical order, with ``.png``, ``.jpg`` or ``.npy`` files, all of one shape.
 
 The keys ``folder.*`` name the classes, bring images to one size, and say what becomes of files that cannot be read. The
-columns of a CSV file are standardised by each client (:mod:`sepal.data.scaling`).
+columns of a CSV file are standardised by each client (:mod:`sepal.data.scaling`), and missing cells are filled there.
 
 Tasks other than classification (docs/tasks.md) are read from 1, with ``y`` as the task has it, and from 2.
 
@@ -34,7 +34,7 @@ from sepal.config import FolderReading, FolderSettings
 from sepal.data.examples import DatasetInfo, InputKind, Labels, Source
 from sepal.data.own import checked_examples
 from sepal.data.sources.images import EXAMPLES, FILES, Look, check_alike, left_out, read_example
-from sepal.data.sources.table import read_table
+from sepal.data.sources.table import count_gaps, read_table
 from sepal.errors import DataError
 from sepal.protocol.tasks.learning import CLASSIFICATION
 from sepal.protocol.tasks.making import targets_of
@@ -98,9 +98,29 @@ def _npz(path: Path, task: str) -> Source:
 
 def _csv(path: Path, keys: FolderSettings) -> Source:
     task = task_of(keys)
-    found = read_table(path, keys.names, task != CLASSIFICATION, labelled=True)
-    source = source_of(str(path), (found.x, found.y), None, found.people, names=found.names, task=task)
-    return replace(source, info=replace(source.info, table=keys.standardize, columns=found.columns))
+    found = read_table(path, keys.names, task != CLASSIFICATION, labelled=True, fill=keys.missing == "mean")
+    return table_of(str(path), [(found.x, found.y)], found.people, found.names, found.columns, keys)
+
+
+def table_of(
+    key: str,
+    parts: Sequence[tuple[NDArray[Any], Any]],
+    people: NDArray[Any] | None,
+    names: Sequence[str],
+    columns: Sequence[str],
+    keys: FolderSettings,
+) -> Source:
+    """Return the examples of a table, as :func:`source_of`; missing numbers, NaN, are left to clients.
+
+    ``parts``: the training part [, the test part], each float32 (n, columns) and targets.
+    """
+    x = np.concatenate([part for part, _ in parts])
+    train, *test = [(np.where(np.isnan(part), 0, part), y) for part, y in parts]
+    source = source_of(key, train, test[0] if test else None, people, names=names, task=task_of(keys))
+    counts = count_gaps(x, columns)
+    notes = (f"folder.missing: each client fills in its own mean: {counts}",) if counts else ()
+    facts = replace(source.info, table=keys.standardize, columns=tuple(columns), notes=notes)
+    return replace(source, info=facts, x=x)
 
 
 def _classes(directory: Path, keys: FolderSettings) -> Source:
@@ -154,7 +174,8 @@ def _read_part(
                 arrays.append(read_example(path, look))
             except DataError as error:
                 if keys.on_bad_file == "error":
-                    raise
+                    expected = f'{error.expected} (folder.on-bad-file = "skip" leaves out what cannot be read)'
+                    raise DataError(error.key, expected, error.got) from error
                 bad.append(error)
                 continue
             labels.append(names.index(folder.name))

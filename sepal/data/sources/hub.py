@@ -30,8 +30,9 @@ from sepal.config import FolderSettings, HubReading, HubSettings
 from sepal.data import cache
 from sepal.data.examples import Source
 from sepal.data.locations import data_directory, downloads_allowed
-from sepal.data.sources.folder import source_of, task_of
+from sepal.data.sources.folder import source_of, table_of, task_of
 from sepal.data.sources.images import Look, as_array, check_alike
+from sepal.data.sources.table import refuse_gaps
 from sepal.errors import DataError, one_line
 from sepal.protocol.tasks.learning import CLASSIFICATION
 
@@ -62,6 +63,9 @@ def local_copy(name: str, data_dir: str | Path) -> Path:
 
 def _download(name: str, place: Path) -> None:
     """Write a data set of the hub to ``place``, whole or not at all."""
+    if Path(name).expanduser().is_dir():  # the library would take it, and not look for the name on the hub
+        words = f"a name on the hub; a local copy is data-dir = {name} (in Python data_dir=) without hf.name"
+        raise DataError("hf.name", words, f"{name}, a directory")
     expected = f"{name} from the Hugging Face hub, or without hf.name a local copy in data-dir"
     if not downloads_allowed():
         raise DataError("hf.name", expected, f"SEPAL_DOWNLOAD=0 and nothing in {place}")
@@ -144,10 +148,14 @@ def _source(key: str, train: Any, test: Any | None, keys: HubReading) -> Source:
         if part is not None
     ]
     people = np.asarray(train[hub.person][:]) if hub.person else None
-    found = source_of(key, pairs[0], pairs[1] if len(pairs) > 1 else None, people, names=names, task=task)
-    numbers = _is_table(train, columns)
-    info = replace(found.info, name="hf", table=numbers and keys.standardize, columns=tuple(columns) if numbers else ())
-    return replace(found, info=info)
+    if _is_table(train, columns):
+        for part, (x, _) in zip((hub.train, hub.test), pairs, strict=False):
+            if keys.missing == "refuse":
+                refuse_gaps(f"{key} {part}", x, columns)
+        found = table_of(key, pairs, people, names, columns, keys)
+    else:
+        found = source_of(key, pairs[0], pairs[1] if len(pairs) > 1 else None, people, names=names, task=task)
+    return replace(found, info=replace(found.info, name="hf"))
 
 
 def _inputs(part: Any, hub: HubSettings) -> list[str]:

@@ -110,10 +110,11 @@ def _counted(words: Iterable[str]) -> str:
     return f"{found}, and {sum(count for _, count in rest)} of {len(rest)} more kinds" if rest else found
 
 
-def left_out(bad: Sequence[DataError]) -> tuple[str, ...]:
-    """Return the line that names the files that could not be read; none if all could."""
+def left_out(bad: Sequence[DataError], key: str = "folder.on-bad-file: ") -> tuple[str, ...]:
+    """Return the line, beginning with ``key``, that names the files that could not be read; none if all could."""
     if not bad:
         return ()
     named = ", ".join(error.key for error in bad[:NAMED])
     more = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
-    return (f"folder.on-bad-file: {len(bad)} files that cannot be read are left out: {named}{more}",)
+    count = f"{len(bad)} files that cannot be read are" if len(bad) > 1 else "1 file that cannot be read is"
+    return (f"{key}{count} left out: {named}{more}",)

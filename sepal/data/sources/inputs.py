@@ -5,13 +5,30 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sepal.data.sources.images import AS_IS, EXAMPLES, Look, check_alike, read_example
+from sepal.data.sources.images import AS_IS, EXAMPLES, Look, check_alike, left_out, read_example
 from sepal.data.sources.table import read_table
 from sepal.errors import DataError, one_line
+
+
+class Inputs(NamedTuple):
+    """Examples from files.
+
+    Attributes:
+        names: The name of each example.
+        x: The examples, (n, …).
+        y: Their labels, int64 (n,), or targets of another task; None unless all have one.
+        notes: Lines that say what of the files was left out.
+    """
+
+    names: list[str]
+    x: npt.NDArray[np.generic]
+    y: npt.NDArray[Any] | None
+    notes: tuple[str, ...] = ()
 
 
 def read_inputs(
@@ -21,8 +38,9 @@ def read_inputs(
     look: Look | None = None,
     columns: Sequence[str] = (),
     numbers: bool = False,
-) -> tuple[list[str], npt.NDArray[np.generic], npt.NDArray[np.int64] | None]:
-    """Return the names of the examples, the examples (n, …), and their labels if all have one.
+    fill: bool = False,
+) -> Inputs:
+    """Return the examples of a file or a directory; a directory's files that cannot be read are left out.
 
     Args:
         path: An .npz with x [, y]; a .csv; a .npy file with many examples (n, …); an image or a .npy file with one
@@ -30,11 +48,12 @@ def read_inputs(
         classes: Names of the classes.
         shape: The shape of one example as the model takes it; tells one example from many.
         look: What image files are brought to; None: as they are.
-        columns: Names of a table's columns as the model takes them; empty: as in the file.
+        columns: Names of a table's columns as the model takes them; empty: as in the file. Others are ignored.
         numbers: Whether targets are those of another task than classification.
+        fill: Whether the model takes missing numbers of a table, NaN.
 
     Raises:
-        DataError: There are no examples, or their shapes differ.
+        DataError: No example can be read, their shapes differ, or a column or a cell is missing.
     """
     for suffix in (".npz", ".csv"):  # a directory that a run reads
         if path.is_dir() and len(found := list(path.glob(f"*{suffix}"))) == 1:
@@ -42,26 +61,42 @@ def read_inputs(
     if path.suffix == ".npz":
         return _read_npz(path, numbers)
     if path.suffix == ".csv":
-        table = read_table(path, classes, numbers)
-        table = table.ordered(columns, path) if columns else table
-        return [str(number) for number in range(len(table.x))], table.x, table.y
+        table = read_table(path, classes, numbers, columns=columns, fill=fill)
+        notes = (f"{path}: columns that the model does not take are ignored: {', '.join(table.ignored)}",)
+        return Inputs(_numbered(table.x), table.x, table.y, notes if table.ignored else ())
     files = [path] if path.is_file() and path.suffix.lower() in EXAMPLES else list(_files(path))
     if not files:
         raise DataError("data", "an .npz with x, a .csv, or .png, .jpg or .npy files", str(path))
-    arrays = [read_example(file, look or AS_IS) for file in files]
+    pairs, bad = _read_all(files, look or AS_IS)
+    if not pairs:
+        raise bad[0]
+    read, arrays = zip(*pairs, strict=True)
     if files == [path] and _many(arrays[0], shape):
-        return [str(number) for number in range(len(arrays[0]))], arrays[0], None
+        return Inputs(_numbered(arrays[0]), arrays[0], None)
     check_alike(str(path), arrays)
-    labels = [classes.index(file.parent.name) if file.parent.name in classes else -1 for file in files]
+    labels = [classes.index(file.parent.name) if file.parent.name in classes else -1 for file in read]
     truth = None if -1 in labels else np.array(labels, dtype=np.int64)
-    named = [file.name if file == path else str(file.relative_to(path)) for file in files]
+    named = [file.name if file == path else str(file.relative_to(path)) for file in read]
     named = [name if name.isprintable() else one_line(ascii(name)) for name in named]  # they are printed
-    return named, np.stack(arrays), truth
+    return Inputs(named, np.stack(arrays), truth, left_out(bad, key=""))
 
 
-def _read_npz(
-    path: Path, numbers: bool = False
-) -> tuple[list[str], npt.NDArray[np.generic], npt.NDArray[np.int64] | None]:
+def _read_all(files: Sequence[Path], look: Look) -> tuple[list[tuple[Path, npt.NDArray[Any]]], list[DataError]]:
+    """Return the files that can be read with their examples, and the errors of the others."""
+    found, bad = list[tuple[Path, npt.NDArray[Any]]](), list[DataError]()
+    for file in files:
+        try:
+            found.append((file, read_example(file, look)))
+        except DataError as error:
+            bad.append(error)
+    return found, bad
+
+
+def _numbered(examples: npt.NDArray[np.generic]) -> list[str]:
+    return [str(number) for number in range(len(examples))]
+
+
+def _read_npz(path: Path, numbers: bool = False) -> Inputs:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             x, y = arrays["x"], arrays.get("y")
@@ -69,11 +104,7 @@ def _read_npz(
             raise ValueError("x is a single number")
     except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as reason:
         raise DataError("data", "an .npz with x", f"{path}: {reason}") from None
-    return (
-        [str(number) for number in range(len(x))],
-        x,
-        y if y is not None and (numbers or y.shape == (len(x),)) else None,
-    )
+    return Inputs(_numbered(x), x, y if y is not None and (numbers or y.shape == (len(x),)) else None)
 
 
 def _many(array: npt.NDArray[np.generic], shape: tuple[int, ...]) -> bool:

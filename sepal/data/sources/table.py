@@ -1,12 +1,14 @@
 """Reads a CSV file: a column ``label``, every other column a number [, a column ``person``]. Errors name the row.
 
-For tasks other than classification, ``label`` is a number, or there are columns ``label:NAME``.
+For tasks other than classification, ``label`` is a number, or there are columns ``label:NAME``. A cell of another
+column may be missing: empty, ``NA`` or ``NaN`` in any case.
 """
 
 from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,17 +21,20 @@ from sepal.errors import DataError
 
 NOT_FEATURES = ("label", "person")
 TARGET = "label:"  # begins the names of several target columns
+MISSING = ("", "na", "nan")  # a missing cell as spreadsheets, R, and NumPy write it; in lower case
+NAMED = 4  # columns with missing cells that a message names, at most
 
 
 class Table(NamedTuple):
     """What a CSV file holds.
 
     Attributes:
-        x: float32 (n, columns).
+        x: float32 (n, columns); NaN where a cell is missing.
         y: int64 (n,), or float32 (n, targets) of other tasks; None without a column ``label``.
         names: Names of the classes, or of several targets; empty if the labels are whole numbers from 0.
         people: The person of each row; None without a column ``person``.
         columns: Names of the columns of ``x``.
+        ignored: Names of the file's columns that were not asked for.
     """
 
     x: NDArray[np.float32]
@@ -37,24 +42,17 @@ class Table(NamedTuple):
     names: tuple[str, ...]
     people: NDArray[Any] | None
     columns: tuple[str, ...]
-
-    def ordered(self, columns: Sequence[str], path: Path) -> Table:
-        """Return the table with the columns of another one, in its order.
-
-        Args:
-            columns: The names of that one's columns.
-            path: The file, for an error message.
-
-        Raises:
-            DataError: The table's columns are others.
-        """
-        if set(self.columns) != set(columns):
-            odd = sorted(set(self.columns) ^ set(columns))
-            raise DataError(f"{path}, header", f"the columns {', '.join(columns)}", f"a difference in {', '.join(odd)}")
-        return self._replace(x=self.x[:, [self.columns.index(name) for name in columns]], columns=tuple(columns))
+    ignored: tuple[str, ...] = ()
 
 
-def read_table(path: Path, classes: Sequence[str] = (), numbers: bool = False, labelled: bool = False) -> Table:
+def read_table(
+    path: Path,
+    classes: Sequence[str] = (),
+    numbers: bool = False,
+    labelled: bool = False,
+    columns: Sequence[str] = (),
+    fill: bool = False,
+) -> Table:
     """Read a CSV file with a header.
 
     Args:
@@ -63,25 +61,58 @@ def read_table(path: Path, classes: Sequence[str] = (), numbers: bool = False, l
             numbers from 0, or texts, which become classes in sorted order.
         numbers: Whether targets are numbers, in the column ``label`` or in columns ``label:NAME``.
         labelled: Whether there must be labels.
+        columns: The columns to read, in this order; empty: all but labels and people.
+        fill: Whether missing cells are filled later. Those of targets never are.
 
     Raises:
-        DataError: The file cannot be read, a label is none of the classes, or there must be labels and are none.
+        DataError: The file cannot be read, a column or a cell is missing, a label is none of the classes, or there must
+            be labels and are none.
     """
     rows = _rows(path)
     if not rows:
         raise DataError(str(path), "rows under a header", "no row")
     targets = [str(name) for name in rows[0] if name == "label" or str(name).startswith(TARGET)] if numbers else []
-    columns = tuple(str(name) for name in rows[0] if name not in (*NOT_FEATURES, *targets))
+    found = tuple(str(name) for name in rows[0] if name not in (*NOT_FEATURES, *targets))
     if labelled and "label" not in rows[0] and not targets:
-        raise DataError(f"{path}, header", "the column with labels to be called `label`", ", ".join(columns))
-    x = _numbers(path, rows, columns)
+        raise DataError(f"{path}, header", "the column with labels to be called `label`", ", ".join(found))
+    wanted = tuple(columns) or found
+    if lacking := [name for name in wanted if name not in found]:
+        raise DataError(f"{path}, header", f"all columns of the model, also {', '.join(lacking)}", ", ".join(found))
+    ignored = tuple(name for name in found if name not in wanted)
+    x = _numbers(path, rows, wanted, gaps=True)
+    if not fill:
+        refuse_gaps(str(path), x, wanted, first=2)
     people = np.array([row["person"] or "" for row in rows]) if "person" in rows[0] else None
     if targets:
         names = tuple(name.removeprefix(TARGET) for name in targets) if len(targets) > 1 else ()
-        return Table(x, _numbers(path, rows, targets), names, people, columns)
+        return Table(x, _numbers(path, rows, targets), names, people, wanted, ignored)
     if "label" not in rows[0]:
-        return Table(x, None, (), people, columns)
-    return Table(x, *_labels(path, [(row["label"] or "").strip() for row in rows], classes), people, columns)
+        return Table(x, None, (), people, wanted, ignored)
+    words = [(row["label"] or "").strip() for row in rows]
+    return Table(x, *_labels(path, words, classes), people, wanted, ignored)
+
+
+def refuse_gaps(key: str, x: NDArray[Any], columns: Sequence[str], first: int = 0) -> None:
+    """Raise a DataError that says where numbers are missing, unless none is.
+
+    Args:
+        key: Where the table is from.
+        x: Its numbers, (n, columns); NaN where one is missing.
+        columns: Names of the columns.
+        first: The number by which its first row is known.
+    """
+    rows, places = np.nonzero(np.isnan(x))
+    if len(rows):
+        expected = 'a number in every cell (a run with folder.missing = "mean" fills in the client\'s mean)'
+        where = f"{key}, row {rows[0] + first}, column {columns[places[0]]}"
+        raise DataError(where, expected, f"{len(rows)} without one: {count_gaps(x, columns)}")
+
+
+def count_gaps(x: NDArray[Any], columns: Sequence[str]) -> str:
+    """Return how many numbers are missing in which columns, most first; empty if none is."""
+    counts = Counter({name: int(count) for name, count in zip(columns, np.isnan(x).sum(axis=0), strict=True) if count})
+    named = ", ".join(f"{count} in {name}" for name, count in counts.most_common(NAMED))
+    return f"{named}, and some in {len(counts) - NAMED} more columns" if len(counts) > NAMED else named
 
 
 def _rows(path: Path) -> list[dict[Any, Any]]:
@@ -98,13 +129,16 @@ def _rows(path: Path) -> list[dict[Any, Any]]:
     return rows
 
 
-def _numbers(path: Path, rows: list[dict[Any, Any]], names: Sequence[str]) -> NDArray[np.float32]:
-    cells = [[_number(path, line, name, row[name]) for name in names] for line, row in enumerate(rows, 2)]
+def _numbers(path: Path, rows: list[dict[Any, Any]], names: Sequence[str], gaps: bool = False) -> NDArray[np.float32]:
+    """Return the cells as numbers; with ``gaps``, NaN for those that are missing."""
+    cells = [[_number(path, line, name, row[name], gaps) for name in names] for line, row in enumerate(rows, 2)]
     return np.array(cells, dtype=np.float32)
 
 
-def _number(path: Path, line: int, column: str, text: Any) -> float:
+def _number(path: Path, line: int, column: str, text: Any, gaps: bool) -> float:
     """Return a cell as a number; the first line of the file is its header."""
+    if gaps and text is not None and text.strip().lower() in MISSING:
+        return math.nan
     try:
         value = float(text)
     except (TypeError, ValueError):

@@ -1,17 +1,10 @@
-"""Imports torchvision, which is used for downloads and CIFAR's files. No other module imports it.
-
-torchvision's wheel cannot load its compiled operators with a CPU-only torch; ``import torchvision`` then fails at the
-first fake kernel it registers. Only on that error are the missing schemas declared; data sets, transforms and models
-work without the operators behind them.
-"""
+"""Imports torchvision, which is used for downloads and CIFAR's files. No other module imports it."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import socket
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,12 +12,8 @@ from typing import Any
 from sepal.data import cache
 from sepal.data.locations import downloads_allowed
 from sepal.errors import DataError
+from sepal.user_modules import imported
 
-_SCHEMAS = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-)
-_declared: list[Any] = []  # a torch.library.Library takes its schemas with it when it is collected
 _TIMEOUT = 30.0  # seconds a server may stay silent
 
 
@@ -35,27 +24,9 @@ def torchvision(submodule: str = "datasets") -> ModuleType:
         DataError: torchvision is not installed.
     """
     try:
-        return importlib.import_module(f"torchvision.{submodule}")
-    except RuntimeError as error:
-        if "operator torchvision::" not in str(error):
-            raise
+        return imported(f"torchvision.{submodule}")
     except ImportError as error:
         raise DataError("torchvision", "to be installed for this data set", str(error)) from error
-    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-        del sys.modules[name]
-    _declare_schemas()
-    return importlib.import_module(f"torchvision.{submodule}")
-
-
-def _declare_schemas() -> None:
-    import torch
-
-    make: Any = torch.library.Library  # torch ships no types for it
-    library = make("torchvision", "FRAGMENT")
-    _declared.append(library)
-    for schema in _SCHEMAS:
-        with contextlib.suppress(RuntimeError):  # declared already, by an earlier attempt or by torchvision
-            library.define(schema)
 
 
 def download(cls: str, directory: Path, where: str, **options: Any) -> None:

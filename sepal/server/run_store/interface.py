@@ -18,6 +18,10 @@ class RunStore(Protocol):
 
     replays: bool
 
+    def due(self) -> bool:
+        """Return whether the next completed round gets a checkpoint, whatever its number."""
+        ...
+
     def latest(self) -> RunState | None:
         """Return the newest readable checkpoint; None for a new run."""
         ...

@@ -27,6 +27,10 @@ class MemoryRunStore:
         self._spill = Spill(limit)
         self._scalars: dict[str, Mapping[str, Scalar]] = {}
 
+    def due(self) -> bool:
+        """Return False."""
+        return False
+
     def latest(self) -> RunState | None:
         """Return the newest checkpoint, or None."""
         return self._latest

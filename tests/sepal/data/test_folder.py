@@ -211,7 +211,11 @@ def test_npz_with_pickled_objects(tmp_path):
         ("a,b\n1,2\n", "the column with labels to be called `label`, got a, b"),
         ("", "got no row"),
         ("a,label\n1,0\nx,0\n", "a.csv, row 3, column a: expected a finite number, got 'x'"),
-        ("a,label\nnan,0\n", "a.csv, row 2, column a: expected a finite number, got 'nan'"),
+        ("a,label\ninf,0\n", "a.csv, row 2, column a: expected a finite number, got 'inf'"),
+        (
+            "a,b,label\n1,1,0\nNA,,1\n1,nan,1\n",
+            r"a.csv, row 3, column a: expected .*folder.missing = .*, got 3 without one: 2 in b, 1 in a$",
+        ),
         ("a,label\n1,0,7\n", "a.csv, row 2: expected 2 cells, as the header has, got 3"),
         ("a,label\n1,0.5\n", "row 2, column label: expected a whole number or a text, got 0.5"),
         ("a,b,label\n1,0\n", "row 2, column label: expected a label, got an empty cell"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from sepal.config import FolderSettings, PartitionSettings
+from sepal.config import FolderReading, FolderSettings, PartitionSettings
 from sepal.config.agreement import disagreement
 from sepal.data import DataSpec, client_data, load, pooled_test
+from sepal.data.federation import _as_stored
 from sepal.data.scaling import Scale
 from sepal.errors import ConfigError, DataError
 from sepal.strategies.assembly import assemble
@@ -55,6 +57,60 @@ def test_a_table_is_standardised_by_each_client_with_its_own_training_part(tmp_p
 def test_a_column_that_is_constant_in_training_stays_0_elsewhere():
     scale = Scale.of(np.array([[0.1, 1e-42], [0.1, 0.0], [0.1, 0.0]], np.float32))
     assert scale(np.array([[5.0, 5.0]], np.float32)).tolist() == [[0.0, 0.0]]
+
+
+GAPS = [f"{'' if i % 5 == 2 else i},{('NA', ' NaN ', '7', i)[i % 4]},{i % 2}" for i in range(60)]
+
+
+def test_missing_cells_become_the_mean_of_the_clients_own_training_part(tmp_path):
+    (tmp_path / "all.csv").write_text("\n".join(["a,b,label", *GAPS]))
+    keys = FolderSettings(missing="mean")
+    spec = DataSpec("folder", tmp_path, IID, clients=3, folder=keys)
+    rows = load("folder", tmp_path, keys).x
+    assert np.isnan(rows).sum(axis=0).tolist() == [12, 30]
+    for client in range(3):
+        data, raw = client_data(spec, client), _as_stored(spec, client)
+        mean, std = np.nanmean(raw.train.x, axis=0), np.nanstd(raw.train.x, axis=0)
+        assert np.isnan(raw.test.x).any()
+        for part in ("train", "validation", "test"):
+            stored, scaled = getattr(raw, part).x, getattr(data, part).x
+            filled = np.where(np.isnan(stored), mean, stored)
+            np.testing.assert_allclose(scaled, (filled - mean) / std, atol=1e-5)
+    (note,) = load("folder", tmp_path, keys).info.notes
+    assert note == "folder.missing: each client fills in its own mean: 30 in b, 12 in a"
+
+
+def test_a_column_without_a_number_in_training_stays_0():
+    scale = Scale.of(np.array([[np.nan, 1], [np.nan, 3]], np.float32))
+    assert scale(np.array([[5, np.nan], [np.nan, 3]], np.float32)).tolist() == [[0, 0], [0, 1]]
+
+
+def test_views_over_all_clients_data_lack_no_number(tmp_path):
+    from sepal.client_app.views import scaled
+
+    x = torch.tensor([[torch.nan, 3.0]])
+    filled, _ = scaled((x, torch.zeros(1)), Scale(np.ones(2, np.float32), np.ones(2, np.float32)))
+    assert filled.tolist() == [[0.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ("a,label\n1,\n2,3.5\n", "row 2, column label: expected a finite number, got ''"),
+        ("a,label:p,label:q\n1,2,3\n2,NA,3\n", "row 3, column label:p: expected a finite number, got 'NA'"),
+    ],
+)
+def test_missing_targets_are_never_filled(tmp_path, rows, words):
+    (tmp_path / "all.csv").write_text(rows)
+    keys = FolderReading(missing="mean", task="regression")
+    with pytest.raises(DataError, match=words):
+        load("folder", tmp_path, keys)
+
+
+def test_numbers_that_are_not_standardised_have_no_mean(tmp_path):
+    keys = {"dataset": "folder", "data-dir": str(tmp_path), "folder.standardize": False, "folder.missing": "mean"}
+    with pytest.raises(ConfigError, match=r"folder.missing: expected refuse with folder.standardize = false"):
+        assemble(keys)
 
 
 def test_other_formats_are_never_standardised(tmp_path):
@@ -169,7 +225,10 @@ def test_broken_files_are_named_and_left_out(tmp_path):
         picture(tmp_path / name / "0.png")
     for number in range(5):
         (tmp_path / "a" / f"broken{number}.png").write_bytes(b"no png")
-    with pytest.raises(DataError, match=r"broken0.png: expected a PNG or JPEG image"):
+    words = (
+        r'broken0.png: expected a PNG or JPEG image \(folder.on-bad-file = "skip" leaves out what cannot be read\), got'
+    )
+    with pytest.raises(DataError, match=words):
         load("folder", tmp_path)
     source = load("folder", tmp_path, FolderSettings(on_bad_file="skip"))
     assert source.train.y.tolist() == [0, 1]

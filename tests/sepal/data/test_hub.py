@@ -83,6 +83,16 @@ def test_parquet_files_belong_to_the_part_that_they_are_named_after(tmp_path):
     assert source.x[2].tolist() == [3.0, 2.0]
 
 
+def test_missing_numbers_are_refused_or_left_to_the_clients(tmp_path):
+    """Whole numbers, too: pyarrow's null."""
+    datasets.Dataset.from_dict({"a": [1, None, 3], "b": [0.5, None, None], "label": [0, 1, 1]}).save_to_disk(tmp_path)
+    with pytest.raises(DataError, match=r"train, row 1, column a: .*folder.missing.*got 3 without one: 2 in b, 1 in a"):
+        hub.read(tmp_path, reading())
+    source = hub.read(tmp_path, HubReading(missing="mean"))
+    assert np.isnan(source.x).sum(axis=0).tolist() == [1, 2]
+    assert (source.info.name, source.info.table, source.info.columns) == ("hf", True, ("a", "b"))
+
+
 def test_owners_are_the_natural_partition(saved):
     config = {"hf": {"person": "owner", "test": ""}, "folder": {"resize": "8"}, "partition": {"min_examples": 1}}
     data = federated_data(RunConfig.model_validate({"dataset": "hf", "data_dir": str(saved), **config}))
