@@ -27,7 +27,7 @@ from sepal.client_app.simulation import protect_ray, starts_ray
 from sepal.errors import ConfigError, one_line
 from sepal.protocol.messages import read_order, without_details, write_error
 from sepal.protocol.method import Kind
-from sepal.protocol.operation import STATS, log_as_json
+from sepal.protocol.operation import CLOSING, STATS, log_as_json
 
 user_modules.enable()
 
@@ -42,9 +42,12 @@ class _OwnLines(logging.Formatter):
 
 if not log_as_json() and logging.lastResort:  # the handler of processes in which nobody has set another
     logging.lastResort.setFormatter(_OwnLines())
+    logging.lastResort.setLevel(logging.INFO)  # of other loggers than ours, the root's level still holds
 if starts_ray():
     protect_ray()
 log = logging.getLogger("sepal")
+if not log.level:
+    log.setLevel(logging.INFO)
 
 Mod: TypeAlias = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 
@@ -182,6 +185,8 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
     order = read_order(message.content)[0]
     if order.kind is Kind.QUERY and order.plan.phase:
         log.warning("%s: refused by the server: %s", node.client, one_line(order.plan.phase, 256))
+    if order.kind is Kind.ADAPT and order.keep and not on_one_machine():
+        log.info("%s: %s", node.client, CLOSING)
     check_split(node, shared.assembly.task.config)
     check_noise(node, shared.assembly.task.config, order, shared.assembly.method.private)
     store = open_store(shared, node, order.run)

@@ -41,8 +41,8 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
         ]
         layers = [
             full.mark_area(opacity=0.14).encode(place, alt.Y("low:Q"), alt.Y2("high:Q"), colour),
-            between.mark_line(strokeWidth=1, opacity=0.7).encode(place, mean, colour, dash),
-            full.transform_filter("datum.joined").mark_line(strokeWidth=2).encode(place, mean, colour, dash),
+            between.mark_line(strokeWidth=1, opacity=0.6).encode(place, mean, colour, dash),
+            full.mark_line(strokeWidth=2).encode(place, mean, colour, dash),
             full.mark_point(size=48, filled=True, opacity=1).encode(
                 place, mean, colour, shape_of(comparison), tooltip=tips
             ),
@@ -62,20 +62,17 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
             for each in comparison.all_variants()
         )
         closed, sampled = (any(row[key].startswith(value) for row in rows) for key, value in KINDS)
-        reading = f"Points: mean {comparison.measure.name} of all clients{comparison.measure.in_unit}"
+        measure = comparison.measure
+        reading = f"Points and the lines through them: mean {measure.name} of all clients{measure.in_unit}"
         reading += ", band: ± one standard deviation over seeds." if _seeds(comparison) > 1 else "."
         if x == "round" and closed:
-            reading += " The last, with the name, is the closing evaluation, after the last round."
+            reading += " The last point is the closing evaluation, after the last round."
         if x != "round":
             reading += f" A round stands at the {unit} that the rounds before it took, the closing evaluation at all."
         if x != "round" and sampled:
             reading += " Lines as in the first figure."
         elif sampled:
-            reading += " Thin lines: each round's clients alone, which scatter more."
-            reading += " A kept point has the models that clients held before that round, the line those trained in it."
-            if tuned := [v.label for v in comparison.all_variants() if v.deployed == "trained"]:
-                reading += f" Trained points of {', '.join(dict.fromkeys(tuned))} lie off its line: there clients"
-                reading += " fine-tune the received model as for a user, in the line they train as in any round."
+            reading += _thin(comparison)
         if any(row["stand_in"] for row in rows):
             reading += " Named “trained”: the method has no such view, its trained models stand in."
         if logarithmic:
@@ -87,6 +84,17 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
 _curve("round", "Accuracy by round", "round", "rounds", 0)
 _curve("mb", "Accuracy by MB sent", "MB, up and down", "MB", 2)
 _curve("seconds", "Accuracy by time", "seconds", "seconds", 1)
+
+
+def _thin(comparison: Comparison) -> str:
+    """Return how to read the thin lines beside the points."""
+    words = " Thin lines: the rounds between, of each its own clients alone."
+    if "kept" in views(comparison):
+        words += " Kept: points are from before the round's training, thin lines from after it."
+    if tuned := [variant.label for variant in comparison.all_variants() if variant.deployed == "trained"]:
+        words += f" Trained, of {', '.join(dict.fromkeys(tuned))}: points are fine-tuned as for a user,"
+        words += " thin lines trained as in any round."
+    return words
 
 
 def _seeds(comparison: Comparison) -> int:

@@ -86,10 +86,7 @@ def stand_ins(comparison: Comparison) -> list[tuple[str, str, str]]:
 
 
 def _curve(comparison: Comparison, variant: Variant) -> Iterator[Row]:
-    """Yield the points of full evaluations, and the rounds between, over whose clients alone the mean is.
-
-    ``joined``: a curve without rounds between is drawn as a line through its points.
-    """
+    """Yield the points of full evaluations, and the rounds between, over whose clients alone the mean is."""
     for view in _stored(comparison):
         shown = _shown(variant, view)
         full = _by_round(result.points(shown) for result in variant.results)
@@ -106,7 +103,6 @@ def _curve(comparison: Comparison, variant: Variant) -> Iterator[Row]:
                     "view": view,
                     "stand_in": shown != view,
                     "kind": kind,
-                    "joined": not between,
                     "round": number,
                     "at": f"closing, after round {number}" if completed == number else f"round {number}",
                     "mb": _rounded(float(np.mean([point.megabytes for point in points]))),

@@ -67,7 +67,7 @@ function sort() {
   if (!sorted) return;
   const { column, down } = sorted;
   for (const table of document.querySelectorAll(".overview table")) {
-    const value = (row) => parseFloat(row.cells[column]?.textContent.replace("≤ ", "")); // NaN: not reached, or no figure; always last
+    const value = (row) => parseFloat(row.cells[column]?.textContent.replace(/≤\s/, "")); // NaN: not reached, or no figure; always last
     const order = (a, b) => (down ? b - a : a - b);
     const rows = [...table.tBodies[0].rows].sort((one, other) => {
       const [a, b] = [value(one), value(other)];

@@ -28,7 +28,7 @@ def table(
     for row in sheet.rows:
         figures = ""
         for n in kept:
-            words = html.escape(row[n])
+            words = html.escape(row[n]).replace("± ", "±\u00a0").replace("≤ ", "≤\u00a0")  # lines break before these
             top = n in marked and _whole(row[n]) == marked[n] is not None
             figures += f"<td><strong>{words}</strong></td>" if top else f"<td>{words}</td>"
         yield f'<tr><th scope="row">{html.escape(row[0])}</th>{figures}</tr>'

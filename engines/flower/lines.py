@@ -8,14 +8,16 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from sepal.protocol.operation import LOG
+from sepal.protocol.operation import CLOSING, LOG
 
 BYTES = 10_000_000  # of a log file; one older file is kept
 OURS = "sepal: "
+SELDOM = 600.0  # seconds until it is said again that the server does not answer
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ROUND = re.compile(r"\[RUN \S+, ROUND (\d+)\]")
 _SENT = re.compile(r"Sending: (\S+) message")
@@ -34,26 +36,35 @@ class Lines:
     def __init__(self, file: Path, show: Callable[[str], None], everything: bool = False) -> None:
         self._file = RotatingFileHandler(file, maxBytes=BYTES, backupCount=1, delay=True, encoding="utf-8")
         self._show, self._everything = show, everything or os.environ.get(LOG) == "json"
-        self._round, self._lost = "", False
+        self._round, self._closing, self._lost = "", False, -SELDOM
 
     def __call__(self, line: str) -> None:
         """Take a line without its end."""
         plain = _COLOUR.sub("", line)
         self._file.emit(logging.makeLogRecord({"msg": plain}))
-        shown = line if self._everything else plain if plain.startswith(OURS) else self._news(plain)
+        shown = line if self._everything else self._news(plain)
         if shown:
             self._show(shown)
 
     def _news(self, line: str) -> str:
         """Return what a line of Flower's SuperNode means for who watches it; empty for nothing."""
-        if found := _ROUND.search(line):
+        if line.startswith(OURS) and not line.endswith(CLOSING):
+            return line
+        if line.startswith(OURS):
+            self._closing = True
+        elif found := _ROUND.search(line):
             self._round = found[1]
         elif "SuperNode ID" in line:
             return f"{OURS}joined, and waits for the server's messages"
         elif found := _SENT.search(line):
-            self._lost = False
-            return f"{OURS}round {self._round}: {_WORK[found[1]]}" if found[1] in _WORK else ""
-        elif "Connection attempt failed" in line and not self._lost:
-            self._lost = True
-            return f"{OURS}the server does not answer; trying again"
+            self._lost = -SELDOM
+            if found[1] not in _WORK:
+                return ""
+            name, self._closing = "closing evaluation" if self._closing else f"round {self._round}", False
+            return f"{OURS}{name}: {_WORK[found[1]]}"
+        elif "Connection attempt failed" in line and time.monotonic() - self._lost >= SELDOM:
+            self._lost = time.monotonic()
+            return (
+                f"{OURS}the server does not answer: the run may have ended, then Ctrl-C ends this client; trying again"
+            )
         return ""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 METRICS = "SEPAL_METRICS"  # [HOST:]PORT of a ServerApp's figures
 LOG = "SEPAL_LOG"  # json
 STATS = "SEPAL_STATS"  # file to which a client writes a line for each message
+CLOSING = "the closing evaluation begins"  # how a client's line ends, by which its reply is told from a round's
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 CALLERS, PATIENCE = 16, 10.0  # connections at a time, and seconds that each may say nothing
 

@@ -105,7 +105,6 @@ def test_a_curve_has_every_round_and_its_points_are_full_evaluations(tmp_path):
     assert kinds["full"] == [10, 20, 23]  # and the closing evaluation
     assert sorted(kinds["full"] + kinds["sampled"]) == [*range(1, 24), 23]
     assert [row["at"] for row in rows if row["last"]] == ["closing, after round 23"]
-    assert not any(row["joined"] for row in rows)
 
 
 def test_a_run_without_a_full_evaluation_has_its_line_and_says_when_the_first_point_comes(tmp_path):
@@ -415,3 +414,20 @@ def test_tables_of_eleven_long_names_fit_the_terminal(many, width):
     for label in ("fedavg-0", "local", "fedavg-ft"):
         row = next(line for line in lines[head:] if line.startswith(f"{label} "))
         assert re.search(r"\d\d\.\d", row), label
+
+
+@in_browser
+def test_a_wide_table_fits_and_no_point_is_loose(tmp_path):
+    for seed in range(3):
+        for method in ("fedavg", "fedavg-ft"):
+            closing = [0.3 + 0.1 * seed, 0.6, 0.7]
+            run = write_run(tmp_path / f"{method}-{seed}", method=method, seed=seed, closing=closing, kept=True)
+            stretch(run, rounds=10, every=5)
+    seen = """
+    const [table] = all(".overview");
+    found.hidden = table.scrollWidth - table.clientWidth;
+    found.lines = all('#chart-round .mark-line path[stroke-width="2"]').length;
+    """
+    page = render(read_comparison([str(tmp_path)]))
+    assert look(page, seen, tmp_path, width=960) == {"hidden": 0, "lines": 2}
+    assert "Kept: points are from before the round&#x27;s training, thin lines from after it." in page

@@ -81,7 +81,7 @@ def test_a_curve_counts_rounds_as_they_were_set_and_the_closing_evaluation_after
     ]
     (by_round,) = (each for each in charts(comparison, data) if each.name == "round")
     assert "ends at 60.0 % after 2 rounds" in by_round.words
-    assert "The last, with the name, is the closing evaluation, after the last round." in by_round.reading
+    assert "The last point is the closing evaluation, after the last round." in by_round.reading
 
 
 def test_the_words_say_why_points_of_fine_tuned_models_lie_off_their_line(tmp_path):
@@ -92,9 +92,7 @@ def test_the_words_say_why_points_of_fine_tuned_models_lie_off_their_line(tmp_pa
         (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     comparison = read_comparison([str(tmp_path)])
     (by_round,) = (each for each in charts(comparison, datasets(comparison)) if each.name == "round")
-    assert (
-        "Trained points of fedavg-ft lie off its line: there clients fine-tune the received model" in by_round.reading
-    )
+    assert "Trained, of fedavg-ft: points are fine-tuned as for a user, thin lines trained as" in by_round.reading
 
 
 # who is who

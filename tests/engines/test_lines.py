@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sepal.engines.flower.lines import Lines
+from sepal.engines.flower.lines import SELDOM, Lines
+from sepal.protocol.operation import CLOSING
 
 NODE = [
     "\x1b[92mINFO \x1b[0m:      Starting Flower SuperNode",
@@ -15,6 +16,10 @@ NODE = [
     "\x1b[92mINFO \x1b[0m:      [RUN 76, ROUND 2]",
     "\x1b[92mINFO \x1b[0m:      Sending: train message (ID: a2)",
     "sepal: a line of ours",
+    "\x1b[92mINFO \x1b[0m:      [RUN 76, ROUND 3]",
+    f"sepal: client-00000: {CLOSING}",
+    "\x1b[92mINFO \x1b[0m:      [RUN 76, ROUND 3]",
+    "\x1b[92mINFO \x1b[0m:      Sending: train.adapt message (ID: a3)",
     "\x1b[93mWARNING \x1b[0m:   Connection attempt failed, retrying in 0.53 seconds",
     "\x1b[93mWARNING \x1b[0m:   Connection attempt failed, retrying in 7.00 seconds",
     '{"time": "now", "message": "as JSON"}',
@@ -36,7 +41,8 @@ def test_only_sepals_lines_are_shown(tmp_path):
         "sepal: joined, and waits for the server's messages",
         "sepal: round 2: trained, and the reply is on its way",
         "sepal: a line of ours",
-        "sepal: the server does not answer; trying again",
+        "sepal: closing evaluation: evaluated, and the figures are on their way",
+        "sepal: the server does not answer: the run may have ended, then Ctrl-C ends this client; trying again",
     ]
 
 
@@ -45,3 +51,12 @@ def test_all_are_shown_where_it_is_asked_for_and_where_logs_are_collected(tmp_pa
     if json:
         monkeypatch.setenv("SEPAL_LOG", "json")
     assert shown(tmp_path, everything=not json) == NODE
+
+
+def test_a_server_that_does_not_answer_is_told_of_seldom(tmp_path, monkeypatch):
+    told, now = [], 0.0
+    monkeypatch.setattr("sepal.engines.flower.lines.time.monotonic", lambda: now)
+    lines = Lines(tmp_path / "node.log", told.append)
+    for now in (0.0, 1.0, SELDOM - 1, SELDOM, SELDOM + 1):  # noqa: B007 the clock reads it
+        lines("WARNING :   Connection attempt failed, retrying in 7.00 seconds")
+    assert len(told) == 2
