@@ -95,7 +95,7 @@ def test_other_pages_blocks_are_readmes():
 
 
 def test_the_page_on_own_models_has_a_model():
-    (code,) = (block for language, block in page("own-model.md") if language == "python")
+    code, _ = (block for language, block in page("own-model.md") if language == "python")
     names = {}
     exec(code, names)
     assert names["build"]((30,), 2)(torch.zeros(4, 30)).shape == (4, 2)
