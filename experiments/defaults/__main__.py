@@ -15,6 +15,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from experiments.calibrate.rows import commit_now
+from experiments.defaults.rows import YARDSTICK, rows_of, store
 from sepal.cli.progress import PlanDisplay
 from sepal.strategies import registry
 from sepal.study.comparison import read_comparison, write_index
@@ -25,15 +27,24 @@ from sepal.study.results import Variant
 from sepal.study.statistics import Estimate
 
 HERE = Path(__file__).parent
-YARDSTICK = "fedavg-ft"
 MOST_BEHIND = 0.05
-# Method → the file under strategies/ that explains, with measurements, why it is behind.
-BEHIND: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("local", "local-width", "apfl", "fedper", "fedrep", "lg-fedavg", "mtl", "fedmask"),
-        "baselines/NOTES.md",
+BASELINES = "baselines/NOTES.md"
+# Data set → method → the file under strategies/ that explains, with measurements, why it is behind.
+BEHIND: Mapping[str, Mapping[str, str]] = {
+    "digits": {
+        **dict.fromkeys(
+            ("local", "local-width", "apfl", "fedper", "fedrep", "lg-fedavg", "mtl", "fedmask"),
+            BASELINES,
+        ),
+        "subfedavg": "subfedavg/NOTES.md",
+    },
+    "har": dict.fromkeys(
+        (
+            *("fedavg", "fedstc", "fedscr", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedprox"),
+            *("heterofl", "fjord", "fedrolex", "flanc", "tailorfl", "pfedhn", "fedem", "feddst", "apfl", "flasc"),
+        ),
+        BASELINES,
     ),
-    "subfedavg": "subfedavg/NOTES.md",
 }
 
 
@@ -46,12 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/defaults"))
     parser.add_argument("--jobs", type=int, default=0, help="runs at a time; 0: one a core")
     parser.add_argument("--hours", type=float, default=12.0, help="start no run after so many hours")
+    parser.add_argument("--store", action="store_true", help="put rows and tables into docs/results/defaults.*")
     given = parser.parse_args(arguments)
     bad = []
     for dataset in given.datasets:
         groups = run(dataset, given.methods, given.seeds, given.out.absolute(), given.jobs, given.hours)
-        verdicts = {label: verdict(group, groups.get(YARDSTICK)) for label, group in groups.items()}
+        verdicts = {label: verdict(dataset, group, groups.get(YARDSTICK)) for label, group in groups.items()}
         Console().print(shown(dataset, groups, verdicts))
+        if given.store:
+            store(rows_of(dataset, groups, given.seeds or seeds_of(dataset), commit_now()))
         missing = [method for method in given.methods if method not in groups]
         bad += [f"{name} on {dataset}" for name, words in verdicts.items() if words == "behind"]
         bad += [f"{name} on {dataset} (no result)" for name in missing]
@@ -73,12 +87,17 @@ def run(
     return {group.label: group for cell in comparison.cells for group in comparison.variants(cell)}
 
 
-def verdict(group: Variant, yardstick: Variant | None) -> str:
+def seeds_of(dataset: str) -> list[int]:
+    """Return the seeds of a data set's plan."""
+    return list(read_table(HERE / f"{dataset}.toml")["seeds"])
+
+
+def verdict(dataset: str, group: Variant, yardstick: Variant | None) -> str:
     """Return "" for a method that is not behind, "explained" or "behind"."""
     ours, theirs = deployed(group), deployed(yardstick) if yardstick else None
     if ours is None or theirs is None or ours.mean >= theirs.mean - MOST_BEHIND:
         return ""
-    return "explained" if group.method in BEHIND else "behind"
+    return "explained" if group.method in BEHIND[dataset] else "behind"
 
 
 def deployed(group: Variant) -> Estimate | None:

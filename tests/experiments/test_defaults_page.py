@@ -19,7 +19,8 @@ def test_a_changed_row_changes_its_table():
 
 def test_every_method_has_a_row_and_is_within_the_bar_or_explained():
     rows = read_rows()
-    for dataset, explained in BEHIND.items():
+    for dataset in {row["dataset"] for row in rows}:
+        explained = BEHIND[dataset]
         found = {name: [r for r in rows if (r["dataset"], r["method"]) == (dataset, name)] for name in registry.METHODS}
         yardstick = sum(row["accuracy"] for row in found[YARDSTICK]) / len(found[YARDSTICK])
         behind = {name for name, ours in found.items() if gap(ours, yardstick) < -100 * MOST_BEHIND}
