@@ -139,8 +139,8 @@ class _Walk:
         except TypeError:  # of a kind that cloudpickle alone can send, or nobody
             self._put("pickle", cloudpickle.dumps(value))
             return
-        if isinstance(made, str):
-            self._all("global", (type(value).__module__, made))
+        if isinstance(made, str):  # by name; what functools.cache wraps is code all the same
+            self._all("global", (type(value).__module__, made, getattr(value, "__wrapped__", None)))
             return
         function, arguments, state, items, pairs = (*made, None, None, None)[:5]
         self._all("object", (function, arguments, state, list(items or ()), list(pairs or ())))

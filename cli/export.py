@@ -104,6 +104,7 @@ def write_predictions(found: Predictions, out: Path | None) -> str:
     """
     import numpy as np
 
+    from sepal.protocol.tasks.learning import CLASSIFICATION
     from sepal.storage.files import write_atomically
 
     if out is not None and out.suffix == ".npz":
@@ -118,7 +119,8 @@ def write_predictions(found: Predictions, out: Path | None) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(heads)
-    kinds = [".4f" if head.endswith("probability") else ".6g" for head in heads]
+    shares = found.found.origin.task in (CLASSIFICATION, "multilabel")
+    kinds = [".4f" if shares else ".6g"] * len(heads)
     for row in rows:
         writer.writerow(
             f"{cell:{kind}}" if isinstance(cell, float) else cell for cell, kind in zip(row, kinds, strict=True)

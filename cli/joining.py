@@ -6,6 +6,7 @@ certs``, for TLS and a node key (see docs/deployment.md).
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -109,6 +110,8 @@ def join(
     paths["export"] = export
     texts = {key: str(Path(path).expanduser().absolute()) if path else "" for key, path in paths.items()}
     texts |= {"name": name, "data": data, "device": device, "allow": ",".join(allow or [])}
+    if export and not os.access(Path(texts["export"]).parent, os.W_OK):
+        raise ConfigError("--export", "a file in a directory that can be written to", export)
     capacities = shares(capacity)
     if claim and (name or partition):
         raise ConfigError("--claim", "no --name or --partition beside it: the key determines both", name or partition)

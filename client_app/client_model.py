@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+import re
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from sepal.client_app.portable import Loaded, Origin, load, save
 from sepal.data.examples import Examples
 from sepal.data.federation import DealtData
 from sepal.data.sources import FILES
-from sepal.errors import ConfigError, SepalError, StateError, one_line
+from sepal.errors import ConfigError, StateError, one_line
 from sepal.models.lora import merged
 from sepal.modules import frozen_tensors
 from sepal.protocol.algorithms import ClientAlgorithm
@@ -34,6 +36,7 @@ from sepal.strategies.assembly import Assembly, assemble
 
 log = logging.getLogger("sepal")
 
+_RUN = re.compile("[0-9a-f]{32}")
 NEAR = 1e-4  # largest difference in logits between the client's model and the exported one
 
 
@@ -59,40 +62,37 @@ class ClientModel:
 
 @dataclass(frozen=True)
 class NewestState:
-    """A client's newest state: its round, the state with its reply (None if it is damaged), and the store of both."""
+    """A client's newest state: its round, the state with its reply (None if it is damaged), its directory and store."""
 
     round: int
     stored: Stored | None
     store: DiskStateStore
+    place: Path
 
 
 def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | None:
-    """Return the newest state of a client of the run at ``path``; None if it has none on this machine.
+    """Return the state of a client that the run's last checkpoint names, else its newest; None if none is here.
 
     A deployed client's are in the state directory, if it ran here as this user.
     """
-    files = _versions(path.glob(f"clients/*/{client}")) or _versions(_deployed(path, assembly, client))
+    checkpoints = sorted(path.glob("checkpoints/round-*.safetensors"))
+    last = read_checkpoint(checkpoints[-1], assembly.method.server_state) if checkpoints else None
+    places = list(path.glob(f"clients/*/{client}"))
+    if not any(map(_versions, places)) and last and _RUN.fullmatch(last.run):
+        chosen = assembly.task.config.state_dir
+        places = [(Path(chosen).expanduser() if chosen else home() / "state") / last.run / client]
+    files = [file for place in places for file in _versions(place)]
     if not files:
         return None
-    newest = max(files, key=lambda file: version_round(file.stem))
-    last = version_round(newest.stem)
+    # Of a run that is being extended, its old closing state is there as well, and may be of a later round.
+    named = [file for file in files if last and file.stem == last.versions.get(client)]
+    newest = named[0] if named else max(files, key=lambda file: version_round(file.stem))
     store = DiskStateStore(newest.parent, assembly.method.client_state, durable=False)
-    states = [store.load(file.stem) for file in files if version_round(file.stem) == last]
-    # Of a run that was extended, the round of its old closing evaluation has been repeated with training.
-    trained = [state for state in states if state and state.reply.kind is Kind.TRAIN]
-    return NewestState(last, (trained or states)[0], store)
+    return NewestState(version_round(newest.stem), store.load(newest.stem), store, newest.parent)
 
 
-def _versions(directories: Iterable[Path]) -> list[Path]:
-    return [file for place in directories for file in place.glob("*.safetensors") if is_version(file.stem)]
-
-
-def _deployed(path: Path, assembly: Assembly, client: str) -> Iterator[Path]:
-    """Yield the directory of a client's states in a deployment, or in Flower's simulation, of this user."""
-    if checkpoints := sorted(path.glob("checkpoints/round-*.safetensors")):
-        chosen = assembly.task.config.state_dir
-        place = Path(chosen).expanduser() if chosen else home() / "state"
-        yield place / read_checkpoint(checkpoints[-1], assembly.method.server_state).run / client
+def _versions(place: Path) -> list[Path]:
+    return [file for file in place.glob("*.safetensors") if is_version(file.stem)]
 
 
 def client_model(
@@ -123,6 +123,9 @@ def client_model(
     node = Node(number, assembly.task.config.clients)
     host = build_host(Shared.around(assembly, device), node, "", newest.store)
     view = view or assembly.method.deployed
+    if path not in newest.place.parents and host.info.data != newest.stored.reply.client.data:
+        expected = "the data that it trained on (`sepal join --export` writes its model where that is)"
+        raise ConfigError("client", expected, f"{client}, whose data this machine's run config does not name")
     predict = _predictor(path, assembly, host.algorithm, newest.stored, newest.store, view)
     if predict is None:
         raise ConfigError("client", f"one that has a {view} model", f"{client}, which has none")
@@ -233,15 +236,20 @@ def _last_round(path: Path, assembly: Assembly) -> RoundStart | None:
 
 
 def write_model(found: ClientModel, path: Path) -> Loaded:
-    """Write a client's model to ``path``, and return it as read from there.
+    """Write a client's model to ``path``, once it has been read again and answers right, and return it.
 
     Raises:
         ConfigError: It answers otherwise than the client's own predictor: its method does more than its module says.
     """
-    save(path, found.origin, found.networks)
-    loaded = load(path, {found.origin.model, found.origin.task})
-    if not np.allclose(loaded(found.inputs), found.logits, atol=NEAR):
-        path.unlink()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".sepal-", dir=path.parent) as scratch:
+        written = Path(scratch) / path.name
+        save(written, found.origin, found.networks)
+        loaded = load(written, {found.origin.model, found.origin.task})
+        right = np.allclose(loaded(found.inputs), found.logits, atol=NEAR)
+        if right:
+            written.replace(path)
+    if not right:
         raise ConfigError("client", "a model that its tensors and its module alone describe", found.origin.method)
     return loaded
 
@@ -253,7 +261,7 @@ def write_deployed(shared: Shared, node: Node, run: str, view: str, predict: Pre
     try:
         if predict is None:
             raise ConfigError("client", f"one that has a {view} model", f"{node.client}, which has none")
-        write_model(extract(shared.assembly, node, run, predict, view, shared.device), Path(node.export))
+        write_model(extract(shared.assembly, node, run, predict, view, shared.device), Path(node.export).expanduser())
         log.info("%s: its %s model is in %s", node.client, view, node.export)
-    except (SepalError, OSError) as reason:  # the run is not ended by it
-        log.error("%s: no model in %s: %s", node.client, node.export, one_line(str(reason)))
+    except Exception as reason:  # whatever it is, the run is not ended by it
+        log.error("%s: no model in %s: %s", node.client, node.export, one_line(str(reason) or repr(reason)))

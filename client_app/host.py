@@ -139,7 +139,7 @@ class ClientHost:
     ) -> tuple[Reply, Content]:
         plan, kind, came = order.plan, order.kind, content.digest()
         metrics: Figures = self._score("received", order, self.algorithm.predictor(state, download, plan))
-        if "kept" in order.views or order.keep:
+        if "kept" in order.views or (kind is Kind.ADAPT and order.keep):
             metrics |= self._score("kept", order, self.algorithm.predictor(state, None, plan))
         self.spent()
         after, upload = self._work(order, state, download, request.partition("|")[0])
@@ -205,7 +205,7 @@ class ClientHost:
     def _score(self, view: str, order: Order, predictor: Predictor | None) -> Figures:
         """Evaluate ``predictor`` for the requested views of the same model; ``pooled`` is of the trained model."""
         scores: Figures = {}
-        if order.keep:  # which only the closing round asks for
+        if order.kind is Kind.ADAPT and order.keep:  # which only the closing round asks for
             self.deliver(view, predictor)
         if predictor is None:
             return scores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -24,12 +25,12 @@ def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path, origin: Ori
         import onnx
 
         batch = torch.export.Dim("batch")
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), tempfile.TemporaryDirectory() as scratch:
             warnings.simplefilter("ignore", FutureWarning)  # from torch's own exporter
             torch.onnx.export(
                 module,
                 (x[:2],),
-                path,
+                Path(scratch) / "model.onnx",
                 input_names=["x"],
                 output_names=["y"],
                 dynamo=True,
@@ -37,7 +38,7 @@ def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path, origin: Ori
                 external_data=False,
                 verbose=False,
             )
-        model = onnx.load(path)
+            model = onnx.load(Path(scratch) / "model.onnx")
         facts = {key: json.dumps(getattr(origin, key)) for key in ("columns", "class_names", "mean", "std", "task")}
         onnx.helper.set_model_props(model, facts)
         write_atomically(path, model.SerializeToString())

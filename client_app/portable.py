@@ -206,6 +206,8 @@ def _check_types(origin: Origin) -> None:
         raise ValueError(f"origin.class_names without a printable name for each of {origin.classes} classes")
     if len(origin.offset) != len(origin.factor) or (origin.offset and (len(origin.offset),) != origin.shape):
         raise ValueError(f"origin.offset and origin.factor without a number for each of {origin.shape} columns")
+    if origin.fill and not origin.offset:
+        raise ValueError("origin.fill without means")
 
 
 def _check_size(origin: Origin) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sepal.client_app.portable import Loaded
+from sepal.client_app.portable import Loaded, Origin
 from sepal.data.sources.images import Look
 from sepal.data.sources.inputs import read_inputs
 from sepal.errors import DataError
@@ -77,13 +77,25 @@ class Predictions:
         return dict(learning.scoring.values(learning.sums(torch.from_numpy(self.outputs), targets)))
 
 
-def predictions(found: Loaded, data: Path | npt.NDArray[Any]) -> Predictions:
+def _array(origin: Origin, data: Any) -> npt.NDArray[Any]:
+    """Return examples as an array; of a data frame the model's columns, in the model's order."""
+    if origin.columns and hasattr(data, "columns"):
+        if missing := [name for name in origin.columns if name not in data.columns]:
+            raise DataError("data", f"the columns {', '.join(origin.columns)}", f"none called {', '.join(missing)}")
+        data = data[list(origin.columns)]
+    x = np.asarray(data)
+    if x.dtype.kind not in "fiub":
+        raise DataError("data", "an array of numbers", str(x.dtype))
+    return x.astype(np.float32) if x.dtype == np.uint8 and len(origin.shape) == 1 else x
+
+
+def predictions(found: Loaded, data: Path | Any) -> Predictions:
     """Return a model's predictions.
 
     Args:
         found: The model.
         data: A file or directory that :func:`sepal.data.sources.inputs.read_inputs` reads; or examples (n, …): bytes of
-            images (n, H, W[, C]), rows of a table as in its file, or what the module takes.
+            images (n, H, W[, C]), rows of a table as in its file or a data frame of them, or what the module takes.
 
     Raises:
         DataError: It cannot be read, or has a number that is not finite.
@@ -102,7 +114,7 @@ def predictions(found: Loaded, data: Path | npt.NDArray[Any]) -> Predictions:
             origin.fill,
         )
     else:
-        x, truth, notes = np.asarray(data), None, ()
+        x, truth, notes = _array(origin, data), None, ()
         names = [str(number) for number in range(len(x))]
     if x.dtype.kind == "f" and not (np.isfinite(x) | (origin.fill & np.isnan(x))).all():
         raise DataError("data", "finite numbers", "NaN or infinity")

@@ -17,6 +17,7 @@ from sepal.protocol.operation import CLOSING, LOG
 
 BYTES = 10_000_000  # of a log file; one older file is kept
 OURS = "sepal: "
+_CLOSING = re.compile(rf"{OURS}[\w.-]+: {CLOSING}")
 SELDOM = 600.0  # seconds until it is said again that the server does not answer
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ROUND = re.compile(r"\[RUN \S+, ROUND (\d+)\]")
@@ -48,10 +49,10 @@ class Lines:
 
     def _news(self, line: str) -> str:
         """Return what a line of Flower's SuperNode means for who watches it; empty for nothing."""
-        if line.startswith(OURS) and not line.endswith(CLOSING):
-            return line
-        if line.startswith(OURS):
+        if _CLOSING.fullmatch(line):
             self._closing = True
+        elif line.startswith(OURS):
+            return line
         elif found := _ROUND.search(line):
             self._round = found[1]
         elif "SuperNode ID" in line:

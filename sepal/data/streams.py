@@ -84,12 +84,21 @@ class Spooled:
     def __init__(self, key: str, examples: Iterable[Any]) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as this object)
         self._places: list[int] = []
-        self._form: Any = None  # of x: names of inputs, their number, or None for a single array
+        self._form: Any = None  # of the first x: names of inputs, their number, or None for a single array
         for example in examples:
             x, y = _pair(key, example)
-            self._form = tuple(x) if isinstance(x, Mapping) else len(x) if isinstance(x, tuple | list) else None
+            form = tuple(x) if isinstance(x, Mapping) else len(x) if isinstance(x, tuple | list) else None
+            if not self._places:
+                self._form = form
+            if isinstance(x, Mapping) and isinstance(self._form, tuple) and x.keys() == set(self._form):
+                parts = [x[name] for name in self._form]
+            elif form == self._form:
+                parts = [x] if form is None else list(x)
+            else:
+                raise DataError(
+                    key, f"inputs as in the first example, {self._form or 'one array'}", form or "one array"
+                )
             self._places.append(self._file.tell())
-            parts = x.values() if isinstance(x, Mapping) else [x] if self._form is None else x
             for part in (*parts, y):
                 np.save(self._file, np.asarray(part), allow_pickle=False)
 
@@ -105,7 +114,7 @@ class Spooled:
 
 
 def stream(key: str, dataset: Any, check: Callable[[str, Any, Any], Examples]) -> Stream:
-    """Return a Dataset as a part of a client's data; an iterable, which must end, is read once and spooled.
+    """Return a Dataset as a part of a client's data; an iterable, which must end, is spooled first.
 
     Raises:
         DataError: The iterable fails.

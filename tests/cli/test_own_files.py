@@ -18,6 +18,7 @@ from sepal.cli.main import app
 from sepal.client_app.onnx_file import write_onnx
 from sepal.client_app.portable import load
 from sepal.data.sources.inputs import read_inputs
+from sepal.errors import DataError
 from sepal.study.runs import model_of
 
 MARGIN = 0.3  # above the share of the most frequent class: raw rows gave less than that share
@@ -143,6 +144,18 @@ def test_onnx_takes_raw_rows(wine, tmp_path):
     session = runtime.InferenceSession(tmp_path / "m.onnx")
     (logits,) = session.run(None, {session.get_inputs()[0].name: x})
     np.testing.assert_allclose(logits, load(tmp_path / "m.safetensors")(x), atol=1e-4)
+
+
+def test_a_data_frame_is_taken_by_the_names_of_its_columns(wine):
+    import pandas as pd
+
+    run, frame = Run(wine / "wine"), pd.read_csv(wine / "wine.csv")
+    expected = run.predict(1, wine / "wine.csv")["label"].tolist()
+    assert run.predict(1, frame[frame.columns[::-1]])["label"].tolist() == expected
+    with pytest.raises(DataError, match=r"data: expected the columns alcohol, .*, got none called alcohol"):
+        run.predict(1, frame.drop(columns="alcohol"))
+    with pytest.raises(DataError, match="data: expected an array of numbers"):
+        run.predict(1, frame.assign(alcohol="much"))
 
 
 def test_photographs_of_mixed_size_are_predicted_as_in_training(tmp_path):

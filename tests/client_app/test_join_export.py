@@ -24,8 +24,8 @@ def ask(tmp_path, monkeypatch):
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "home"))
     enter_run()
 
-    def send(keep, file, **node):
-        order = Order("0" * 32, Kind.ADAPT, Plan(1), views=("received", "trained"), keep=keep)
+    def send(keep, file, kind=Kind.ADAPT, **node):
+        order = Order("0" * 32, kind, Plan(1, scalars={"finetune": False}), views=("received", "trained"), keep=keep)
         message = Message(write_order(order, Content()), dst_node_id=1, message_type="train.adapt")
         node = {"partition-id": 1, "num-partitions": 3, "export": str(file), **node}
         return read_reply(handle(message, Context(1, 1, node, RecordDict(), KEYS)).content)[0]
@@ -49,6 +49,26 @@ def test_a_client_that_sends_no_accuracies_has_its_model_as_well(ask, tmp_path):
     file = tmp_path / "model.safetensors"
     ask(True, file, **{"no-accuracies": True})
     assert load(file).origin.client == "client-00001"
+
+
+def test_a_model_that_cannot_be_made_leaves_the_last_one_and_the_run(ask, tmp_path, monkeypatch, caplog):
+    file = tmp_path / "model.safetensors"
+    file.write_text("the last one")
+
+    def fail(*arguments):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("sepal.client_app.client_model.load", fail)
+    assert "trained.correct" in ask(True, file).metrics
+    assert file.read_text() == "the last one"
+    assert list(tmp_path.glob(".sepal-*")) == []
+    assert "out of memory" in caplog.text
+
+
+def test_a_round_of_training_writes_no_file(ask, tmp_path):
+    """Whatever a server asks for: only the closing round ends a client's training."""
+    ask(True, tmp_path / "model.safetensors", kind=Kind.TRAIN)
+    assert not (tmp_path / "model.safetensors").exists()
 
 
 def test_a_file_that_cannot_be_written_does_not_end_the_run(ask, tmp_path, caplog):

@@ -88,6 +88,17 @@ def two_flowing(client):
     return train, validation, test
 
 
+def shuffled(client):
+    """Names of inputs in another order in every second example."""
+    train, validation, test = two_from_datasets(client)
+    turned = ((dict(reversed(x.items())) if n % 2 else x, y) for n, (x, y) in enumerate(train))
+    return turned, iter(validation), iter(test)
+
+
+def changing(client):
+    return iter([((IMAGES[0], WORDS[0]), 1), (IMAGES[0], 0)]), Flowing([0])
+
+
 def torn(client):
     return ((IMAGES[row], 1) for row in (1, 99)), Flowing([])
 
@@ -167,6 +178,7 @@ def test_a_dataset_is_read_batch_by_batch_in_the_order_of_the_seed():
 @pytest.mark.parametrize(
     ("data", "keys", "error"),
     [
+        ("changing", {}, r"changing train: expected inputs as in the first example, 2, got one array"),
         ("torn", {}, r"torn train: expected a Dataset or an iterable that gives .*, got IndexError: .*99"),
         ("broken", {"split.validation": 0.0}, r"broken train: expected a Dataset or .*, got IndexError: .*99"),
         (
@@ -206,6 +218,8 @@ def test_inputs_by_name_by_place_and_from_a_dataset_train_alike():
     assert all(np.array_equal(one[name], other[name]) and not np.array_equal(one[name], first[name]) for name in one)
     read, spooled = (weights(run(data, **TWO)) for data in ("two_from_datasets", "two_flowing"))
     assert all(np.array_equal(read[name], spooled[name]) for name in one)
+    turned = weights(run("shuffled", **TWO))
+    assert all(np.array_equal(read[name], turned[name]) for name in one)
 
 
 @pytest.mark.parametrize(
