@@ -49,9 +49,13 @@ class Net(nn.Module):
 def depth(n):
     return 1 + depth(n - 1) if n in {"one", "two", "three"} else 0
 
+@functools.cache
+def half(n):
+    return n / 2
+
 def build(shape, classes, *, options=Options(), kind=Kind.FIRST):
     hidden = [width for width in (WIDTH, 2)]
-    assert WORD and COUNTS and START is not None
+    assert WORD and COUNTS and START is not None and half(4)
     return nn.Sequential(Net(shape[0]), *(nn.Linear(WIDTH, classes) for _ in range(depth(1))), nn.Linear(8, hidden[1]))
 
 partly = functools.partial(build, options=Options(4))
@@ -88,6 +92,7 @@ def test_neither_file_nor_line_nor_process_counts(tmp_path):
         ('"abca"', '"abcb"'),
         ("FIRST = 1", "FIRST = 2"),
         ("width: int = 8", "width: int = 7"),  # a default, of a class of the session
+        ("n / 2", "n / 3"),  # a cached function's code
         ('"two"', '"2"'),  # a constant of a function that it calls
     ],
 )
