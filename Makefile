@@ -34,6 +34,7 @@ $(STAMP): constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) torch torchvision; \
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[simulation,dev]"
 	@touch $@
+	@echo "setup: done; $(BIN)/sepal --help lists the commands"
 
 demo: $(STAMP) ## FedPSE and four other methods on handwritten digits, 20 clients: about 2 minutes
 	$(BIN)/python -m experiments.demo

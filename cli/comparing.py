@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sepal.cli.app import app
+from sepal.cli.app import INTERRUPTED, app
 from sepal.cli.notices import starting
 from sepal.errors import ConfigError
 
@@ -49,7 +49,11 @@ def compare(
     found: PlanFile = read_plan(plan, tune)
     place = (out or Path("runs") / f"{plan.stem}{'-tuned' * found.tune}").absolute()
     displays = partial(PlanDisplay, Console(stderr=True))
-    done = run_plan(found, place, displays, jobs=jobs, workers=workers, hours=hours, file=plan.name)
+    try:
+        done = run_plan(found, place, displays, jobs=jobs, workers=workers, hours=hours, file=plan.name)
+    except KeyboardInterrupt:
+        typer.echo("sepal: interrupted; the same command runs what is missing", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     written = []
     if len(done.failed) < len(done.runs):
         comparison = read_comparison([str(place)])

@@ -75,8 +75,8 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
             display.stop()
             where = "" if settings.out == RunConfig.model_fields["out"].default else f" --out {settings.out}"
             then = 1 + max((int(file.stem[6:]) for file in path.glob("checkpoints/round-*.safetensors")), default=0)
-            again = f"`sepal run --name {path.name}{where}` continues it with round {then}, after its last checkpoint"
-            typer.echo(f"sepal: interrupted; {again}", err=True)
+            again = f"`sepal run --name {path.name}{where}` continues it with round {then}"
+            typer.echo(f"sepal: interrupted; {again}, the first after its last checkpoint", err=True)
             raise typer.Exit(INTERRUPTED) from None
     return path
 

@@ -15,6 +15,7 @@ from sepal.cli.notices import starting
 from sepal.errors import ConfigError, one_line
 
 POLL = 0.2  # seconds between reads by watch
+NAME, WIDE = 40, 1000  # characters: of a name that is not wrapped; of a table that goes to a file or a pipe, at most
 
 
 @app.command()
@@ -138,18 +139,25 @@ def _print_keys(title: str, model: Any, prefix: str) -> None:
 
 
 def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table of words, without escapes; keys and names are never wrapped."""
+    """Print a table of words, without escapes; whole where it goes to a file or a pipe, else in the terminal's width.
+
+    Keys and names are wrapped only where they are long paths.
+    """
     from rich import box
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
-    for column in head:
-        table.add_column(column, no_wrap=column in ("key", "run", "dataset", "model"), overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(one_line(word)) for word in row))
-    Console().print(table)
+    table, console = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left"), Console()
+    cells = [[escape(one_line(word)) for word in row] for row in rows]
+    for place, column in enumerate(head):
+        short = max((len(row[place]) for row in cells), default=0) <= NAME
+        table.add_column(column, no_wrap=short and column in ("key", "run", "dataset", "model"), overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    if not console.is_terminal:
+        console.width = max(console.width, console.measure(table, options=console.options.update(width=WIDE)).maximum)
+    console.print(table)
 
 
 @app.command()

@@ -226,6 +226,8 @@ def _read(path: str) -> Weights:
     except StateError as reason:
         # Only safetensors: a pickle, also one that torch loads with weights_only, can ask for any amount of memory.
         expected = "a safetensors file, as safetensors.torch.save_file writes it"
+        if not Path(path).exists():
+            raise ConfigError("initial-weights", expected, f"{path}, which does not exist") from None
         if Path(path).suffix in TORCH_FILES:
             expected = f"a safetensors file: {CONVERT.format(path, Path(path).with_suffix('.safetensors'))}"
         raise ConfigError("initial-weights", expected, reason.got) from None

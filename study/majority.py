@@ -51,8 +51,8 @@ def warning(summaries: Sequence[Mapping[str, Any]], view: str, lr: float) -> str
         return ""
     return (
         f"{100 * mean:.1f} % ({view}) is not above {100 * share:.1f} %, the accuracy of always answering the most "
-        f"frequent label of a client's training data: the lr of {lr:g} may be too small or too large, or the rounds "
-        "too few; `sepal tune` tries several rates"
+        f"frequent label of a client's training data: the lr of {lr:g} may be too small or too large, the rounds too "
+        "few, or clients too different for one model; `sepal tune` tries several rates"
     )
 
 

@@ -156,7 +156,7 @@ def test_an_interrupted_run_says_how_it_goes_on_and_does(here, monkeypatch):
         patch.setattr(in_process, "run_in_process", interrupted)
         result = sepal("run", *SETS, "--name", "cut")
     assert result.exit_code == 130
-    again = "`sepal run --name cut` continues it with round 1, after its last checkpoint"
+    again = "`sepal run --name cut` continues it with round 1, the first after its last checkpoint"
     assert result.stderr == f"sepal: interrupted; {again}\n"
     result = sepal("run", "--name", "cut", "--workers", 1)  # in this process
     assert result.exit_code == 0

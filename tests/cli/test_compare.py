@@ -259,7 +259,9 @@ def test_a_run_that_fails_in_its_process_says_why_in_its_last_line(tmp_path):
     text = io.StringIO()
     run = PlannedRun("", "", "wrong", 0, {"name": "wrong", "method": "no-method"})
     display = PlanDisplay(Console(file=text, width=200))
-    assert execute([run], tmp_path / "out", display, jobs=1, workers=1, hours=1) == ["wrong"]
+    failed = execute([run], tmp_path / "out", display, jobs=1, workers=1, hours=1)
+    assert list(failed) == ["wrong"]
+    assert "method: expected one of" in failed["wrong"]
     assert "wrong failed: sepal: method: expected one of" in text.getvalue()
 
 

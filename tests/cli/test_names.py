@@ -86,3 +86,13 @@ def test_a_folder_that_is_no_run_does_not_hide_a_name(stored):
     (stored / "pets").mkdir()  # for example its data
     assert list(rows("pets")) == ["pets/fedavg-seed0", "pets/tune-a"]
     assert find_place("pets") == stored / "runs" / "pets"
+
+
+def test_an_interrupted_comparison_says_how_it_goes_on(tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sepal.study.plans.trials.run_plan", interrupted)
+    (tmp_path / "plan.toml").write_text('methods = ["fedavg"]\nseeds = [0]\n[settings]\ndataset = "digits"\n')
+    result = CliRunner().invoke(app, ["compare", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "out")])
+    assert (result.exit_code, result.stderr) == (130, "sepal: interrupted; the same command runs what is missing\n")

@@ -44,7 +44,8 @@ def test_runs_that_are_no_better_are_warned_of(mean, warned):
     if warned:
         assert words.startswith(f"{100 * mean:.1f} % (kept) is not above 75.0 %")
         assert words.endswith(
-            "the lr of 0.2 may be too small or too large, or the rounds too few; `sepal tune` tries several rates"
+            "the lr of 0.2 may be too small or too large, the rounds too few, or clients too different for one model; "
+            "`sepal tune` tries several rates"
         )
     assert not warning([{"accuracy": {"kept": None}, "majority": 0.75}, {}], "kept", 0.2)
 
