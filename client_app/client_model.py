@@ -62,12 +62,19 @@ class ClientModel:
 
 @dataclass(frozen=True)
 class NewestState:
-    """A client's newest state: its round, the state with its reply (None if it is damaged), its directory and store."""
+    """A client's newest state.
+
+    Attributes:
+        stored: The state with its reply; None if it is damaged.
+        store: The store of both, in the directory ``place``.
+        last: What the run's last checkpoint has; None without one.
+    """
 
     round: int
     stored: Stored | None
     store: DiskStateStore
     place: Path
+    last: RunState | None
 
 
 def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | None:
@@ -88,7 +95,7 @@ def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | N
     named = [file for file in files if last and file.stem == last.versions.get(client)]
     newest = named[0] if named else max(files, key=lambda file: version_round(file.stem))
     store = DiskStateStore(newest.parent, assembly.method.client_state, durable=False)
-    return NewestState(version_round(newest.stem), store.load(newest.stem), store, newest.parent)
+    return NewestState(version_round(newest.stem), store.load(newest.stem), store, newest.parent, last)
 
 
 def _versions(place: Path) -> list[Path]:
@@ -126,7 +133,7 @@ def client_model(
     if path not in newest.place.parents and host.info.data != newest.stored.reply.client.data:
         expected = "the data that it trained on (`sepal join --export` writes its model where that is)"
         raise ConfigError("client", expected, f"{client}, whose data this machine's run config does not name")
-    predict = _predictor(path, assembly, host.algorithm, newest.stored, newest.store, view)
+    predict = _predictor(path.name, assembly, host.algorithm, newest.stored, newest, view)
     if predict is None:
         raise ConfigError("client", f"one that has a {view} model", f"{client}, which has none")
     return extract(assembly, node, path.name, predict, view, device)
@@ -193,21 +200,21 @@ def extract(
 
 
 def _predictor(
-    path: Path, assembly: Assembly, algorithm: ClientAlgorithm[Any], newest: Stored, store: DiskStateStore, view: str
+    run: str, assembly: Assembly, algorithm: ClientAlgorithm[Any], newest: Stored, found: NewestState, view: str
 ) -> Predictor | None:
     """Return the predictor that the closing round evaluated as ``view``, as :mod:`sepal.client_app.host` made it."""
     if view not in MODELS:
         raise ConfigError("view", " or ".join(MODELS), view)
     reply, client, plan = newest.reply, newest.reply.client.name, Plan(newest.reply.round)
     closing = reply.kind is Kind.ADAPT  # no other round keeps the state of a client that does not upload
-    last = _last_round(path, assembly) if view == "received" else None
+    last = _last_round(found.last, assembly) if view == "received" else None
     if view != "kept" and not (last if view == "received" else closing):
         expected = f"a run whose closing evaluation has tested this client's {view} model, or --view kept"
-        raise ConfigError("run", expected, f"{path.name}, where {client} trained last in round {reply.round}")
+        raise ConfigError("run", expected, f"{run}, where {client} trained last in round {reply.round}")
     if view == "trained":
         return algorithm.predictor(newest.state, None, plan)
     base = reply.base if closing else reply.version
-    stored = store.load(base) if base else None
+    stored = found.store.load(base) if base else None
     if base and stored is None:
         raise ConfigError("client", "one whose state can be read", f"{client}, whose state {base} is not here")
     before = stored.state if stored else algorithm.init()
@@ -221,13 +228,11 @@ def _predictor(
     return algorithm.predictor(before, download, start.plan_of(client))
 
 
-def _last_round(path: Path, assembly: Assembly) -> RoundStart | None:
-    """Return what the closing round of the run at ``path`` started from; None before its end.
+def _last_round(last: RunState | None, assembly: Assembly) -> RoundStart | None:
+    """Return what the closing round of a run started from, by its last checkpoint; None before its end.
 
     It changes the server's state no further (:func:`sepal.server.run_state.advance`), so its checkpoint has that.
     """
-    files = sorted(path.glob("checkpoints/round-*.safetensors"))
-    last: RunState | None = read_checkpoint(files[-1], assembly.method.server_state) if files else None
     if last is None or not last.closed:
         return None
     algorithm = assembly.method.make_server(assembly.task)

@@ -82,6 +82,7 @@ def test_a_name_that_does_not_resolve_is_said(here):
             "sepal: --data: expected package.module:function that can be imported, got nomod:f (No module",
         ),
         (["join", "h:1", "--data", "broken:f"], "broken:f (RuntimeError: no good (broken.py:1 in <module>))"),
+        (["join", "h:1", "--export", "nowhere/m.safetensors"], "--export: expected a file in a directory that can be"),
         (["join", "h:1", "--claim", "--name", "a", "--certs", "c"], "--claim: expected no --name or --partition"),
     ],
 )

@@ -249,6 +249,13 @@ def test_a_torn_model_file_is_refused(tmp_path):
         load(tmp_path / "torn")
 
 
+def test_a_file_that_fills_without_means_is_refused(runs, tmp_path):
+    found = model_of(runs / "fedpse", "client-00000")
+    save(tmp_path / "m", replace(found.origin, fill=True), found.networks)
+    with pytest.raises(StateError, match=r"origin\.fill without means"):
+        load(tmp_path / "m")
+
+
 @pytest.mark.parametrize("model", ["frozen", "tied", "pretrained"])
 def test_an_exported_own_model_is_complete(tmp_path, model):
     """A frozen layer is in the file, and frozen again when loaded; shared weights are shared again. ONNX agrees."""

@@ -35,3 +35,21 @@ def test_while_a_run_is_extended_its_old_closing_state_is_not_the_newest(tmp_pat
     for client in ("client-00000", "client-00001"):
         newest = newest_state(tmp_path / "r", assemble(read_run(tmp_path / "r").config), client)
         assert newest.stored.reply.version == versions[client]
+
+
+def test_states_of_a_deployment_are_found_and_not_exported_with_other_data(tmp_path, monkeypatch):
+    """A client's digest of its data has its store's secret; in process it has none, so here it is of other data."""
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "home"))
+    sets = ["method=fedpse", "dataset=digits", "rounds=1", "clients=2", "partition.subsample=100"]
+    options = [part for text in sets for part in ("--set", text)]
+    run = tmp_path / "r"
+    assert (
+        CliRunner().invoke(app, ["run", *options, "--name", "r", "--out", str(tmp_path), "--workers", "1"]).exit_code
+        == 0
+    )
+    assert CliRunner().invoke(app, ["export", str(run), "0", "--out", str(tmp_path / "m")]).exit_code == 0
+    (tmp_path / "home").mkdir(mode=0o700, exist_ok=True)
+    (run / "clients").rename(tmp_path / "home" / "state")
+    refused = CliRunner().invoke(app, ["export", str(run), "0", "--out", str(tmp_path / "m")])
+    assert refused.exit_code == 2
+    assert "client: expected the data that it trained on (`sepal join --export`" in refused.stderr

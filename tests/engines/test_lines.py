@@ -17,6 +17,8 @@ NODE = [
     "\x1b[92mINFO \x1b[0m:      Sending: train message (ID: a2)",
     "sepal: a line of ours",
     "\x1b[92mINFO \x1b[0m:      [RUN 76, ROUND 3]",
+    f"sepal: client-00000: refused by the server: {CLOSING}",  # a server's words do not hide themselves
+    "\x1b[92mINFO \x1b[0m:      [RUN 76, ROUND 3]",
     f"sepal: client-00000: {CLOSING}",
     "\x1b[92mINFO \x1b[0m:      [RUN 76, ROUND 3]",
     "\x1b[92mINFO \x1b[0m:      Sending: train.adapt message (ID: a3)",
@@ -41,6 +43,7 @@ def test_only_sepals_lines_are_shown(tmp_path):
         "sepal: joined, and waits for the server's messages",
         "sepal: round 2: trained, and the reply is on its way",
         "sepal: a line of ours",
+        f"sepal: client-00000: refused by the server: {CLOSING}",
         "sepal: closing evaluation: evaluated, and the figures are on their way",
         "sepal: the server does not answer: the run may have ended, then Ctrl-C ends this client; trying again",
     ]
