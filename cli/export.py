@@ -100,7 +100,7 @@ def predict(
     typer.echo(f"written to {out}" if out else written, nl=bool(out))
     if found.truth is not None and classes:
         right, count = found.right(), len(found.truth)
-        if found.truth.max() < found.outputs.shape[1]:  # a class that the model does not know is wrong, and has no recall
+        if found.truth.max() < found.outputs.shape[1]:  # a class that the model does not know has no recall
             others = {name: value for name, value in found.metrics().items() if name not in ("loss", "accuracy")}
             typer.echo(listed(others), err=True)
         typer.echo(f"accuracy {100 * right / count:.1f} %: {right} of {count}", err=True)
