@@ -41,10 +41,10 @@ class Console(code.InteractiveConsole):
         raise  # noqa: PLE0704
 
 
-def check(shown, printed, near=0.2):
+def check(shown, printed, near=0.02):
     """Check that lines that a page shows are printed in this order: the same words, and numbers that are near.
 
-    Another machine rounds otherwise, so a number may differ by ``near`` of it, or by .05.
+    Another machine rounds otherwise, so a number may differ by ``near`` of it, or by .0005.
     """
     lines = iter(printed.splitlines())
     for line in shown.splitlines():
@@ -53,7 +53,7 @@ def check(shown, printed, near=0.2):
         for found in lines:
             if NUMBER.sub("#", found).split() == words:
                 there = [float(number) for number in NUMBER.findall(found)]
-                if all(abs(a - b) <= max(near * abs(a), 0.05) for a, b in zip(values, there, strict=True)):
+                if all(abs(a - b) <= max(near * abs(a), 0.0005) for a, b in zip(values, there, strict=True)):
                     break
         else:
             pytest.fail(f"expected a line like {line!r}, got\n{printed}")
