@@ -160,12 +160,12 @@ class Compared:
         """
         import pandas as pd
 
-        from sepal.study.frontier import frontier
+        from sepal.study.frontier import entries, frontier
 
         rows = [
-            (cell, place.variant.label, place.megabytes, place.accuracy.mean, place.frontier)
+            (cell, place.entry.label, place.entry.megabytes, place.entry.value.mean, place.frontier)
             for cell in self.comparison.cells
-            for place in frontier(self.comparison.variants(cell))
+            for place in frontier(entries(self.comparison.variants(cell)), self.comparison.measure)
         ]
         return pd.DataFrame(rows, columns=["setting", "name", "megabytes", self.comparison.measure.name, "frontier"])
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sepal.cli.sizes import decimals, size
+from sepal.cli.sizes import size
+from sepal.protocol.tasks.scoring import ACCURACY, Measure
 from sepal.study.comparison import SEEDS, Comparison
-from sepal.study.frontier import CLOSE_TO, close, frontier
+from sepal.study.frontier import Place, entries, frontier
 from sepal.study.results import DIRECTIONS, Variant
 
 
@@ -75,25 +76,31 @@ def _caveats(variants: list[Variant]) -> Iterator[str]:
 
 
 def frontier_sentence(comparison: Comparison, cell: str) -> str:
-    """Return which variants are on the frontier, and the MB to within one point of FedAvg-FT; "" for a single one."""
+    """Return which variants are on the frontier, and which within the noise; "" for a single one."""
     variants = comparison.variants(cell)
-    places, measure = frontier(variants), comparison.measure
+    return on_frontier(frontier(entries(variants), comparison.measure), comparison.measure) if len(variants) > 1 else ""
+
+
+def on_frontier(places: Sequence[Place], measure: Measure = ACCURACY, models: str = "deployed models") -> str:
+    """Return which places are on the frontier: ``On the frontier …: local (86.1 %, 0 MB), fedpse (…)``; "" for one.
+
+    Args:
+        places: Of :func:`~sepal.study.frontier.frontier`.
+        measure: The metric.
+        models: Whose metric it is.
+    """
     if len(places) < 2:
         return ""
-    best = [each for each in places if each.frontier]
-    on = (f"{each.variant.label} ({each.accuracy.told(measure)}, {size(each.megabytes)} MB)" for each in best)
+    on = (
+        f"{place.entry.label} ({place.entry.value.told(measure)}, {size(place.entry.megabytes)} MB"
+        + (f"; within the noise of {place.rival})" if place.rival else ")")
+        for place in places
+        if place.frontier
+    )
+    seeds = min(len(place.entry.by_seed) for place in places)
+    few = "" if seeds >= SEEDS else f"; {'one seed' if seeds == 1 else f'{seeds} seeds'}: too few to tell from noise"
     good = "high" if measure.higher else "low"
-    words = f"On the frontier, where no other has as {good} a mean with fewer MB: {', '.join(on)}"
-    if found := close(variants):
-        target, reached = found
-        some = [f"{variant.label} {until.text(decimals(until.mean), 1.0)}" for variant, until in reached if until]
-        none = [variant.label for variant, until in reached if not until]
-        near = "one point" if measure.percent else "1 %"
-        words += (
-            f"; MB to the first full evaluation within {near} of {CLOSE_TO} ({measure.text(target)}): {', '.join(some)}"
-        )
-        words += f", not reached by {', '.join(none)}" if none else ""
-    return f"{words} (deployed models)."
+    return f"On the frontier, where no other has as {good} a mean with fewer MB: {', '.join(on)} ({models}{few})."
 
 
 def _sent(variant: Variant) -> str:

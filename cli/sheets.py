@@ -15,6 +15,7 @@ from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server_app.places import IN_PROCESS
 from sepal.strategies import registry
 from sepal.study.comparison import Comparison
+from sepal.study.frontier import CLOSE_TO, Close, close_to
 from sepal.study.majority import warning
 from sepal.study.results import DIRECTIONS, LEAST_POINTS, Variant
 from sepal.study.statistics import Estimate
@@ -66,16 +67,30 @@ def accuracy_sheet(variants: Sequence[Variant]) -> Sheet:
 
 
 def cost_sheet(variants: Sequence[Variant]) -> Sheet:
-    """Return the cost of a cell's variants: MB, multiply-adds, and rounds and MB to the target."""
+    """Return the cost of a cell's variants: MB, multiply-adds, rounds and MB to the target, MB to near FedAvg-FT."""
     target = f"{_aim(variants)}\n{variants[0].view}"
-    heads = ("cost", "MB up", "MB down", "multiply-\nadds, 10⁹", f"rounds to\n{target}", f"MB to\n{target}")
+    near = close_to(variants)
+    within = f"MB to\nwithin 1\n{step(variants)[2:]} of\n{near.label if near else CLOSE_TO}"
+    heads = ("cost", "MB up", "MB down", "multiply-\nadds, 10⁹", f"rounds to\n{target}", f"MB to\n{target}", within)
     rows = []
     for variant in variants:
         sizes = [*(variant.megabytes(way) for way in DIRECTIONS), variant.multiply_adds]
         sent = variant.megabytes_to
         reached = [variant.reached(variant.rounds_to, 1), variant.reached(sent, decimals(sent.mean if sent else 0))]
-        rows.append([variant.label, *map(size, sizes), *reached])
+        rows.append([variant.label, *map(size, sizes), *reached, _arrived(near, variant)])
     return Sheet(heads, rows)
+
+
+def step(variants: Sequence[Variant]) -> str:
+    """Return what counts as close to the yardstick."""
+    return "1 point" if variants[0].measure.percent else "1 %"
+
+
+def _arrived(near: Close | None, variant: Variant) -> str:
+    if near is None or variant.label not in near.reached:
+        return NONE
+    found = near.reached[variant.label]
+    return "not reached" if found is None else "≤ " * found.at_most + size(found.megabytes)
 
 
 def _aim(variants: Sequence[Variant]) -> str:
@@ -94,7 +109,11 @@ def basis(variants: Sequence[Variant]) -> str:
         return ""
     most = "" if min(enough) == max(enough) else f" to {max(enough)}"
     words = f"Rounds and MB to {_aim(variants)}: the first of {min(enough)}{most} full evaluations with that mean"
-    return f"{words}; ≤: rounds just before it had none." if any(v.at_most for v in variants) else f"{words}."
+    words += "; ≤: rounds just before it had none." if any(v.at_most for v in variants) else "."
+    if near := close_to(variants):
+        words += f" MB to within {step(variants)} of {near.label}: until the mean over seeds of deployed models has "
+        words += f"{variants[0].measure.text(near.target)} and no longer falls back."
+    return words
 
 
 def difference_sheet(comparison: Comparison, cell: str) -> Sheet:

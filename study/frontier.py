@@ -1,70 +1,201 @@
-"""Deployed accuracy against MB: which variants are on the frontier, and how few MB come close to a yardstick."""
+"""A metric against MB: who is on the frontier, what of that is noise, and how few MB come close to FedAvg-FT.
+
+:func:`frontier` and :func:`close` take entries from anywhere, such as stored rows; :func:`entries` makes those of runs.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
-from sepal.study.results import DIRECTIONS, LEAST_POINTS, Variant
-from sepal.study.statistics import Estimate, over_seeds
+import numpy as np
+
+from sepal.protocol.tasks.scoring import ACCURACY, Measure
+from sepal.study.results import DIRECTIONS, LEAST_POINTS, Point, Variant
+from sepal.study.statistics import Estimate, over_seeds, paired_by_seed
 
 CLOSE_TO, POINT = "fedavg-ft", 0.01  # the yardstick, and what counts as close to it
+SLACK = 1e-9  # a value that is a whole point below is still within it, whatever its last bits
+
+
+class Step(NamedTuple):
+    """An evaluation, mean over seeds.
+
+    Attributes:
+        completed: Rounds completed before.
+        megabytes: MB sent and received in them.
+        value: The metric: shares as fractions.
+    """
+
+    completed: int
+    megabytes: float
+    value: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a method has sent, and what it has for that.
+
+    Attributes:
+        label: Its name.
+        megabytes: MB sent and received during the run, mean over seeds: of all clients together, or of one.
+        by_seed: Seed → the metric at the end, shares as fractions.
+        curve: Its evaluations in order; only :func:`close` needs them.
+        interval: Ends of an error bar; by default ± a standard deviation over seeds.
+    """
+
+    label: str
+    megabytes: float
+    by_seed: Mapping[int, float]
+    curve: Sequence[Step] = ()
+    interval: tuple[float, float] | None = None
+
+    @cached_property
+    def value(self) -> Estimate:
+        """The metric at the end, over seeds."""
+        values = list(self.by_seed.values())
+        return over_seeds(values) or Estimate(float("nan"), None, 0)
+
+    @property
+    def bar(self) -> tuple[float, float]:
+        """Ends of the error bar; with one seed, both are the value itself."""
+        spread = self.value.spread or 0.0
+        return self.interval or (self.value.mean - spread, self.value.mean + spread)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A variant's place.
+    """An entry's place among the others.
 
     Attributes:
-        megabytes: MB of training, up and down, over all clients, mean over seeds.
-        accuracy: Of deployed models at the end, over seeds.
-        frontier: Whether no other is at least as accurate with fewer MB.
+        frontier: Whether no other has at most its MB and at least its value, one of them strictly. Equals share it.
+        rival: Of those on the frontier: the best with at most its MB and a worse mean from which it differs by no more
+            than the 95 % interval over seeds (:func:`~sepal.study.statistics.paired_by_seed`), so that it is there
+            within the noise. Empty if there is none, and with fewer than three seeds, which have no interval.
     """
 
-    variant: Variant
-    megabytes: float
-    accuracy: Estimate
+    entry: Entry
     frontier: bool
+    rival: str = ""
 
 
-def frontier(variants: Sequence[Variant]) -> list[Place]:
-    """Return the places of a cell's variants by MB; without those that have no deployed accuracy yet."""
-    found = [
-        (sum(variant.megabytes(way) for way in DIRECTIONS), accuracy, variant)
-        for variant in variants
-        if (accuracy := variant.accuracy("deployed"))
-    ]
-    places, best = [], -math.inf
-    for megabytes, accuracy, variant in sorted(found, key=lambda each: (each[0], -each[2].measure.sign * each[1].mean)):
-        good = variant.measure.sign * accuracy.mean
-        places.append(Place(variant, megabytes, accuracy, good > best))
-        best = max(best, good)
-    return places
+class Reached(NamedTuple):
+    """Where a curve came close.
 
-
-def close(variants: Sequence[Variant]) -> tuple[float, list[tuple[Variant, Estimate | None]]] | None:
-    """Return the accuracy one point below FedAvg-FT's at the end, and each variant's MB until it has that.
-
-    Of a metric that is no share, what is 1 % worse.
-
-    The MB are those at the first full evaluation that has it, a mean over the seeds that reach it; None if none does.
-    The whole is None without FedAvg-FT, and with too few full evaluations to say when it was.
+    Attributes:
+        megabytes: MB until then.
+        at_most: Whether rounds just before were not evaluated, so that one of them may have been there.
     """
-    ends = [end for v in variants if v.method == CLOSE_TO and (end := v.accuracy("deployed"))]
-    if not ends or min(variant.evaluations("deployed") for variant in variants) < LEAST_POINTS:
-        return None
-    measure = variants[0].measure
-    best = max((end.mean for end in ends), key=lambda mean: measure.sign * mean)
+
+    megabytes: float
+    at_most: bool
+
+
+class Close(NamedTuple):
+    """Who comes within one point of a yardstick.
+
+    Attributes:
+        label: The yardstick's.
+        target: Its value at the end, less a point.
+        reached: Label → where it was reached, None for never; without those that have too few evaluations.
+    """
+
+    label: str
+    target: float
+    reached: Mapping[str, Reached | None]
+
+
+def frontier(found: Sequence[Entry], measure: Measure = ACCURACY) -> list[Place]:
+    """Return the entries' places, by MB and then from the best value down."""
+
+    def good(entry: Entry) -> float:
+        return measure.sign * entry.value.mean
+
+    def beaten(entry: Entry) -> bool:
+        return any(
+            other.megabytes <= entry.megabytes
+            and good(other) >= good(entry)
+            and (other.megabytes < entry.megabytes or good(other) > good(entry))
+            for other in found
+        )
+
+    ranked, places = sorted(found, key=lambda each: -good(each)), []
+    for entry in ranked:
+        below = (each for each in ranked if each.megabytes <= entry.megabytes and good(each) < good(entry))
+        rival = next((each.label for each in below if _noise(entry, each)), "")
+        on = not beaten(entry)
+        places.append(Place(entry, on, rival if on else ""))
+    return sorted(places, key=lambda each: each.entry.megabytes)
+
+
+def _noise(one: Entry, other: Entry) -> bool:
+    """Return whether there is an interval of the difference, and 0 is in it."""
+    found = paired_by_seed(*({seed: {"": value} for seed, value in each.by_seed.items()} for each in (one, other)))
+    return found is not None and found.spread is not None and abs(found.mean) <= found.spread
+
+
+def close(found: Sequence[Entry], yardstick: Entry, measure: Measure = ACCURACY) -> Close | None:
+    """Return the MB after which each curve is within one point of the yardstick's end, and stays there to its own end.
+
+    A curve that falls back has not arrived; a later return counts. Of a metric that is no share, a point is 1 % of the
+    yardstick's value. None if no curve has :data:`~sepal.study.results.LEAST_POINTS` evaluations.
+    """
+    best = yardstick.value.mean
     target = best - measure.sign * measure.rise(POINT, best)
-    return target, [(variant, _until(variant, target)) for variant in variants]
+    reached = {each.label: _arrival(each.curve, target, measure) for each in found if len(each.curve) >= LEAST_POINTS}
+    return Close(yardstick.label, target, reached) if reached else None
 
 
-def _until(variant: Variant, target: float) -> Estimate | None:
-    return over_seeds(list(_megabytes(variant, target)))
+def _arrival(curve: Sequence[Step], target: float, measure: Measure) -> Reached | None:
+    found, before = None, -1
+    for step in curve:
+        if measure.sign * (step.value - target) < -SLACK * max(1.0, abs(target)):
+            found = None
+        elif found is None:
+            found = Reached(step.megabytes, step.completed - before > 1 and step.megabytes > 0)
+        before = step.completed
+    return found
 
 
-def _megabytes(variant: Variant, target: float) -> Iterator[float]:
+def entries(variants: Sequence[Variant]) -> list[Entry]:
+    """Return what a cell's variants have sent, over all clients, and the metric of their deployed models.
+
+    Those that have no figure of deployed models yet are left out.
+    """
+    return [
+        Entry(variant.label, sum(variant.megabytes(way) for way in DIRECTIONS), by_seed, list(mean_curve(curves)))
+        for variant in variants
+        if (by_seed := dict(_ends(variant)))
+        for curves in [[result.points(variant.deployed) for result in variant.results]]
+    ]
+
+
+def _ends(variant: Variant) -> Iterator[tuple[int, float]]:
     for result in variant.results:
-        if point := result.reached(variant.deployed, target):
-            yield point.megabytes
+        if found := result.accuracy(variant.deployed):
+            yield result.seed, found["mean"]
+
+
+def close_to(variants: Sequence[Variant]) -> Close | None:
+    """Return :func:`close` with the best variant of FedAvg-FT as yardstick; None without one."""
+    found = {entry.label: entry for entry in entries(variants)}
+    measure = variants[0].measure
+    some = [found[each.label] for each in variants if each.method == CLOSE_TO and each.label in found]
+    best = max(some, key=lambda each: measure.sign * each.value.mean, default=None)
+    return close(list(found.values()), best, measure) if best else None
+
+
+def mean_curve(curves: Sequence[Sequence[Point]]) -> Iterator[Step]:
+    """Yield the mean over seeds at each evaluation that any seed has, once all have one.
+
+    A seed without it, which has stopped before, counts with its last.
+    """
+    there = [curve for curve in curves if curve]
+    for at in sorted({point.completed for curve in there for point in curve}):
+        last = [[point for point in curve if point.completed <= at][-1:] for curve in there]
+        if all(last):
+            points = [point for found in last for point in found]
+            means = [float(np.mean([getattr(each, key) for each in points])) for key in ("megabytes", "mean")]
+            yield Step(at, *means)

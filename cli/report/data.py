@@ -14,7 +14,7 @@ from sepal.cli.report.learned import Row, Rows, label_counts, learned
 from sepal.protocol.views import CLOSING_VIEWS, MODELS, SHIFTS
 from sepal.strategies import registry
 from sepal.study.comparison import Comparison
-from sepal.study.frontier import frontier
+from sepal.study.frontier import entries, frontier
 from sepal.study.results import DIRECTIONS, Point, Result, Variant
 from sepal.study.statistics import over_seeds
 
@@ -218,10 +218,10 @@ def _pairs(comparison: Comparison) -> Iterator[Row]:
 def _frontier(comparison: Comparison) -> Iterator[Row]:
     """Yield deployed accuracy and MB at the end; nothing in a cell with one variant, which has no other beside it."""
     for cell in comparison.cells:
-        places = frontier(comparison.variants(cell))
+        places = frontier(entries(comparison.variants(cell)), comparison.measure)
         for place in places if len(places) > 1 else ():
-            row = {"cell": cell, "label": place.variant.label, "mb": _rounded(place.megabytes)}
-            yield {**row, "mean": comparison.measure.rounded(place.accuracy.mean), "on": place.frontier}
+            row = {"cell": cell, "label": place.entry.label, "mb": _rounded(place.entry.megabytes)}
+            yield {**row, "mean": comparison.measure.rounded(place.entry.value.mean), "on": place.frontier}
 
 
 def _capacity(comparison: Comparison, variant: Variant) -> Iterator[Row]:

@@ -14,11 +14,11 @@ import pytest
 from rich.console import Console
 
 from sepal.cli.sentences import frontier_sentence, headline
-from sepal.cli.sheets import Sheet
+from sepal.cli.sheets import Sheet, basis, cost_sheet
 from sepal.cli.sizes import size
 from sepal.cli.tables import print_comparison
 from sepal.study.comparison import read_comparison
-from sepal.study.frontier import close, frontier
+from sepal.study.frontier import close_to, entries, frontier
 from tests.cli.runs_for_tests import figures, write_run
 from tests.cli.test_report import BROWSER
 
@@ -379,14 +379,16 @@ def test_the_frontier_and_the_megabytes_to_within_a_point_of_fine_tuning(tmp_pat
         write_run(tmp_path / method, method=method, closing=[end] * 3, **keys)
     comparison = read_comparison([str(tmp_path)])
     variants = comparison.variants("")
-    assert [each.variant.label for each in frontier(variants) if each.frontier] == ["local", "fedavg-ft"]
-    target, reached = close(variants)
-    assert target == pytest.approx(0.79)
-    megabytes = {variant.label: found and round(found.mean * 1e6) for variant, found in reached}
-    assert megabytes == {"local": None, "fedavg": None, "fedavg-ft": 9_000_000, "ditto": 4_500_000}
+    assert [each.entry.label for each in frontier(entries(variants)) if each.frontier] == ["local", "fedavg-ft"]
+    near = close_to(variants)
+    assert (near.label, near.target) == ("fedavg-ft", pytest.approx(0.79))
+    sheet = cost_sheet(variants)
+    assert sheet.head[-1] == "MB to\nwithin 1\npoint of\nfedavg-ft"
+    cells = {row[0]: row[-1] for row in sheet.rows}
+    assert cells == {"local": "not reached", "fedavg": "not reached", "fedavg-ft": "9.00", "ditto": "4.50"}
+    assert "within 1 point of fedavg-ft: until the mean over seeds of deployed models has 79.0 %" in basis(variants)
     words = frontier_sentence(comparison, "")
-    assert "local (40.0 %, 0 MB), fedavg-ft (80.0 %, 9.00 MB); " in words
-    assert "MB to the first full evaluation within one point of fedavg-ft (79.0 %): ditto 4.50" in words
+    assert "local (40.0 %, 0 MB), fedavg-ft (80.0 %, 9.00 MB) (deployed models; one seed" in words
     page = render(comparison)
     assert html.escape(words) in page
     rows = {row["label"]: (row["on"], row["mb"]) for row in datasets(comparison)["frontier"]}

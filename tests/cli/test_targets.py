@@ -9,7 +9,7 @@ import pytest
 from sepal.cli.report.table import table
 from sepal.cli.sheets import basis, cost_sheet
 from sepal.study.comparison import read_comparison
-from sepal.study.frontier import close
+from sepal.study.frontier import close_to
 from tests.cli.runs_for_tests import figures, write_run
 
 
@@ -45,12 +45,12 @@ def test_rounds_to_an_accuracy_are_those_of_full_evaluations_and_say_so(tmp_path
     (tmp_path / "comparison.json").write_text(json.dumps(index))
     variants = read_comparison([str(tmp_path)]).variants("")
     sheet = cost_sheet(variants)
-    assert [row[-2] for row in sheet.rows] == [cells] * 2
-    assert sheet.rows[1][-1] == ("0" if cells != "–" else cells), "no bound on what is 0"
+    assert [row[-3] for row in sheet.rows] == [cells] * 2
+    assert sheet.rows[1][-2] == ("0" if cells != "–" else cells), "no bound on what is 0"
     assert words in basis(variants)
-    assert ("rounds to" in "".join(table(sheet, "x", best=[min] * 5))) == (cells != "–")
+    assert ("rounds to" in "".join(table(sheet, "x", best=[min] * 6))) == (cells != "–")
     assert (variants[0].rounds_to is None) == (cells == "–")
-    assert (close(variants) is None) == (cells == "–")
+    assert (close_to(variants) is None) == (cells == "–")
 
 
 def test_the_best_of_a_column_may_be_a_bound():

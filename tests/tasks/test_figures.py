@@ -29,7 +29,7 @@ from sepal.server.stopping import Stopping
 from sepal.server_app.metrics import ServerFigures
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import read_comparison
-from sepal.study.frontier import frontier
+from sepal.study.frontier import entries, frontier
 from sepal.study.plans.search import Trial, choose, measure_in, validation
 from tests.cli.runs_for_tests import write_run
 from tests.sepal.example_messages import REPLY
@@ -109,16 +109,18 @@ def errors(path, values, seed=0, unit="mmol/l", **more):
 
 
 def test_tables_and_frontiers_take_the_lower_error_for_better(tmp_path):
-    places = [errors(tmp_path / f"good-{n}", [4.0, 5.0, 6.0 + n / 10], n, method="fedavg-ft") for n in range(3)]
-    places += [errors(tmp_path / f"bad-{n}", [14.0, 15.0, 16.0 + n / 10], n, volume=9) for n in range(3)]
-    comparison = read_comparison(places)
+    paths = [errors(tmp_path / f"good-{n}", [4.0, 5.0, 6.0 + n / 10], n, method="fedavg-ft") for n in range(3)]
+    paths += [errors(tmp_path / f"bad-{n}", [14.0, 15.0, 16.0 + n / 10], n, volume=9) for n in range(3)]
+    comparison = read_comparison(paths)
     variants = comparison.variants("")
     good, bad = comparison.labels
     assert accuracy_sheet(variants).head[0] == "rmse, mmol/l"
     assert accuracy_sheet(variants).rows[0][1] == "5.033 ± 0.03333"
     assert "5.25 mmol/l\ntrained" in cost_sheet(variants).head[4], "5 % worse than the best"
     assert sentence(comparison, "").startswith(f"Lowest mean rmse of 2: {good}, 5.033 ± 0.03333 mmol/l")
-    assert [(place.variant.label, place.frontier) for place in frontier(variants)] == [(good, True), (bad, False)]
+    places = frontier(entries(variants), comparison.measure)
+    assert [(place.entry.label, place.frontier) for place in places] == [(good, True), (bad, False)]
+    assert cost_sheet(variants).head[6] == f"MB to\nwithin 1\n% of\n{good}"
     assert f"{good}: better than {bad} (-10" in next(conclusions(comparison, ""))
     assert "Mmol/l of deployed models" in next(conclusions(comparison, ""))
     page = render(comparison)
@@ -127,7 +129,7 @@ def test_tables_and_frontiers_take_the_lower_error_for_better(tmp_path):
     assert "ccuracy" not in page.split("<script")[0].replace("accuracy:Q", "")
     other = write_run(tmp_path / "other")
     with pytest.raises(ConfigError, match=r"metric: expected rmse, mmol/l, as in .*, got accuracy, %"):
-        read_comparison([*places, str(other)])
+        read_comparison([*paths, str(other)])
 
 
 def test_a_search_chooses_the_lowest_error(tmp_path):
