@@ -45,7 +45,7 @@ class Run:
 
 
 class Design:
-    """A block and the rows that are there.
+    """A block and the rows that are there. With another row, another is made.
 
     Args:
         block: The block.
@@ -55,6 +55,8 @@ class Design:
     def __init__(self, block: Block, rows: Sequence[Row]) -> None:
         self.block = block
         self.rows = {text(row["config"]): row for row in rows}
+        self._points: dict[str, list[Config]] = {}
+        self._chosen: dict[str, Config | None] = {}
 
     def row(self, config: Config) -> Row | None:
         """Return the row of a run; None while it is missing."""
@@ -116,8 +118,12 @@ class Design:
     def chosen(self, contender: Contender) -> Config | None:
         """Return the rate and the own key that its trials have chosen; None until they have ended."""
         if contender.tuned_as:
-            other = next(each for each in self.block.contenders if each.name == contender.tuned_as)
-            return self.chosen(other)
+            return self.chosen(next(each for each in self.block.contenders if each.name == contender.tuned_as))
+        if contender.name not in self._chosen:
+            self._chosen[contender.name] = self._choose(contender)
+        return self._chosen[contender.name]
+
+    def _choose(self, contender: Contender) -> Config | None:
         finalists = self.finalists(contender)
         known = {text(keys): self.mean(contender, keys) for keys in finalists}
         if not known or None in known.values():
@@ -145,6 +151,11 @@ class Design:
 
     def points(self, contender: Contender) -> list[Config]:
         """Return the points of the first seed as far as they are known."""
+        if contender.name not in self._points:
+            self._points[contender.name] = self._find_points(contender)
+        return self._points[contender.name]
+
+    def _find_points(self, contender: Contender) -> list[Config]:
         start = {key: values[0] for key, values in contender.own.items()}
         points: list[Config] = [{"lr": rate, **start} for rate in self.block.rates]
         others = [{key: value} for key, values in contender.own.items() for value in values[1:]]

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from experiments.leaderboard.blocks import BUDGETS, Contender
+from experiments.leaderboard.blocks import Contender
 from experiments.leaderboard.design import HELD, Design, Row
 from experiments.leaderboard.statistics import Interval, Matrix, draws_for, holm, interval, matrix, mean, spread, wins
 
@@ -123,15 +123,6 @@ class Measures:
         columns = [row["clients"] for row in self.runs(contender).values()]
         found = [s for c in columns for s, new in zip(c["steps"], c["novel"], strict=True) if new and s is not None]
         return float(np.mean(found)) if found else None
-
-    def points(self) -> Iterator[tuple[Contender, float]]:
-        """Yield what the frontier is drawn from: contender and budget; 0 is a run of all rounds."""
-        for contender in self.block.everybody:
-            yield contender, 0.0
-            for budget in BUDGETS:
-                rounds = None if contender.tuned_as else self.design.bought(contender, budget)
-                if rounds and rounds < self.block.rounds:
-                    yield contender, budget
 
 
 def _clients(row: Row, measure: Measure) -> Iterator[tuple[str, float]]:

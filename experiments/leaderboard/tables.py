@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from experiments.leaderboard.blocks import BUDGETS, TUNING, Config, Contender, text
 from experiments.leaderboard.measures import ALL, HOLDS, Measures
+from experiments.leaderboard.points import frontier_table
 from sepal.cli.markdown import table
 from sepal.cli.sheets import NONE
 from sepal.study.statistics import over_seeds
@@ -24,6 +25,7 @@ def block_tables(found: Measures) -> Iterator[str]:
     yield from views(found)
     yield from tuning(found)
     yield from equal_bytes(found)
+    yield from frontier_table(found)
     yield from origin(found)
 
 

@@ -1,0 +1,95 @@
+"""The points of the frontier picture: what a client holds against the MB sent, for every run of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.leaderboard.blocks import BUDGETS, Contender
+from experiments.leaderboard.measures import HOLDS, Measures
+from experiments.leaderboard.statistics import draws_for, interval
+from sepal.cli.markdown import table
+from sepal.study.frontier import POINT, Entry, frontier
+
+
+class Point(NamedTuple):
+    """An entry of a contender.
+
+    Attributes:
+        budget: Share of dense FedAvg's bytes that it was fitted to; 0 for as many rounds as all.
+        rounds: What it ran.
+    """
+
+    contender: Contender
+    budget: float
+    rounds: int
+    entry: Entry
+
+
+class Panel(NamedTuple):
+    """A block's panel.
+
+    Attributes:
+        title: The block's.
+        points: All entries that send something, with MB of all clients together.
+        local: The entry that sends nothing, a line across; None if it is not there yet.
+    """
+
+    title: str
+    points: list[Point]
+    local: Entry | None
+
+
+def panel(found: Measures) -> Panel:
+    """Return a block's panel from the rows that are there."""
+    points = list(_points(found))
+    silent = [point.entry for point in points if point.entry.megabytes == 0]
+    title = f"{found.block.name}: {found.block.title}"
+    return Panel(title, [point for point in points if point.entry.megabytes], silent[0] if silent else None)
+
+
+def _points(found: Measures) -> Iterator[Point]:
+    for contender in found.block.everybody:
+        for budget in (0.0, *(() if contender.tuned_as else BUDGETS)):
+            rounds = found.design.bought(contender, budget) if budget else found.block.rounds
+            if not rounds or (budget and rounds == found.block.rounds):
+                continue  # it buys none, or all: the run is there already
+            values = found.values(contender, HOLDS, budget)
+            if values.size:
+                yield Point(contender, budget, rounds, _entry(found, contender, budget, rounds))
+
+
+def _entry(found: Measures, contender: Contender, budget: float, rounds: int) -> Entry:
+    values, clients = found.values(contender, HOLDS, budget), found.by_seed(contender, HOLDS, budget)
+    means = {seed: float(np.mean(list(each.values()))) for seed, each in clients.items()}
+    bar = interval(values, draws_for(values, found.block.same_people)) if len(values) > 1 else None
+    label = contender.name + (f", {rounds} rounds" if budget else "")
+    megabytes = found.megabytes(contender, budget) or 0.0
+    return Entry(label, megabytes, means, interval=(bar.low, bar.high) if bar else None)
+
+
+def frontier_table(found: Measures) -> Iterator[str]:
+    """Yield the lines of a table of who is on the frontier, and of the least MB to within a point of the yardstick."""
+    points = panel(found).points
+    if not points:
+        return
+    lines = []
+    for place in frontier([point.entry for point in points]):
+        if place.frontier:
+            entry = place.entry
+            rival = f"within the noise of {place.rival}" if place.rival else "–"
+            lines.append([entry.label, f"{entry.megabytes:.4g}", entry.value.text(), rival])
+    yield from table(["on the frontier of what a client holds", "MB", "%", ""], lines)
+    yield from _near(found, points)
+
+
+def _near(found: Measures, points: Sequence[Point]) -> Iterator[str]:
+    best = next((p.entry for p in points if p.contender.name == found.block.yardstick and not p.budget), None)
+    if best is None:
+        return
+    near = [p.entry for p in points if p.entry.value.mean >= best.value.mean - POINT - 1e-9]
+    least = min(near, key=lambda entry: entry.megabytes)
+    words = f"The least MB to within one point of {best.label} ({best.value.text()} %, {best.megabytes:.4g} MB)"
+    yield from (f"{words}: {least.label}, {least.megabytes:.4g} MB ({least.value.text()} %).", "")
