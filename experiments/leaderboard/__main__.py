@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from typing import Any
 
-from experiments.calibrate.rows import commit_now
 from experiments.calibrate.trial import quiet
 from experiments.leaderboard import rows
 from experiments.leaderboard.blocks import NAMES, read_block, text
@@ -26,7 +25,6 @@ from experiments.leaderboard.estimate import hours_left
 from experiments.leaderboard.pages import write_pages
 from experiments.leaderboard.runs import again, run
 from sepal.errors import SepalError, one_line
-from sepal.server_app.summary import commit
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -66,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
 
 def work(name: str, jobs: int, hours: float, most: int = 0) -> None:
     """Run what a block lacks, ``jobs`` runs at a time, until there is nothing, or no time, or ``most`` have ended."""
-    block, stored, begun, here = read_block(name), rows.read(name), time.monotonic(), commit() or commit_now()
+    block, stored, begun, here = read_block(name), rows.read(name), time.monotonic(), rows.commit_now()
     context, done, started = multiprocessing.get_context("spawn"), 0, 0
     with ProcessPoolExecutor(jobs, context, initializer=quiet) as pool:
         going: dict[Future[dict[str, Any]], Run] = {}
@@ -115,7 +113,7 @@ def rerun(names: Sequence[str], draw: int | None) -> bool:
         print("no rows yet")
         return False
     row = random.Random(draw).choice(found)
-    line = again(row, commit() or commit_now())
+    line = again(row, rows.commit_now())
     rows.add(rows.RERUNS, line)
     same = "the same weights" if line["same"] else "OTHER WEIGHTS"
     kind = f"{row['block']} {row['contender']} {row['kind']} seed {row['config']['seed']}"

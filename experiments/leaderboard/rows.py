@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from experiments.calibrate.rows import ROOT
+from experiments.calibrate.rows import commit_now as commit_of_checkout
 from sepal.errors import ConfigError
 
 PLACE = ROOT / "docs" / "results" / "comparison"
@@ -55,3 +57,10 @@ def alone(name: str, place: Path = PLACE) -> Iterator[None]:
         except BlockingIOError:
             raise ConfigError("block", "one that no other process runs", name) from None
         yield
+
+
+def commit_now() -> str:
+    """Return the short commit of this checkout, with ``-dirty`` if a file outside docs differs: rows are in docs."""
+    command = ["git", "diff", "--quiet", "HEAD", "--", ".", ":!docs"]
+    dirty = subprocess.run(command, cwd=ROOT, check=False).returncode == 1
+    return commit_of_checkout() + "-dirty" * dirty

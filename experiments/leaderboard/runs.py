@@ -46,8 +46,8 @@ def run(planned: Run, commit: str) -> dict[str, Any]:
 
     ``config`` has all keys that the run was given: with the commit they make the run again. ``seconds`` are of wall
     time, ``cpu_seconds`` of this process on one core. ``spent`` has the MB of training, up and down, of all clients
-    after each round. ``validation`` and ``accuracy`` are means over participants in the closing round, by view; of a
-    trial there is no accuracy, because it has nothing to do with test data. ``clients`` has a column for each view, and
+    after each round; a trial has only ``bytes``. ``validation`` and ``accuracy`` are means over participants in the
+    closing round, by view; of a trial there is no accuracy, because it has nothing to do with test data. ``clients`` has a column for each view, and
     ``novel`` for those that never trained. ``curve`` has means of full evaluations. A run that ends with an error, for
     example because its weights are no longer finite, has ``error`` and no figures.
     """
@@ -73,7 +73,6 @@ def figures(lines: Sequence[Mapping[str, Any]], trial: bool) -> dict[str, Any]:
     """Return a row's figures from the lines of metrics.jsonl, the closing round's last."""
     *rounds, last = lines
     found: dict[str, Any] = {
-        "spent": [round(_megabytes(line), DIGITS) for line in rounds],
         "bytes": {key: rounds[-1]["bytes"][key] for key in ("up", "down", "up_dense", "down_dense")},
         "validation": _means(last["validation"]),
     }
@@ -86,6 +85,7 @@ def figures(lines: Sequence[Mapping[str, Any]], trial: bool) -> dict[str, Any]:
     full = [line for line in lines if line["full"]]
     curve = {view: [_means(line["accuracy"]).get(view) for line in full] for view in VIEWS}
     found |= {
+        "spent": [round(_megabytes(line), DIGITS) for line in rounds],
         "accuracy": _means(last["accuracy"]),
         "clients": {**about, **{v: c for v, c in columns.items() if any(x is not None for x in c)}, "steps": steps},
         "curve": {"round": [line["round"] for line in full], **curve},
