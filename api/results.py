@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import tempfile
 from collections.abc import Mapping
@@ -153,25 +154,70 @@ class Compared:
 
         return pd.DataFrame(by_variant(self.comparison))
 
-    def frontier(self) -> pd.DataFrame:
-        """Return deployed accuracy against MB: ``setting, name, megabytes, accuracy, frontier``, by megabytes.
-
-        A variant is on the frontier if no other of its setting is at least as accurate with fewer bytes.
-        """
-        import pandas as pd
-
-        from sepal.study.frontier import entries, frontier
-
-        rows = [
-            (cell, place.entry.label, place.entry.megabytes, place.entry.value.mean, place.frontier)
-            for cell in self.comparison.cells
-            for place in frontier(entries(self.comparison.variants(cell)), self.comparison.measure)
-        ]
-        return pd.DataFrame(rows, columns=["setting", "name", "megabytes", self.comparison.measure.name, "frontier"])
+    def frontier(self) -> Frontier:
+        """Return deployed accuracy against MB, as a picture that a notebook shows, a frame and words."""
+        return Frontier(self.comparison)
 
     def plot(self) -> Report:
         """Return the comparison's report, which a notebook shows."""
         return Report((str(self.path),))
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Deployed accuracy, or another headline, against MB: shown by a notebook, or written with :meth:`save`."""
+
+    comparison: Comparison
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """Rows by setting and MB: ``setting, name, megabytes, accuracy, frontier, noise, megabytes_near``.
+
+        ``megabytes`` are those of training, up and down, over all clients. A variant is on the ``frontier`` if no other
+        of its setting is at least as accurate with at most its MB; if that is within the noise, ``noise`` names of
+        which other. ``megabytes_near``: MB until it is within one point of FedAvg-FT and stays there.
+        """
+        import pandas as pd
+
+        from sepal.study.frontier import close_to, entries, frontier
+
+        rows = []
+        for cell in self.comparison.cells:
+            variants = self.comparison.variants(cell)
+            near = close_to(variants) if variants else None
+            for place in frontier(entries(variants), self.comparison.measure):
+                entry, arrived = place.entry, near and near.reached.get(place.entry.label)
+                row = (cell, entry.label, entry.megabytes, entry.value.mean, place.frontier, place.rival)
+                rows.append((*row, arrived.megabytes if arrived else None))
+        names = ["setting", "name", "megabytes", self.comparison.measure.name, "frontier", "noise", "megabytes_near"]
+        return pd.DataFrame(rows, columns=names)
+
+    @property
+    def words(self) -> str:
+        """Which variants are on it, a line for each setting."""
+        from sepal.cli.sentences import frontier_sentence
+
+        cells = self.comparison.cells
+        return "\n".join(f"{cell}: " * bool(cell) + frontier_sentence(self.comparison, cell) for cell in cells)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the picture as SVG, which follows the reader's light or dark settings.
+
+        Raises:
+            ConfigError: The extra ``report`` is not installed, or no setting has two variants with figures.
+        """
+        from sepal.cli.report import write_picture
+        from sepal.errors import ConfigError
+
+        if written := write_picture(self.comparison, Path(path)):
+            return written
+        raise ConfigError("frontier", "two variants of a setting with figures", "fewer")
+
+    def _repr_html_(self) -> str:
+        with tempfile.TemporaryDirectory() as scratch:
+            drawing = base64.b64encode(self.save(Path(scratch) / "frontier.svg").read_bytes()).decode()
+        words = html.escape(self.words).replace("\n", "<br>")
+        return f'<img alt="{words}" src="data:image/svg+xml;base64,{drawing}"><p>{words}</p>'
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sepal.cli.app import INTERRUPTED, app
 from sepal.cli.notices import starting
 from sepal.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sepal.study.comparison import Comparison
 
 
 @app.command()
@@ -59,9 +62,8 @@ def compare(
         comparison = read_comparison([str(place)])
         print_comparison(Console(), comparison)
         written.append(write_csv(list(by_variant(comparison)), place / "comparison.csv"))
-        written.append(write_markdown(comparison, place / "tables.md"))
-        if report:
-            written += _write_html(place)
+        pages = _write_pages(comparison, place) if report else []
+        written += [write_markdown(comparison, place / "tables.md", pages), *pages]
     for path in written:
         typer.echo(f"written to {path}")
     if mlflow:
@@ -70,11 +72,12 @@ def compare(
         raise failure(str(plan), len(done.runs), bad)
 
 
-def _write_html(place: Path) -> list[Path]:
-    from sepal.cli.report import write_html
+def _write_pages(comparison: Comparison, place: Path) -> list[Path]:
+    from sepal.cli.report import write_html, write_picture
 
     try:
-        return [write_html([str(place)], place / "report.html")]
+        pages = [write_html([str(place)], place / "report.html"), write_picture(comparison, place / "frontier.svg")]
+        return [page for page in pages if page]
     except ConfigError as error:
         if error.key != "report":
             raise

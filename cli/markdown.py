@@ -30,9 +30,16 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]
     yield ""
 
 
-def write_markdown(comparison: Comparison, path: Path) -> Path:
-    """Write a comparison's tables for each swept setting, and what a search before the runs has tried."""
-    write_atomically(path, "\n".join(_lines(comparison)).encode())
+def write_markdown(comparison: Comparison, path: Path, beside: Sequence[Path] = ()) -> Path:
+    """Write a comparison's tables for each swept setting, and what a search before the runs has tried.
+
+    Args:
+        comparison: The runs.
+        path: The file.
+        beside: Files of the comparison; pictures among them are shown.
+    """
+    pictures = [f"![The frontier]({file.name})\n" for file in beside if file.suffix == ".svg"]
+    write_atomically(path, "\n".join([*_lines(comparison), *pictures]).encode())
     return path
 
 

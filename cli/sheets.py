@@ -87,10 +87,8 @@ def step(variants: Sequence[Variant]) -> str:
 
 
 def _arrived(near: Close | None, variant: Variant) -> str:
-    if near is None or variant.label not in near.reached:
-        return NONE
-    found = near.reached[variant.label]
-    return "not reached" if found is None else "≤ " * found.at_most + size(found.megabytes)
+    found = near.reached.get(variant.label) if near else None
+    return "≤ " * found.at_most + size(found.megabytes) if found else NONE
 
 
 def _aim(variants: Sequence[Variant]) -> str:
@@ -112,7 +110,7 @@ def basis(variants: Sequence[Variant]) -> str:
     words += "; ≤: rounds just before it had none." if any(v.at_most for v in variants) else "."
     if near := close_to(variants):
         words += f" MB to within {step(variants)} of {near.label}: until the mean over seeds of deployed models has "
-        words += f"{variants[0].measure.text(near.target)} and no longer falls back."
+        words += f"{variants[0].measure.text(near.target)} and no longer falls back; a dash: never."
     return words
 
 

@@ -179,11 +179,11 @@ def _ends(variant: Variant) -> Iterator[tuple[int, float]]:
 
 
 def close_to(variants: Sequence[Variant]) -> Close | None:
-    """Return :func:`close` with the best variant of FedAvg-FT as yardstick; None without one."""
+    """Return :func:`close` with FedAvg-FT as yardstick: the variant of that name, else its best; None without."""
     found = {entry.label: entry for entry in entries(variants)}
     measure = variants[0].measure
     some = [found[each.label] for each in variants if each.method == CLOSE_TO and each.label in found]
-    best = max(some, key=lambda each: measure.sign * each.value.mean, default=None)
+    best = max(some, key=lambda each: (each.label == CLOSE_TO, measure.sign * each.value.mean), default=None)
     return close(list(found.values()), best, measure) if best else None
 
 

@@ -1,5 +1,5 @@
-"""``sepal report``: one HTML file for a run or a comparison. It opens offline; needs the extra ``report``."""
+"""``sepal report``: one HTML file for a run or a comparison, and the frontier as a picture. Needs the extra."""
 
-from sepal.cli.report.page import render, write_html
+from sepal.cli.report.page import render, write_html, write_picture
 
-__all__ = ["render", "write_html"]
+__all__ = ["render", "write_html", "write_picture"]

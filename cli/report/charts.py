@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from sepal.cli.report import curves, personal
+from sepal.cli.report import curves, frontier, personal
 from sepal.cli.report.data import COLOURS, PLACE, STAND_IN, first_shown, views, with_cell
 from sepal.cli.report.figure import (
     FROM_DATA,
@@ -26,7 +26,7 @@ from sepal.cli.report.marks import NAMES, client_axis, colour_of, dash_of, name_
 from sepal.cli.sizes import size
 from sepal.study.comparison import Comparison
 
-FIRST = (*curves.NAMES, "clients", "bytes", "labels", "pairs", "seconds", "shift", "capacity", "own")
+FIRST = (*curves.NAMES, frontier.NAME, "clients", "bytes", "labels", "pairs", "seconds", "shift", "capacity", "own")
 ORDER = (*FIRST, *personal.NAMES)
 LABELS = "Which labels each client has"
 

@@ -1,4 +1,4 @@
-"""A report's curves of accuracy or another headline by rounds, MB and time, and its frontier against MB."""
+"""A report's curves of accuracy or another headline by rounds, MB and time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import altair as alt
 from sepal.cli.report.data import first_shown, views, with_cell
 from sepal.cli.report.figure import FROM_DATA, Drawn, digits_of, figure, named, said
 from sepal.cli.report.learned import Rows
-from sepal.cli.report.marks import LONGEST, colour_of, dash_of, ends, labels, round_axis, shape_of, short, spread
-from sepal.cli.sentences import frontier_sentence
+from sepal.cli.report.marks import colour_of, dash_of, ends, round_axis, shape_of
 from sepal.cli.sizes import size
 from sepal.study.comparison import Comparison
 
 HEIGHT = 300  # pixels
 KINDS = (("at", "closing"), ("kind", "sampled"))  # of rows
-NAMES = ("round", "mb", "frontier")  # of the first figures, in order
+NAMES = ("round", "mb")  # of the first figures, in order
 
 
 def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
@@ -99,40 +98,3 @@ def _thin(comparison: Comparison) -> str:
 
 def _seeds(comparison: Comparison) -> int:
     return max(len(variant.results) for variant in comparison.all_variants())
-
-
-@figure("frontier", "The frontier: accuracy against MB", "cell", "hidden", "zero", main=True)
-def _frontier(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
-    scale = alt.Scale(type="log", nice=False, padding=14)
-    place: Any = alt.X("mb:Q", title="MB, up and down", scale=scale, axis=alt.Axis(format="~f", labelOverlap="greedy"))
-    accuracy: Any = alt.Y("mean:Q", title=comparison.measure.axis, scale=FROM_DATA)
-    tips = [
-        alt.Tooltip("label:N", title="run"),
-        alt.Tooltip("mb:Q", title="MB", format=".3~g"),
-        alt.Tooltip("mean:Q", title=comparison.measure.axis, format=digits_of(comparison)),
-        alt.Tooltip("on:N", title="on the frontier"),
-    ]
-    colour = colour_of(comparison)
-    sends, free = drawn.transform_filter("datum.mb > 0"), drawn.transform_filter("datum.mb == 0")
-    right = drawn.transform_joinaggregate(top="max(mean)", bottom="min(mean)")
-    right = spread(right, "mean", HEIGHT)
-    layers = [
-        sends.transform_filter("datum.on")
-        .mark_line(interpolate="step-after", strokeWidth=2, color="var(--muted)")
-        .encode(place, accuracy, alt.Order("mb:Q")),
-        free.mark_rule(strokeWidth=2, strokeDash=[2, 3]).encode(accuracy, colour, tooltip=tips),
-        sends.mark_point(size=80, filled=True, opacity=1).encode(
-            place, accuracy, colour, shape_of(comparison), tooltip=tips
-        ),
-        labels(comparison, right, short("datum.label", LONGEST)),
-    ]
-    cells = (frontier_sentence(comparison, cell) for cell in comparison.cells)
-    names = [f"{cell}: " if cell else "" for cell in comparison.cells]
-    spoken = " ".join(f"{name}{sentence}" for name, sentence in zip(names, cells, strict=True))
-    measure = comparison.measure
-    reading = (
-        f"Mean {measure.name} of deployed models at the end{measure.in_unit}, by MB of training payloads, up and down, "
-        f"all clients; logarithmic. The line is the frontier: {'above' if measure.higher else 'below'} it and left of "
-        "it there is nothing. Dotted: sends nothing."
-    )
-    return Drawn(alt.layer(*layers), reading, spoken, HEIGHT)

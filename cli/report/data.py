@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from sepal.cli.report.learned import Row, Rows, label_counts, learned
+from sepal.cli.report.places import frontier_rows
 from sepal.protocol.views import CLOSING_VIEWS, MODELS, SHIFTS
 from sepal.strategies import registry
 from sepal.study.comparison import Comparison
-from sepal.study.frontier import entries, frontier
 from sepal.study.results import DIRECTIONS, Point, Result, Variant
 from sepal.study.statistics import over_seeds
 
@@ -34,7 +34,7 @@ def datasets(comparison: Comparison) -> dict[str, Rows]:
     """Return the rows of every figure that the runs have data for, by data set."""
     found = {name: list(_of_variants(comparison, rows)) for name, rows in BY_VARIANT.items()}
     found |= {"labels": list(_labels(comparison)), "pairs": list(_pairs(comparison)), **learned(comparison)}
-    found |= {"frontier": list(_frontier(comparison)), "own": _changing(found["own"])}
+    found |= {"frontier": list(frontier_rows(comparison)), "own": _changing(found["own"])}
     return {name: rows for name, rows in found.items() if rows}
 
 
@@ -213,15 +213,6 @@ def _pairs(comparison: Comparison) -> Iterator[Row]:
                 row = {"mean": mean, "low": mean - half, "high": mean + half}
                 shown = {name: comparison.measure.rounded(value) for name, value in row.items()}
                 yield {"cell": cell, "view": view, "pair": label, **shown}
-
-
-def _frontier(comparison: Comparison) -> Iterator[Row]:
-    """Yield deployed accuracy and MB at the end; nothing in a cell with one variant, which has no other beside it."""
-    for cell in comparison.cells:
-        places = frontier(entries(comparison.variants(cell)), comparison.measure)
-        for place in places if len(places) > 1 else ():
-            row = {"cell": cell, "label": place.entry.label, "mb": _rounded(place.entry.megabytes)}
-            yield {**row, "mean": comparison.measure.rounded(place.entry.value.mean), "on": place.frontier}
 
 
 def _capacity(comparison: Comparison, variant: Variant) -> Iterator[Row]:

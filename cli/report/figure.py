@@ -16,10 +16,12 @@ import altair as alt
 
 from sepal.cli.report.data import DEPLOYED, STAND_IN, deployed, stand_ins, views
 from sepal.cli.report.learned import Rows
+from sepal.cli.report.marks import Look
 from sepal.protocol.tasks.scoring import ACCURACY, Measure
 from sepal.study.comparison import Comparison
 from sepal.study.statistics import Estimate
 
+VEGA_LITE = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])  # as vl_convert names it
 WIDE: Any = "container"
 LONG = 20  # letters of a name, beyond which what follows in a chart's title has a line of its own
 PERCENT = alt.Scale(domain=[0, 100])  # of bars, whose length is the figure
@@ -214,7 +216,7 @@ def named(title: str, comparison: Comparison) -> str:
     return title if name == ACCURACY.name else title.replace("Accuracy", name.capitalize()).replace("accuracy", name)
 
 
-def digits_of(comparison: Comparison) -> str:
+def digits_of(comparison: Look) -> str:
     """Return the format of the headline's values in a chart."""
     return ".1f" if comparison.measure.percent else ".4~g"
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import altair as alt
 
 from sepal.cli.report.data import COLOURS, DEPLOYED, STAND_IN, stand_ins
 from sepal.cli.report.looks import DASHES, SHAPES
+from sepal.protocol.tasks.scoring import Measure
 from sepal.study.comparison import Comparison
 
 LINE, LONGEST = 14, 17  # pixels: height of a label at a line's end; letters of the longest
@@ -19,6 +20,18 @@ CLIENTS = 20  # on an axis, at most, that are named there; of more, tooltips hav
 NUMBERED = re.compile("client-0*(?=[0-9])")  # client-00003 is 3 on an axis, as in `sepal export RUN 3`
 
 RIGHT: Any = {"value": "width"}  # the right edge of a plot
+
+
+class Look(Protocol):
+    """What figures draw, such as a comparison."""
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels, in order."""
+
+    @property
+    def measure(self) -> Measure:
+        """The metric."""
 
 
 def short(text: str, most: int) -> str:
@@ -51,22 +64,22 @@ def round_axis() -> alt.Axis:
     return alt.Axis(format="d", labelOverlap="greedy", tickMinStep=1, labelExpr="datum.value % 1 ? '' : datum.label")
 
 
-def colour_of(comparison: Comparison) -> alt.Color:
+def colour_of(comparison: Look) -> alt.Color:
     """Return the colour encoding of the labels, the same in all figures."""
     return alt.Color("label:N", legend=None, scale=_scale(comparison, [f"var(--c{n})" for n in range(COLOURS)]))
 
 
-def shape_of(comparison: Comparison) -> alt.Shape:
+def shape_of(comparison: Look) -> alt.Shape:
     """Return the encoding of the labels by marks."""
     return alt.Shape("label:N", legend=None, scale=_scale(comparison, SHAPES))
 
 
-def dash_of(comparison: Comparison) -> alt.StrokeDash:
+def dash_of(comparison: Look) -> alt.StrokeDash:
     """Return the encoding of the labels by dashes."""
     return alt.StrokeDash("label:N", legend=None, scale=_scale(comparison, DASHES))
 
 
-def _scale(comparison: Comparison, values: Sequence[Any]) -> alt.Scale:
+def _scale(comparison: Look, values: Sequence[Any]) -> alt.Scale:
     looks = [values[place % len(values)] for place in range(len(comparison.labels))]
     return alt.Scale(domain=comparison.labels, range=looks)
 
@@ -86,9 +99,9 @@ def ends(comparison: Comparison, drawn: alt.Chart, height: int) -> Any:
     return labels(comparison, chart, f"{stands} ? {cut} + '{tail}' : {short('datum.label', LONGEST)}")
 
 
-def labels(comparison: Comparison, chart: alt.Chart, words: str) -> Any:
+def labels(comparison: Look, chart: alt.Chart, words: str, weight: Any = "normal") -> Any:
     """Return labels at the right edge, with ``words``, an expression; the whole name is in the tooltip."""
-    text = chart.transform_calculate(words=words).mark_text(align="left", dx=8, fontSize=11)
+    text = chart.transform_calculate(words=words).mark_text(align="left", dx=8, fontSize=11, fontWeight=weight)
     whole = [alt.Tooltip("label:N", title="run")]
     return text.encode(alt.Y("place:Q"), colour_of(comparison), alt.Text("words:N"), x=RIGHT, tooltip=whole)
 
@@ -99,7 +112,7 @@ def spread(chart: alt.Chart, field: str, height: int) -> alt.Chart:
     up: list[Any] = [alt.SortField("pushed", "ascending")]
     running: dict[str, Any] = {"frame": [None, 0], "ignorePeers": True}
     floor = "(zero ? 0 : datum.bottom)"
-    chart = chart.transform_calculate(step=f"max(0.2, {LINE / height} * (datum.top - {floor}))")
+    chart = chart.transform_calculate(step=f"max(0.002 * abs(datum.top), {LINE / height} * (datum.top - {floor}))")
     chart = chart.transform_window(n="row_number()", sort=down)
     chart = chart.transform_calculate(below=f"datum['{field}'] + datum.n * datum.step")
     chart = chart.transform_window(least="min(below)", sort=down, **running)

@@ -55,6 +55,22 @@ def write_html(places: Sequence[str], path: Path) -> Path:
     return path
 
 
+def write_picture(comparison: Comparison, path: Path) -> Path | None:
+    """Write the frontier as SVG, a panel for each setting; nothing if no setting has two variants with figures.
+
+    Raises:
+        ConfigError: The extra ``report`` is not installed.
+    """
+    _check()
+    from sepal.cli.report.frontier import panels_of, picture
+
+    panels = panels_of(comparison)
+    if not panels.places:
+        return None
+    write_atomically(path, picture(panels).encode())
+    return path
+
+
 def live_parts(comparison: Comparison) -> dict[str, Any]:
     """Return the parts of the page that change during runs: rows, overview, and whether all runs have ended."""
     return {
@@ -105,15 +121,20 @@ def render(comparison: Comparison, live: bool = False) -> str:
     )
 
 
-def _library() -> str:
+def _check() -> None:
     try:
-        import altair
+        import altair  # noqa: F401
         import vl_convert  # noqa: F401
     except ImportError as missing:
         expected = "Altair and vl-convert: pip install 'altair<7' vl-convert-python"
         raise ConfigError("report", expected, f"no module {missing.name}") from None
-    version = ".".join(altair.SCHEMA_VERSION.lstrip("v").split(".")[:2])
-    return _bundle(version)
+
+
+def _library() -> str:
+    _check()
+    from sepal.cli.report.figure import VEGA_LITE
+
+    return _bundle(VEGA_LITE)
 
 
 @cache  # it takes a second, and a page that is served grows with its run

@@ -385,7 +385,7 @@ def test_the_frontier_and_the_megabytes_to_within_a_point_of_fine_tuning(tmp_pat
     sheet = cost_sheet(variants)
     assert sheet.head[-1] == "MB to\nwithin 1\npoint of\nfedavg-ft"
     cells = {row[0]: row[-1] for row in sheet.rows}
-    assert cells == {"local": "not reached", "fedavg": "not reached", "fedavg-ft": "9.00", "ditto": "4.50"}
+    assert cells == {"local": "–", "fedavg": "–", "fedavg-ft": "9.00", "ditto": "4.50"}
     assert "within 1 point of fedavg-ft: until the mean over seeds of deployed models has 79.0 %" in basis(variants)
     words = frontier_sentence(comparison, "")
     assert "local (40.0 %, 0 MB), fedavg-ft (80.0 %, 9.00 MB) (deployed models; one seed" in words

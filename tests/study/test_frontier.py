@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from sepal.cli.sentences import on_frontier
 from sepal.protocol.tasks.scoring import Measure
-from sepal.study.frontier import Entry, Reached, Step, close, frontier, mean_curve
+from sepal.study.comparison import read_comparison
+from sepal.study.frontier import Entry, Reached, Step, close, close_to, frontier, mean_curve
 from sepal.study.results import Point
+from tests.cli.runs_for_tests import write_run
 
 RMSE = Measure("rmse", "mmol/l", higher=False)
 
@@ -50,6 +54,8 @@ def test_a_place_is_within_the_noise_if_the_interval_over_seeds_of_its_lead_has_
         "ft (64.0 ± 11.0 %, 2.00 MB) (deployed models)."
     )
     swapped = [entry(each.label, each.megabytes, *(-v for v in each.by_seed.values())) for each in (local, noisy)]
+    dear = entry("dear", 3, 0.51, 0.62, 0.74)  # .001 above fedpse, and off the frontier
+    assert frontier([local, noisy, clear, dear])[-1].rival == ""
     error = {place.entry.label: place.rival for place in frontier(swapped, RMSE)}
     assert error == {"local": "", "fedpse": "local"}
 
@@ -66,7 +72,7 @@ def test_with_fewer_than_three_seeds_the_sentence_says_so_and_nothing_of_noise(s
 def test_megabytes_to_within_a_point_are_those_from_which_a_curve_stays():
     """FT ends at 80 %, so 79 % is close: a is there at 3 MB, falls back at 4, and returns at 5; b ends below."""
     ft = entry("ft", 9, 0.7, 0.9, curve=[(0, 0, 0.2), (1, 4, 0.5), (2, 8, 0.79), (3, 9, 0.8)])
-    a = entry("a", 6, 0.79, curve=[(0, 0, 0.1), (2, 3, 0.795), (3, 4, 0.78), (4, 5, 0.8 - 0.01), (5, 6, 0.79)])
+    a = entry("a", 6, 0.79, curve=[(0, 0, 0.1), (2, 3, 0.795), (3, 4, 0.78), (4, 5, 0.79 - 1e-12), (5, 6, 0.79)])
     b = entry("b", 6, 0.78, curve=[(0, 0, 0.9), (1, 3, 0.9), (2, 6, 0.78)])
     few = entry("few", 6, 0.9, curve=[(0, 0, 0.9), (1, 3, 0.9)])
     local = entry("local", 0, 0.9, curve=[(2, 0, 0.9), (5, 0, 0.9), (6, 0, 0.9)])
@@ -94,3 +100,14 @@ def test_a_mean_curve_takes_the_last_of_a_seed_that_has_stopped():
     other = [Point(1, 0, 0.0, 0.0, 0.1, 0.0), Point(2, 1, 3.0, 0.0, 0.4, 0.0), Point(4, 4, 8.0, 0.0, 0.8, 0.0)]
     steps = [pytest.approx(each) for each in [(1, 2.0, 0.3), (2, 2.5, 0.4), (4, 5.0, 0.6)]]
     assert list(mean_curve([first, other, []])) == steps
+
+
+def test_the_yardstick_is_the_variant_named_fedavg_ft_or_else_the_best(tmp_path):
+    ends = {"fedavg-ft": 0.8, "small": 0.9, "large": 0.7}
+    for label, end in ends.items():
+        write_run(tmp_path / label, method="fedavg-ft", closing=[end] * 3)
+    for labels, found in ((list(ends), "fedavg-ft"), (["large", "small"], "small")):
+        rows = [{"name": label, "label": label, "cell": ""} for label in labels]
+        index = {"title": "t", "view": "trained", "target": None, "runs": rows}
+        (tmp_path / "comparison.json").write_text(json.dumps(index))
+        assert close_to(read_comparison([str(tmp_path)]).variants("")).label == found
