@@ -13,6 +13,7 @@ from experiments.leaderboard.blocks import LAST_RATE, NAMES, TUNING, read_block
 from experiments.leaderboard.design import TRIALS, Design, Row
 from experiments.leaderboard.estimate import hours_left, hours_whole
 from experiments.leaderboard.measures import HOLDS, NEWCOMER, Measure, Measures, corrected
+from experiments.leaderboard.points import panels
 from experiments.leaderboard.statistics import Interval
 from experiments.leaderboard.tables import block_tables
 from sepal.cli.markdown import table
@@ -20,6 +21,7 @@ from sepal.cli.sheets import NONE
 from sepal.storage.files import write_atomically
 
 PAGE, TABLES = rows.PLACE.parent / "comparison.md", rows.PLACE.parent / "tables" / "comparison.md"
+PICTURE = PAGE.with_suffix(".svg")
 NOTE = """\
 <!-- Made by `python -m experiments.leaderboard --pages` from docs/results/comparison, rows of
 {}: do not edit. -->"""
@@ -39,6 +41,11 @@ Who is ahead when all are tuned alike, judged alike, and may send the same? Ever
 - "±" is a standard deviation over seeds. "[lo, hi]" is a 95 % interval of a bootstrap of seeds and clients.
   Differences are paired, in points, to FedAvg + fine-tuning (in block e to that of the smallest width).
 """
+SHOWN = """\
+![What a client holds against the MB sent, a panel for each block; Local is a line](comparison.svg)
+
+All runs of all rounds, and of those at equal bytes the ones on the frontier. Bars: 95 % intervals. Dotted: sends
+nothing. Left of the line and above it there is nothing."""
 TOLD = f"""\
 - **Tuning**: {TRIALS} trials for each contender, over all rounds with the schedule of these, by validation accuracy of
   what a client holds, with seeds {", ".join(map(str, TUNING))}, which no reported run has. Five rates that are the same
@@ -62,6 +69,11 @@ TOLD = f"""\
 def write_pages() -> list[Path]:
     """Write the page and its tables; return their paths."""
     made = pages(count_rows())
+    drawn = panels([Measures(Design(read_block(name), rows.read(name))) for name in NAMES])
+    if drawn:
+        from sepal.cli.report.frontier import picture
+
+        made[PICTURE] = picture(drawn)
     for path, text in made.items():
         write_atomically(path, text.encode())
     return list(made)
@@ -93,6 +105,7 @@ def pages(counts: Mapping[str, int]) -> dict[Path, str]:
 def _page(found: Sequence[Measures], reruns: Sequence[Row]) -> Iterator[str]:
     yield TOP
     some = [each for each in found if any(each.runs(contender) for contender in each.block.contenders)]
+    yield from (SHOWN, "") if panels(some) else ()
     family = corrected(some)
     for measure in (HOLDS, NEWCOMER) if some else ():
         yield from _headline(some, measure, family)

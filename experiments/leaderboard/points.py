@@ -11,6 +11,7 @@ from experiments.leaderboard.blocks import BUDGETS, Contender
 from experiments.leaderboard.measures import HOLDS, Measures
 from experiments.leaderboard.statistics import draws_for, interval
 from sepal.cli.markdown import table
+from sepal.cli.report.frontier import Panels
 from sepal.study.frontier import POINT, Entry, frontier
 
 
@@ -28,29 +29,24 @@ class Point(NamedTuple):
     entry: Entry
 
 
-class Panel(NamedTuple):
-    """A block's panel.
+def panels(measures: Sequence[Measures]) -> Panels | None:
+    """Return a panel for each block that has two points, for :func:`sepal.cli.report.frontier.picture`.
 
-    Attributes:
-        title: The block's.
-        points: All entries that send something, with MB of all clients together.
-        local: The entry that sends nothing, a line across; None if it is not there yet.
+    It has all runs of all rounds. Of those at equal bytes it has the ones on the frontier: others would hide it.
     """
-
-    title: str
-    points: list[Point]
-    local: Entry | None
-
-
-def panel(found: Measures) -> Panel:
-    """Return a block's panel from the rows that are there."""
-    points = list(_points(found))
-    silent = [point.entry for point in points if point.entry.megabytes == 0]
-    title = f"{found.block.name}: {found.block.title}"
-    return Panel(title, [point for point in points if point.entry.megabytes], silent[0] if silent else None)
+    drawn = {}
+    for found in measures:
+        points = {point.entry.label: point for point in points_of(found)}
+        places = frontier([point.entry for point in points.values()])
+        if len(places) > 1:
+            shown = [place for place in places if place.frontier or not points[place.entry.label].budget]
+            drawn[f"{found.block.name}: {found.block.title}"] = shown
+    order = list(dict.fromkeys(each.name for found in measures for each in found.block.everybody))
+    return Panels(drawn, order=order) if drawn else None
 
 
-def _points(found: Measures) -> Iterator[Point]:
+def points_of(found: Measures) -> Iterator[Point]:
+    """Yield all points of a block that are there; MB are those of all clients together."""
     for contender in found.block.everybody:
         for budget in (0.0, *(() if contender.tuned_as else BUDGETS)):
             rounds = found.design.bought(contender, budget) if budget else found.block.rounds
@@ -65,14 +61,14 @@ def _entry(found: Measures, contender: Contender, budget: float, rounds: int) ->
     values, clients = found.values(contender, HOLDS, budget), found.by_seed(contender, HOLDS, budget)
     means = {seed: float(np.mean(list(each.values()))) for seed, each in clients.items()}
     bar = interval(values, draws_for(values, found.block.same_people)) if len(values) > 1 else None
-    label = contender.name + (f", {rounds} rounds" if budget else "")
+    label = contender.name + (f", {rounds} round{'s' * (rounds > 1)}" if budget else "")
     megabytes = found.megabytes(contender, budget) or 0.0
     return Entry(label, megabytes, means, interval=(bar.low, bar.high) if bar else None)
 
 
 def frontier_table(found: Measures) -> Iterator[str]:
     """Yield the lines of a table of who is on the frontier, and of the least MB to within a point of the yardstick."""
-    points = panel(found).points
+    points = [point for point in points_of(found) if point.entry.megabytes]
     if not points:
         return
     lines = []

@@ -10,7 +10,7 @@ from experiments.leaderboard.blocks import TUNING
 from experiments.leaderboard.design import Design, Run
 from experiments.leaderboard.measures import DEPLOYED, HOLDS, NEWCOMER, SHIFT, Measures, corrected
 from experiments.leaderboard.pages import PAGE, TABLES, counted, pages
-from experiments.leaderboard.points import panel
+from experiments.leaderboard.points import panels, points_of
 from experiments.leaderboard.runs import again, run
 from experiments.leaderboard.tables import block_tables
 from tests.experiments.test_leaderboard_design import BLOCK, OWN, quality, searched
@@ -80,12 +80,25 @@ def test_the_tables_say_what_was_chosen_what_bytes_buy_and_who_is_on_the_frontie
     assert "80.0" not in text.partition("equal bytes")[0]
     assert "77.5 ± 3.5; +17.5 [" in text.partition("equal bytes")[2]
     # 1 MB is the least that FedAvg sends, and nobody has its accuracy for less
-    assert "| fedavg, 1 rounds | 1 |" in text
+    assert "| fedavg, 1 round | 1 |" in text
     assert "| ditto, 2 rounds | 4 |" in text
-    found = panel(measures)
-    assert found.local.label == "local"
-    assert sorted(p.rounds for p in found.points if p.contender is OWN) == [2, 6, 20, 40]
-    assert sorted(p.rounds for p in found.points if p.contender is BLOCK.contenders[0]) == [1, 4, 12, 40]
+
+
+def test_the_picture_has_the_runs_of_all_rounds_and_the_frontier(measures):
+    fedavg = BLOCK.contenders[0]
+    rounds = {each.name: [p.rounds for p in points_of(measures) if p.contender is each] for each in (fedavg, OWN)}
+    assert rounds == {"fedavg": [40, 1, 4, 12], "ditto": [40, 2, 6, 20]}
+    (places,) = panels([measures]).places.values()
+    shown = {place.entry.label: place.frontier for place in places}
+    assert shown == {
+        "local": True,
+        "fedavg, 1 round": True,
+        "ditto, 2 rounds": True,
+        "ditto-small": False,
+        "fedavg": False,
+        "ditto": False,
+    }
+    assert panels([Measures(Design(BLOCK, []))]) is None
 
 
 def planned(seed):
