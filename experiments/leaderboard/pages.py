@@ -20,7 +20,7 @@ from sepal.cli.markdown import table
 from sepal.cli.sheets import NONE
 from sepal.storage.files import write_atomically
 
-PAGE, TABLES = rows.PLACE.parent / "comparison.md", rows.PLACE.parent / "tables" / "comparison.md"
+PAGE, TABLES = rows.PLACE.with_suffix(".md"), rows.PLACE.parent / "tables" / "comparison.md"
 PICTURE = PAGE.with_suffix(".svg")
 NOTE = """\
 <!-- Made by `python -m experiments.leaderboard --pages` from docs/results/comparison, rows of
@@ -31,7 +31,7 @@ TOP = """\
 # Comparison: equal tuning, equal bytes, one view
 
 Who is ahead when all are tuned alike, judged alike, and may send the same? Every figure is from the stored rows
-([comparison/](comparison), a line for each run). All views, tuning and bytes:
+(`docs/results/comparison`, a line for each run). All views, tuning and bytes:
 [tables/comparison.md](tables/comparison.md).
 
 - **What a client holds**: its model after the closing round, in which it gets the last download and does its method's
