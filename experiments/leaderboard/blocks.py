@@ -93,8 +93,8 @@ class Block(BaseModel):
         """
         rounds = rounds or self.rounds
         decay = round(LAST_RATE ** (1 / (rounds - 1)), 6) if rounds > 1 else 1.0
-        reported = seed not in TUNING
-        evaluated: Config = {"evaluate-every": max(1, rounds // 4) if reported else 0, "evaluate.shift": reported}
+        often = seed not in TUNING and rounds == self.rounds  # others are evaluated at their end only
+        evaluated: Config = {"evaluate-every": max(1, rounds // 4) if often else 0, "evaluate.shift": often}
         schedule: Config = {"rounds": rounds, "lr-decay": decay}
         own: Config = {"method": contender.method or contender.name, **contender.keys, **chosen, "seed": seed}
         return {**EVERYWHERE, **self.keys, **schedule, **evaluated, **own}
