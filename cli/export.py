@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +29,7 @@ def export(
     view: Annotated[str, typer.Option(help="Instead: its received, trained or kept model (docs/views.md).")] = "",
 ) -> None:
     """Write a client's deployed model, whose accuracy the tables show, as safetensors and ONNX."""
+    check_file(out)
     with starting():
         import torch
 
@@ -45,6 +47,12 @@ def export(
     if onnx:
         write_onnx(kept.module, torch.from_numpy(found.inputs), file.with_suffix(".onnx"), found.origin)
         typer.echo(f"written to {file.with_suffix('.onnx')}")
+
+
+def check_file(out: Path | None) -> None:
+    """Refuse a directory as the file to write."""
+    if out is not None and out.is_dir():
+        raise ConfigError("--out", "a file", f"the directory {out}")
 
 
 def tested(path: Path, client: str, view: str) -> str:
@@ -83,6 +91,7 @@ def predict(
 
     if model.suffix == ".onnx":
         raise ConfigError("model", "the .safetensors file of `sepal export`; ONNX's are for onnxruntime", model.name)
+    check_file(out)
     found = predictions(load(model, allow or ()), data)
     for note in found.notes:
         tell(f"sepal: {one_line(note)}")
@@ -91,9 +100,17 @@ def predict(
     typer.echo(f"written to {out}" if out else written, nl=bool(out))
     if found.truth is not None and classes:
         right, count = found.right(), len(found.truth)
+        if found.truth.max() < found.outputs.shape[1]:  # a class that the model does not know has no recall
+            others = {name: value for name, value in found.metrics().items() if name not in ("loss", "accuracy")}
+            typer.echo(listed(others), err=True)
         typer.echo(f"accuracy {100 * right / count:.1f} %: {right} of {count}", err=True)
     elif found.truth is not None:
-        typer.echo(", ".join(f"{name} {value:.4g}" for name, value in found.metrics().items()), err=True)
+        typer.echo(listed(found.metrics()), err=True)
+
+
+def listed(metrics: Mapping[str, float]) -> str:
+    """Return metrics by name as one line."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
 def write_predictions(found: Predictions, out: Path | None) -> str:

@@ -62,6 +62,7 @@ def summarise(
         **described(report.scoring),
         key_of(report.scoring): {view: accuracy(report, view) for view in CLOSING_VIEWS},
         **({} if report.scoring.counted else {"metrics": dict(report.metrics)}),
+        **({"classes": dict(report.classes)} if report.classes else {}),
         "novel": report.novel,
         "by_capacity": {group: dict(views) for group, views in report.by_capacity.items()},
         "further": {view: dict(found) for view, found in report.accuracy.items() if view not in CLOSING_VIEWS},

@@ -13,6 +13,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 import sepal
+from sepal.cli import by_class
 from sepal.cli.report.data import COLOURS, datasets, views, with_cell
 from sepal.cli.report.looks import DASHES, SHAPES
 from sepal.cli.report.state import state
@@ -228,6 +229,10 @@ def _overview(comparison: Comparison) -> Iterator[str]:
             yield f'<p class="conclusion" {place}>{_with_code(words)}</p>' if words else ""
         how = " Bold: the best of a column. A click on a head sorts." if len(variants) > 1 else ""
         yield f'<p class="reading" {place}>{legend(comparison)}{how}</p>'
+        if classes := by_class.class_sheet(variants):
+            yield f"<h3 {place}>{by_class.TITLE}</h3>"
+            yield from table(classes, "By class", f'class="scroll" {place}')
+            yield f'<p class="reading" {place}>{by_class.READING}</p>'
     for note in filter(None, (*comparison.notes, without_yardsticks(comparison))):
         yield f'<p class="reading">{_with_code(note)}</p>'
 

@@ -32,6 +32,8 @@ OWN: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "fedadagrad": {"rate": (0.1, 0.03, 0.3)},
     "fedadam": {"rate": (0.01, 0.003, 0.03, 0.1)},
     "fedyogi": {"rate": (0.01, 0.003, 0.03, 0.1)},
+    # The paper searches the server's rate for each task. .01 is too little for adapters of a network drawn at random.
+    "flasc": {"rate": (0.1, 0.01, 0.03, 0.3)},
     "mtl": {"lambda": (0.0, 0.001, 0.01, 0.1)},
     "pa3dfl": {"rate": (0.1, 0.01, 1.0)},
     # The paper's λ of 15 and η of .005 want 800 rounds. At η·λ = 1 the local w moves onto θ after each batch.

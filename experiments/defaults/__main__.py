@@ -31,13 +31,7 @@ MOST_BEHIND = 0.05
 BASELINES = "baselines/NOTES.md"
 # Data set → method → the file under strategies/ that explains, with measurements, why it is behind.
 BEHIND: Mapping[str, Mapping[str, str]] = {
-    "digits": {
-        **dict.fromkeys(
-            ("local", "local-width", "apfl", "fedper", "fedrep", "lg-fedavg", "mtl", "fedmask"),
-            BASELINES,
-        ),
-        "subfedavg": "subfedavg/NOTES.md",
-    },
+    "digits": dict.fromkeys(("fedmask", "fedsa-lora", "flasc"), BASELINES),
     "har": dict.fromkeys(
         (
             *("fedavg", "fedstc", "fedscr", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedprox"),

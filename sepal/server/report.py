@@ -40,12 +40,15 @@ class RoundFigures:
         novel: The same as ``test`` for the novel clients; empty if there are none.
         metrics: View to the task's metrics over the participants' test examples together; empty for a classification by
             accuracy.
+        classes: View to the counts ``tp``, ``fp`` and ``fn`` of each class over the same examples; empty where
+            ``metrics`` is, and for a task without classes.
     """
 
     test: Mapping[str, Figures | None]
     validation: Mapping[str, Figures | None]
     novel: Mapping[str, Figures | None]
     metrics: Mapping[str, Figures] = field(default_factory=dict)
+    classes: Mapping[str, Mapping[str, list[float]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, record: RoundRecord, scoring: Scoring = BY_ACCURACY) -> RoundFigures:
@@ -55,11 +58,13 @@ class RoundFigures:
         novel = [record.replies[name].found for name in names if name in record.novel]
         named = {key.partition(".")[0] for counts in (*metrics, *novel) for key in counts} - set(CLOSING_VIEWS)
         views = (*CLOSING_VIEWS, *sorted(name for name in named if name.partition("-")[0] in MODELS))
+        together = {view: sums for view in views if (sums := merged(metrics, view))}
         return cls(
             {view: view_figures(metrics, view, "", scoring) for view in views},
             {view: view_figures(metrics, view, "validation-", scoring) for view in MODELS},
             {view: view_figures(novel, view, "", scoring) for view in views} if novel else {},
-            {view: scoring.values(sums) for view in views if (sums := merged(metrics, view))},
+            {view: scoring.values(sums) for view, sums in together.items()},
+            {view: counts for view, sums in together.items() if (counts := scoring.by_class(sums))},
         )
 
     def novel_clients(self, key: str = "accuracy") -> dict[str, Any] | None:
@@ -91,6 +96,7 @@ class Report:
             refused or that came too late.
         stopped: Why the run ended before its limit, or in the last round of it; else None.
         metrics: View to the task's metrics in the last full evaluation, over all examples of the participants.
+        classes: View to counts by class of the same examples.
         scoring: The metrics of the run's task.
     """
 
@@ -106,6 +112,7 @@ class Report:
     uploads: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     stopped: Stopped | None = None
     metrics: Mapping[str, Figures] = field(default_factory=dict)
+    classes: Mapping[str, Mapping[str, list[float]]] = field(default_factory=dict)
     scoring: Scoring = BY_ACCURACY
 
     def plus(self, record: RoundRecord, phase: str = "") -> Report:
@@ -132,6 +139,7 @@ class Report:
             novel=figures.novel_clients(key_of(self.scoring)),
             by_capacity=capacity_groups(record, self.scoring),
             metrics=figures.metrics,
+            classes=figures.classes,
         )
 
 

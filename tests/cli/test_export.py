@@ -167,6 +167,8 @@ def test_predict_labels_images_and_arrays_alike(runs, tmp_path):
         ),
         (["predict", "model", "wide.npz"], "data: expected examples of shape (1, 8, 8), got (1, 9, 9)"),
         (["predict", "wide.npz", "wide.npz"], "wide.npz: expected a model that `sepal export` wrote"),
+        (["export", "fedpse", "0", "--out", "empty"], "--out: expected a file, got the directory empty"),
+        (["predict", "model", "wide.npz", "--out", "empty"], "--out: expected a file, got the directory empty"),
     ],
 )
 def test_bad_input_is_one_line(runs, tmp_path, monkeypatch, arguments, words):
@@ -295,6 +297,9 @@ def test_predict_reports_accuracy_where_labels_are_there(runs, tmp_path):
     np.savez(tmp_path / "xy.npz", x=x, y=[*said[:3], said[3] + 1])
     told = sepal("predict", file, tmp_path / "xy.npz")
     assert told.stderr.strip().endswith("accuracy 75.0 %: 3 of 4")
+    np.savez(tmp_path / "xy.npz", x=x, y=said)
+    told = sepal("predict", file, tmp_path / "xy.npz")
+    assert told.stderr == "balanced-accuracy 1, macro-f1 1\naccuracy 100.0 %: 4 of 4\n"
     assert told.stdout == quiet.stdout
 
 

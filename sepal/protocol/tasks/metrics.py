@@ -68,7 +68,7 @@ def by_class(
         count = torchmetrics("functional.classification").multiclass_stat_scores
         return _three(count(predicted.flatten(), true.flatten(), classes, average=None))
 
-    return Metric(name, 3 * classes, sums, _of_counts(value))
+    return Metric(name, 3 * classes, sums, _of_counts(value), classes=classes)
 
 
 def by_label(name: str, labels: int, value: Callable[[Sums, Sums, Sums], float | None]) -> Metric:
@@ -78,7 +78,7 @@ def by_label(name: str, labels: int, value: Callable[[Sums, Sums, Sums], float |
         count = torchmetrics("functional.classification").multilabel_stat_scores
         return _three(count((outputs > 0).long(), targets, labels, average=None))
 
-    return Metric(name, 3 * labels, sums, _of_counts(value))
+    return Metric(name, 3 * labels, sums, _of_counts(value), classes=labels)
 
 
 def _three(counts: torch.Tensor) -> Iterable[float]:

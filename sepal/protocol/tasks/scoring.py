@@ -107,6 +107,8 @@ class Metric:
         higher: Whether higher is better.
         least: Smallest possible value.
         most: Greatest possible value.
+        classes: Where the sums are the true positives, the false positives and the false negatives of each class, in
+            this order: the number of classes; else 0.
     """
 
     name: str
@@ -117,6 +119,7 @@ class Metric:
     higher: bool = True
     least: float = 0.0
     most: float = 1.0
+    classes: int = 0
 
     @property
     def measure(self) -> Measure:
@@ -179,8 +182,19 @@ class Scoring:
         return value if value is not None and metric.possible(value) else None
 
     def _computed(self, metric: Metric, sums: Sums) -> float | None:
+        return metric.computed(self._part(metric, sums))
+
+    def _part(self, metric: Metric, sums: Sums) -> Sums:
         at = HEADS + sum(before.size for before in self.metrics[: self.metrics.index(metric)])
-        return metric.computed(sums[at : at + metric.size])
+        return sums[at : at + metric.size]
+
+    def by_class(self, sums: Sums) -> dict[str, list[float]]:
+        """Return counts by class: ``tp``, ``fp`` and ``fn``; nothing where no metric of the task has them."""
+        metric = next((metric for metric in self.metrics if metric.classes), None)
+        if metric is None:
+            return {}
+        part, n = self._part(metric, sums), metric.classes
+        return {name: list(part[k * n : (k + 1) * n]) for k, name in enumerate(("tp", "fp", "fn"))}
 
     def values(self, sums: Sums) -> dict[str, float]:
         """Return the mean loss and the value of every metric that the sums determine."""

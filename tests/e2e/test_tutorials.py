@@ -1,0 +1,21 @@
+"""The comparisons of the tutorials in docs/tasks, as they stand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.test_readme import shell
+from tests.tasks.test_tutorials import PAGES, ROOT, blocks, check, tutorial
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_comparison_prints_what_its_tutorial_shows(name, tmp_path):
+    """In words, not in numbers: a difference of two methods may be near 0."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    found = blocks(tutorial(name))
+    (place,) = (place for place, (_, block) in enumerate(found) if "sepal compare examples" in block)
+    language, shown = found[place + 1]
+    assert language == "text"
+    check(shown, shell(found[place][1], tmp_path, tmp_path / "home"), near=float("inf"))

@@ -1,0 +1,77 @@
+"""The table by class: its counts, its shares by hand, and where it stands."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from sepal.cli.by_class import class_sheet
+from sepal.cli.report import render
+from sepal.protocol.tasks.builtin import classification, multilabel, regression, segmentation
+from sepal.study.comparison import read_comparison
+from tests.cli.runs_for_tests import write_run
+from tests.tasks.settings import closing
+
+FLAT = {"dataset": "digits", "clients": 3, "rounds": 1, "partition.subsample": 300}
+
+
+def test_counts_by_class_are_those_of_the_first_metric_that_has_them():
+    scoring = classification((4,), 3).scoring
+    # 10 examples, loss, accuracy (right, all); then tp, fp and fn of three classes, twice
+    counts = [3.0, 2.0, 0.0, 1.0, 2.0, 2.0, 1.0, 2.0, 2.0]
+    assert scoring.by_class([10.0, 7.5, 5.0, 10.0, *counts, *counts]) == {
+        "tp": [3.0, 2.0, 0.0],
+        "fp": [1.0, 2.0, 2.0],
+        "fn": [1.0, 2.0, 2.0],
+    }
+    assert len(multilabel((4,), 5).scoring.by_class(range(multilabel((4,), 5).scoring.size))["fn"]) == 5
+    assert len(segmentation((1, 8, 8), 2).scoring.by_class(range(segmentation((1, 8, 8), 2).scoring.size))["tp"]) == 2
+    assert regression((4,), 1).scoring.by_class([1.0] * 20) == {}
+
+
+def test_a_run_has_counts_by_class_where_its_clients_send_sums():
+    report = closing(FLAT, method="fedavg", metric="macro-f1").report
+    counts, together = report.classes["trained"], report.metrics["trained"]
+    tp, fp, fn = (np.array(counts[name]) for name in ("tp", "fp", "fn"))
+    there = 2 * tp + fp + fn > 0
+    assert np.mean(2 * tp[there] / (2 * tp + fp + fn)[there]) == pytest.approx(together["macro-f1"])
+    assert tp.sum() / (tp + fn).sum() == pytest.approx(together["accuracy"])
+    assert closing(FLAT, method="fedavg").report.classes == {}, "accuracy sends no sums"
+
+
+def named(counts):
+    return dict(zip(("tp", "fp", "fn"), counts, strict=True))
+
+
+def with_classes(path, seed, counts, label="fedavg-ft"):
+    """Write a run whose summary has counts by class."""
+    write_run(path, seed=seed, method=label)
+    summary = json.loads((path / "summary.json").read_text())
+    summary |= {"classes": {"trained": counts}, "metric": {"name": "macro-f1", "unit": "%", "higher": True}}
+    (path / "summary.json").write_text(json.dumps(summary))
+    return str(path)
+
+
+def test_the_report_has_the_table_of_the_deployed_models_over_all_seeds(tmp_path):
+    one, other = ([3, 2, 0], [1, 2, 0], [1, 2, 2]), ([5, 0, 0], [1, 0, 0], [0, 1, 0])
+    places = [with_classes(tmp_path / f"ft-{seed}", seed, named(counts)) for seed, counts in enumerate((one, other))]
+    comparison = read_comparison(places)
+    sheet = class_sheet(comparison.variants(""))
+    assert sheet.head == ("class", "examples", "recall, %", "precision, %", "F1, %")
+    # class 0: tp 8, fp 2, fn 1; class 1: tp 2, fp 2, fn 3; class 2: never predicted
+    assert sheet.rows == [
+        ["0", "9", "88.9", "80.0", "84.2"],
+        ["1", "5", "40.0", "50.0", "44.4"],
+        ["2", "2", "0.0", "–", "0.0"],
+    ]
+    assert "By class, deployed models" in render(comparison)
+
+
+def test_several_variants_stand_beside_each_other(tmp_path):
+    counts = named(([3, 2], [1, 2], [1, 2]))
+    places = [with_classes(tmp_path / label, 0, counts, label) for label in ("fedavg-ft", "fedbabu")]
+    sheet = class_sheet(read_comparison(places).variants(""))
+    assert sheet.head[2:] == ("fedavg-ft\nrecall", "fedavg-ft\nF1", "fedbabu\nrecall", "fedbabu\nF1")
+    assert sheet.rows[1] == ["1", "4", "50.0", "50.0", "50.0", "50.0"]
