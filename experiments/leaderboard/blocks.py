@@ -18,7 +18,13 @@ TUNING = (101, 102, 103)  # seeds of the trials; no reported run has them
 LAST_RATE = 0.3  # of the last round as a share of the first round's; later fine-tuning still has a rate
 BUDGETS = (0.03, 0.1, 0.3, 1.0)  # of dense FedAvg's bytes
 # Of every run; the choice of keys rests on the validation data, which is twice the default
-EVERYWHERE: Mapping[str, Any] = {"split.validation": 0.2, "evaluate-sampled": False, "pooled-samples": 1, "threads": 1}
+EVERYWHERE: Mapping[str, Any] = {
+    "device": "cpu",
+    "threads": 1,
+    "split.validation": 0.2,
+    "evaluate-sampled": False,
+    "pooled-samples": 1,
+}
 
 Config: TypeAlias = dict[str, Any]  # run-config keys
 

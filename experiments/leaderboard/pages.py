@@ -35,9 +35,10 @@ Who is ahead when all are tuned alike, judged alike, and may send the same? Ever
 [tables/comparison.md](tables/comparison.md).
 
 - **What a client holds**: its model after the closing round, in which it gets the last download and does its method's
-  local work once more (view *trained*), on its own test data. The same for all methods.
+  local work once more (view *trained*), on its own test data. The same for all methods: of FedAvg it is the global
+  model after local epochs. What a method *deploys* is a column of the tables, and ranks nobody.
 - **What a newcomer gets**: what the server sends to a client that has never trained, before any step (*received*). A
-  fifth of the clients are held out for this, drawn by the seed.
+  fifth of the clients are held out for this, drawn by the seed. A dash: nothing is sent.
 - "±" is a standard deviation over seeds. "[lo, hi]" is a 95 % interval of a bootstrap of seeds and clients.
   Differences are paired, in points, to FedAvg + fine-tuning (in block e to that of the smallest width).
 """
