@@ -8,6 +8,7 @@ missing and what it takes. ``--rerun`` runs a random stored row again and compar
 from __future__ import annotations
 
 import argparse
+import logging
 import multiprocessing
 import random
 import sys
@@ -15,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from experiments.calibrate.trial import quiet
@@ -25,6 +27,8 @@ from experiments.leaderboard.estimate import hours_left
 from experiments.leaderboard.pages import write_pages
 from experiments.leaderboard.runs import again, run
 from sepal.errors import SepalError, one_line
+
+log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -63,13 +67,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def work(name: str, jobs: int, hours: float, most: int = 0) -> None:
-    """Run what a block lacks, ``jobs`` runs at a time, until there is nothing, or no time, or ``most`` have ended."""
+    """Run what a block lacks, ``jobs`` runs at a time, until there is nothing, or no time, or ``most`` have ended.
+
+    A run that ends with an error that is not one of Sepal's has no row; the next command tries it again.
+    """
     block, stored, begun, here = read_block(name), rows.read(name), time.monotonic(), rows.commit_now()
     context, done, started = multiprocessing.get_context("spawn"), 0, 0
     with ProcessPoolExecutor(jobs, context, initializer=quiet) as pool:
         going: dict[Future[dict[str, Any]], Run] = {}
+        bad: set[str] = set()
         while True:
-            busy = {text(each.config) for each in going.values()}
+            busy = bad | {text(each.config) for each in going.values()}
             for planned in Design(block, stored).needed():
                 late = time.monotonic() - begun > hours * 3600 or (most and started >= most)
                 if late or len(going) >= jobs:
@@ -81,8 +89,15 @@ def work(name: str, jobs: int, hours: float, most: int = 0) -> None:
             if not going:
                 return
             for future in wait(going, return_when=FIRST_COMPLETED).done:
-                going.pop(future)
-                row = future.result()
+                planned = going.pop(future)
+                try:
+                    row = future.result()
+                except BrokenProcessPool:
+                    raise
+                except Exception:  # a bug, or a machine without room
+                    bad.add(text(planned.config))
+                    log.exception("%s: no row of %s", name, planned)
+                    continue
                 rows.add(name, row)
                 stored.append(row)
                 done += 1

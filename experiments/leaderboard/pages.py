@@ -133,9 +133,7 @@ def _headline(found: Sequence[Measures], measure: Measure, family: Family) -> It
         lines.append([name, *cells])
     yield from (f"## {measure.title.capitalize()}, equal rounds", "")
     yield from table(["%; difference in points", *(f"{each.block.name}: {each.block.title}" for each in found)], lines)
-    few = (
-        f"Bold: other than 0 at the 5 % level after Holm's correction over the {len(family)} differences of this table."
-    )
+    few = f"Bold: other than 0 at the 5 % level after Holm's correction over {len(family)} differences, of both tables."
     yield from (few if family else "No difference yet: that needs all seeds of a contender and of FedAvg-FT.", "")
 
 

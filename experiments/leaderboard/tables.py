@@ -64,7 +64,7 @@ def tuning(found: Measures) -> Iterator[str]:
         best = design.row(found.block.config(contender, chosen, TUNING[0])) if chosen else None
         values = [v for s in TUNING if chosen and (v := design.validation(contender, chosen, s)) is not None]
         held = over_seeds(values) if best else None
-        shown = ", ".join(f"{_words(contender, p)}: {100 * known[text(p)]:.1f}" for p in points if text(p) in known)
+        shown = "; ".join(f"{_words(contender, p)}: {100 * known[text(p)]:.1f}" for p in points if text(p) in known)
         cells = [_words(contender, chosen) if chosen else NONE, held.text() if held else NONE]
         lines.append([contender.name, contender.own_key or NONE, *cells, _edge(found, contender), shown])
     header = ["trials", "own key", "chosen: lr, own key", "validation, % ± SD", "at an end", "all points, first seed"]
@@ -121,7 +121,7 @@ def _within(found: Measures, contender: Contender, budget: float) -> str:
     difference = found.difference(contender, HOLDS, budget)
     words = figure.text() + (f"; {difference.text()}" if difference else "")
     seeds = f", {figure.seeds} seeds" if figure.seeds < len(found.block.seeds) else ""
-    return f"{words} ({rounds} rounds, {found.megabytes(contender, budget):.4g} MB{seeds})"
+    return f"{words} ({rounds} round{'s' * (rounds != 1)}, {found.megabytes(contender, budget):.4g} MB{seeds})"
 
 
 def origin(found: Measures) -> Iterator[str]:
