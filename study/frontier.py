@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -159,16 +161,20 @@ def _arrival(curve: Sequence[Step], target: float, measure: Measure) -> Reached 
     return found
 
 
-def entries(variants: Sequence[Variant]) -> list[Entry]:
+def entries(variants: Sequence[Variant], curves: bool = False) -> list[Entry]:
     """Return what a cell's variants have sent, over all clients, and the metric of their deployed models.
 
     Those that have no figure of deployed models yet are left out.
+
+    Args:
+        variants: The variants.
+        curves: Whether :func:`close` will be asked.
     """
     return [
-        Entry(variant.label, sum(variant.megabytes(way) for way in DIRECTIONS), by_seed, list(mean_curve(curves)))
+        Entry(variant.label, sum(variant.megabytes(way) for way in DIRECTIONS), by_seed, list(mean_curve(found)))
         for variant in variants
         if (by_seed := dict(_ends(variant)))
-        for curves in [[result.points(variant.deployed) for result in variant.results]]
+        for found in [[result.points(variant.deployed) for result in variant.results] if curves else []]
     ]
 
 
@@ -180,7 +186,7 @@ def _ends(variant: Variant) -> Iterator[tuple[int, float]]:
 
 def close_to(variants: Sequence[Variant]) -> Close | None:
     """Return :func:`close` with FedAvg-FT as yardstick: the variant of that name, else its best; None without."""
-    found = {entry.label: entry for entry in entries(variants)}
+    found = {entry.label: entry for entry in entries(variants, curves=True)}
     measure = variants[0].measure
     some = [found[each.label] for each in variants if each.method == CLOSE_TO and each.label in found]
     best = max(some, key=lambda each: (each.label == CLOSE_TO, measure.sign * each.value.mean), default=None)
@@ -192,10 +198,10 @@ def mean_curve(curves: Sequence[Sequence[Point]]) -> Iterator[Step]:
 
     A seed without it, which has stopped before, counts with its last.
     """
-    there = [curve for curve in curves if curve]
-    for at in sorted({point.completed for curve in there for point in curve}):
-        last = [[point for point in curve if point.completed <= at][-1:] for curve in there]
-        if all(last):
-            points = [point for found in last for point in found]
-            means = [float(np.mean([getattr(each, key) for each in points])) for key in ("megabytes", "mean")]
+    count, last = sum(map(bool, curves)), dict[int, Point]()
+    ordered = [(point.completed, seed, point) for seed, curve in enumerate(curves) for point in curve]
+    for at, found in groupby(sorted(ordered, key=itemgetter(0)), itemgetter(0)):
+        last |= {seed: point for _, seed, point in found}
+        if len(last) == count:
+            means = [float(np.mean([getattr(each, key) for each in last.values()])) for key in ("megabytes", "mean")]
             yield Step(at, *means)

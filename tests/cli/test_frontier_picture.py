@@ -11,6 +11,8 @@ from sepal.study.frontier import Entry, frontier
 
 pytest.importorskip("altair", reason="the extra report is not installed")
 
+from sepal.cli.comparing import _write_pages
+from sepal.cli.markdown import write_markdown
 from sepal.cli.report import write_picture
 from sepal.cli.report.frontier import HEIGHT, WIDTH, Panels, picture
 from sepal.cli.report.places import of_places
@@ -73,11 +75,14 @@ def test_bars_are_a_standard_deviation_or_what_is_given():
     assert rows == [(45.86, 74.14), (70.0, 85.0), (70.0, 85.0)]
 
 
-def test_a_comparison_has_a_panel_for_each_setting_and_a_run_alone_none(tmp_path):
+def test_a_comparison_has_the_picture_beside_its_report_and_a_run_alone_none(tmp_path):
     for method in ("fedavg", "local"):
         write_run(tmp_path / "both" / method, method=method, kept=True)
-    file = write_picture(read_comparison([str(tmp_path / "both")]), tmp_path / "frontier.svg")
-    drawing = file.read_text()
+    both = read_comparison([str(tmp_path / "both")])
+    pages = _write_pages(both, tmp_path / "both")
+    assert [page.name for page in pages] == ["report.html", "frontier.svg"]
+    assert "\n![The frontier](frontier.svg)\n" in write_markdown(both, tmp_path / "tables.md", pages).read_text()
+    drawing = pages[1].read_text()
     assert len(LABEL.findall(drawing)) == 2
     assert 'fill="var(--c0)"' in drawing, "the reader's theme"
     assert all(f"--c0: {colour}" in drawing for colour in ("#0b62a8", "#6cb2ee"))
