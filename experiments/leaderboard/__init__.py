@@ -1,0 +1,1 @@
+"""The designed comparison: ``python -m experiments.leaderboard``."""

@@ -1,0 +1,139 @@
+"""The blocks of the comparison, ``blocks/NAME.toml``, and who takes part, ``contenders.toml``."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sepal.errors import ConfigError
+
+HERE = Path(__file__).parent
+NAMES = tuple(sorted(path.stem for path in (HERE / "blocks").glob("*.toml")))
+TUNING = (101, 102, 103)  # seeds of the trials; no reported run has them
+LAST_RATE = 0.3  # of the last round as a share of the first round's; later fine-tuning still has a rate
+BUDGETS = (0.03, 0.1, 0.3, 1.0)  # of dense FedAvg's bytes
+# Of every run; the choice of keys rests on the validation data, which is twice the default
+EVERYWHERE: Mapping[str, Any] = {
+    "device": "cpu",
+    "threads": 1,
+    "split.validation": 0.2,
+    "evaluate-sampled": False,
+    "pooled-samples": 1,
+}
+
+Config: TypeAlias = dict[str, Any]  # run-config keys
+
+
+class Contender(BaseModel):
+    """A method with its keys.
+
+    Attributes:
+        own: At most one key, and its three values; the first is used while the rate is searched.
+        tuned_as: The contender whose chosen keys it has; empty if it has trials of its own.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=lambda name: name.replace("_", "-"))
+    name: str
+    method: str = ""
+    keys: Config = Field(default_factory=dict)
+    own: dict[str, tuple[Any, Any, Any]] = Field(default_factory=dict, max_length=1)
+    tuned_as: str = ""
+
+    @property
+    def own_key(self) -> str:
+        """The own key; empty if it has none."""
+        return next(iter(self.own), "")
+
+    @property
+    def start(self) -> Config:
+        """The keys with which the rate is searched."""
+        return {**self.keys, **({key: values[0] for key, values in self.own.items()})}
+
+
+class Block(BaseModel):
+    """A federation, who is compared on it, and with which seeds.
+
+    Attributes:
+        reduced: What is less than the data set's defaults.
+        contenders: Those with trials and seeds, in the order in which they are tuned.
+        beside: Those that have another's tuned keys, and are not compared.
+        yardstick: The contender that all are compared with.
+        dense: The contender whose bytes are 100 %.
+        same_people: Whether a client is the same person with every seed; the bootstrap then draws people, not clients
+            within each seed.
+        rates: First learning rates of all, ascending.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=lambda name: name.replace("_", "-"))
+    name: str
+    title: str
+    reduced: str
+    contenders: tuple[Contender, ...]
+    beside: tuple[Contender, ...] = ()
+    yardstick: str
+    dense: str
+    same_people: bool = False
+    rounds: int
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    keys: Config
+
+    @property
+    def everybody(self) -> tuple[Contender, ...]:
+        """All contenders, those beside last."""
+        return (*self.contenders, *self.beside)
+
+    def config(self, contender: Contender, chosen: Mapping[str, Any], seed: int, rounds: int = 0) -> Config:
+        """Return the keys of a run whose schedule ends with it; a run is a function of these and of the code.
+
+        Args:
+            contender: Who runs.
+            chosen: Its rate and its own key.
+            seed: A seed of the trials, or one that is reported.
+            rounds: By default the block's.
+        """
+        rounds = rounds or self.rounds
+        decay = round(LAST_RATE ** (1 / (rounds - 1)), 6) if rounds > 1 else 1.0
+        often = seed not in TUNING and rounds == self.rounds  # others are evaluated at their end only
+        evaluated: Config = {"evaluate-every": max(1, rounds // 4) if often else 0, "evaluate.shift": often}
+        schedule: Config = {"rounds": rounds, "lr-decay": decay}
+        own: Config = {"method": contender.method or contender.name, **contender.keys, **chosen, "seed": seed}
+        return {**EVERYWHERE, **self.keys, **schedule, **evaluated, **own}
+
+
+def read_block(name: str) -> Block:
+    """Return a block.
+
+    Raises:
+        ConfigError: There is no such block, or it names a contender that there is not.
+    """
+    path = HERE / "blocks" / f"{name}.toml"
+    if name not in NAMES:
+        raise ConfigError("block", f"one of {', '.join(NAMES)}", name)
+    table, known = tomllib.loads(path.read_text()), read_contenders()
+    for key in ("contenders", "beside"):
+        table[key] = _named(table.get(key, []), known, f"{path.name}: {key}")
+    return Block(name=name, **table)
+
+
+def read_contenders() -> dict[str, Contender]:
+    """Return all contenders by name."""
+    table = tomllib.loads((HERE / "contenders.toml").read_text())
+    return {name: Contender(name=name, **values) for name, values in table.items()}
+
+
+def _named(names: Sequence[str], known: Mapping[str, Contender], place: str) -> list[Contender]:
+    for name in names:
+        if name not in known:
+            raise ConfigError(place, f"names from contenders.toml: {', '.join(known)}", name)
+    return [known[name] for name in names]
+
+
+def text(config: Mapping[str, Any]) -> str:
+    """Return the keys as one text, the same for equal keys."""
+    return json.dumps(dict(config), sort_keys=True)

@@ -1,0 +1,195 @@
+"""Which runs a block needs next: trials, then reported seeds, then equal bytes.
+
+Trials, 15 for each contender, over the full rounds with the schedule of these:
+
+1. The five rates with the first tuning seed, at the first value of its own key.
+2. The two other values of that key at the best rate. A contender without one has two more rates instead.
+3. Two rates around the best point at its value of the key: its neighbours where they are new, else the middle, on a
+   logarithmic scale, between it and them. Beyond the ends the grid goes on with its last factor, so that nobody's best
+   is at an edge that others do not have.
+4. The three best points with the two other seeds. The best mean is chosen; of equal ones, the smaller rate.
+
+A trial is judged by validation accuracy of what a client holds after the closing round. One that ends with an error has
+0. Reported seeds go round the contenders, so that a block that is not finished is balanced. A run at equal bytes has as
+many rounds as its budget buys, but no more than the block's; with these, it is the reported run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from experiments.leaderboard.blocks import BUDGETS, TUNING, Block, Config, Contender, text
+
+FINALISTS = 3
+TRIALS = 9 + FINALISTS * (len(TUNING) - 1)
+HELD = "trained"  # the view of what a client holds after the closing round
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run that a block needs.
+
+    Attributes:
+        kind: ``trial``, ``rounds`` (as many as all others have) or ``bytes``.
+    """
+
+    block: str
+    contender: str
+    kind: str
+    config: Config = field(hash=False)
+
+
+class Design:
+    """A block and the rows that are there. With another row, another is made.
+
+    Args:
+        block: The block.
+        rows: Its rows.
+    """
+
+    def __init__(self, block: Block, rows: Sequence[Row]) -> None:
+        self.block = block
+        self.rows = {text(row["config"]): row for row in rows}
+        self._points: dict[str, list[Config]] = {}
+        self._chosen: dict[str, Config | None] = {}
+
+    def row(self, config: Config) -> Row | None:
+        """Return the row of a run; None while it is missing."""
+        return self.rows.get(text(config))
+
+    def needed(self) -> Iterator[Run]:
+        """Yield the runs that can be run now and are missing, in their order."""
+        return (run for run in self.wanted() if self.row(run.config) is None)
+
+    def counted(self) -> list[Row]:
+        """Return the rows of this design, without those of an earlier one."""
+        wanted = {text(run.config) for run in self.wanted()}
+        return [row for config, row in self.rows.items() if config in wanted]
+
+    def wanted(self) -> Iterator[Run]:
+        """Yield the runs that are known to belong to the block, in their order; some twice."""
+        name = self.block.name
+        for contender in self.block.contenders:
+            for keys, seed in self.trials(contender):
+                yield Run(name, contender.name, "trial", self.block.config(contender, keys, seed))
+        for seed in self.block.seeds:
+            for contender in self.block.everybody:
+                if (config := self.reported(contender, seed)) is not None:
+                    yield Run(name, contender.name, "rounds", config)
+        for seed in self.block.seeds:
+            for contender in self.block.contenders:
+                for budget in BUDGETS:
+                    if config := self.at_bytes(contender, budget, seed):
+                        yield Run(name, contender.name, "bytes", config)
+
+    def reported(self, contender: Contender, seed: int) -> Config | None:
+        """Return the keys of a run of as many rounds as everybody's; None until its trials have ended."""
+        keys = self.chosen(contender)
+        return None if keys is None else self.block.config(contender, keys, seed)
+
+    def at_bytes(self, contender: Contender, budget: float, seed: int) -> Config | None:
+        """Return the keys of a run within a budget; None if it buys no round, or that is not known yet."""
+        rounds, keys = self.bought(contender, budget), self.chosen(contender)
+        return self.block.config(contender, keys, seed, rounds) if rounds and keys else None
+
+    def bought(self, contender: Contender, budget: float) -> int | None:
+        """Return the rounds that a share of dense FedAvg's bytes buys, at most the block's; None if not known yet.
+
+        They are as many as the contender's first reported run had within the budget, and as many as that buys at its
+        mean bytes a round: some methods send less at the beginning, and others at the end.
+        """
+        dense = next(each for each in self.block.contenders if each.name == self.block.dense)
+        whole, mine = self._first(dense), self._first(contender)
+        if not whole or not mine or not mine["spent"]:
+            return None
+        limit, spent = budget * whole["spent"][-1] * (1 + 1e-9), mine["spent"]
+        each = spent[-1] / len(spent)
+        return min(sum(1 for so_far in spent if so_far <= limit), int(limit / each) if each else self.block.rounds)
+
+    def _first(self, contender: Contender) -> Row | None:
+        config = self.reported(contender, self.block.seeds[0])
+        return self.row(config) if config else None
+
+    def chosen(self, contender: Contender) -> Config | None:
+        """Return the rate and the own key that its trials have chosen; None until they have ended."""
+        if contender.tuned_as:
+            return self.chosen(next(each for each in self.block.contenders if each.name == contender.tuned_as))
+        if contender.name not in self._chosen:
+            self._chosen[contender.name] = self._choose(contender)
+        return self._chosen[contender.name]
+
+    def _choose(self, contender: Contender) -> Config | None:
+        finalists = self.finalists(contender)
+        known = {text(keys): self.mean(contender, keys) for keys in finalists}
+        if not known or None in known.values():
+            return None
+        return max(finalists, key=lambda keys: (known[text(keys)], -keys["lr"]))
+
+    def mean(self, contender: Contender, keys: Config) -> float | None:
+        """Return the mean validation accuracy over the tuning seeds, rounded; None if one is missing."""
+        values = [self.validation(contender, keys, seed) for seed in TUNING]
+        there = [value for value in values if value is not None]
+        return round(sum(there) / len(there), 9) if len(there) == len(values) else None
+
+    def finalists(self, contender: Contender) -> list[Config]:
+        """Return the best points with the first seed, the best first; empty until all have ended."""
+        points = self.points(contender)
+        values = {text(keys): self.validation(contender, keys, TUNING[0]) for keys in points}
+        if len(points) < TRIALS - FINALISTS * (len(TUNING) - 1) or None in values.values():
+            return []
+        return sorted(points, key=lambda keys: (-(values[text(keys)] or 0.0), keys["lr"]))[:FINALISTS]
+
+    def trials(self, contender: Contender) -> Iterator[tuple[Config, int]]:
+        """Yield keys and seed of the trials that are known so far."""
+        yield from ((keys, TUNING[0]) for keys in self.points(contender))
+        yield from ((keys, seed) for seed in TUNING[1:] for keys in self.finalists(contender))
+
+    def points(self, contender: Contender) -> list[Config]:
+        """Return the points of the first seed as far as they are known."""
+        if contender.name not in self._points:
+            self._points[contender.name] = self._find_points(contender)
+        return self._points[contender.name]
+
+    def _find_points(self, contender: Contender) -> list[Config]:
+        start = {key: values[0] for key, values in contender.own.items()}
+        points: list[Config] = [{"lr": rate, **start} for rate in self.block.rates]
+        others = [{key: value} for key, values in contender.own.items() for value in values[1:]]
+        best = self._best(contender, points)
+        if best is None:
+            return points
+        points += [{**best, **other} for other in others] if others else self._around(best, points)
+        best = self._best(contender, points)
+        return points if best is None else points + self._around(best, points)
+
+    def _best(self, contender: Contender, points: Sequence[Config]) -> Config | None:
+        values = [self.validation(contender, keys, TUNING[0]) for keys in points]
+        if None in values:
+            return None
+        return max(zip(values, points, strict=True), key=lambda pair: (pair[0] or 0.0, -pair[1]["lr"]))[1]
+
+    def _around(self, best: Config, points: Sequence[Config]) -> list[Config]:
+        tried = {text(keys) for keys in points}
+        grid = sorted({*self.block.rates, *(keys["lr"] for keys in points)})
+        place = grid.index(best["lr"])
+        lower = grid[place - 1] if place else _rounded(grid[0] * grid[0] / grid[1])
+        upper = grid[place + 1] if place + 1 < len(grid) else _rounded(grid[-1] * grid[-1] / grid[-2])
+        found = []
+        for rate in (lower, upper):
+            near = {**best, "lr": rate}
+            middle = {**best, "lr": _rounded(math.sqrt(rate * best["lr"]))}
+            found.append(middle if text(near) in tried else near)
+        return found
+
+    def validation(self, contender: Contender, keys: Config, seed: int) -> float | None:
+        """Return a trial's validation accuracy, 0 if it ended with an error; None while it is missing."""
+        row = self.row(self.block.config(contender, keys, seed))
+        return None if row is None else float(row["validation"].get(HELD, 0.0))
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.2g}")

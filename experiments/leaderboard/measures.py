@@ -1,0 +1,150 @@
+"""Accuracies and differences of a block's contenders, from its stored rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from experiments.leaderboard.blocks import Contender
+from experiments.leaderboard.design import HELD, Design, Row
+from experiments.leaderboard.statistics import Interval, Matrix, draws_for, holm, interval, matrix, mean, spread, wins
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is measured: a view of one population.
+
+    Attributes:
+        title: The column's.
+        view: ``received``, ``trained``, ``kept``, one of them under shift, or ``deployed``: the method's own.
+        novel: Whether of the clients that never trained, instead of those that did.
+    """
+
+    title: str
+    view: str
+    novel: bool = False
+
+
+HOLDS = Measure("what a client holds", HELD)
+NEWCOMER = Measure("what a newcomer gets", "received", novel=True)
+VISIT = Measure("newcomer after one visit", HELD, novel=True)
+DEPLOYED = Measure("deployed", "deployed")
+KEPT = Measure("kept", "kept")
+SHIFT = Measure("held, full shift", f"{HELD}-shift-100")
+ALL = (HOLDS, NEWCOMER, VISIT, DEPLOYED, KEPT, SHIFT)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean over seeds of means over clients, with its standard deviation over seeds; in [0, 1]."""
+
+    mean: float
+    spread: float | None
+    seeds: int
+
+    def text(self) -> str:
+        """Return ``93.1 ± 0.4``, in per cent."""
+        found = f"{100 * self.mean:.1f}"
+        return found if self.spread is None else f"{found} ± {100 * self.spread:.1f}"
+
+
+class Measures:
+    """All figures of a block."""
+
+    def __init__(self, design: Design) -> None:
+        self.design, self.block = design, design.block
+
+    def runs(self, contender: Contender, budget: float = 0.0) -> dict[int, Row]:
+        """Return seed → row of the reported runs that are there and ended well; of those within a budget if given."""
+        found = {}
+        for seed in self.block.seeds:
+            design = self.design
+            config = design.at_bytes(contender, budget, seed) if budget else design.reported(contender, seed)
+            row = self.design.row(config) if config else None
+            if row is not None and "error" not in row:
+                found[seed] = row
+        return found
+
+    def by_seed(self, contender: Contender, measure: Measure, budget: float = 0.0) -> dict[int, dict[str, float]]:
+        """Return seed → client → accuracy; without seeds in which nobody has the view."""
+        found = {seed: dict(_clients(row, measure)) for seed, row in self.runs(contender, budget).items()}
+        return {seed: clients for seed, clients in found.items() if clients}
+
+    def values(self, contender: Contender, measure: Measure, budget: float = 0.0) -> Matrix:
+        """Return the accuracies, float64 (seeds that are there, clients)."""
+        found = self.by_seed(contender, measure, budget)
+        return matrix(found, sorted(found), sorted({name for clients in found.values() for name in clients}))
+
+    def figure(self, contender: Contender, measure: Measure, budget: float = 0.0) -> Figure | None:
+        """Return a figure; None where nothing is there."""
+        values = self.values(contender, measure, budget)
+        return Figure(mean(values), spread(values), len(values)) if values.size else None
+
+    def differences(self, contender: Contender, measure: Measure, budget: float = 0.0) -> Matrix:
+        """Return a contender's accuracies minus the yardstick's, of the seeds and clients that both have."""
+        ours, theirs = (self.by_seed(each, measure, budget) for each in (contender, self.yardstick))
+        both = sorted(ours.keys() & theirs.keys())
+        names = sorted({name for seed in both for name in ours[seed].keys() & theirs[seed].keys()})
+        return matrix(ours, both, names) - matrix(theirs, both, names)
+
+    def difference(self, contender: Contender, measure: Measure, budget: float = 0.0) -> Interval | None:
+        """Return the difference to the yardstick with its interval; None with fewer than two seeds."""
+        values = self.differences(contender, measure, budget)
+        if len(values) < 2 or not values.size or contender.name == self.block.yardstick:
+            return None
+        return interval(values, draws_for(values, self.block.same_people))
+
+    def wins(self, contender: Contender) -> tuple[int, int, int] | None:
+        """Return the clients that hold a better, an equal and a worse model than with the yardstick."""
+        values = self.differences(contender, HOLDS)
+        if not values.size or contender.name == self.block.yardstick:
+            return None
+        return wins(values, self.block.same_people)
+
+    @cached_property
+    def yardstick(self) -> Contender:
+        """The contender that all are compared with."""
+        return next(each for each in self.block.contenders if each.name == self.block.yardstick)
+
+    def whole(self, contender: Contender) -> bool:
+        """Return whether all its seeds and the yardstick's are there."""
+        return all(len(self.runs(each)) == len(self.block.seeds) for each in (contender, self.yardstick))
+
+    def megabytes(self, contender: Contender, budget: float = 0.0) -> float | None:
+        """Return the MB of training of all clients, up and down, mean over seeds."""
+        found = [row["spent"][-1] for row in self.runs(contender, budget).values()]
+        return float(np.mean(found)) if found else None
+
+    def steps(self, contender: Contender) -> float | None:
+        """Return the steps of a newcomer's one visit, mean over newcomers and seeds."""
+        columns = [row["clients"] for row in self.runs(contender).values()]
+        found = [s for c in columns for s, new in zip(c["steps"], c["novel"], strict=True) if new and s is not None]
+        return float(np.mean(found)) if found else None
+
+
+def _clients(row: Row, measure: Measure) -> Iterator[tuple[str, float]]:
+    columns = row["clients"]
+    view = measure.view if measure.view != "deployed" else row["deployed"]
+    values = columns.get(view, [None] * len(columns["name"]))
+    for name, new, value in zip(columns["name"], columns["novel"], values, strict=True):
+        if new == measure.novel and value is not None:
+            yield name, value
+
+
+def corrected(found: Sequence[Measures]) -> dict[tuple[str, str, Measure], tuple[Interval, float]]:
+    """Return (block, contender, measure) → difference to the yardstick and p by Holm, of all that have all seeds.
+
+    They are one family: what clients hold and what newcomers get, in every block.
+    """
+    family = {
+        (each.block.name, contender.name, measure): difference
+        for each in found
+        for contender in each.block.contenders
+        for measure in (HOLDS, NEWCOMER)
+        if each.whole(contender) and (difference := each.difference(contender, measure))
+    }
+    values = holm([difference.p for difference in family.values()])
+    return {key: (difference, p) for (key, difference), p in zip(family.items(), values, strict=True)}

@@ -1,0 +1,180 @@
+"""Writes ``docs/results/comparison.md`` and its tables from the rows that are there."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from experiments.leaderboard import rows
+from experiments.leaderboard.blocks import LAST_RATE, NAMES, TUNING, read_block
+from experiments.leaderboard.design import TRIALS, Design, Row
+from experiments.leaderboard.estimate import hours_left, hours_whole
+from experiments.leaderboard.measures import HOLDS, NEWCOMER, Measure, Measures, corrected
+from experiments.leaderboard.points import panels
+from experiments.leaderboard.statistics import Interval
+from experiments.leaderboard.tables import block_tables
+from sepal.cli.markdown import table
+from sepal.cli.sheets import NONE
+from sepal.storage.files import write_atomically
+
+PAGE, TABLES = rows.PLACE.with_suffix(".md"), rows.PLACE.parent / "tables" / "comparison.md"
+PICTURE = PAGE.with_suffix(".svg")
+NOTE = """\
+<!-- Made by `python -m experiments.leaderboard --pages` from docs/results/comparison, rows of
+{}: do not edit. -->"""
+LEVEL = 0.05
+Family: TypeAlias = Mapping[tuple[str, str, Measure], tuple[Interval, float]]
+TOP = """\
+# Comparison: equal tuning, equal bytes, one view
+
+Who is ahead when all are tuned alike, judged alike, and may send the same? Every figure is from the stored rows
+(`docs/results/comparison`, a line for each run). All views, tuning and bytes:
+[tables/comparison.md](tables/comparison.md).
+
+- **What a client holds**: its model after the closing round, in which it gets the last download and does its method's
+  local work once more (view *trained*), on its own test data. The same for all methods: of FedAvg it is the global
+  model after local epochs. What a method *deploys* is a column of the tables, and ranks nobody.
+- **What a newcomer gets**: what the server sends to a client that has never trained, before any step (*received*). A
+  fifth of the clients are held out for this, drawn by the seed. A dash: nothing is sent.
+- "±" is a standard deviation over seeds. "[lo, hi]" is a 95 % interval of a bootstrap of seeds and clients.
+  Differences are paired, in points, to FedAvg + fine-tuning (in block e to that of the smallest width).
+"""
+SHOWN = """\
+![What a client holds against the MB sent, a panel for each block; Local is a line](comparison.svg)
+
+All runs of all rounds, and of those at equal bytes the ones on the frontier. Bars: 95 % intervals. Dotted: sends
+nothing. Left of the line and above it there is nothing."""
+TOLD = f"""\
+- **Tuning**: {TRIALS} trials for each contender, over all rounds with the schedule of these, by validation accuracy of
+  what a client holds, with seeds {", ".join(map(str, TUNING))}, which no reported run has. Five rates that are the same
+  for all; two more values of one own key, which the method's paper tunes (without one: two more rates); two rates
+  around the best, also beyond the grid's ends; the three best points with two more seeds. All keys:
+  [contenders.toml](../../experiments/leaderboard/contenders.toml).
+- **Schedule**: the rate falls each round, to {LAST_RATE:g} of the first in the last round, however many rounds a run
+  has.
+- **Equal bytes**: own runs within 3, 10 and 30 % of what dense FedAvg sends in all rounds, of as many rounds as that
+  buys, with the keys of the trials. None has more rounds than all have with 100 %, so methods that compress leave bytes
+  unspent.
+- **Several comparisons**: p-values are corrected by Holm's method over all differences of what clients hold and of
+  what newcomers get, in all blocks.
+- **Same people**: in block a, a seed changes neither the people nor their split, so the bootstrap draws each person
+  once for all seeds. In the other blocks, a seed changes the split, the weights and who takes part, and clients are
+  drawn within it.
+- The bootstrap has few seeds to draw from: with k seeds, what they contribute to a variance is small by (k - 1) / k.
+"""
+
+
+def write_pages() -> list[Path]:
+    """Write the page and its tables; return their paths."""
+    made = pages(count_rows())
+    drawn = panels([Measures(Design(read_block(name), rows.read(name))) for name in NAMES])
+    if drawn:
+        from sepal.cli.report.frontier import picture
+
+        made[PICTURE] = picture(drawn)
+    for path, text in made.items():
+        write_atomically(path, text.encode())
+    return list(made)
+
+
+def count_rows() -> dict[str, int]:
+    """Return how many rows each file has."""
+    return {name: len(rows.read(name)) for name in (*NAMES, rows.RERUNS)}
+
+
+def counted(page: str) -> dict[str, int]:
+    """Return how many rows of each file a page was made from."""
+    return {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", page.splitlines()[1])}
+
+
+def pages(counts: Mapping[str, int]) -> dict[Path, str]:
+    """Return path → text of the page and its tables.
+
+    Args:
+        counts: File → how many of its rows count: files grow while runs go on, and rows are only ever added.
+    """
+    there = {name: rows.read(name)[: counts[name]] for name in counts}
+    found = [Measures(Design(read_block(name), there[name])) for name in NAMES]
+    note = NOTE.format(", ".join(f"{name} {count}" for name, count in counts.items()))
+    page, tables = _page(found, there[rows.RERUNS]), _tables(found)
+    return {PAGE: "\n".join((note, *page)), TABLES: "\n".join((note, *tables))}
+
+
+def _page(found: Sequence[Measures], reruns: Sequence[Row]) -> Iterator[str]:
+    yield TOP
+    some = [each for each in found if any(each.runs(contender) for contender in each.block.contenders)]
+    yield from (SHOWN, "") if panels(some) else ()
+    family = corrected(some)
+    for measure in (HOLDS, NEWCOMER) if some else ():
+        yield from _headline(some, measure, family)
+    yield from ("## What is missing", "", *_missing(found))
+    yield from ("## How it was done", "", TOLD, *_budget(found), *_reruns(reruns))
+
+
+def _headline(found: Sequence[Measures], measure: Measure, family: Family) -> Iterator[str]:
+    """Yield the table of a view: a row for each contender, a column for each block."""
+    names = list(dict.fromkeys(contender.name for each in found for contender in each.block.contenders))
+    lines = []
+    for name in names:
+        cells = []
+        for each in found:
+            contender = next((one for one in each.block.contenders if one.name == name), None)
+            figure = each.figure(contender, measure) if contender else None
+            words = figure.text() if figure else NONE
+            if figure and figure.seeds < len(each.block.seeds):
+                words += f" ({figure.seeds} of {len(each.block.seeds)} seeds)"
+            if contender and (known := family.get((each.block.name, name, measure))):
+                star = "**" if known[1] < LEVEL else ""
+                words += f"; {star}{known[0].text()}{star}"
+            cells.append(words)
+        lines.append([name, *cells])
+    yield from (f"## {measure.title.capitalize()}, equal rounds", "")
+    yield from table(["%; difference in points", *(f"{each.block.name}: {each.block.title}" for each in found)], lines)
+    few = f"Bold: other than 0 at the 5 % level after Holm's correction over {len(family)} differences, of both tables."
+    yield from (few if family else "No difference yet: that needs all seeds of a contender and of FedAvg-FT.", "")
+
+
+def _missing(found: Sequence[Measures]) -> Iterator[str]:
+    lines = []
+    for each in found:
+        design, block, counted = each.design, each.block, each.design.counted()
+        kinds = Counter(row["kind"] for row in counted)
+        failed = sum("error" in row and row["kind"] != "trial" for row in counted)
+        trials, seeds = TRIALS * len(block.contenders), len(block.everybody) * len(block.seeds)
+        cells = [f"{kinds['trial']} of {trials}", f"{kinds['rounds']} of {seeds}", str(kinds["bytes"]), str(failed)]
+        cells.append(f"{hours_left(design):.1f} of {hours_whole(design):.1f}")
+        lines.append([f"{block.name}: {block.title}", block.reduced, *cells])
+    header = ["block", "less than the defaults", "trials", "runs of all rounds", "runs at equal bytes"]
+    yield from table([*header, "ended by an error, not trials", "core-hours left, about"], lines)
+
+
+def _budget(found: Sequence[Measures]) -> Iterator[str]:
+    spent = sum(row["cpu_seconds"] for each in found for row in each.design.counted()) / 3600
+    whole = {each.block.name: hours_whole(each.design) for each in found}
+    words = ", ".join(f"{name} {hours:.1f}" for name, hours in whole.items())
+    yield f"**Budget**: {spent:.1f} core-hours spent so far. Estimated for whole blocks: {words}."
+    yield "The estimate is made of the seconds of finished trials; where there are none, of some that were measured."
+    yield ""
+
+
+def _reruns(lines: Sequence[Row]) -> Iterator[str]:
+    same = sum(line["same"] for line in lines)
+    other = sum(line["first"]["written"][:10] != line["written"][:10] for line in lines)
+    days = f", {other} of them on another day" if other else ""
+    yield (
+        f"**Reruns** of random rows (`--rerun`): {len(lines)}{days}; {same} gave the same weights, bit for bit."
+        if lines
+        else "**Reruns** of random rows (`--rerun`): none yet."
+    )
+    yield ""
+
+
+def _tables(found: Sequence[Measures]) -> Iterator[str]:
+    yield from ("# Comparison: all tables", "")
+    words = "Accuracy in %, mean ± standard deviation over seeds; differences in points with 95 % intervals. Views and"
+    yield from (f"{words} design: [comparison.md](../comparison.md).", "")
+    for each in found:
+        yield from block_tables(each)

@@ -1,0 +1,91 @@
+"""The points of the frontier picture: what a client holds against the MB sent, for every run of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.leaderboard.blocks import BUDGETS, Contender
+from experiments.leaderboard.measures import HOLDS, Measures
+from experiments.leaderboard.statistics import draws_for, interval
+from sepal.cli.markdown import table
+from sepal.cli.report.frontier import Panels
+from sepal.study.frontier import POINT, Entry, frontier
+
+
+class Point(NamedTuple):
+    """An entry of a contender.
+
+    Attributes:
+        budget: Share of dense FedAvg's bytes that it was fitted to; 0 for as many rounds as all.
+        rounds: What it ran.
+    """
+
+    contender: Contender
+    budget: float
+    rounds: int
+    entry: Entry
+
+
+def panels(measures: Sequence[Measures]) -> Panels | None:
+    """Return a panel for each block that has two points, for :func:`sepal.cli.report.frontier.picture`.
+
+    It has all runs of all rounds. Of those at equal bytes it has the ones on the frontier: others would hide it.
+    """
+    drawn = {}
+    for found in measures:
+        points = {point.entry.label: point for point in points_of(found)}
+        places = frontier([point.entry for point in points.values()])
+        if len(places) > 1:
+            shown = [place for place in places if place.frontier or not points[place.entry.label].budget]
+            drawn[f"{found.block.name}: {found.block.title}"] = shown
+    order = list(dict.fromkeys(each.name for found in measures for each in found.block.everybody))
+    return Panels(drawn, order=order) if drawn else None
+
+
+def points_of(found: Measures) -> Iterator[Point]:
+    """Yield all points of a block that are there; MB are those of all clients together."""
+    for contender in found.block.everybody:
+        for budget in (0.0, *(() if contender.tuned_as else BUDGETS)):
+            rounds = found.design.bought(contender, budget) if budget else found.block.rounds
+            if not rounds or (budget and rounds == found.block.rounds):
+                continue  # it buys none, or all: the run is there already
+            values = found.values(contender, HOLDS, budget)
+            if values.size:
+                yield Point(contender, budget, rounds, _entry(found, contender, budget, rounds))
+
+
+def _entry(found: Measures, contender: Contender, budget: float, rounds: int) -> Entry:
+    values, clients = found.values(contender, HOLDS, budget), found.by_seed(contender, HOLDS, budget)
+    means = {seed: float(np.mean(list(each.values()))) for seed, each in clients.items()}
+    bar = interval(values, draws_for(values, found.block.same_people)) if len(values) > 1 else None
+    label = contender.name + (f", {rounds} round{'s' * (rounds > 1)}" if budget else "")
+    megabytes = found.megabytes(contender, budget) or 0.0
+    return Entry(label, megabytes, means, interval=(bar.low, bar.high) if bar else None)
+
+
+def frontier_table(found: Measures) -> Iterator[str]:
+    """Yield the lines of a table of who is on the frontier, and of the least MB to within a point of the yardstick."""
+    points = [point for point in points_of(found) if point.entry.megabytes]
+    if not points:
+        return
+    lines = []
+    for place in frontier([point.entry for point in points]):
+        if place.frontier:
+            entry = place.entry
+            rival = f"within the noise of {place.rival}" if place.rival else "–"
+            lines.append([entry.label, f"{entry.megabytes:.4g}", entry.value.text(), rival])
+    yield from table(["on the frontier of what a client holds", "MB", "%", ""], lines)
+    yield from _near(found, points)
+
+
+def _near(found: Measures, points: Sequence[Point]) -> Iterator[str]:
+    best = next((p.entry for p in points if p.contender.name == found.block.yardstick and not p.budget), None)
+    if best is None:
+        return
+    near = [p.entry for p in points if p.entry.value.mean >= best.value.mean - POINT - 1e-9]
+    least = min(near, key=lambda entry: entry.megabytes)
+    words = f"The least MB to within one point of {best.label} ({best.value.text()} %, {best.megabytes:.4g} MB)"
+    yield from (f"{words}: {least.label}, {least.megabytes:.4g} MB ({least.value.text()} %).", "")

@@ -1,0 +1,49 @@
+"""The command runs what a block lacks, stores it at once, goes on where it was, and is not stopped by one bad run."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from experiments.leaderboard import __main__ as command
+from experiments.leaderboard import rows
+from experiments.leaderboard.blocks import TUNING
+from tests.experiments.test_leaderboard_design import BLOCK, quality, row
+
+
+@pytest.fixture
+def stored(monkeypatch):
+    """Run in threads, on rows in memory."""
+    found = []
+    monkeypatch.setattr(command, "read_block", lambda name: BLOCK)
+    monkeypatch.setattr(command, "ProcessPoolExecutor", lambda jobs, *_, **__: ThreadPoolExecutor(jobs))
+    monkeypatch.setattr(rows, "read", lambda name: list(found))
+    monkeypatch.setattr(rows, "add", lambda name, new: found.append(new))
+    return found
+
+
+def ended(run, commit):
+    if run.config["seed"] == TUNING[0] and run.config["lr"] == 0.05:
+        raise MemoryError
+    return {**row(run, quality(run.config)), "cpu_seconds": 1.0}
+
+
+def test_the_command_goes_on_where_it_was(stored, monkeypatch, capsys):
+    monkeypatch.setattr(command, "run", lambda run, commit: {**row(run, quality(run.config)), "cpu_seconds": 1.0})
+    command.work("x", 2, 1.0, 7)
+    assert len(stored) == 7
+    command.work("x", 1, 0.0)
+    assert len(stored) == 7  # no time
+    command.work("x", 2, 1.0)
+    configs = [str(each["config"]) for each in stored]
+    assert len(configs) == len(set(configs)) == 3 * 15 + 2 * 4 + 2 * (3 + 3)
+    assert capsys.readouterr().out.count("\n") == len(stored)
+
+
+def test_a_run_that_fails_for_another_reason_has_no_row_and_stops_nothing(stored, monkeypatch):
+    monkeypatch.setattr(command, "run", ended)
+    command.work("x", 2, 1.0)
+    tried = [each["config"] for each in stored]
+    assert {config["method"] for config in tried} == {"fedavg", "ditto", "local"}
+    assert 0.05 not in {config["lr"] for config in tried}

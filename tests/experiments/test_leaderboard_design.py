@@ -1,0 +1,194 @@
+"""Which runs the comparison needs, and in which order; that equal bytes are equal, and that rows and pages agree."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+
+from experiments.leaderboard import rows
+from experiments.leaderboard.blocks import LAST_RATE, NAMES, TUNING, Block, Contender, read_block
+from experiments.leaderboard.design import TRIALS, Design, Run
+from sepal.errors import ConfigError
+
+OWN = Contender(name="ditto", own={"ditto.lambda": (1.0, 0.3, 0.1)})
+BLOCK = Block(
+    name="x",
+    title="X",
+    reduced="all",
+    contenders=(
+        Contender(name="fedavg"),
+        OWN,
+        Contender(name="local", own={"local-epochs": (2, 1, 5)}),
+    ),
+    beside=(Contender(name="ditto-small", method="ditto", **{"tuned-as": "ditto"}, keys={"compress.name": "stc"}),),
+    yardstick="fedavg",
+    dense="fedavg",
+    rounds=40,
+    rates=(0.02, 0.05, 0.125, 0.3, 0.75),
+    seeds=(0, 1),
+    keys={"dataset": "digits", "clients": 4},
+)
+EACH = {"fedavg": 1.0, "ditto": 2.0, "local": 0.0, "ditto-small": 0.1}  # MB a round
+
+
+def row(run: Run, validation: float) -> dict[str, Any]:
+    """Return a row as a run would."""
+    spent = [EACH[run.contender] * (number + 1) for number in range(run.config["rounds"])]
+    about = {"block": run.block, "contender": run.contender, "kind": run.kind, "config": run.config}
+    return {**about, "validation": {"trained": validation}, "spent": spent}
+
+
+@cache
+def searched(quality):
+    """Run all that the block needs; return the design and the runs in their order."""
+    done, stored = [], []
+    while run := next(Design(BLOCK, stored).needed(), None):
+        done.append(run)
+        stored.append(row(run, quality(run.config)))
+    return Design(BLOCK, stored), done
+
+
+def quality(config):
+    """Return a validation accuracy: best at .1, and with Ditto's λ at .3."""
+    lr = config["lr"]
+    own = -0.1 * abs(config["ditto.lambda"] - 0.3) if "ditto.lambda" in config else 0.0
+    return 0.9 - abs(lr - 0.1) + own
+
+
+def test_every_contender_has_as_many_trials_and_the_best_point_is_chosen():
+    design, done = searched(quality)
+    trials = [run for run in done if run.kind == "trial"]
+    assert {c.name: sum(run.contender == c.name for run in trials) for c in BLOCK.contenders} == dict.fromkeys(
+        ("fedavg", "ditto", "local"), TRIALS
+    )
+    assert {run.config["seed"] for run in trials} == set(TUNING)
+    # .125 is best of the five; λ = .3 is better; then its neighbours .05 and .3 at λ = .3, which are new there.
+    assert design.points(OWN)[5:] == [
+        {"lr": 0.125, "ditto.lambda": 0.3},
+        {"lr": 0.125, "ditto.lambda": 0.1},
+        {"lr": 0.05, "ditto.lambda": 0.3},
+        {"lr": 0.3, "ditto.lambda": 0.3},
+    ]
+    assert design.chosen(OWN) == {"lr": 0.125, "ditto.lambda": 0.3}
+    # Without a key: middles of .05, .125 and .3 (√(.05·.125) = .079, √(.125·.3) = .19), then around the new best .079:
+    # its neighbours are tried, so √(.05·.079) = .063 and √(.079·.125) = .099, which is best.
+    rates = [keys["lr"] for keys in design.points(BLOCK.contenders[0])]
+    assert rates == [*BLOCK.rates, 0.079, 0.19, 0.063, 0.099]
+    assert design.chosen(BLOCK.contenders[0]) == {"lr": 0.099}
+
+
+def test_the_grid_goes_on_beyond_its_ends():
+    design, _ = searched(lambda config: config["lr"] / 10)
+    # .75² / .3 = 1.875, and again: 1.9² / .75 = 4.8; the lower ones are middles.
+    assert [keys["lr"] for keys in design.points(BLOCK.contenders[0])][5:] == [0.47, 1.9, 1.2, 4.8]
+    design, _ = searched(lambda config: -config["lr"])
+    assert min(keys["lr"] for keys in design.points(OWN)) == 0.008  # .02² / .05
+
+
+def test_a_trial_that_ended_with_an_error_counts_as_nothing():
+    stored = [{**row(run, 0.5), "validation": {}, "error": "not finite"} for run in Design(BLOCK, []).needed()]
+    assert Design(BLOCK, stored).validation(OWN, OWN_START, TUNING[0]) == 0.0
+
+
+OWN_START = {"lr": 0.02, "ditto.lambda": 1.0}
+
+
+def test_the_best_over_three_seeds_is_chosen_not_that_of_the_first():
+    def by_seed(config):
+        if config["method"] == "ditto" and (config["lr"], config["ditto.lambda"]) == (0.125, 0.3):
+            return 1.0 if config["seed"] == TUNING[0] else 0.1
+        return quality(config)
+
+    design, _ = searched(by_seed)
+    assert design.chosen(OWN) != {"lr": 0.125, "ditto.lambda": 0.3}
+
+
+def test_trials_come_first_and_seeds_go_round_the_contenders():
+    _, done = searched(quality)
+    kinds = [run.kind for run in done]
+    assert kinds == sorted(kinds, key=["trial", "rounds", "bytes"].index)
+    order = [(run.config["seed"], run.contender) for run in done if run.kind == "rounds"]
+    names = ["fedavg", "ditto", "local", "ditto-small"]
+    assert order == [(seed, name) for seed in (0, 1) for name in names]
+    assert not any(run.kind == "rounds" and run.config["seed"] in TUNING for run in done)
+
+
+def test_who_stands_beside_has_the_chosen_keys_and_no_trials():
+    design, done = searched(quality)
+    small = [run for run in done if run.contender == "ditto-small"]
+    assert {run.kind for run in small} == {"rounds"}
+    assert small[0].config["lr"] == design.chosen(OWN)["lr"]
+    assert small[0].config["ditto.lambda"] == 0.3
+
+
+def test_rounds_at_equal_bytes_are_those_that_the_budget_buys():
+    design, done = searched(quality)
+    fedavg, ditto, local = BLOCK.contenders
+    # FedAvg sends 40 MB: 3 % is 1.2 MB, one round of 1 MB and none of 2 MB.
+    assert [design.bought(fedavg, budget) for budget in (0.03, 0.1, 0.3, 1.0)] == [1, 4, 12, 40]
+    assert [design.bought(ditto, budget) for budget in (0.03, 0.1, 0.3, 1.0)] == [0, 2, 6, 20]
+    assert design.bought(local, 0.03) == 40  # it sends nothing: the run of all rounds
+    bytes_ = {(run.contender, run.config["rounds"]) for run in done if run.kind == "bytes"}
+    assert bytes_ == {("fedavg", n) for n in (1, 4, 12)} | {("ditto", n) for n in (2, 6, 20)}
+    for run in done:  # the schedule ends with the run
+        last = run.config["lr-decay"] ** (run.config["rounds"] - 1)
+        assert last == pytest.approx(LAST_RATE if run.config["rounds"] > 1 else 1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize(("spent", "bought"), [([8.0] + [0.5] * 39, 0), ([0.05] * 20 + [1.0] * 20, 7)])
+def test_bytes_that_are_not_the_same_in_each_round_do_not_exceed_a_budget(spent, bought):
+    # 10 % of 40 MB: dear first rounds buy none; of cheap first ones, the mean, .525 MB, buys 7.
+    design, _ = searched(quality)
+    config = design.reported(OWN, 0)
+    first = {**design.row(config), "spent": [sum(spent[: number + 1]) for number in range(40)]}
+    others = [row for row in design.rows.values() if row["config"] != config]
+    assert Design(BLOCK, [*others, first]).bought(OWN, 0.1) == bought
+
+
+def test_a_row_of_other_keys_does_not_count():
+    design, _ = searched(quality)
+    old = {**row(next(Design(BLOCK, []).needed()), 0.5)}
+    old["config"] = {**old["config"], "clients": 5}
+    more = Design(BLOCK, [*design.rows.values(), old])
+    assert len(more.counted()) == len(more.rows) - 1 == len(design.counted())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_blocks_are_whole(name):
+    block = read_block(name)
+    names = [each.name for each in block.contenders]
+    assert {block.yardstick, block.dense} <= set(names)
+    assert len(names) == len(set(names))
+    assert {each.tuned_as for each in block.beside} <= set(names)
+    assert not set(TUNING) & set(block.seeds)
+    assert len(block.rates) == 5
+    # A round of dense FedAvg is within 3 % of its bytes
+    assert block.rounds * 0.03 >= 1
+
+
+def test_an_unknown_block_is_refused():
+    with pytest.raises(ConfigError, match=r"block: expected one of a, b, c, d, e, got f"):
+        read_block("f")
+
+
+def test_rows_are_appended_and_a_cut_line_is_dropped(tmp_path):
+    rows.add("a", {"config": {}, "n": 1}, tmp_path)
+    path = rows.path_of("a", tmp_path)
+    with path.open("a") as file:
+        file.write('{"config": {"lr"')
+    assert [each["n"] for each in rows.read("a", tmp_path)] == [1]
+    rows.add("a", {"config": {}, "n": 2}, tmp_path)
+    assert [json.loads(line)["n"] for line in path.read_text().splitlines()] == [1, 2]
+    assert rows.read("b", tmp_path) == []
+
+
+def test_a_block_is_run_by_one_process(tmp_path):
+    with (
+        rows.alone("a", tmp_path),
+        pytest.raises(ConfigError, match="one that no other process runs"),
+        rows.alone("a", tmp_path),
+    ):
+        pass

@@ -1,0 +1,142 @@
+"""A run's row, that it can be run again, what the rows say of views and differences, and that the page is theirs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from experiments.leaderboard.blocks import TUNING
+from experiments.leaderboard.design import Design, Run
+from experiments.leaderboard.measures import DEPLOYED, HOLDS, NEWCOMER, SHIFT, Measures, corrected
+from experiments.leaderboard.pages import PAGE, TABLES, counted, pages
+from experiments.leaderboard.points import panels, points_of
+from experiments.leaderboard.runs import again, run
+from experiments.leaderboard.tables import block_tables
+from tests.experiments.test_leaderboard_design import BLOCK, OWN, quality, searched
+
+LEVELS = {"fedavg": 0.6, "ditto": 0.7, "local": 0.5, "ditto-small": 0.65}
+
+
+def stored():
+    """Return rows of the whole block. Ditto: the second client has .2 more, .1 with seed 1; .2 more at equal bytes."""
+    found = []
+    for row in searched(quality)[0].rows.values():
+        who, seed = row["contender"], row["config"]["seed"]
+        held = [LEVELS["fedavg"], LEVELS[who] + (who == "ditto") * (0.1 * (seed == 0) + 0.2 * (row["kind"] == "bytes"))]
+        columns = {"name": ["a", "b", "new"], "novel": [False, False, True], "trained": [*held, 0.3]}
+        columns |= {"steps": [6, 6, 6], "trained-shift-100": [0.2, 0.2, 0.1]}
+        columns |= {} if who == "local" else {"received": [0.1, 0.1, 0.4]}
+        about = {"clients": columns, "deployed": "received" if who == "fedavg" else "trained", "cpu_seconds": 36.0}
+        found.append({**row, **about, "commit": "abc", "machine": "M"})
+    return found
+
+
+@pytest.fixture(scope="module")
+def measures():
+    return Measures(Design(BLOCK, stored()))
+
+
+def test_views_are_those_of_one_population(measures):
+    fedavg, ditto, local = BLOCK.contenders
+    # Ditto: seed 0 (.6 + .8)/2 = .7, seed 1 (.6 + .7)/2 = .65
+    assert measures.figure(ditto, HOLDS).mean == pytest.approx(0.675)
+    assert measures.figure(ditto, HOLDS).spread == pytest.approx(0.05 / 2**0.5)
+    assert measures.figure(ditto, NEWCOMER).mean == pytest.approx(0.4)
+    assert measures.figure(ditto, SHIFT).mean == pytest.approx(0.2)
+    assert measures.figure(fedavg, DEPLOYED).mean == pytest.approx(0.1)
+    assert measures.figure(local, NEWCOMER) is None  # it sends nothing
+
+
+def test_differences_are_paired_with_the_yardstick(measures):
+    fedavg, ditto, local = BLOCK.contenders
+    assert measures.difference(ditto, HOLDS).mean == pytest.approx(0.075)
+    assert measures.difference(fedavg, HOLDS) is None
+    assert (measures.wins(ditto), measures.wins(local)) == ((2, 2, 0), (0, 2, 2))
+    family = corrected([measures])
+    assert {(name, measure) for _, name, measure in family} == {
+        ("ditto", HOLDS),
+        ("ditto", NEWCOMER),
+        ("local", HOLDS),
+    }
+
+
+def test_a_contender_without_all_seeds_is_shown_but_not_tested():
+    rows = [r for r in stored() if (r["contender"], r["kind"], r["config"]["seed"]) != ("ditto", "rounds", 1)]
+    some = Measures(Design(BLOCK, rows))
+    assert some.figure(OWN, HOLDS).seeds == 1
+    assert "ditto" not in {name for _, name, _ in corrected([some])}
+    more = Measures(Design(BLOCK.model_copy(update={"seeds": (0, 1, 2)}), stored()))
+    assert more.difference(OWN, HOLDS) is not None
+    assert corrected([more]) == {}
+
+
+def test_the_tables_say_what_was_chosen_what_bytes_buy_and_who_is_on_the_frontier(measures):
+    text = "\n".join(block_tables(measures))
+    assert "| ditto | ditto.lambda | 0.125, 0.3 | 87.5 ± 0.0 |" in text
+    assert "| fedavg | – | 0.099 |" in text
+    assert "(12 rounds, 12 MB)" in text
+    assert "no round" in text
+    assert "80.0" not in text.partition("equal bytes")[0]
+    assert "77.5 ± 3.5; +17.5 [" in text.partition("equal bytes")[2]
+    # 1 MB is the least that FedAvg sends, and nobody has its accuracy for less
+    assert "| fedavg, 1 round | 1 |" in text
+    assert "| ditto, 2 rounds | 4 |" in text
+
+
+def test_the_picture_has_the_runs_of_all_rounds_and_the_frontier(measures):
+    fedavg = BLOCK.contenders[0]
+    rounds = {each.name: [p.rounds for p in points_of(measures) if p.contender is each] for each in (fedavg, OWN)}
+    assert rounds == {"fedavg": [40, 1, 4, 12], "ditto": [40, 2, 6, 20]}
+    (places,) = panels([measures]).places.values()
+    shown = {place.entry.label: place.frontier for place in places}
+    assert shown == {
+        "local": True,
+        "fedavg, 1 round": True,
+        "ditto, 2 rounds": True,
+        "ditto-small": False,
+        "fedavg": False,
+        "ditto": False,
+    }
+    assert panels([Measures(Design(BLOCK, []))]) is None
+
+
+def planned(seed):
+    keys = {"dataset": "digits", "clients": 3, "novel-clients": 0.3, "partition.subsample": 200, "rounds": 2}
+    more = {"evaluate-every": 1, "evaluate.shift": True, "lr": 0.1, "method": "fedavg", "seed": seed}
+    return Run("x", "fedavg", "trial" if seed in TUNING else "rounds", {**keys, **more})
+
+
+def test_a_row_has_what_the_page_needs_and_gives_the_same_weights_again():
+    row = json.loads(json.dumps(run(planned(0), "abc")))
+    assert row["config"] == planned(0).config
+    assert len(row["spent"]) == 2
+    assert row["spent"][1] * 1e6 == pytest.approx(row["bytes"]["up"] + row["bytes"]["down"], abs=10)
+    clients = row["clients"]
+    assert sorted(clients["novel"]) == [False, False, True]
+    assert {"received", "trained", "kept", "trained-shift-100"} <= clients.keys()
+    ours = [v for v, new in zip(clients["trained"], clients["novel"], strict=True) if not new]
+    assert sum(ours) / 2 == pytest.approx(row["accuracy"]["trained"], abs=1e-4)
+    assert row["curve"]["round"] == [1, 2, 3]
+    assert min(row["seconds"], row["cpu_seconds"]) >= 0
+    assert again(row, "def")["same"]
+    assert not again({**row, "weights_sha256": "0"}, "def")["same"]
+
+
+def test_a_trial_has_nothing_of_the_test_data():
+    row = run(planned(TUNING[0]), "abc")
+    assert "trained" in row["validation"]
+    assert not {"accuracy", "clients", "curve"} & row.keys()
+
+
+def test_a_run_that_ends_with_an_error_has_a_row():
+    wild = planned(0)
+    row = run(Run("x", "fedavg", "rounds", {**wild.config, "lr": 1e30}), "abc")
+    assert row["error"]
+    assert (row["validation"], row["spent"]) == ({}, [])
+
+
+def test_the_page_is_made_from_the_stored_rows():
+    made = pages(counted(PAGE.read_text()))
+    for path in (PAGE, TABLES):
+        assert path.read_text() == made[path], "run `python -m experiments.leaderboard --pages`"
