@@ -63,9 +63,9 @@ TOLD = f"""\
 - **Same people**: in block a, a seed changes neither the people nor their split, so the bootstrap draws each person
   once for all seeds. In the other blocks, a seed changes the split, the weights and who takes part, and clients are
   drawn within it.
-- **Chosen after a look at test figures**: block a's share of 15 %, from single runs of the trials' seeds. With half of each
-  activity FedAvg + fine-tuning has 97.8 %, and nothing is left between methods; with 15 % it has 95.5, FedPSE 93.9 and
-  Local 76.0, with 10 % 79.1, 76.9 and 62.0.
+- **Chosen after a look at test figures**: block a's share of 15 %, from single runs with the trials' seeds. With half
+  of each activity FedAvg + fine-tuning has 97.8 %, and nothing is left between methods; with 15 % it has 95.5, FedPSE
+  93.9 and Local 76.0, with 10 % 79.1, 76.9 and 62.0.
 - The bootstrap has few seeds to draw from: with k seeds, what they contribute to a variance is small by (k - 1) / k.
 """
 
