@@ -163,6 +163,9 @@ def _defined(key: str, name: str, error: type[SepalError]) -> Callable[..., Any]
             raise error(key, *_missing(name))
         # The only place that unpickles (tests/test_imports.py): code by value has no other form. Only the process that
         # started this one can have put it here; a run config names it, but never brings it.
+        if b"torchvision" in _functions[name]:  # it may be imported by the code itself, without imported()
+            with contextlib.suppress(ImportError):
+                imported("torchvision")
         _loaded[name] = pickle.loads(_functions[name])
     return _loaded[name]
 

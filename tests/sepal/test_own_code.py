@@ -68,3 +68,14 @@ def test_an_own_model_imports_a_torchvision_that_does_not_fit_torch(tmp_path):
     environment = {**os.environ, "SEPAL_USER_PATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert "function resnet18" in done.stdout, done.stderr[-500:]
+
+
+def test_a_function_of_a_cell_imports_it_in_a_worker():
+    text = "def build(shape, classes):\n    from torchvision.models import resnet18\n    return resnet18\n"
+    code = (
+        f"import cloudpickle; from sepal import errors, user_modules as u; exec({text!r});"
+        "u.receive({'build_1': cloudpickle.dumps(build)});"
+        "print(u.load('model', f'{u.DEFINED}:build_1', errors.ModelError)((3,), 2))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "function resnet18" in done.stdout, done.stderr[-500:]
