@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import pandas as pd
     from torch import nn
 
@@ -83,7 +84,7 @@ class Run:
         """Return a client's deployed model, whose accuracy the tables show, in evaluation mode.
 
         It takes examples as in training: images are scaled by the data's mean and standard deviation, which
-        :meth:`predict` does for you.
+        :meth:`prepare` does for you.
 
         Args:
             client: Its name, or its number from 0.
@@ -96,31 +97,52 @@ class Run:
         return self._loaded(client, view).module.eval()
 
     def predict(self, client: str | int, data: Any, view: str = "") -> pd.DataFrame:
-        """Return a client's predictions, as `sepal predict` makes them: images and rows are prepared as in training.
+        """Return a client's predictions, as `sepal predict` makes them: pictures and rows are prepared as in training.
 
         Args:
             client: Its name, or its number from 0.
-            data: Path of an image, a CSV, NPZ or NPY file, or a directory of such; or an array (n, …): images as bytes
+            data: Path of an image, a CSV, NPZ or NPY file, or a directory of such; a picture or a list of pictures,
+                each a PIL image, a uint8 array (H, W[, C]) or in a list a path; or an array (n, …): uint8 pictures
                 (n, H, W[, C]), rows of a table as in its file, or examples as the module takes them.
             view: As in :meth:`model`.
 
         Returns:
-            A row for each example: ``example, label, name, probability`` of classes; else the task's predictions.
+            A row for each example: ``example, label, name, probability`` of classes; else the task's predictions. Of
+            masks ``example, mask``, whose cells are int64 (H, W); of a task of one's own ``example, prediction``.
 
         Raises:
-            ConfigError: As in :meth:`model`; or a prediction is more than a row of numbers.
+            ConfigError: As in :meth:`model`.
             DataError: The data cannot be read.
+            ModelError: It does not have the model's shape.
         """
         import pandas as pd
 
         from sepal.client_app.predicting import predictions
-        from sepal.errors import ConfigError
 
-        given = Path(data) if isinstance(data, str | Path) else data
-        table = predictions(self._loaded(client, view), given).table()
-        if table is None:
-            raise ConfigError("predict", "a task with rows of numbers; call run.model for others", "masks")
+        found = predictions(self._loaded(client, view), data)
+        if (table := found.table()) is None:
+            head = "mask" if found.found.learning.name == "segmentation" else "prediction"
+            return pd.DataFrame({"example": found.names, head: list(found.predicted)})
         return pd.DataFrame(table[1], columns=table[0])
+
+    def prepare(self, data: Any, client: str | int = 0) -> npt.NDArray[Any]:
+        """Return what :meth:`model` takes: pictures or other data, prepared as in training and by :meth:`predict`.
+
+        Args:
+            data: As in :meth:`predict`.
+            client: A client with a model. Pictures are prepared alike for all.
+
+        Returns:
+            float32 (n, …), of pictures (n, C, H, W); of tokens int64.
+
+        Raises:
+            ConfigError, DataError, ModelError: As in :meth:`predict`.
+        """
+        from sepal.client_app.preparing import prepared, read
+        from sepal.study.runs import model_of
+
+        origin = model_of(self.path, client).origin
+        return prepared(origin, read(origin, data).x)
 
     def _loaded(self, client: str | int, view: str) -> Loaded:
         from sepal.client_app.client_model import write_model

@@ -3,7 +3,7 @@
 :func:`load` is all that is needed to use it::
 
     predict = load("client-00003.safetensors")
-    logits = predict(predict.prepare(x))
+    logits = predict(predict.prepare(["one.jpg", "other.jpg"]))
 
 Rows of a CSV file are taken as they are in the file: the module begins with the client's own standardisation.
 """
@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from sepal import models
+from sepal.client_app.preparing import prepared, read
 from sepal.errors import ModelError, StateError, one_line
 from sepal.modules import bring_back, floating, frozen_tensors, tied_names
 from sepal.protocol.inputs import several
@@ -116,19 +117,17 @@ class Loaded:
             logits: torch.Tensor = self.module(torch.from_numpy(np.ascontiguousarray(x, kind)))
         return logits.numpy()
 
-    def prepare(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return inputs as the model takes them: images of bytes (n, H, W[, C]) are scaled as in training.
+    def prepare(self, data: Any) -> npt.NDArray[Any]:
+        """Return examples (n, *shape) as the model takes them, prepared as in training: float32; tokens int64.
+
+        Args:
+            data: As for :func:`sepal.client_app.preparing.read`.
 
         Raises:
+            DataError: They cannot be read.
             ModelError: They do not have the model's shape.
         """
-        if x.dtype == np.uint8:
-            images = x[:, None] if x.ndim == 3 else np.moveaxis(x, -1, 1)
-            mean, std = (np.reshape(each, (1, -1, 1, 1)) for each in (self.origin.mean, self.origin.std))
-            x = ((images / 255.0 - mean) / std).astype(np.float32)
-        if x.shape[1:] != self.origin.shape:
-            raise ModelError("data", f"examples of shape {self.origin.shape}", x.shape[1:])
-        return x
+        return prepared(self.origin, read(self.origin, data).x)
 
 
 def save(path: Path, origin: Origin, networks: Sequence[Mapping[str, npt.NDArray[np.float32]]]) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from sepal.client_app.portable import Loaded, Origin
-from sepal.data.sources.images import Look
-from sepal.data.sources.inputs import read_inputs
-from sepal.errors import DataError
+from sepal.client_app.portable import Loaded
+from sepal.client_app.preparing import prepared, read
 from sepal.protocol.tasks.learning import CLASSIFICATION
 
 
@@ -77,46 +74,15 @@ class Predictions:
         return dict(learning.scoring.values(learning.sums(torch.from_numpy(self.outputs), targets)))
 
 
-def _array(origin: Origin, data: Any) -> npt.NDArray[Any]:
-    """Return examples as an array; of a data frame the model's columns, in the model's order."""
-    if origin.columns and hasattr(data, "columns"):
-        if missing := [name for name in origin.columns if name not in data.columns]:
-            raise DataError("data", f"the columns {', '.join(origin.columns)}", f"none called {', '.join(missing)}")
-        data = data[list(origin.columns)]
-    x = np.asarray(data)
-    if x.dtype.kind not in "fiub":
-        raise DataError("data", "an array of numbers", str(x.dtype))
-    return x.astype(np.float32) if x.dtype == np.uint8 and len(origin.shape) == 1 else x
-
-
-def predictions(found: Loaded, data: Path | Any) -> Predictions:
+def predictions(found: Loaded, data: Any) -> Predictions:
     """Return a model's predictions.
 
     Args:
         found: The model.
-        data: A file or directory that :func:`sepal.data.sources.inputs.read_inputs` reads; or examples (n, …): bytes of
-            images (n, H, W[, C]), rows of a table as in its file or a data frame of them, or what the module takes.
+        data: As for :func:`sepal.client_app.preparing.read`.
 
     Raises:
         DataError: It cannot be read, or has a number that is not finite.
     """
-    origin = found.origin
-    if isinstance(data, Path):
-        size = (origin.shape[-2], origin.shape[-1]) if origin.resize and len(origin.shape) == 3 else None
-        channels: Any = origin.shape[0] if origin.channels and origin.shape[0] in (1, 3) else "auto"
-        names, x, truth, notes = read_inputs(
-            data,
-            origin.class_names,
-            origin.shape,
-            Look(size, channels),
-            origin.columns,
-            origin.task != CLASSIFICATION,
-            origin.fill,
-        )
-    else:
-        x, truth, notes = _array(origin, data), None, ()
-        names = [str(number) for number in range(len(x))]
-    if x.dtype.kind == "f" and not (np.isfinite(x) | (origin.fill & np.isnan(x))).all():
-        raise DataError("data", "finite numbers", "NaN or infinity")
-    outputs = found(np.asarray(found.prepare(x), np.float32 if not origin.vocabulary else np.int64))
-    return Predictions(found, names, outputs, truth, notes)
+    names, x, truth, notes = read(found.origin, data)
+    return Predictions(found, names, found(prepared(found.origin, x)), truth, notes)

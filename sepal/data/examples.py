@@ -6,7 +6,7 @@ client never holds the whole data set in memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -163,9 +163,17 @@ def _prepared(stored: NDArray[Any], info: DatasetInfo) -> NDArray[Any]:
     """Convert stored rows for a model: int32 tokens, or float32 ``(x − mean) / std`` in ``(C, …)`` layout."""
     if info.kind == "text":
         return stored.astype(np.int32)
-    per_channel = (len(info.mean), *[1] * (len(info.input_shape) - 1))
-    scale = np.asarray(info.std, dtype=np.float32).reshape(per_channel)
-    shift = np.asarray(info.mean, dtype=np.float32).reshape(per_channel)
+    return scaled(stored, info.mean, info.std, len(info.input_shape)).reshape(len(stored), *info.input_shape)
+
+
+def scaled(stored: NDArray[Any], mean: Sequence[float], std: Sequence[float], sides: int) -> NDArray[np.float32]:
+    """Return stored rows as float32 ``(x − mean) / std``; images of bytes (n, H, W[, C]) as (n, C, H, W).
+
+    ``mean`` and ``std`` are as in :class:`DatasetInfo`; ``sides``: number of axes of one example of the model.
+    """
+    per_channel = (len(mean), *[1] * (sides - 1))
+    scale = np.asarray(std, dtype=np.float32).reshape(per_channel)
+    shift = np.asarray(mean, dtype=np.float32).reshape(per_channel)
     if stored.dtype == np.uint8:
         stored = stored[:, None] if stored.ndim == 3 else stored.transpose(0, 3, 1, 2)
         scale, shift = scale * np.float32(255), shift * np.float32(255)
@@ -174,4 +182,4 @@ def _prepared(stored: NDArray[Any], info: DatasetInfo) -> NDArray[Any]:
         values = values.copy()
     values -= shift
     values /= scale
-    return values.reshape(len(values), *info.input_shape)
+    return values

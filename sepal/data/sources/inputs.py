@@ -63,7 +63,7 @@ def read_inputs(
     if path.suffix == ".csv":
         table = read_table(path, classes, numbers, columns=columns, fill=fill)
         notes = (f"{path}: columns that the model does not take are ignored: {', '.join(table.ignored)}",)
-        return Inputs(_numbered(table.x), table.x, table.y, notes if table.ignored else ())
+        return Inputs(numbered(table.x), table.x, table.y, notes if table.ignored else ())
     files = [path] if path.is_file() and path.suffix.lower() in EXAMPLES else list(_files(path))
     if not files:
         raise DataError("data", "an .npz with x, a .csv, or .png, .jpg or .npy files", str(path))
@@ -72,12 +72,11 @@ def read_inputs(
         raise bad[0]
     read, arrays = zip(*pairs, strict=True)
     if files == [path] and _many(arrays[0], shape):
-        return Inputs(_numbered(arrays[0]), arrays[0], None)
+        return Inputs(numbered(arrays[0]), arrays[0], None)
     check_alike(str(path), arrays)
     labels = [classes.index(file.parent.name) if file.parent.name in classes else -1 for file in read]
     truth = None if -1 in labels else np.array(labels, dtype=np.int64)
-    named = [file.name if file == path else str(file.relative_to(path)) for file in read]
-    named = [name if name.isprintable() else one_line(ascii(name)) for name in named]  # they are printed
+    named = [name_of(file.name if file == path else str(file.relative_to(path))) for file in read]
     return Inputs(named, np.stack(arrays), truth, left_out(bad, key=""))
 
 
@@ -92,7 +91,8 @@ def _read_all(files: Sequence[Path], look: Look) -> tuple[list[tuple[Path, npt.N
     return found, bad
 
 
-def _numbered(examples: npt.NDArray[np.generic]) -> list[str]:
+def numbered(examples: npt.NDArray[np.generic]) -> list[str]:
+    """Return the names of examples without a file: their numbers."""
     return [str(number) for number in range(len(examples))]
 
 
@@ -104,16 +104,24 @@ def _read_npz(path: Path, numbers: bool = False) -> Inputs:
             raise ValueError("x is a single number")
     except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as reason:
         raise DataError("data", "an .npz with x", f"{path}: {reason}") from None
-    return Inputs(_numbered(x), x, y if y is not None and (numbers or y.shape == (len(x),)) else None)
+    return Inputs(numbered(x), x, y if y is not None and (numbers or y.shape == (len(x),)) else None)
 
 
 def _many(array: npt.NDArray[np.generic], shape: tuple[int, ...]) -> bool:
     """Return whether an array is (n, …) examples of a model's shape, and not one."""
-    ones = [shape]
-    if array.dtype.name == "uint8" and len(shape) == 3:
-        channels, *sides = shape
-        ones = [(*sides, channels), *[tuple(sides)] * (channels == 1)]
+    ones = bytes_shapes(shape) if array.dtype.name == "uint8" and len(shape) == 3 else [shape]
     return array.shape[1:] in ones and array.shape not in ones
+
+
+def bytes_shapes(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the shapes that an image of bytes can have for a model that takes ``shape``, (C, H, W)."""
+    channels, *sides = shape
+    return [(*sides, channels), *[tuple(sides)] * (channels == 1)]
+
+
+def name_of(file: str) -> str:
+    """Return a file's name in a form that can be printed."""
+    return file if file.isprintable() else one_line(ascii(file))
 
 
 def _files(path: Path) -> Iterator[Path]:

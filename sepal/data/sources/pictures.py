@@ -1,0 +1,89 @@
+"""Pictures that are given to a model one by one, each brought to size and channels as a file's image is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sepal.data.sources.images import EXAMPLES, FILES, Look, as_array, check_alike, read_example
+from sepal.data.sources.inputs import Inputs, bytes_shapes, name_of
+from sepal.errors import DataError
+
+PICTURE = "a PIL image, a path, or a uint8 array (H, W) or (H, W, C)"
+
+
+def read_pictures(given: Any, shape: tuple[int, ...], look: Look) -> Inputs | None:
+    """Return pictures as their files would be read; None if ``given`` is other data.
+
+    Args:
+        given: One picture or a list of them, each a PIL image, a uint8 array (H, W) or (H, W, C), or in a list the path
+            of an image or a .npy file; or a uint8 array (n, H, W[, C]). Three axes are one picture if the last has at
+            most 4 entries, unless those are grey images of the model's size.
+        shape: The shape of one example as the model takes it. Arrays of this size and these channels are not changed.
+        look: What the others are brought to.
+
+    Raises:
+        DataError: A picture is none, cannot be read, or has another shape than the others.
+    """
+    pictures = _listed(given, shape)
+    if pictures is None:
+        return None
+    arrays = [_read(number, picture, shape, look) for number, picture in enumerate(pictures)]
+    check_alike("data", arrays)
+    names = [name_of(Path(each).name) if isinstance(each, str | Path) else str(n) for n, each in enumerate(pictures)]
+    return Inputs(names, np.stack(arrays), None)
+
+
+def _listed(given: Any, shape: tuple[int, ...]) -> Sequence[Any] | None:
+    """Return pictures one by one, at least one; None if there are none."""
+    if _is_image(given):
+        return [given]
+    if isinstance(given, list | tuple):
+        return given if any(isinstance(each, str | Path) or _is_picture(each, shape) for each in given) else None
+    if len(shape) != 3 or str(getattr(given, "dtype", "")).removeprefix("torch.") != "uint8":
+        return None
+    array = np.asarray(given)
+    if array.ndim not in (2, 3, 4) or not array.size:
+        raise DataError("data", "bytes of images (H, W[, C]) or (n, H, W[, C])", array.shape)
+    if array.ndim == 4 or (array.ndim == 3 and array.shape[1:] in bytes_shapes(shape)):
+        return list(array)
+    if array.ndim == 2 or array.shape[2] <= 4:
+        return [array]
+    if array.shape[0] == shape[0] == 3:  # three grey images, or a colour image as torchvision reads it
+        raise DataError("data", "a colour image as (H, W, 3), or a list of grey ones", array.shape)
+    return list(array)
+
+
+def _is_image(given: Any) -> bool:
+    return hasattr(given, "getexif")  # PIL's: it is imported only where an image is given
+
+
+def _is_picture(given: Any, shape: tuple[int, ...]) -> bool:
+    of_bytes = str(getattr(given, "dtype", "")).removeprefix("torch.") == "uint8"
+    return _is_image(given) or (len(shape) == 3 and of_bytes and given.ndim in (2, 3))
+
+
+def _read(number: int, given: Any, shape: tuple[int, ...], look: Look) -> npt.NDArray[Any]:
+    key = f"data, picture {number}"
+    if isinstance(given, str | Path):
+        if Path(given).suffix.lower() not in EXAMPLES:
+            raise DataError(key, FILES, str(given))
+        return read_example(Path(given), look)
+    if _is_image(given):
+        return as_array(key, given, look)
+    array = np.asarray(given)
+    if not _is_picture(given, shape) or not array.size:
+        raise DataError(key, PICTURE, f"{array.dtype} {array.shape}" if array.ndim else type(given).__name__)
+    if array.shape in bytes_shapes(shape):
+        return array.reshape(shape[1:]) if shape[0] == 1 else array
+    from PIL import Image
+
+    try:
+        image = Image.fromarray(array[..., 0] if array.shape[2:] == (1,) else array)
+    except (TypeError, ValueError):
+        raise DataError(key, PICTURE, f"{array.dtype} {array.shape}") from None
+    return as_array(key, image, look)
