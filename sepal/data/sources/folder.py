@@ -6,7 +6,8 @@ The first of these formats that is found is read:
 2. one ``.csv`` with a header: a column ``label`` (whole numbers from 0, or texts, which become classes in sorted
    order), every other column a number [, a column ``person``];
 3. ``train/`` and ``test/``, each as in 4, with the same classes;
-4. a sub-directory per class, in alphabetical order, with ``.png``, ``.jpg`` or ``.npy`` files, all of one shape.
+4. a sub-directory per class, in alphabetical order, with ``.png``, ``.jpg``, ``.jpeg`` or ``.npy`` files, all of one
+   shape (``folder.resize`` makes it one). Files with another suffix are ignored, and a notice counts them.
 
 The keys ``folder.*`` name the classes, bring images to one size, and say what becomes of files that cannot be read. The
 columns of a CSV file are standardised by each client (:mod:`sepal.data.scaling`), and missing cells are filled there.
@@ -33,7 +34,7 @@ from numpy.typing import NDArray
 from sepal.config import FolderReading, FolderSettings
 from sepal.data.examples import DatasetInfo, InputKind, Labels, Source
 from sepal.data.own import checked_examples
-from sepal.data.sources.images import EXAMPLES, FILES, Look, check_alike, left_out, read_example
+from sepal.data.sources.images import EXAMPLES, FILES, Look, check_alike, counted, left_out, read_example
 from sepal.data.sources.table import count_gaps, read_table
 from sepal.errors import DataError
 from sepal.protocol.tasks.learning import CLASSIFICATION
@@ -51,8 +52,9 @@ def files(directory: Path) -> list[Path] | None:
     if tables:
         return tables
     homes = [directory / "train", directory / "test"] if _has_parts(directory) else [directory]
-    members = [path for home in homes for folder in _class_folders(home) for path in _members(folder)]
-    return members or None
+    folders = [folder for home in homes for folder in _class_folders(home)]
+    members = [path for folder in folders for path in _members(folder)]
+    return [*members, *_others(folders)] if members else None  # of others there is a notice, which the cache keeps
 
 
 def read(directory: Path, keys: FolderSettings = PLAIN) -> Source:
@@ -128,12 +130,13 @@ def _classes(directory: Path, keys: FolderSettings) -> Source:
         names = keys.names or _names(directory)
         _check_names(directory, names)
         part, bad = _read_part(directory, names, keys)
-        return source_of(str(directory), part, None, names=names, notes=left_out(bad))
+        return source_of(str(directory), part, None, names=names, notes=(*left_out(bad), *_ignored([directory])))
     names = keys.names or _names(directory / "train")
-    for part_name in ("train", "test"):
-        _check_names(directory / part_name, names)
-    (train, bad), (test, worse) = (_read_part(directory / part, names, keys) for part in ("train", "test"))
-    return source_of(str(directory), train, test, names=names, notes=left_out([*bad, *worse]))
+    homes = [directory / "train", directory / "test"]
+    for home in homes:
+        _check_names(home, names)
+    (train, bad), (test, worse) = (_read_part(home, names, keys) for home in homes)
+    return source_of(str(directory), train, test, names=names, notes=(*left_out([*bad, *worse]), *_ignored(homes)))
 
 
 def _check_names(home: Path, names: Sequence[str]) -> None:
@@ -160,6 +163,19 @@ def _names(home: Path) -> list[str]:
 
 def _members(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in EXAMPLES and path.is_file())
+
+
+def _others(folders: Sequence[Path]) -> list[Path]:
+    """Return the files in directories of classes that are no examples by their suffix; hidden ones are not meant."""
+    found = (path for folder in folders for path in folder.iterdir() if not path.name.startswith("."))
+    return sorted(path for path in found if path.suffix.lower() not in EXAMPLES and path.is_file())
+
+
+def _ignored(homes: Sequence[Path]) -> tuple[str, ...]:
+    """Return the line that counts by suffix what is not read; none if all is."""
+    others = _others([folder for home in homes for folder in _class_folders(home)])
+    kinds = counted(path.suffix.lower() or path.name for path in others)
+    return (f"data-dir: files other than {', '.join(EXAMPLES)} are ignored: {kinds}",) if others else ()
 
 
 def _read_part(

@@ -88,11 +88,11 @@ def check_alike(key: str, arrays: Sequence[NDArray[Any]]) -> None:
     if len({(array.dtype, array.shape) for array in arrays}) < 2:
         return
     if not all(array.dtype == np.uint8 and array.ndim in (2, 3) for array in arrays):
-        got = _counted(f"{array.dtype} {array.shape}" for array in arrays)
+        got = counted(f"{array.dtype} {array.shape}" for array in arrays)
         raise DataError(key, f"{len(arrays)} files of one shape and type", got)
     found = {
-        "one size (folder.resize = 64)": _counted(f"{array.shape[0]}x{array.shape[1]}" for array in arrays),
-        "one number of channels (folder.channels = 3)": _counted(_channels(array) for array in arrays),
+        "one size (folder.resize = 64)": counted(f"{array.shape[0]}x{array.shape[1]}" for array in arrays),
+        "one number of channels (folder.channels = 3)": counted(_channels(array) for array in arrays),
     }
     odd = {what: counts for what, counts in found.items() if "," in counts}
     raise DataError(key, f"{len(arrays)} images of {' and '.join(odd)}", "; ".join(odd.values()))
@@ -102,7 +102,7 @@ def _channels(image: NDArray[Any]) -> str:
     return "1 channel" if image.ndim == 2 else f"{image.shape[2]} channels"
 
 
-def _counted(words: Iterable[str]) -> str:
+def counted(words: Iterable[str]) -> str:
     """Return how many there are of each word, the commonest first; separated by commas."""
     counts = Counter(words).most_common()
     found = ", ".join(f"{count} of {word}" for word, count in counts[:KINDS])

@@ -9,7 +9,7 @@ from PIL import Image
 
 from sepal.config import FolderReading, FolderSettings, PartitionSettings
 from sepal.config.agreement import disagreement
-from sepal.data import DataSpec, client_data, load, pooled_test
+from sepal.data import DataSpec, client_data, load, pooled_test, sources
 from sepal.data.federation import _as_stored
 from sepal.data.scaling import Scale
 from sepal.errors import ConfigError, DataError
@@ -238,6 +238,28 @@ def test_broken_files_are_named_and_left_out(tmp_path):
     (line,) = [note for note in assembly.notes if "on-bad-file" in note]
     assert "5 files that cannot be read are left out: " in line
     assert "broken2.png and 2 more" in line
+
+
+@pytest.mark.parametrize("parts", [("",), ("train", "test")])
+def test_files_that_are_not_read_are_counted_by_suffix(tmp_path, parts):
+    """Also one that comes after the data was cached; hidden ones are not meant. Suffixes may be in upper case."""
+    for home in (tmp_path / part for part in parts):
+        for label in ("cat", "dog"):
+            (home / label).mkdir(parents=True)
+            picture(home / label / "0.png")
+            (home / label / "0.png").rename(home / label / "0.PNG")
+            picture(home / label / "1.JPeG")
+            (home / label / ".DS_Store").write_bytes(b"x")
+    assert load("folder", tmp_path).info.notes == ()
+    last = tmp_path / parts[-1] / "cat"
+    for name in ("a.webp", "b.WEBP", "c.csv"):
+        (last / name).write_bytes(b"x")
+    for _ in range(2):  # from the files and from the cache
+        sources._remembered.cache_clear()
+        source = load("folder", tmp_path)
+        assert source.x.shape == (4 * len(parts), 12, 20)
+        (line,) = source.info.notes
+        assert line == "data-dir: files other than .png, .jpg, .jpeg, .npy are ignored: 2 of .webp, 1 of .csv"
 
 
 def test_a_directory_of_broken_files_alone_is_refused(tmp_path):
