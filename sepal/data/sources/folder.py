@@ -166,8 +166,9 @@ def _members(folder: Path) -> list[Path]:
 
 
 def _others(folders: Sequence[Path]) -> list[Path]:
-    """Return the files in directories of classes that are no examples by their suffix; hidden ones are not meant."""
-    found = (path for folder in folders for path in folder.iterdir() if not path.name.startswith("."))
+    """Return the files beside examples that are none by their suffix; hidden ones are not meant."""
+    homes = [folder for folder in folders if _members(folder)]  # others may be a run's own directories
+    found = (path for folder in homes for path in folder.iterdir() if not path.name.startswith("."))
     return sorted(path for path in found if path.suffix.lower() not in EXAMPLES and path.is_file())
 
 
