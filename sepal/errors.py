@@ -63,7 +63,9 @@ def in_short(errors: Iterable[SepalError], most: int = 3) -> str:
     groups: dict[str, list[SepalError]] = {}
     for error in errors:
         who, _, key = error.key.rpartition(": ")
-        groups.setdefault(f"{key}: " * bool(who) + f"expected {error.expected}, got {error.got}", []).append(error)
+        expected = f"{key}: expected {error.expected}, got {error.got}"
+        cause = expected if who else f"{error.got} instead of {error.expected}"
+        groups.setdefault(cause, []).append(error)
     if len(groups) == 1 == len(next(iter(groups.values()))):
         return str(next(iter(groups.values()))[0])
     causes = sorted(groups.items(), key=lambda group: -len(group[1]))

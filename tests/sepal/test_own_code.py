@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
+import pickle
 import subprocess
 import sys
 
@@ -11,13 +13,18 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from sepal import user_modules
-from sepal.engines.in_process.grid import answer
+from sepal.engines.in_process.grid import InProcessGrid, answer
 from sepal.errors import ModelError
 from sepal.protocol.flower.replies import enter_run
 
 
 def helper(argument):
     raise KeyError(argument)
+
+
+class Broken:
+    def __reduce__(self):
+        return helper, ("torchvision",)
 
 
 def load(argument):
@@ -61,10 +68,36 @@ def test_a_client_whose_own_code_raises_is_no_traceback(caplog):
     assert "in helper, called at test_own_code.py" in reply.error.reason
 
 
-def test_an_own_model_imports_a_torchvision_that_does_not_fit_torch(tmp_path):
+def test_another_exception_has_its_traceback_once_in_a_run(caplog):
+    InProcessGrid({})
+
+    handle = operator.attrgetter("nothing")  # no own frame
+    for node in (1, 2, 1):
+        reply = answer(handle, Message(RecordDict(), dst_node_id=node, message_type="train"))
+        assert reply.error.reason == "AttributeError: 'Message' object has no attribute 'nothing'"
+    assert len(caplog.records) == 1
+
+
+def test_a_function_of_a_notebook_that_does_not_load_in_a_worker_is_one_line(monkeypatch):
+    """What its cell has imported is imported again as it is unpickled."""
+    monkeypatch.setitem(user_modules._functions, "build_1", pickle.dumps(Broken()))
+    words = r"model: expected build to load in a worker process, too, got KeyError: 'torchvision' \(test_own_code.py:"
+    with pytest.raises(ModelError, match=words):
+        user_modules.load("model", f"{user_modules.DEFINED}:build_1", ModelError)
+
+
+NET = ["net:resnet18", pytest.param(f"{user_modules.DEFINED}:resnet18_1", marks=pytest.mark.e2e)]  # 6 s each
+
+
+@pytest.mark.parametrize("model", NET)
+def test_an_own_model_imports_a_torchvision_that_does_not_fit_torch(tmp_path, model):
     """A CPU build of torch beside the common wheel of torchvision, whose operators it cannot load."""
     (tmp_path / "net.py").write_text("from torchvision.models import resnet18\n")
-    code = "from sepal import errors, user_modules as u; print(u.load('model', 'net:resnet18', errors.ModelError))"
+    pickled = {"resnet18_1": b"ctorchvision.models\nresnet18\n."}  # as in the cell of a notebook
+    code = (
+        f"from sepal import errors, user_modules as u; u.receive({pickled}); "
+        f"print(u.load('model', {model!r}, errors.ModelError))"
+    )
     environment = {**os.environ, "SEPAL_USER_PATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert "function resnet18" in done.stdout, done.stderr[-500:]

@@ -20,5 +20,5 @@ def test_a_key_of_another_form_is_the_same_run(tmp_path):
     (tmp_path / "one" / "summary.json").write_text(json.dumps({"complete": True}))
     plan = {"method": "fedpse", "folder.resize": 32, "lr": 1, "fedpse.keep": 1, "name": "one"}
     assert has_ended(PlannedRun("", "", "fedpse", 0, plan), tmp_path)
-    with pytest.raises(ConfigError, match="one: folder.resize: expected 64, as in the plan, got '32'; give another"):
+    with pytest.raises(ConfigError, match=r"one: folder.resize: expected 64, as in the plan, got '32'; give another"):
         has_ended(PlannedRun("", "", "fedpse", 0, plan | {"folder.resize": 64}), tmp_path)
