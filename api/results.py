@@ -44,6 +44,13 @@ class Run:
         """summary.json; empty until the run has ended."""
         return self.stored.summary or {}
 
+    @property
+    def deployed(self) -> str:
+        """The view of the model that a client's user predicts with: ``received``, ``trained`` or ``kept``."""
+        from sepal.strategies import registry
+
+        return registry.deployed(self.stored.config["method"])
+
     @cached_property
     def frame(self) -> pd.DataFrame:
         """Accuracies, a row for each client, round and view: ``round, client, view, accuracy`` (a fraction).

@@ -15,14 +15,12 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from sepal.errors import SepalError
 
-T = TypeVar("T")
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -79,19 +77,14 @@ def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
 
 
 def imported(module: str) -> ModuleType:
-    """Import a module that may import torchvision (:func:`_beside_torchvision`)."""
-    return _beside_torchvision(partial(importlib.import_module, module))
-
-
-def _beside_torchvision(action: Callable[[], T]) -> T:
-    """Return the result of ``action``, which may import torchvision.
+    """Import a module that may import torchvision.
 
     torchvision's common wheel cannot load its compiled operators with a CPU-only torch, and fails at the first fake
     kernel that it registers. Only on that error are the missing schemas declared; data sets, transforms and models work
     without the operators behind them.
     """
     try:
-        return action()
+        return importlib.import_module(module)
     except RuntimeError as error:
         if "operator torchvision::" not in str(error):
             raise
@@ -102,7 +95,7 @@ def _beside_torchvision(action: Callable[[], T]) -> T:
     for schema in _SCHEMAS:
         with contextlib.suppress(RuntimeError):  # declared already, by an earlier attempt or by torchvision
             library.define(schema)
-    return action()
+    return importlib.import_module(module)
 
 
 def described(error: BaseException, most: int = 3) -> str:
@@ -171,7 +164,10 @@ def _defined(key: str, name: str, error: type[SepalError]) -> Callable[..., Any]
         # The only place that unpickles (tests/test_imports.py): code by value has no other form. Only the process that
         # started this one can have put it here; a run config names it, but never brings it.
         try:
-            _loaded[name] = _beside_torchvision(lambda: pickle.loads(_functions[name]))
+            if b"torchvision" in _functions[name]:  # it may be imported by the code itself, without imported()
+                with contextlib.suppress(ImportError):
+                    imported("torchvision")
+            _loaded[name] = pickle.loads(_functions[name])
         except Exception as reason:  # of an import that the function needs, as a rule
             plain = name.rpartition("_")[0]
             raise error(key, f"{plain} to load in a worker process, too", described(reason)) from reason

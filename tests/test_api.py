@@ -56,6 +56,7 @@ def test_a_run_is_the_commands():
     ):
         assert one.equal(other)
     assert list(ours.frame.columns) == ["round", "client", "view", "accuracy"]
+    assert ours.deployed == "received"  # of FedAvg
     assert set(ours.frame.client) == {"client-00000", "client-00001"}
     closing = ours.frame[(ours.frame["round"] == 2) & (ours.frame.view == "received")]
     assert closing.accuracy.mean() == pytest.approx(ours.summary["accuracy"]["received"]["mean"])

@@ -24,7 +24,7 @@ def helper(argument):
 
 class Broken:
     def __reduce__(self):
-        return helper, ("torchvision",)
+        return helper, ("absent",)
 
 
 def load(argument):
@@ -81,23 +81,26 @@ def test_another_exception_has_its_traceback_once_in_a_run(caplog):
 def test_a_function_of_a_notebook_that_does_not_load_in_a_worker_is_one_line(monkeypatch):
     """What its cell has imported is imported again as it is unpickled."""
     monkeypatch.setitem(user_modules._functions, "build_1", pickle.dumps(Broken()))
-    words = r"model: expected build to load in a worker process, too, got KeyError: 'torchvision' \(test_own_code.py:"
+    words = r"model: expected build to load in a worker process, too, got KeyError: 'absent' \(test_own_code.py:"
     with pytest.raises(ModelError, match=words):
         user_modules.load("model", f"{user_modules.DEFINED}:build_1", ModelError)
 
 
-NET = ["net:resnet18", pytest.param(f"{user_modules.DEFINED}:resnet18_1", marks=pytest.mark.e2e)]  # 6 s each
-
-
-@pytest.mark.parametrize("model", NET)
-def test_an_own_model_imports_a_torchvision_that_does_not_fit_torch(tmp_path, model):
+def test_an_own_model_imports_a_torchvision_that_does_not_fit_torch(tmp_path):
     """A CPU build of torch beside the common wheel of torchvision, whose operators it cannot load."""
     (tmp_path / "net.py").write_text("from torchvision.models import resnet18\n")
-    pickled = {"resnet18_1": b"ctorchvision.models\nresnet18\n."}  # as in the cell of a notebook
-    code = (
-        f"from sepal import errors, user_modules as u; u.receive({pickled}); "
-        f"print(u.load('model', {model!r}, errors.ModelError))"
-    )
+    code = "from sepal import errors, user_modules as u; print(u.load('model', 'net:resnet18', errors.ModelError))"
     environment = {**os.environ, "SEPAL_USER_PATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert "function resnet18" in done.stdout, done.stderr[-500:]
+
+
+def test_a_function_of_a_cell_imports_it_in_a_worker():
+    text = "def build(shape, classes):\n    from torchvision.models import resnet18\n    return resnet18\n"
+    code = (
+        f"import cloudpickle; from sepal import errors, user_modules as u; exec({text!r});"
+        "u.receive({'build_1': cloudpickle.dumps(build)});"
+        "print(u.load('model', f'{u.DEFINED}:build_1', errors.ModelError)((3,), 2))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "function resnet18" in done.stdout, done.stderr[-500:]
