@@ -12,9 +12,9 @@ A function for data or model may be written in a notebook's cell (:func:`sepal.a
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from sepal.api.keys import Function, Own, code_key, flat_keys, listed, own, sett
 from sepal.api.results import Compared, Run
 
 __all__ = ["Compared", "Own", "Run", "compare", "load", "own", "run"]
+
+log = logging.getLogger("sepal")
 
 
 def run(
@@ -40,7 +42,8 @@ def run(
         dataset: A data set's name, or :func:`own`.
         model: A model's name, or a function (input shape, classes) → module.
         workers: Worker processes; 0: one per core. Results do not depend on it.
-        progress: Whether to show a bar, or a line a round where there is no terminal.
+        progress: Whether to show a bar, or a line a round where there is no terminal. Without it, the lines of the
+            start, such as where the rates come from, go to the logger ``sepal`` with level INFO.
         keys: Run-config keys (`sepal keys`), with ``_`` for ``-``; those of a group as a mapping: ``clients=20``,
             ``partition={"alpha": 0.1}``, ``fedpse={"keep": 0.05}``. A function (``augment=…``) may stand for its name.
 
@@ -53,6 +56,8 @@ def run(
 
     base = default_base(IN_PROCESS)
     prepared = prepare(gather(None, (), flat_keys(method, dataset, model, keys), base), base)
+    if not progress:
+        _log(prepared.assembly.notes)
     execute(prepared, workers, None, list(_displays(prepared) if progress else ()))
     return Run(prepared.path)
 
@@ -99,7 +104,7 @@ def compare(
         tune: Whether each method's rate is first searched on validation data. What was chosen is shown, and is in the
             column ``lr`` of the frame.
         jobs: Runs at a time; 0: one per core.
-        progress: Whether to show bars.
+        progress: Whether to show bars. Without it, the lines of the start are logged, as by :func:`run`.
         settings: Method or variant → keys for it alone, such as ``{"fedpse": {"keep": [0.01, 0.1]}}``; a list makes a
             variant of each value.
         keys: As for :func:`run`, for all methods; a list is swept.
@@ -123,7 +128,12 @@ def compare(
     }
     place = Path(out or Path("runs") / "compare").absolute()
     plan: PlanFile = make_plan(Path("compare.toml"), {**table, "tune": True} if tune else table)
-    displays = partial(PlanDisplay, Console(stderr=True, quiet=not progress))
+
+    def displays(notes: Sequence[str]) -> PlanDisplay:
+        if not progress:
+            _log(notes)
+        return PlanDisplay(Console(stderr=True, quiet=not progress), notes)
+
     done = run_plan(plan, place, displays, jobs=jobs)
     if bad := done.lost:
         raise failure("compare", len(done.runs), bad)
@@ -131,6 +141,11 @@ def compare(
     for one in made.comparison.tuning if progress else ():
         print(f"tuned: {one.label}{f', {one.cell}' * bool(one.cell)}: {one.chosen or 'nothing'}", file=sys.stderr)
     return made
+
+
+def _log(notes: Iterable[str]) -> None:
+    for note in notes:
+        log.info("%s", note)
 
 
 def _displays(prepared: Any) -> Iterable[Any]:

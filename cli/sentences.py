@@ -48,8 +48,16 @@ def _several(ranked: list[Variant]) -> Iterator[str]:
     if top is None:
         return
     measure = first.measure
-    best = "Highest" if measure.higher else "Lowest"
-    yield f"{best} mean {measure.name} of {len(ranked)}: {first.label}, {top.told(measure)} with {_sent(first)} MB"
+    best = f"{'Highest' if measure.higher else 'Lowest'} mean {measure.name} of {len(ranked)}"
+    if level := list(_level_with(first, others)):
+        *most, last = [f"{variant.label} ({told} with {_sent(variant)} MB)" for variant, told in level]
+        yield f"{best}: {', '.join(most)} and {last} are level (deployed models)."
+        found = first.difference_by_seed(others[0], "deployed")
+        if len(level) == 2 and found and found.spread is not None and found.count >= SEEDS:
+            points = f"{found.shown(measure, '+')} {measure.points}"
+            yield f"Their difference is {points}, 95 % interval over {found.count} seeds."
+        return
+    yield f"{best}: {first.label}, {top.told(measure)} with {_sent(first)} MB"
     if others and (second := others[0].accuracy("deployed")):
         yield f"(deployed models); next {others[0].label}, {second.told(measure)} with {_sent(others[0])} MB."
         found = first.difference_by_seed(others[0], "deployed")
@@ -59,6 +67,16 @@ def _several(ranked: list[Variant]) -> Iterator[str]:
             yield f"That is {clear}: {points}, 95 % interval over {found.count} seeds."
     else:
         yield "(deployed models)."
+
+
+def _level_with(first: Variant, others: list[Variant]) -> Iterator[tuple[Variant, str]]:
+    """Yield ``first`` and those of ``others`` whose mean is shown as the same number, with it; nothing if none."""
+    measure = first.measure
+    means = [(variant, mean) for variant in (first, *others) if (mean := variant.accuracy("deployed"))]
+    same = [
+        (v, mean.told(measure)) for v, mean in means if measure.number(mean.mean) == measure.number(means[0][1].mean)
+    ]
+    yield from same if len(same) > 1 else ()
 
 
 def _caveats(variants: list[Variant]) -> Iterator[str]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+FEW = 3  # characters of a last part of which the beginning is likely to be meant
+
 
 def one_line(text: str, limit: int = 1000) -> str:
     """Return ``text`` as one printable line of at most ``limit`` characters, safe to print to a log or terminal."""
@@ -18,11 +20,13 @@ def one_line(text: str, limit: int = 1000) -> str:
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the name in ``known`` that is most similar to ``word``; empty if none is similar.
 
-    The last part of a dotted name counts as similar: ``keep`` gives ``fedpse.keep``. Capitals do not count.
+    The last part of a dotted name counts as similar: ``keep`` gives ``fedpse.keep``. So does the beginning of a name:
+    ``split.test`` gives ``split.test-fraction``. Capitals do not count.
     """
     names = {name.lower(): name for name in known}
-    word = word.lower()
+    word, last = word.lower(), word.rpartition(".")[2]
     near = [name for lower, name in names.items() if lower == word or lower.endswith(f".{word}")]
+    near += [name for lower, name in names.items() if lower.startswith(word) and len(last) >= FEW]
     return next(iter(near), "") or next((names[low] for low in difflib.get_close_matches(word, names, 1)), "")
 
 
@@ -63,7 +67,9 @@ def in_short(errors: Iterable[SepalError], most: int = 3) -> str:
     groups: dict[str, list[SepalError]] = {}
     for error in errors:
         who, _, key = error.key.rpartition(": ")
-        groups.setdefault(f"{key}: " * bool(who) + f"expected {error.expected}, got {error.got}", []).append(error)
+        expected = f"{key}: expected {error.expected}, got {error.got}"
+        cause = expected if who else f"{error.got} instead of {error.expected}"
+        groups.setdefault(cause, []).append(error)
     if len(groups) == 1 == len(next(iter(groups.values()))):
         return str(next(iter(groups.values()))[0])
     causes = sorted(groups.items(), key=lambda group: -len(group[1]))

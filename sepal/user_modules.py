@@ -163,10 +163,14 @@ def _defined(key: str, name: str, error: type[SepalError]) -> Callable[..., Any]
             raise error(key, *_missing(name))
         # The only place that unpickles (tests/test_imports.py): code by value has no other form. Only the process that
         # started this one can have put it here; a run config names it, but never brings it.
-        if b"torchvision" in _functions[name]:  # it may be imported by the code itself, without imported()
-            with contextlib.suppress(ImportError):
-                imported("torchvision")
-        _loaded[name] = pickle.loads(_functions[name])
+        try:
+            if b"torchvision" in _functions[name]:  # it may be imported by the code itself, without imported()
+                with contextlib.suppress(ImportError):
+                    imported("torchvision")
+            _loaded[name] = pickle.loads(_functions[name])
+        except Exception as reason:  # of an import that the function needs, as a rule
+            plain = name.rpartition("_")[0]
+            raise error(key, f"{plain} to load in a worker process, too", described(reason)) from reason
     return _loaded[name]
 
 

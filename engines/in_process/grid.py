@@ -19,6 +19,7 @@ from sepal.user_modules import described, in_own_code
 
 log = logging.getLogger("sepal")
 
+_told: set[str] = set()  # what has been logged: many clients fail alike, and each is asked several times
 Handle: TypeAlias = Callable[[Message], Message]
 
 
@@ -92,6 +93,7 @@ class InProcessGrid(Grid):
 
     def __init__(self, nodes: Mapping[int, Handle], runner: Runner | None = None) -> None:
         enter_run()
+        _told.clear()  # a new run
         self._nodes, self._runner = dict(nodes), runner
         self._replies: dict[str, Message] = {}
         self._count = 0
@@ -157,11 +159,14 @@ class InProcessGrid(Grid):
 def answer(handle: Handle, message: Message) -> Message:
     """Return ``handle``'s reply; an exception becomes an error reply, as in a SuperNode.
 
-    One of the user's own code is told in one line, when the round fails; any other with its traceback.
+    One of the user's own code is told in one line, when the round fails; any other with its traceback, each once in a
+    process.
     """
     try:
         return handle(message)
     except Exception as reason:
-        if not in_own_code(reason):
+        words = described(reason)
+        if not in_own_code(reason) and words not in _told:
+            _told.add(words)
             log.exception("client of node %d raised", message.metadata.dst_node_id)
-        return Message(Error(CLIENT_APP_RAISED, described(reason)), reply_to=message)
+        return Message(Error(CLIENT_APP_RAISED, words), reply_to=message)

@@ -137,7 +137,7 @@ class Round:
             self._late.pop(names[node], None)  # this says more
             self._ledger.missing(self._requests[names[node]], reason)
             if reason.startswith(FAILED):
-                self._count_failure(names[node], RoundError(names[node], "an answer", reason))
+                self._count_failure(names[node], RoundError(names[node], "an answer", reason.partition(": ")[2]))
         for name in absent:
             if name not in self._away:  # one entry a round
                 self._ledger.missing(self._requests[name], "not connected")

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import tomli_w
 
 from sepal import user_modules
-from sepal.config import method_name
+from sepal.config import method_name, parse
+from sepal.config.base import flatten
 from sepal.data.locations import data_directory
 from sepal.data.own import OWN
 from sepal.data.sources import HUB, check
@@ -124,8 +125,10 @@ def has_ended(run: PlannedRun, out: Path) -> bool:
     keys = {key: value for key, value in run.keys.items() if key.partition(".")[0] not in others}
     if keys.get("data-dir"):  # stored as an absolute path
         keys["data-dir"] = str(data_directory(str(keys["data-dir"])))
+    config, own = parse(keys, registry.Hypers())
+    meant = {**config.flat(), **flatten(own, f"{method_name(config.method)}.")}  # 32 is stored as "32", 1 as 1.0
     for key, value in keys.items():  # 0, "" and "auto" are stored as the defaults that they stand for
-        if value not in (0, "", "auto") and stored.get(key) != value:
+        if value not in (0, "", "auto") and stored.get(key) != meant[key]:
             way = f"give another --out (in Python out=), or delete {out / run.name}"
             raise ConfigError(f"{run.name}: {key}", f"{value!r}, as in the plan", f"{stored.get(key)!r}; {way}")
     return stored_summary(out / run.name) is not None

@@ -1,10 +1,11 @@
-"""Where the learning rates of a plan's runs come from, in lines to be shown with its results."""
+"""Where the learning rates of a plan's runs come from, and what is odd in their data, in lines to be shown."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
-from sepal.config import RunConfig, parse
+from sepal.config import RunConfig, Settings, parse
 from sepal.errors import SepalError
 from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.run_keys import Value, flatten_tables
@@ -25,9 +26,32 @@ def completed(keys: Mapping[str, Value]) -> tuple[RunConfig, tuple[str, ...]]:
     from sepal.strategies import registry
     from sepal.strategies.assembly import complete
 
-    config, hyper = parse({key: value for key, value in keys.items() if key != "name"}, registry.Hypers())
+    config, hyper = _parsed(keys)
     full, _, notes = complete(config, hyper, registry.get(config.method), federated_data(config).info)
     return full, notes
+
+
+def _parsed(keys: Mapping[str, Value]) -> tuple[RunConfig, Settings]:
+    from sepal.strategies import registry
+
+    return parse({key: value for key, value in keys.items() if key != "name"}, registry.Hypers())
+
+
+def data_notes(runs: Sequence[PlannedRun]) -> list[str]:
+    """Return what each of the runs would say of its data, such as which files are left out, once.
+
+    A report, which may be given away, does not have these lines: they name the user's own files.
+
+    Args:
+        runs: A plan's runs, also trials.
+    """
+    from sepal.data import federated_data
+
+    lines: dict[str, None] = {}
+    for run in {(r.block, r.cell, r.variant): r for r in runs}.values():
+        with suppress(SepalError):  # for example data that is not here; what needs it says so
+            lines |= dict.fromkeys(federated_data(_parsed(run.keys)[0]).info.notes)
+    return list(lines)
 
 
 def rate_notes(plan: PlanFile, runs: Sequence[PlannedRun]) -> list[str]:

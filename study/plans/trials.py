@@ -22,7 +22,7 @@ from sepal.study.comparison import Tried, write_index
 from sepal.study.plans.execute import Display, execute
 from sepal.study.plans.model import Block, Chosen, PlanFile, PlannedRun, cell_name
 from sepal.study.plans.plan import check_keys
-from sepal.study.plans.rates import rate_notes
+from sepal.study.plans.rates import data_notes, rate_notes
 from sepal.study.plans.search import mean_of_trials, measure_in, standard_error, validation
 from sepal.study.run_keys import Value
 
@@ -209,7 +209,7 @@ def run_plan(
     """
     runs = list(plan.runs())
     check_keys(file or plan.title, runs)
-    notes = iter([rate_notes(plan, runs)])
+    notes = iter([[*rate_notes(plan, runs), *data_notes(runs)]])
     limit = plan.hours if hours is None else hours
     execute = Executor(out, lambda: displays(next(notes, ())), jobs, workers, limit)
     failed = in_stages(plan, "", out, execute)

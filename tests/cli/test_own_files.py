@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from sepal.api import compare, run
 from sepal.api.results import Run
 from sepal.cli.main import app
 from sepal.client_app.onnx_file import write_onnx
@@ -195,3 +196,26 @@ def test_photographs_of_mixed_size_are_predicted_as_in_training(tmp_path):
         one.split(",")[1:]
         == next(row for row in rows.stdout.splitlines() if Path("light/3.png").as_posix() in row).split(",")[1:]
     )
+
+
+def test_broken_photographs_are_named_once_for_a_comparison_and_in_the_log(
+    runs_in_this_process, tmp_path, monkeypatch, capsys, caplog
+):
+    monkeypatch.chdir(tmp_path)
+    for number in range(40):
+        file = Path("photos", "ab"[number % 2], f"{number:02}.png")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 5 * number).save(file)
+    Path("photos/a/x.png").write_bytes(b"no image")
+    folder = {"on-bad-file": "skip", "resize": 8}  # as a number: a comparison that has ended is read again
+    keys = {"dataset": "folder", "data_dir": "photos", "folder": folder, "clients": 2, "rounds": 1}
+    for _ in range(2):
+        compare(["local"], seeds=range(2), out="all", **keys)
+        said = capsys.readouterr().err
+        assert said.count("x.png") == said.count("folder.on-bad-file: 1 file that cannot be read is left out: ") == 1
+    with caplog.at_level("INFO", logger="sepal"):
+        run("local", name="quiet", workers=1, progress=False, **keys)
+        compare(["local"], seeds=range(2), out="all", progress=False, **keys)
+    assert sum("x.png" in line for line in caplog.messages) == 2
+    assert caplog.messages[0].startswith("lr = 0.2: calibrated for ")
+    assert "x.png" not in "".join(capsys.readouterr())

@@ -185,6 +185,19 @@ def test_the_sentence_on_top_says_what_is_highest_with_its_caveat(tmp_path, seed
     assert page.index(html.escape(found)) < page.index("<table>")
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_sentence_on_top_calls_equal_figures_level(tmp_path, seeds):
+    for seed in range(seeds):
+        for method in ("fedavg", "ditto"):
+            write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, kept=True)
+    words = headline(read_comparison([str(tmp_path)]), "")
+    assert re.match(
+        r"Highest mean accuracy of 2: \w+ \(60\.0 .*MB\) and \w+ \(60\.0 .*MB\) are level \(deployed models\)\.", words
+    )
+    said = "Their difference is +0.0 ± 0.0 points, 95 % interval over 3 seeds."
+    assert (said in words, "clear difference" in words) == (seeds == 3, False)
+
+
 def test_the_sentence_of_one_run_says_accuracy_cost_and_that_it_goes_on(tmp_path):
     run = write_run(tmp_path / "a", method="local", kept=True)
     (run / "summary.json").unlink()

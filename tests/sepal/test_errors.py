@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sepal import errors
-from sepal.errors import ConfigError, SepalError, one_line
+from sepal.errors import ConfigError, DataError, RoundError, SepalError, in_short, nearest, one_line
 from tests.worker_pipe import through_a_pipe
 
 
@@ -38,3 +38,16 @@ def test_every_error_travels_from_worker_processes(kind):
     back = through_a_pipe(kind("key", "this", "that"))
     assert type(back) is kind
     assert str(back) == "key: expected this, got that"
+
+
+def test_clients_that_fail_alike_are_one_cause_that_reads_as_what_was_got():
+    same = [RoundError(f"client-{number}", "an answer", "RuntimeError: no (a.py:1 in load)") for number in range(3)]
+    assert in_short(same) == "RuntimeError: no (a.py:1 in load) instead of an answer (client-0 and 2 more)"
+    kept = DataError("client-3: data", "an example", "none")
+    assert in_short([*same[:2], kept]).endswith("(client-0 and 1 more); data: expected an example, got none (client-3)")
+
+
+def test_a_name_that_begins_with_what_was_given_is_meant():
+    keys = ["split.seed", "split.test-fraction", "split.test-of-labels", "lr"]
+    assert nearest("split.test", keys) == "split.test-fraction"
+    assert nearest("split.", keys) == "split.seed", "nothing is given of its name"

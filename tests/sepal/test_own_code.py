@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
+import pickle
 import subprocess
 import sys
 
@@ -11,13 +13,18 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from sepal import user_modules
-from sepal.engines.in_process.grid import answer
+from sepal.engines.in_process.grid import InProcessGrid, answer
 from sepal.errors import ModelError
 from sepal.protocol.flower.replies import enter_run
 
 
 def helper(argument):
     raise KeyError(argument)
+
+
+class Broken:
+    def __reduce__(self):
+        return helper, ("absent",)
 
 
 def load(argument):
@@ -59,6 +66,24 @@ def test_a_client_whose_own_code_raises_is_no_traceback(caplog):
     reply = answer(handle, Message(RecordDict(), dst_node_id=1, message_type="train"))
     assert not caplog.records
     assert "in helper, called at test_own_code.py" in reply.error.reason
+
+
+def test_another_exception_has_its_traceback_once_in_a_run(caplog):
+    InProcessGrid({})
+
+    handle = operator.attrgetter("nothing")  # no own frame
+    for node in (1, 2, 1):
+        reply = answer(handle, Message(RecordDict(), dst_node_id=node, message_type="train"))
+        assert reply.error.reason == "AttributeError: 'Message' object has no attribute 'nothing'"
+    assert len(caplog.records) == 1
+
+
+def test_a_function_of_a_notebook_that_does_not_load_in_a_worker_is_one_line(monkeypatch):
+    """What its cell has imported is imported again as it is unpickled."""
+    monkeypatch.setitem(user_modules._functions, "build_1", pickle.dumps(Broken()))
+    words = r"model: expected build to load in a worker process, too, got KeyError: 'absent' \(test_own_code.py:"
+    with pytest.raises(ModelError, match=words):
+        user_modules.load("model", f"{user_modules.DEFINED}:build_1", ModelError)
 
 
 def test_an_own_model_imports_a_torchvision_that_does_not_fit_torch(tmp_path):
