@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ COUNTS = ("tp", "fp", "fn")  # true positives, false positives, false negatives
 def class_sheet(variants: Sequence[Variant]) -> Sheet | None:
     """Return a row for each class: its test examples (of a segmentation its pixels), recall, precision and F1 in %.
 
-    Of several variants each has its recall and its F1. None where no run that has ended has counts by class.
+    Of several variants each has its recall and its F1. None where no variant has counts by class of all its runs.
     """
     found = [(variant, counts) for variant in variants if (counts := _counts(variant)) is not None]
     if not found:
@@ -43,10 +43,19 @@ def class_sheet(variants: Sequence[Variant]) -> Sheet | None:
 
 
 def _counts(variant: Variant) -> npt.NDArray[np.float64] | None:
-    """Return the counts of the deployed view, added over seeds: float64 (3, classes)."""
-    stored: list[Mapping[str, Any]] = [(result.stored.summary or {}).get("classes", {}) for result in variant.results]
-    views = [each[variant.deployed] for each in stored if variant.deployed in each]
-    return np.sum([[view[name] for name in COUNTS] for view in views], axis=0) if views else None
+    """Return the counts of the deployed view, added over seeds: float64 (3, classes). None if a run has none."""
+    found = [_read((result.stored.summary or {}).get("classes"), variant.deployed) for result in variant.results]
+    sizes = {None if each is None else each.shape for each in found}
+    return None if None in sizes or len(sizes) > 1 else np.sum([each for each in found if each is not None], axis=0)
+
+
+def _read(stored: Any, view: str) -> npt.NDArray[np.float64] | None:
+    """Return a view's counts; None where they are not as Sepal writes them, as in a run from elsewhere."""
+    try:
+        counts = np.array([stored[view][name] for name in COUNTS], np.float64)
+    except (KeyError, TypeError, ValueError):
+        return None
+    return counts if counts.ndim == 2 and np.isfinite(counts).all() and (counts >= 0).all() else None
 
 
 def _share(part: float, whole: float) -> str:

@@ -28,11 +28,33 @@ OWN = Scoring((Metric("share", 2, lambda *_: (), lambda sums: sums[0] / sums[1])
 def lies(scoring, count=400):
     """Replies that a server accepts, from sums that are mostly nonsense."""
     draw = np.random.default_rng(0)
-    for numbers in ((0.0,) * (scoring.size - 2), *draw.choice(ODD, (count, scoring.size - 2)).tolist()):
-        sums = (1.0, 0.0, *numbers)
+    for numbers in ([0.0] * (scoring.size - 2), *draw.choice(ODD, (count, scoring.size - 2)).tolist()):
+        for metric in (each for each in scoring.metrics if each.classes):  # odd counts by class are refused: below
+            at = 2 + sum(each.size for each in scoring.metrics[: scoring.metrics.index(metric)])
+            numbers[at : at + metric.size] = draw.integers(0, 2, metric.size).tolist()
+        sums = (100.0, 0.0, *numbers)
         with suppress(ProtocolError):
             scoring.check("sums", sums)
             yield {"trained.sums": sums}
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [200.0, 0.0, 0.0, 0.0, -100.0, 1e6],  # recall 200 %, a million examples
+        [2.5, 2.0, 1.0, 1.0, 1.0, 1.0],
+        [5.0, 5.0, 1.0, 0.0, 0.0, 0.0],  # eleven predictions for ten examples
+        [5.0, 5.0, 0.0, 0.0, 0.0, 1.0],
+    ],
+)
+def test_counts_by_class_are_of_no_more_than_the_claimed_examples(counts):
+    scoring = made("classification", "macro-f1", "", (4,), 2).scoring
+    (balanced, f1), rest = scoring.metrics[1:3], (0.0,) * scoring.metrics[3].size
+    assert balanced.classes == f1.classes == 2
+    right = [4.0, 4.0, 1.0, 1.0, 1.0, 1.0]
+    scoring.check("sums", (10.0, 1.0, 8.0, 10.0, *right, *right, *rest))
+    with pytest.raises(ProtocolError, match="counts by class of 10 examples"):
+        scoring.check("sums", (10.0, 1.0, 8.0, 10.0, *right, *counts, *rest))
 
 
 @pytest.mark.parametrize("scoring", [OWN, *(made(*task[:2], "", *task[2:]).scoring for task in TASKS)])

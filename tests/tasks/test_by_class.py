@@ -69,6 +69,33 @@ def test_the_report_has_the_table_of_the_deployed_models_over_all_seeds(tmp_path
     assert "By class, deployed models" in render(comparison)
 
 
+def test_the_counts_are_those_of_the_deployed_view(tmp_path):
+    write_run(tmp_path / "kept", method="fedpse", kept=True)
+    summary = json.loads((tmp_path / "kept" / "summary.json").read_text())
+    summary["classes"] = {"trained": named(([9], [9], [9])), "kept": named(([3], [1], [1]))}
+    (tmp_path / "kept" / "summary.json").write_text(json.dumps(summary))
+    sheet = class_sheet(read_comparison([str(tmp_path / "kept")]).variants(""))
+    assert sheet.rows == [["0", "4", "75.0", "75.0", "75.0"]]
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"tp": [1, 2], "fp": [1], "fn": [1, 2]},
+        {"tp": [1, 2], "fn": [1, 2]},
+        {"tp": "12", "fp": "12", "fn": "12"},
+        {"tp": [float("nan")], "fp": [1], "fn": [1]},
+        {"tp": [-1], "fp": [1], "fn": [1]},
+        None,
+        7,
+    ],
+)
+def test_counts_that_sepal_has_not_written_give_no_table(tmp_path, counts):
+    good = with_classes(tmp_path / "good", 0, named(([3], [1], [1])))
+    bad = with_classes(tmp_path / "bad", 1, counts)
+    assert class_sheet(read_comparison([good, bad]).variants("")) is None
+
+
 def test_several_variants_stand_beside_each_other(tmp_path):
     counts = named(([3, 2], [1, 2], [1, 2]))
     places = [with_classes(tmp_path / label, 0, counts, label) for label in ("fedavg-ft", "fedbabu")]

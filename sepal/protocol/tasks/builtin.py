@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -86,8 +87,8 @@ def segmentation(shape: tuple[int, ...], classes: int, unit: str = "") -> Learni
         return outputs.argmax(1)[known], targets[known]
 
     found = (
-        metrics.by_class("dice", classes, metrics.dice, read),
-        metrics.by_class("iou", classes, metrics.iou, read),
+        metrics.by_class("dice", classes, metrics.dice, read, math.prod(shape[1:])),
+        metrics.by_class("iou", classes, metrics.iou, read, math.prod(shape[1:])),
         metrics.accuracy(read),
     )
     targets = Targets(shape[1:], least=metrics.IGNORED, above=classes)

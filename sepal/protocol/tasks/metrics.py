@@ -58,8 +58,12 @@ def by_class(
     classes: int,
     value: Callable[[Sums, Sums, Sums], float | None],
     read: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    targets: int = 1,
 ) -> Metric:
-    """Return a metric over true positives, false positives and false negatives of each class, in this order."""
+    """Return a metric over true positives, false positives and false negatives of each class, in this order.
+
+    An example has at most ``targets`` of what is classified: itself, or its pixels.
+    """
 
     def sums(outputs: torch.Tensor, targets: torch.Tensor) -> Iterable[float]:
         predicted, true = read(outputs, targets)
@@ -68,7 +72,7 @@ def by_class(
         count = torchmetrics("functional.classification").multiclass_stat_scores
         return _three(count(predicted.flatten(), true.flatten(), classes, average=None))
 
-    return Metric(name, 3 * classes, sums, _of_counts(value), classes=classes)
+    return Metric(name, 3 * classes, sums, _of_counts(value), classes=classes, targets=targets)
 
 
 def by_label(name: str, labels: int, value: Callable[[Sums, Sums, Sums], float | None]) -> Metric:
@@ -78,7 +82,7 @@ def by_label(name: str, labels: int, value: Callable[[Sums, Sums, Sums], float |
         count = torchmetrics("functional.classification").multilabel_stat_scores
         return _three(count((outputs > 0).long(), targets, labels, average=None))
 
-    return Metric(name, 3 * labels, sums, _of_counts(value), classes=labels)
+    return Metric(name, 3 * labels, sums, _of_counts(value), classes=labels, targets=labels)
 
 
 def _three(counts: torch.Tensor) -> Iterable[float]:

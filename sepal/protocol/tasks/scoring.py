@@ -109,6 +109,7 @@ class Metric:
         most: Greatest possible value.
         classes: Where the sums are the true positives, the false positives and the false negatives of each class, in
             this order: the number of classes; else 0.
+        targets: With ``classes``, how many targets of an example are counted at most: one, its labels, or its pixels.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Metric:
     least: float = 0.0
     most: float = 1.0
     classes: int = 0
+    targets: int = 1
 
     @property
     def measure(self) -> Measure:
@@ -133,6 +135,12 @@ class Metric:
             return None if found is None else float(found)
         except Exception:  # a client chooses the sums, and the value may be an own task's
             return None
+
+    def countable(self, sums: Sums, examples: float) -> bool:
+        """Return whether counts by class may be those of so many examples: whole, and no more than their targets."""
+        tp, fp, fn = (sums[k * self.classes : (k + 1) * self.classes] for k in range(3))
+        whole = all(value >= 0 and float(value).is_integer() for value in sums)
+        return whole and sum(tp) + max(sum(fp), sum(fn)) <= examples * self.targets
 
     def possible(self, value: float) -> bool:
         """Return whether a value is finite and from ``least`` to ``most``."""
@@ -215,6 +223,8 @@ class Scoring:
         if not (float(sums[0]).is_integer() and 0 < sums[0] < MOST_EXAMPLES):
             raise ProtocolError(key, "a number of examples, at least 1", sums[0])
         for metric in self.metrics:
+            if metric.classes and not metric.countable(self._part(metric, sums), sums[0]):
+                raise ProtocolError(key, f"counts by class of {sums[0]:g} examples", f"others for {metric.name}")
             value = self._computed(metric, sums)
             if value is not None and not metric.possible(value):
                 raise ProtocolError(key, f"{metric.name} from {metric.least:g} to {metric.most:g}", f"{value:g}")
