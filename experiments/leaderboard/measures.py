@@ -10,7 +10,9 @@ import numpy as np
 
 from experiments.leaderboard.blocks import Contender
 from experiments.leaderboard.design import HELD, Design, Row
-from experiments.leaderboard.statistics import Interval, Matrix, draws_for, holm, interval, matrix, mean, spread, wins
+from experiments.leaderboard.statistics import Interval, Matrix, holm, interval, matrix, mean, spread, wins
+
+LEAST_SEEDS, LEAST_CLIENTS = 4, 3  # of a difference with a p-value: all seeds, and the clients of each
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ VISIT = Measure("newcomer after one visit", HELD, novel=True)
 DEPLOYED = Measure("deployed", "deployed")
 KEPT = Measure("kept", "kept")
 SHIFT = Measure("held, full shift", f"{HELD}-shift-100")
+HEADLINES = (HOLDS, NEWCOMER)
 ALL = (HOLDS, NEWCOMER, VISIT, DEPLOYED, KEPT, SHIFT)
 
 
@@ -93,9 +96,14 @@ class Measures:
     def difference(self, contender: Contender, measure: Measure, budget: float = 0.0) -> Interval | None:
         """Return the difference to the yardstick with its interval; None with fewer than two seeds."""
         values = self.differences(contender, measure, budget)
-        if len(values) < 2 or not values.size or contender.name == self.block.yardstick:
+        if not values.size or len(values) < 2 or contender.name == self.block.yardstick:
             return None
-        return interval(values, draws_for(values, self.block.same_people))
+        return interval(values, self.block.same_people)
+
+    def tested(self, contender: Contender, measure: Measure) -> bool:
+        """Return whether a difference may be called one: not with few seeds, nor with seeds of few clients."""
+        values = self.differences(contender, measure)
+        return len(values) >= LEAST_SEEDS and int((~np.isnan(values)).sum(1).min()) >= LEAST_CLIENTS
 
     def wins(self, contender: Contender) -> tuple[int, int, int] | None:
         """Return the clients that hold a better, an equal and a worse model than with the yardstick."""
@@ -134,17 +142,19 @@ def _clients(row: Row, measure: Measure) -> Iterator[tuple[str, float]]:
             yield name, value
 
 
-def corrected(found: Sequence[Measures]) -> dict[tuple[str, str, Measure], tuple[Interval, float]]:
+def corrected(found: Sequence[Measures]) -> dict[tuple[str, str, Measure], tuple[Interval, float | None]]:
     """Return (block, contender, measure) → difference to the yardstick and p by Holm, of all that have all seeds.
 
-    They are one family: what clients hold and what newcomers get, in every block.
+    Those with a p are one family: what clients hold and what newcomers get, in every block. With too few seeds or
+    clients (:meth:`Measures.tested`) p is None.
     """
-    family = {
-        (each.block.name, contender.name, measure): difference
-        for each in found
-        for contender in each.block.contenders
-        for measure in (HOLDS, NEWCOMER)
-        if each.whole(contender) and (difference := each.difference(contender, measure))
+    pairs = [(each, contender) for each in found for contender in each.block.contenders if each.whole(contender)]
+    there = {
+        (each.block.name, contender.name, measure): (difference, each.tested(contender, measure))
+        for each, contender in pairs
+        for measure in HEADLINES
+        if (difference := each.difference(contender, measure))
     }
-    values = holm([difference.p for difference in family.values()])
-    return {key: (difference, p) for (key, difference), p in zip(family.items(), values, strict=True)}
+    family = {key: difference.p for key, (difference, tested) in there.items() if tested}
+    values = dict(zip(family, holm(list(family.values())), strict=True))
+    return {key: (difference, values.get(key)) for key, (difference, _) in there.items()}

@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.leaderboard.blocks import BUDGETS, Contender
 from experiments.leaderboard.measures import HOLDS, Measures
-from experiments.leaderboard.statistics import draws_for, interval
+from experiments.leaderboard.statistics import interval
 from sepal.cli.markdown import table
 from sepal.cli.report.frontier import Panels
 from sepal.study.frontier import POINT, Entry, frontier
@@ -60,7 +60,7 @@ def points_of(found: Measures) -> Iterator[Point]:
 def _entry(found: Measures, contender: Contender, budget: float, rounds: int) -> Entry:
     values, clients = found.values(contender, HOLDS, budget), found.by_seed(contender, HOLDS, budget)
     means = {seed: float(np.mean(list(each.values()))) for seed, each in clients.items()}
-    bar = interval(values, draws_for(values, found.block.same_people)) if len(values) > 1 else None
+    bar = interval(values, found.block.same_people) if len(values) > 1 else None
     label = contender.name + (f", {rounds} round{'s' * (rounds > 1)}" if budget else "")
     megabytes = found.megabytes(contender, budget) or 0.0
     return Entry(label, megabytes, means, interval=(bar.low, bar.high) if bar else None)

@@ -1,89 +1,28 @@
-"""The statistics of the comparison: a bootstrap of seeds and clients, wins and losses, and Holm's correction.
+"""The statistics of the comparison: Student's t over seeds or over people, wins and losses, and Holm's correction.
 
 All are functions of NumPy arrays. Accuracies of one contender are a matrix float64 (seeds, clients), NaN where a client
-did not take part with that seed.
+did not take part with that seed. An estimate is a mean over seeds of means over clients.
 
-The bootstrap draws seeds with replacement, and clients with replacement (Davison and Hinkley 1997, section 3.8; for the
-same people with every seed, Owen 2007, "The pigeonhole bootstrap"). An estimate is a mean over seeds of means over
-clients. The same draws serve all contenders of a block, so that differences are paired. With k seeds and n clients a
-seed, the variance between seeds is understated by (k - 1) / k, and that within by (n - 1) / n, as in every bootstrap.
+Where a seed changes the split, what counts is a seed's mean over clients: k of them, and a t of k - 1 degrees of
+freedom. Where clients are the same people with every seed, it is a person's mean over seeds; that t is for other people
+with these seeds. A bootstrap of seeds and clients is no substitute: it understates the variance between k seeds by
+(k - 1) / k and has no tails of a t. With as much spread between seeds as between clients and no difference, 5 % tests
+of it found one in 23 % of cases with 3 seeds and in 16 % with 5.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 Matrix = NDArray[np.float64]
-DRAWS, SEED, LEVEL = 10_000, 37, 0.05
+LEVEL = 0.05
 TIE = 0.005  # half a point
-
-
-@dataclass(frozen=True)
-class Draws:
-    """How often each bootstrap draw has each seed and each client.
-
-    Attributes:
-        seeds: float64 (draws, seeds).
-        clients: float64 (draws, seeds, clients): over all times that a draw has the seed. With the same people
-            everywhere, a draw's seeds have equal rows.
-    """
-
-    seeds: Matrix
-    clients: Matrix
-
-    @cached_property
-    def sizes(self) -> Matrix:
-        """How many clients a draw has of each seed, float64 (draws, seeds)."""
-        return np.asarray(self.clients.sum(2))
-
-
-def draws_for(values: Matrix, same_people: bool) -> Draws:
-    """Return the draws for a matrix; those of equal gaps are the same, so that contenders are compared on them."""
-    there = ~np.isnan(values)
-    return _drawn(there.tobytes(), there.shape, same_people)
-
-
-@lru_cache(maxsize=8)
-def _drawn(there: bytes, shape: tuple[int, int], same_people: bool) -> Draws:
-    return draw(np.frombuffer(there, np.bool_).reshape(shape), same_people)
-
-
-def draw(there: NDArray[np.bool_], same_people: bool = False, count: int = DRAWS, seed: int = SEED) -> Draws:
-    """Draw seeds, then clients.
-
-    Args:
-        there: bool (seeds, clients): who took part.
-        same_people: Whether a column is one person in all seeds: then people are drawn once for all seeds.
-        count: Number of draws.
-        seed: Of the draws.
-    """
-    rng = np.random.default_rng(seed)
-    seeds, clients = there.shape
-    of_seeds = rng.multinomial(seeds, np.full(seeds, 1 / seeds), count).astype(np.float64)
-    if same_people:
-        people = rng.multinomial(clients, np.full(clients, 1 / clients), count)
-        return Draws(of_seeds, np.where(there, people[:, None, :], 0).astype(np.float64))
-    # A seed that is drawn m times has m draws of its n clients; their sum is one of m·n.
-    times = of_seeds.astype(np.int64).T
-    each = [rng.multinomial(m * row.sum(), row / row.sum()) for m, row in zip(times, there, strict=True)]
-    return Draws(of_seeds, np.stack(each, axis=1).astype(np.float64))
-
-
-def means(values: Matrix, draws: Draws) -> Matrix:
-    """Return the estimate in each draw, float64 (draws,): a mean over seeds of means over clients.
-
-    The draws must be of those who are there. A seed of whose people none was drawn is left out of that draw.
-    """
-    sums, sizes = np.einsum("dsc,sc->ds", draws.clients, np.nan_to_num(values)), draws.sizes
-    seeds = np.where(sizes > 0, draws.seeds, 0.0)
-    each = np.divide(sums, sizes, out=np.zeros_like(sums), where=sizes > 0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray((seeds * each).sum(1) / seeds.sum(1))
+DIGITS = 9  # below these, a difference is one of rounding
 
 
 def mean(values: Matrix) -> float:
@@ -98,7 +37,7 @@ def spread(values: Matrix) -> float | None:
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its percentile interval, and the two-sided p-value of its being 0."""
+    """An estimate with its interval of Student's t, and the two-sided p-value of its being 0."""
 
     mean: float
     low: float
@@ -112,16 +51,26 @@ class Interval:
         return f"{centre} [{low}, {high}]"
 
 
-def interval(values: Matrix, draws: Draws, level: float = LEVEL) -> Interval:
+def interval(values: Matrix, same_people: bool, level: float = LEVEL) -> Interval | None:
     """Return the estimate of a contender's accuracies, or of paired differences of two contenders.
 
-    p is twice the smaller share of draws on either side of 0, counting one more draw on each side.
+    Args:
+        values: float64 (seeds, clients), NaN where there is none; no seed is empty.
+        same_people: Whether a column is one person in all seeds: then the t is over people, and otherwise over seeds.
+        level: 1 - the interval's coverage.
+
+    Returns:
+        None with fewer than two seeds, or two people.
     """
-    found = means(values, draws)
-    found = found[np.isfinite(found)]
-    low, high = np.quantile(found, (level / 2, 1 - level / 2))
-    tail = min(int((found <= 0).sum()), int((found >= 0).sum()))
-    return Interval(mean(values), float(low), float(high), min(1.0, 2 * (tail + 1) / (len(found) + 1)))
+    there = values[:, ~np.isnan(values).all(0)]
+    units: Matrix = np.asarray(np.nanmean(there, axis=0 if same_people else 1)).round(DIGITS)
+    if len(units) < 2:
+        return None
+    centre, error, freedom = round(mean(values), DIGITS), units.std(ddof=1) / np.sqrt(len(units)), len(units) - 1
+    half = float(stats.t.ppf(1 - level / 2, freedom) * error)
+    if error == 0:
+        return Interval(centre, centre, centre, float(centre == 0))
+    return Interval(centre, centre - half, centre + half, float(2 * stats.t.sf(abs(centre) / error, freedom)))
 
 
 def wins(differences: Matrix, same_people: bool = False, tie: float = TIE) -> tuple[int, int, int]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from experiments.leaderboard.blocks import TUNING
 from experiments.leaderboard.design import Design, Run
 from experiments.leaderboard.measures import DEPLOYED, HOLDS, NEWCOMER, SHIFT, Measures, corrected
-from experiments.leaderboard.pages import PAGE, TABLES, counted, pages
+from experiments.leaderboard.pages import PAGE, TABLES, _headline, counted, pages
 from experiments.leaderboard.points import panels, points_of
 from experiments.leaderboard.runs import again, run
+from experiments.leaderboard.statistics import Interval
 from experiments.leaderboard.tables import block_tables
 from tests.experiments.test_leaderboard_design import BLOCK, OWN, quality, searched
 
@@ -69,6 +71,48 @@ def test_a_contender_without_all_seeds_is_shown_but_not_tested():
     more = Measures(Design(BLOCK.model_copy(update={"seeds": (0, 1, 2)}), stored()))
     assert more.difference(OWN, HOLDS) is not None
     assert corrected([more]) == {}
+
+
+def test_with_the_same_people_intervals_and_wins_are_over_people(measures):
+    # Differences of the two clients: 0 and .2, then 0 and .1. Seeds: .1 and .05; people: 0 and .15.
+    same = Measures(Design(BLOCK.model_copy(update={"same_people": True}), stored()))
+    halves = [(m.difference(OWN, HOLDS).high - m.difference(OWN, HOLDS).low) / 2 for m in (measures, same)]
+    assert halves == pytest.approx([12.7062 * 0.025, 12.7062 * 0.075], rel=1e-4)  # t(.975, 1)
+    assert (measures.wins(OWN), same.wins(OWN)) == ((2, 2, 0), (1, 1, 0))
+
+
+class Wide(Measures):
+    """A block with differences of so many seeds and clients."""
+
+    def __init__(self, seeds, clients):
+        super().__init__(Design(BLOCK, []))
+        self.shape = (seeds, clients)
+
+    def whole(self, contender):
+        """All seeds are there."""
+        return True
+
+    def differences(self, contender, measure, budget=0.0):
+        """Draw them; those of Ditto are large."""
+        drawn = np.random.default_rng(1).normal(0, 0.01, self.shape)
+        return drawn + (1 if contender is OWN else 0.004) if measure is HOLDS else np.empty((0, 0))
+
+
+def test_p_values_are_corrected_and_few_seeds_or_clients_have_none():
+    found = corrected([Wide(4, 3)])
+    raw = [found["x", name, HOLDS][0].p for name in ("ditto", "local")]
+    assert raw[0] < 0.001 < raw[1] / 2
+    assert [found["x", name, HOLDS][1] for name in ("ditto", "local")] == pytest.approx([2 * raw[0], raw[1]])
+    for few in (Wide(3, 9), Wide(5, 2)):
+        assert [p for _, p in corrected([few]).values()] == [None, None]
+
+
+@pytest.mark.parametrize(("p", "bold"), [(0.01, True), (0.2, False), (None, False)])
+def test_what_is_bold_is_so_after_the_correction(measures, p, bold):
+    family = {("x", "ditto", HOLDS): (Interval(0.07, 0.05, 0.09, 0.001), p)}
+    text = "\n".join(_headline([measures], HOLDS, family))
+    assert ("**+7.0 [+5.0, +9.0]**" in text) == bold
+    assert f"over {int(p is not None)} differences" in text
 
 
 def test_the_tables_say_what_was_chosen_what_bytes_buy_and_who_is_on_the_frontier(measures):

@@ -1,18 +1,13 @@
-"""The statistics of the comparison, by hand and against known variances."""
+"""The statistics of the comparison, by hand, and simulated without a difference."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from experiments.leaderboard.statistics import Draws, draw, holm, interval, matrix, mean, means, spread, wins
+from experiments.leaderboard.statistics import LEVEL, holm, interval, matrix, mean, spread, wins
 
 NAN = np.nan
-
-
-def everyone(values):
-    """Return who took part."""
-    return ~np.isnan(values)
 
 
 def test_an_estimate_is_the_mean_over_seeds_of_means_over_clients():
@@ -23,69 +18,44 @@ def test_an_estimate_is_the_mean_over_seeds_of_means_over_clients():
     assert spread(values[:1]) is None
 
 
-def test_the_weights_of_a_draw_by_hand():
-    values = np.array([[0.2, 0.4], [0.6, 1.0]])
-    # Draw 0: seed 0 twice, its second client twice: .4. Draw 1: each seed once, (2·.2 + 0·.4)/2 = .2 and
-    # (1·.6 + 1·1)/2 = .8: .5.
-    seeds = np.array([[2.0, 0.0], [1.0, 1.0]])
-    clients = np.array([[[0.0, 2.0], [1.0, 1.0]], [[2.0, 0.0], [1.0, 1.0]]])
-    np.testing.assert_allclose(means(values, Draws(seeds, clients)), [0.4, 0.5])
+def test_an_interval_over_seeds_by_hand():
+    # Means by seed .3, .5, .7: mean .5, SD .2, error .2/√3 = .11547; t(.975, 2) = 4.302653: ± .496828. t = 4.330127 has
+    # p = 1 - t/√(t² + 2) = .049414.
+    found = interval(np.array([[0.2, 0.4, NAN], [0.4, 0.6, 0.5], [NAN, 0.7, 0.7]]), same_people=False)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.5, 0.003172, 0.996828), abs=1e-6)
+    assert found.p == pytest.approx(0.049414, abs=1e-6)
+
+
+def test_an_interval_over_people_by_hand():
+    # Their means over seeds are .3, .5, .7, and the fourth never took part: the same figures.
+    values = np.array([[0.2, 0.5, 0.6, NAN], [0.4, 0.5, 0.8, NAN]])
+    found = interval(values, same_people=True)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.5, 0.003172, 0.996828), abs=1e-6)
+    assert interval(values, same_people=False).p != pytest.approx(found.p, abs=1e-3)
 
 
 @pytest.mark.parametrize("same", [False, True])
-def test_equal_values_have_an_interval_of_no_width(same):
-    values = np.full((5, 8), 0.25)
-    found = interval(values, draw(everyone(values), same, count=500))
-    assert (found.mean, found.low, found.high) == pytest.approx((0.25, 0.25, 0.25))
-    assert found.p == pytest.approx(2 / 501)  # no draw is at or below 0
+def test_what_does_not_vary_has_an_interval_of_no_width(same):
+    found = interval(np.full((5, 8), 0.25), same)
+    assert (found.mean, found.low, found.high, found.p) == (0.25, 0.25, 0.25, 0.0)
+    # No difference, but for rounding
+    values = np.random.default_rng(1).normal(0, 1e-17, (5, 8)) + 1e-17
+    assert interval(values, same).p == 1.0
+    assert interval(values[:1, :1], same) is None
 
 
-def test_the_variance_of_the_mean_is_the_known_one_with_independent_clients():
-    # Draws of k of k seeds and n of n clients, with replacement. With b the variance (ddof 0) of the seeds' means and
-    # w the mean variance (ddof 0) within: var = b/k + w/(k·n).
-    rng = np.random.default_rng(1)
-    k, n = 5, 12
-    values = rng.normal(0.5, 0.1, (k, 1)) + rng.normal(0, 0.2, (k, n))
-    b, w = values.mean(1).var(), values.var(1).mean()
-    found = means(values, draw(everyone(values), count=20_000)).var()
-    assert found == pytest.approx(b / k + w / (k * n), rel=0.05)
-
-
-def test_the_same_people_are_not_more_people_with_more_seeds():
-    # Only people differ: seeds add nothing, so the variance is w/n, not w/(k·n).
-    people = np.random.default_rng(2).normal(0.5, 0.2, 12)
-    values = np.tile(people, (5, 1))
-    there = everyone(values)
-    assert means(values, draw(there, True, 20_000)).var() == pytest.approx(people.var() / 12, rel=0.05)
-    assert means(values, draw(there, False, 20_000)).var() == pytest.approx(people.var() / 60, rel=0.05)
-
-
-def test_those_who_did_not_take_part_are_not_drawn():
-    values = np.array([[0.2, NAN, 0.4], [NAN, 0.6, 0.6]])
-    for same in (False, True):
-        draws = draw(everyone(values), same, count=200)
-        assert draws.clients[:, 0, 1].sum() == draws.clients[:, 1, 0].sum() == 0
-        found = means(values, draws)
-        found = found[np.isfinite(found)]
-        assert found.min() >= 0.2 - 1e-12
-        assert found.max() <= 0.6 + 1e-12
-    draws = draw(everyone(values), count=50)
-    np.testing.assert_array_equal(draws.clients.sum(2), 2 * draws.seeds)  # two clients each time a seed is drawn
-
-
-def test_p_is_about_one_around_nothing_and_small_far_from_it():
-    values = np.random.default_rng(3).normal(0, 0.1, (5, 20))
-    values -= values.mean(1, keepdims=True)
-    draws = draw(everyone(values), count=2000)
-    assert interval(values, draws).p > 0.8
-    far = interval(values + 1, draws)
-    assert (far.p, far.low > 0.9, far.high < 1.1) == (2 / 2001, True, True)
-    assert interval(values - 1, draws).p == far.p
+@pytest.mark.parametrize(("seeds", "clients", "same"), [(5, 40, False), (3, 16, False), (5, 30, True)])
+def test_without_a_difference_five_per_cent_of_tests_find_one(seeds, clients, same):
+    # As much spread between seeds as between clients; people keep theirs over the seeds.
+    rng, count = np.random.default_rng(37), 2000
+    common = rng.normal(0, 0.02, (count, 1, clients) if same else (count, seeds, 1))
+    found = [interval(values, same) for values in common + rng.normal(0, 0.02, (count, seeds, clients))]
+    assert 0.03 <= sum(each.p < LEVEL for each in found) / count <= 0.07
+    assert all((each.p < LEVEL) == (each.low > 0 or each.high < 0) for each in found)
 
 
 def test_the_text_of_an_interval():
-    values = np.full((2, 2), -0.0123)
-    assert interval(values, draw(everyone(values), count=10)).text() == "−1.2 [−1.2, −1.2]"
+    assert interval(np.full((2, 2), -0.0123), same_people=False).text() == "−1.2 [−1.2, −1.2]"
 
 
 def test_wins_ties_and_losses_by_hand():
