@@ -11,7 +11,7 @@ Trials, 15 for each contender, over the full rounds with the schedule of these:
 
 A trial is judged by validation accuracy of what a client holds after the closing round. One that ends with an error has
 0. Reported seeds go round the contenders, so that a block that is not finished is balanced. A run at equal bytes has as
-many rounds as its budget buys, but no more than the block's; with these, it is the reported run.
+many rounds as its budget buys with every seed, but no more than the block's; with these, it is the reported run.
 """
 
 from __future__ import annotations
@@ -100,19 +100,31 @@ class Design:
     def bought(self, contender: Contender, budget: float) -> int | None:
         """Return the rounds that a share of dense FedAvg's bytes buys, at most the block's; None if not known yet.
 
-        They are as many as the contender's first reported run had within the budget, and as many as that buys at its
-        mean bytes a round: some methods send less at the beginning, and others at the end.
+        They are the least over the seeds, of as many as the contender's reported run had within the budget, and as many
+        as that buys at its mean bytes a round: some methods send less at the beginning, and others at the end. The
+        closing download is paid from the budget, too.
         """
-        dense = next(each for each in self.block.contenders if each.name == self.block.dense)
-        whole, mine = self._first(dense), self._first(contender)
-        if not whole or not mine or not mine["spent"]:
-            return None
-        limit, spent = budget * whole["spent"][-1] * (1 + 1e-9), mine["spent"]
-        each = spent[-1] / len(spent)
-        return min(sum(1 for so_far in spent if so_far <= limit), int(limit / each) if each else self.block.rounds)
+        found = [self._bought(contender, budget, seed) for seed in self.block.seeds]
+        known = [rounds for rounds in found if rounds is not None]
+        return min(known) if len(known) == len(found) else None
 
-    def _first(self, contender: Contender) -> Row | None:
-        config = self.reported(contender, self.block.seeds[0])
+    def _bought(self, contender: Contender, budget: float, seed: int) -> int | None:
+        mine, limit = self._reported_row(contender, seed), self.limit(budget, seed)
+        if not mine or not mine["spent"] or limit is None:
+            return None
+        spent, limit, closing = mine["spent"], limit * (1 + 1e-9), mine["closing"]
+        each = (spent[-1] - closing) / len(spent)
+        at_mean = int(max(0.0, limit - closing) / each) if each else self.block.rounds
+        return min(sum(1 for so_far in spent if so_far <= limit), at_mean)
+
+    def limit(self, budget: float, seed: int) -> float | None:
+        """Return the MB of a share of what dense FedAvg spends with a seed; None if not known yet."""
+        dense = next(each for each in self.block.contenders if each.name == self.block.dense)
+        whole = self._reported_row(dense, seed)
+        return float(budget * whole["spent"][-1]) if whole and whole["spent"] else None
+
+    def _reported_row(self, contender: Contender, seed: int) -> Row | None:
+        config = self.reported(contender, seed)
         return self.row(config) if config else None
 
     def chosen(self, contender: Contender) -> Config | None:

@@ -61,13 +61,26 @@ class Measures:
         self.design, self.block = design, design.block
 
     def runs(self, contender: Contender, budget: float = 0.0) -> dict[int, Row]:
-        """Return seed → row of the reported runs that are there and ended well; of those within a budget if given."""
+        """Return seed → row of the reported runs that are there; of those within a budget if given.
+
+        None if one ended with an error: the others' mean would be that of the seeds that suit the contender.
+        """
+        found = self._reported(contender, budget)
+        return {} if any("error" in row for row in found.values()) else found
+
+    def failed(self, contender: Contender, budget: float = 0.0) -> str:
+        """Return ``4 of 5 seeds`` if another one's run ended with an error, and nothing otherwise."""
+        found = self._reported(contender, budget)
+        well = sum("error" not in row for row in found.values())
+        return f"{well} of {len(self.block.seeds)} seeds" if well < len(found) else ""
+
+    def _reported(self, contender: Contender, budget: float) -> dict[int, Row]:
         found = {}
         for seed in self.block.seeds:
             design = self.design
             config = design.at_bytes(contender, budget, seed) if budget else design.reported(contender, seed)
             row = self.design.row(config) if config else None
-            if row is not None and "error" not in row:
+            if row is not None:
                 found[seed] = row
         return found
 
@@ -122,9 +135,15 @@ class Measures:
         return all(len(self.runs(each)) == len(self.block.seeds) for each in (contender, self.yardstick))
 
     def megabytes(self, contender: Contender, budget: float = 0.0) -> float | None:
-        """Return the MB of training of all clients, up and down, mean over seeds."""
+        """Return the MB of all clients, up and down, with the closing download, mean over seeds."""
         found = [row["spent"][-1] for row in self.runs(contender, budget).values()]
         return float(np.mean(found)) if found else None
+
+    def over(self, contender: Contender, budget: float) -> float:
+        """Return the largest share of a budget that a seed's run has spent; 0 if none has run."""
+        limits = {seed: self.design.limit(budget, seed) for seed in self.block.seeds}
+        spent = ((row["spent"][-1], limits[seed]) for seed, row in self.runs(contender, budget).items())
+        return max((mine / limit for mine, limit in spent if limit), default=0.0)
 
     def steps(self, contender: Contender) -> float | None:
         """Return the steps of a newcomer's one visit, mean over newcomers and seeds."""

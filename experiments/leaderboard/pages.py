@@ -56,8 +56,9 @@ TOLD = f"""\
 - **Schedule**: the rate falls each round, to {LAST_RATE:g} of the first in the last round, however many rounds a run
   has.
 - **Equal bytes**: own runs within 3, 10 and 30 % of what dense FedAvg sends in all rounds, of as many rounds as that
-  buys, with the keys of the trials. None has more rounds than all have with 100 %, so methods that compress leave bytes
-  unspent.
+  buys with every seed, with the keys of the trials. The closing download of all clients that train counts, too: what
+  they hold needs it. None has more rounds than all have with 100 %, so methods that compress leave bytes unspent. A run
+  that has spent more than its budget, by over 1 %, is marked.
 - **Intervals and p-values**: in blocks b to e, a seed changes the split, the weights and who takes part, so each seed
   counts once, with its mean over clients, in a t with as many degrees of freedom as seeds, less one. In block a, a seed
   changes neither the people nor their split, so each person counts once, with the mean over seeds: that interval is for
@@ -130,7 +131,7 @@ def _headline(found: Sequence[Measures], measure: Measure, family: Family) -> It
         for each in found:
             contender = next((one for one in each.block.contenders if one.name == name), None)
             figure = each.figure(contender, measure) if contender else None
-            words = figure.text() if figure else NONE
+            words = figure.text() if figure else (each.failed(contender) if contender else "") or NONE
             if figure and figure.seeds < len(each.block.seeds):
                 words += f" ({figure.seeds} of {len(each.block.seeds)} seeds)"
             if contender and (known := family.get((each.block.name, name, measure))):
@@ -142,6 +143,9 @@ def _headline(found: Sequence[Measures], measure: Measure, family: Family) -> It
     yield from table(["%; difference in points", *(f"{each.block.name}: {each.block.title}" for each in found)], lines)
     tests = sum(p is not None for _, p in family.values())
     bold = f"Bold: other than 0 at the 5 % level after Holm's correction over {tests} differences, of both tables."
+    if any(each.failed(contender) for each in found for contender in each.block.contenders):
+        yield "Seeds without a figure: another seed's run ended with an error, and the rest would flatter."
+        yield ""
     yield from (bold if family else "No difference yet: that needs all seeds of a contender and of FedAvg-FT.", "")
 
 

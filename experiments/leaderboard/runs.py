@@ -45,8 +45,9 @@ def run(planned: Run, commit: str) -> dict[str, Any]:
     """Run and return the row.
 
     ``config`` has all keys that the run was given: with the commit they make the run again. ``seconds`` are of wall
-    time, ``cpu_seconds`` of this process on one core. ``spent`` has the MB of training, up and down, of all clients
-    after each round; a trial has only ``bytes``. ``validation`` and ``accuracy`` are means over participants in the
+    time, ``cpu_seconds`` of this process on one core. ``closing`` has the MB of the last download of all clients
+    that train, without which they do not hold what is measured, and ``spent`` those of training, up and down, after each
+    round, with that download; a trial has only ``bytes``, without it. ``validation`` and ``accuracy`` are means over participants in the
     closing round, by view; of a trial there is no accuracy, because it has nothing to do with test data. ``clients``
     has a column for each view, and ``novel`` for those that never trained. ``curve`` has means of full evaluations. A
     run that ends with an error, for example because its weights are no longer finite, has ``error`` and no figures.
@@ -84,8 +85,10 @@ def figures(lines: Sequence[Mapping[str, Any]], trial: bool) -> dict[str, Any]:
     steps = [client["metrics"].get("steps") for client, _ in clients]
     full = [line for line in lines if line["full"]]
     curve = {view: [_means(line["accuracy"]).get(view) for line in full] for view in VIEWS}
+    closing = sum(client["down"] for client in last["clients"] if not client["novel"]) / MEGA
     found |= {
-        "spent": [round(_megabytes(line), DIGITS) for line in rounds],
+        "closing": round(closing, DIGITS),
+        "spent": [round(_megabytes(line) + closing, DIGITS) for line in rounds],
         "accuracy": _means(last["accuracy"]),
         "clients": {**about, **{v: c for v, c in columns.items() if any(x is not None for x in c)}, "steps": steps},
         "curve": {"round": [line["round"] for line in full], **curve},

@@ -12,6 +12,7 @@ from sepal.cli.markdown import table
 from sepal.cli.sheets import NONE
 from sepal.study.statistics import over_seeds
 
+TOLERANCE = 0.01  # of a budget
 SHARES_TRAJECTORY = ("fedavg", "fedavg-ft")
 
 
@@ -33,6 +34,8 @@ def views(found: Measures) -> Iterator[str]:
     """Yield the table of all views at equal rounds."""
     lines = []
     for contender in found.block.everybody:
+        if failed := found.failed(contender):
+            lines.append([contender.name, failed, *[NONE] * (len(ALL) + 4)])
         if not found.runs(contender):
             continue
         figures = [found.figure(contender, measure) for measure in ALL]
@@ -48,7 +51,9 @@ def views(found: Measures) -> Iterator[str]:
     titles[1:1] = [f"minus {found.block.yardstick}", "clients ahead / even / behind"]
     yield from table(["equal rounds, %", "seeds", *titles, "steps of one visit", "MB"], lines)
     if lines:
-        yield "Even: within half a point. MB: training, up and down, all clients and rounds."
+        yield "Even: within half a point. MB: up and down, all clients and rounds, and the closing download."
+        if any(found.failed(contender) for contender in found.block.everybody):
+            yield "Seeds without a figure: another seed's run ended with an error."
         yield ""
 
 
@@ -111,16 +116,20 @@ def equal_bytes(found: Measures) -> Iterator[str]:
         lines += [[contender.name, *cells]] if any(cell != NONE for cell in cells) else []
     shares = [f"{100 * budget:g} % of dense FedAvg's bytes" for budget in BUDGETS]
     yield from table(["equal bytes: held, %; difference in points", *shares], lines)
+    if any("no round" in line for line in lines):
+        yield from ("No round: the closing download with one round is more than the budget.", "")
 
 
 def _within(found: Measures, contender: Contender, budget: float) -> str:
     rounds = found.design.bought(contender, budget)
     figure = found.figure(contender, HOLDS, budget) if rounds else None
     if figure is None:
-        return "no round" if rounds == 0 else NONE
+        return "no round" if rounds == 0 else found.failed(contender, budget if rounds else 0.0) or NONE
     difference = found.difference(contender, HOLDS, budget)
     words = figure.text() + (f"; {difference.text()}" if difference else "")
     seeds = f", {figure.seeds} seeds" if figure.seeds < len(found.block.seeds) else ""
+    share = found.over(contender, budget)
+    seeds += f", **over**: {100 * share:.0f} % of the budget" if share > 1 + TOLERANCE else ""
     return f"{words} ({rounds} round{'s' * (rounds != 1)}, {found.megabytes(contender, budget):.4g} MB{seeds})"
 
 

@@ -115,6 +115,33 @@ def test_what_is_bold_is_so_after_the_correction(measures, p, bold):
     assert f"over {int(p is not None)} differences" in text
 
 
+def test_a_contender_with_a_run_that_ended_with_an_error_has_no_figure_anywhere():
+    rows = stored()
+    for row in rows:
+        if (row["contender"], row["config"]["seed"]) == ("ditto", 1) and row["kind"] != "trial":
+            row.update(error="not finite", validation={}, clients={}, spent=[])
+    some = Measures(Design(BLOCK, rows))
+    assert some.figure(OWN, HOLDS) is some.difference(OWN, HOLDS) is some.wins(OWN) is some.megabytes(OWN) is None
+    assert "ditto" not in {point.contender.name for point in points_of(some)}
+    assert "ditto" not in {name for _, name, _ in corrected([some])}
+    assert "| ditto | 1 of 2 seeds |" in "\n".join(_headline([some], HOLDS, {}))
+    text = "\n".join(block_tables(some))
+    assert "| ditto | 1 of 2 seeds | – |" in text
+    assert "| ditto | 1 of 2 seeds | 1 of 2 seeds |" in text.partition("equal bytes")[2]
+
+
+def test_a_run_that_has_spent_more_than_its_budget_is_marked():
+    def text(factor):
+        rows = stored()
+        for row in rows:
+            if (row["contender"], row["kind"], row["config"]["rounds"]) == ("ditto", "bytes", 6):
+                row["spent"] = [factor * mb for mb in row["spent"]]
+        return "\n".join(block_tables(Measures(Design(BLOCK, rows))))
+
+    assert "**over**: 102 % of the budget" in text(1.02)  # 6 rounds of 2 MB are 12 of 12 MB
+    assert "over" not in text(1.009)
+
+
 def test_the_tables_say_what_was_chosen_what_bytes_buy_and_who_is_on_the_frontier(measures):
     text = "\n".join(block_tables(measures))
     assert "| ditto | ditto.lambda | 0.125, 0.3 | 87.5 ± 0.0 |" in text
@@ -155,7 +182,11 @@ def test_a_row_has_what_the_page_needs_and_gives_the_same_weights_again():
     row = json.loads(json.dumps(run(planned(0), "abc")))
     assert row["config"] == planned(0).config
     assert len(row["spent"]) == 2
-    assert row["spent"][1] * 1e6 == pytest.approx(row["bytes"]["up"] + row["bytes"]["down"], abs=10)
+    # Training, and a model for each of the two clients that train; the third never did
+    model = row["bytes"]["down_dense"] / 4
+    assert row["closing"] * 1e6 == pytest.approx(2 * model, rel=0.01)
+    sent = row["bytes"]["up"] + row["bytes"]["down"]
+    assert row["spent"][1] * 1e6 == pytest.approx(sent + row["closing"] * 1e6, abs=20)
     clients = row["clients"]
     assert sorted(clients["novel"]) == [False, False, True]
     assert {"received", "trained", "kept", "trained-shift-100"} <= clients.keys()
