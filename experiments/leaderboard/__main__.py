@@ -69,13 +69,14 @@ def parser() -> argparse.ArgumentParser:
 def work(name: str, jobs: int, hours: float, most: int = 0) -> None:
     """Run what a block lacks, ``jobs`` runs at a time, until there is nothing, or no time, or ``most`` have ended.
 
-    A run that ends with an error that is not one of Sepal's has no row; the next command tries it again.
+    A run that ends with an error that is not one of Sepal's has no row; the next command tries it again. So it is with
+    all that were going when a worker was killed: which one took too much memory, nobody knows.
     """
     block, stored, begun, here = read_block(name), rows.read(name), time.monotonic(), rows.commit_now()
-    context, done, started = multiprocessing.get_context("spawn"), 0, 0
-    with ProcessPoolExecutor(jobs, context, initializer=quiet) as pool:
-        going: dict[Future[dict[str, Any]], Run] = {}
-        bad: set[str] = set()
+    done, started, pool = 0, 0, _pool(jobs)
+    going: dict[Future[dict[str, Any]], Run] = {}
+    bad: set[str] = set()
+    try:
         while True:
             busy = bad | {text(each.config) for each in going.values()}
             for planned in Design(block, stored).needed():
@@ -83,25 +84,57 @@ def work(name: str, jobs: int, hours: float, most: int = 0) -> None:
                 if late or len(going) >= jobs:
                     break
                 if text(planned.config) not in busy:
-                    going[pool.submit(run, planned, here)] = planned
+                    if not _started(pool, planned, here, going):
+                        break
                     busy.add(text(planned.config))
                     started += 1
             if not going:
                 return
-            for future in wait(going, return_when=FIRST_COMPLETED).done:
+            ended = wait(going, return_when=FIRST_COMPLETED).done
+            if any(isinstance(future.exception(), BrokenProcessPool) for future in ended):
+                ended = wait(going).done  # a pool that lost a worker ends them all
+                pool.shutdown()
+                pool = _pool(jobs)
+            for future in ended:
                 planned = going.pop(future)
-                try:
-                    row = future.result()
-                except BrokenProcessPool:
-                    raise
-                except Exception:  # a bug, or a machine without room
+                row = _row(future, planned)
+                if row is None:
                     bad.add(text(planned.config))
-                    log.exception("%s: no row of %s", name, planned)
                     continue
                 rows.add(name, row)
                 stored.append(row)
                 done += 1
                 print(said(done, row), flush=True)
+    finally:
+        pool.shutdown()
+
+
+def _pool(jobs: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=quiet)
+
+
+def _started(pool: ProcessPoolExecutor, planned: Run, here: str, going: dict[Future[dict[str, Any]], Run]) -> bool:
+    """Start a run; return False if one of those that are going has lost its worker."""
+    try:
+        going[pool.submit(run, planned, here)] = planned
+    except BrokenProcessPool:
+        if not going:
+            raise
+        return False
+    return True
+
+
+def _row(future: Future[dict[str, Any]], planned: Run) -> dict[str, Any] | None:
+    """Return the row of a run that has ended; None, and say why, if there is none."""
+    config, kind = planned.config, f"{planned.block} {planned.contender} {planned.kind}"
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        words = f"{kind} seed {config['seed']} lr {config['lr']:g}, {config['rounds']} rounds"
+        print(f"a worker was killed, for memory perhaps; set aside: {words}", flush=True)
+    except Exception:  # a bug, or a machine without room
+        log.exception("no row of %s", planned)
+    return None
 
 
 def said(number: int, row: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ def hours_whole(design: Design) -> float:
 
 def hours_left(design: Design) -> float:
     """Return the estimated core-hours until a block is whole."""
-    done = sum(row["cpu_seconds"] for row in design.rows.values()) / 3600
+    done = sum(row["cpu_seconds"] for row in design.counted()) / 3600
     return max(0.0, hours_whole(design) - done) if next(design.needed(), None) else 0.0
 
 

@@ -46,11 +46,12 @@ def run(planned: Run, commit: str) -> dict[str, Any]:
 
     ``config`` has all keys that the run was given: with the commit they make the run again. ``seconds`` are of wall
     time, ``cpu_seconds`` of this process on one core. ``closing`` has the MB of the last download of all clients
-    that train, without which they do not hold what is measured, and ``spent`` those of training, up and down, after each
-    round, with that download; a trial has only ``bytes``, without it. ``validation`` and ``accuracy`` are means over participants in the
-    closing round, by view; of a trial there is no accuracy, because it has nothing to do with test data. ``clients``
-    has a column for each view, and ``novel`` for those that never trained. ``curve`` has means of full evaluations. A
-    run that ends with an error, for example because its weights are no longer finite, has ``error`` and no figures.
+    that train, without which they do not hold what is measured. ``spent`` has those of training, up and down, after
+    each round, with that download; a trial has only ``bytes``, without it. ``validation`` and ``accuracy`` are means
+    over participants in the closing round, by view; of a trial there is no accuracy, because it has nothing to do with
+    test data. ``clients`` has a column for each view, and ``novel`` for those that never trained. ``curve`` has means
+    of full evaluations. A run that ends with an error, for example because its weights are no longer finite, has
+    ``error`` and no figures.
     """
     begun, cpu = time.monotonic(), time.process_time()
     lines, seen = [], Lines()

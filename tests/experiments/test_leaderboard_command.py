@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
@@ -17,7 +18,7 @@ def stored(monkeypatch):
     """Run in threads, on rows in memory."""
     found = []
     monkeypatch.setattr(command, "read_block", lambda name: BLOCK)
-    monkeypatch.setattr(command, "ProcessPoolExecutor", lambda jobs, *_, **__: ThreadPoolExecutor(jobs))
+    monkeypatch.setattr(command, "_pool", ThreadPoolExecutor)
     monkeypatch.setattr(rows, "read", lambda name: list(found))
     monkeypatch.setattr(rows, "add", lambda name, new: found.append(new))
     return found
@@ -47,3 +48,34 @@ def test_a_run_that_fails_for_another_reason_has_no_row_and_stops_nothing(stored
     tried = [each["config"] for each in stored]
     assert {config["method"] for config in tried} == {"fedavg", "ditto", "local"}
     assert 0.05 not in {config["lr"] for config in tried}
+
+
+def test_a_killed_worker_costs_the_run_and_not_the_block(stored, monkeypatch, capsys):
+    pools = []
+
+    class Pool(ThreadPoolExecutor):
+        """After a kill, it takes nothing more, as a pool of processes does."""
+
+        broken = False
+
+        def submit(self, function, planned, commit):
+            if self.broken:
+                raise BrokenProcessPool
+            return super().submit(self.run, function, planned, commit)
+
+        def run(self, function, planned, commit):
+            if planned.config["seed"] == TUNING[0] and planned.config["lr"] == 0.05:
+                self.broken = True
+                raise BrokenProcessPool
+            return function(planned, commit)
+
+    monkeypatch.setattr(command, "run", lambda run, commit: {**row(run, 0.5), "cpu_seconds": 1.0})
+    monkeypatch.setattr(command, "_pool", lambda jobs: pools.append(Pool(jobs)) or pools[-1])
+    command.work("x", 1, 1.0)
+    assert len(stored) == 3 * 4  # of three contenders, the other four rates
+    assert len(pools) == 4
+    said = [line for line in capsys.readouterr().out.splitlines() if "set aside" in line]
+    assert said == [
+        f"a worker was killed, for memory perhaps; set aside: x {name} trial seed 101 lr 0.05, 40 rounds"
+        for name in ("fedavg", "ditto", "local")
+    ]

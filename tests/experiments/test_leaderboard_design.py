@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from experiments.leaderboard import rows
-from experiments.leaderboard.blocks import LAST_RATE, NAMES, TUNING, Block, Contender, read_block
+from experiments.leaderboard.blocks import EVERYWHERE, LAST_RATE, NAMES, TUNING, Block, Contender, read_block
 from experiments.leaderboard.design import TRIALS, Design, Run
+from experiments.leaderboard.estimate import hours_left, hours_whole
 from sepal.errors import ConfigError
 
 OWN = Contender(name="ditto", own={"ditto.lambda": (1.0, 0.3, 0.1)})
@@ -149,12 +150,18 @@ def spending(who, seed, each, closing=0.0):
 
 @pytest.mark.parametrize(
     ("each", "closing", "bought"),
-    [([8.0] + [0.5] * 39, 0.0, 0), ([0.05] * 20 + [3.0] * 20, 0.0, 2), ([2.0] * 40, 1.9, 1), ([2.0] * 40, 2.1, 0)],
+    [
+        ([8.0] + [0.5] * 39, 0.0, 0),
+        ([0.05] * 20 + [3.0] * 20, 0.0, 2),
+        ([2.0] * 40, 1.9, 1),
+        ([2.0] * 40, 2.1, 0),
+        ([0.05] * 20 + [3.0] * 20, 2.1, 1),
+    ],
 )
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_budget_buys_what_no_seed_exceeds_with_the_closing_download(each, closing, bought, seed):
     # 10 % of 40 MB, of which the other seed's 2 MB a round buy 2. Dear first rounds buy none; cheap first ones as
-    # many as their mean, 1.525 MB. 1.9 MB at the end leave 2.1 MB for one round of 2 MB.
+    # many as their mean, 1.525 MB. 1.9 MB at the end leave 2.1 MB for one round of 2 MB, or of 1.525 MB.
     assert spending(OWN, seed, each, closing).bought(OWN, 0.1) == bought
 
 
@@ -173,6 +180,27 @@ def test_a_row_of_other_keys_does_not_count():
     old["config"] = {**old["config"], "clients": 5}
     more = Design(BLOCK, [*design.rows.values(), old])
     assert len(more.counted()) == len(more.rows) - 1 == len(design.counted())
+
+
+def test_hours_left_are_those_of_the_whole_less_those_of_rows_that_count():
+    _, done = searched(quality)
+    half = [{**row(run, quality(run.config)), "cpu_seconds": 36.0} for run in done[:20]]
+    old = {**half[0], "kind": "rounds", "cpu_seconds": 3600.0, "config": {**half[0]["config"], "clients": 5}}
+    assert hours_left(Design(BLOCK, [])) == pytest.approx(hours_whole(Design(BLOCK, [])))
+    for stored in (half, [*half, old]):
+        design = Design(BLOCK, stored)
+        assert hours_left(design) == pytest.approx(hours_whole(design) - 20 * 0.01)
+        assert hours_left(design) > 0.1
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "a"])
+def test_a_block_says_how_its_images_are_split(name):
+    block = read_block(name)
+    images, test = block.keys["partition.subsample"], block.keys["split.test-fraction"]
+    parts = [images * (1 - test) * 0.8, images * (1 - test) * 0.2, images * test]
+    words = "about {:,.0f} to train, {:,.0f} for validation, {:,.0f} for test".format(*parts)
+    assert words in block.reduced
+    assert (EVERYWHERE["split.validation"], block.keys["novel-clients"]) == (0.2, 0.2)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,11 +10,11 @@ import pytest
 from experiments.leaderboard.blocks import TUNING
 from experiments.leaderboard.design import Design, Run
 from experiments.leaderboard.measures import DEPLOYED, HOLDS, NEWCOMER, SHIFT, Measures, corrected
-from experiments.leaderboard.pages import PAGE, TABLES, _headline, counted, pages
+from experiments.leaderboard.pages import PAGE, TABLES, _headline, counted, pages, write_pages
 from experiments.leaderboard.points import panels, points_of
 from experiments.leaderboard.runs import again, run
 from experiments.leaderboard.statistics import Interval
-from experiments.leaderboard.tables import block_tables
+from experiments.leaderboard.tables import _edge, block_tables
 from tests.experiments.test_leaderboard_design import BLOCK, OWN, quality, searched
 
 LEVELS = {"fedavg": 0.6, "ditto": 0.7, "local": 0.5, "ditto-small": 0.65}
@@ -155,6 +155,12 @@ def test_the_tables_say_what_was_chosen_what_bytes_buy_and_who_is_on_the_frontie
     assert "| ditto, 2 rounds | 4 |" in text
 
 
+def test_the_tables_say_what_is_chosen_at_an_end_of_what_was_tried(measures):
+    up = Measures(searched(lambda config: config["lr"] / 10 - config.get("ditto.lambda", 0.0))[0])
+    assert [_edge(up, each) for each in BLOCK.contenders[:2]] == ["lr", "lr, ditto.lambda"]
+    assert [_edge(measures, each) for each in BLOCK.contenders[:2]] == ["–", "–"]
+
+
 def test_the_picture_has_the_runs_of_all_rounds_and_the_frontier(measures):
     fedavg = BLOCK.contenders[0]
     rounds = {each.name: [p.rounds for p in points_of(measures) if p.contender is each] for each in (fedavg, OWN)}
@@ -215,3 +221,20 @@ def test_the_page_is_made_from_the_stored_rows():
     made = pages(counted(PAGE.read_text()))
     for path in (PAGE, TABLES):
         assert path.read_text() == made[path], "run `python -m experiments.leaderboard --pages`"
+
+
+def test_the_picture_is_made_from_the_rows_of_the_page(monkeypatch):
+    rows, seen, asked = stored(), [], []
+
+    def read(name):
+        asked.append(name)  # a run ends each time
+        return rows[: 20 + len(asked)] if name == "a" else []
+
+    monkeypatch.setattr("experiments.leaderboard.rows.read", read)
+    monkeypatch.setattr(
+        "experiments.leaderboard.pages.read_block", lambda name: BLOCK.model_copy(update={"name": name})
+    )
+    monkeypatch.setattr("experiments.leaderboard.pages.panels", seen.append)
+    monkeypatch.setattr("experiments.leaderboard.pages.write_atomically", lambda path, text: None)
+    write_pages()
+    assert {len(found[0].design.rows) for found in seen if found} == {21}
