@@ -65,9 +65,10 @@ TOLD = f"""\
 - **Intervals and p-values**: in blocks b to e, a seed changes the split, the weights and who takes part, so each seed
   counts once, with its mean over clients, in a t with as many degrees of freedom as seeds, less one. In block a, a seed
   changes neither the people nor their split, so each person counts once, with the mean over seeds: that interval is for
-  other people with these seeds, and what seeds change is in "±". It is no bootstrap of seeds and clients, because that
-  has too few seeds to draw from: without a difference, and with as much spread between seeds as between clients, 5 %
-  tests of it found one in 23 % of simulated cases with 3 seeds and in 16 % with 5. Those of the t find one in 5 %.
+  other people with these seeds, and too narrow for other seeds, of which "±" tells. There is no bootstrap of seeds and
+  clients, because it has too few seeds to draw from: without a difference, and with as much spread between seeds as
+  between clients, tests of it at 5 % found one in about 21 % of simulated cases with 3 seeds of 16 clients, and in 14 %
+  with 5 of 40. Those of the t found one in 4 to 5 %.
 - **Several comparisons**: p-values are corrected by Holm's method over all differences of what clients hold and of what
   newcomers get, in all blocks. With fewer than {LEAST_SEEDS} seeds, as in blocks c and e, and where a seed has fewer
   than {LEAST_CLIENTS} clients of the view, as block d has 2 newcomers, there is no p-value, and nothing is bold: a mean
