@@ -5,9 +5,10 @@ did not take part with that seed. An estimate is a mean over seeds of means over
 
 Where a seed changes the split, what counts is a seed's mean over clients: k of them, and a t of k - 1 degrees of
 freedom. Where clients are the same people with every seed, it is a person's mean over seeds; that t is for other people
-with these seeds, and says nothing of other seeds. A bootstrap of seeds and clients is no substitute: it understates the variance between k seeds by
-(k - 1) / k and has no tails of a t. With as much spread between seeds as between clients and no difference, tests of it
-at 5 % found one in about 21 % of 1,500 simulated cases with 3 seeds of 16 clients, and in 14 % with 5 of 40.
+with these seeds, and says nothing of other seeds. A bootstrap of seeds and clients is no substitute: it understates the
+variance between k seeds by (k - 1) / k and has no tails of a t. With as much spread between seeds as between clients
+and no difference, tests of it at 5 % found one in about 21 % of 1,500 simulated cases with 3 seeds of 16 clients, and
+in 14 % with 5 of 40.
 """
 
 from __future__ import annotations
