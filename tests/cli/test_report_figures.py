@@ -80,7 +80,8 @@ def look(page: str, script: str, directory: Path, width: int = 1200):
     const all = (what) => [...document.querySelectorAll(what)];
     const found = {{}};
     while (!document.documentElement.dataset.drawn) await later();
-    await later();
+    let size = 0;  // figures are drawn again where their width changes
+    while (size !== (size = document.body.innerHTML.length)) await later();
     {script}
     parent.document.title = JSON.stringify(found);
     </script></body>"""
