@@ -161,21 +161,17 @@ def _arrival(curve: Sequence[Step], target: float, measure: Measure) -> Reached 
     return found
 
 
-def entries(variants: Sequence[Variant], curves: bool = False) -> list[Entry]:
+def entries(variants: Sequence[Variant]) -> list[Entry]:
     """Return what a cell's variants have sent, over all clients, and the metric of their deployed models.
 
     Those that have no figure of deployed models yet are left out.
-
-    Args:
-        variants: The variants.
-        curves: Whether :func:`close` will be asked.
     """
-    return [
-        Entry(variant.label, sum(variant.megabytes(way) for way in DIRECTIONS), by_seed, list(mean_curve(found)))
-        for variant in variants
-        if (by_seed := dict(_ends(variant)))
-        for found in [[result.points(variant.deployed) for result in variant.results] if curves else []]
-    ]
+    found = []
+    for variant in variants:
+        if by_seed := dict(_ends(variant)):
+            curve = list(mean_curve([result.points(variant.deployed) for result in variant.results]))
+            found.append(Entry(variant.label, sum(map(variant.megabytes, DIRECTIONS)), by_seed, curve))
+    return found
 
 
 def _ends(variant: Variant) -> Iterator[tuple[int, float]]:
@@ -186,7 +182,7 @@ def _ends(variant: Variant) -> Iterator[tuple[int, float]]:
 
 def close_to(variants: Sequence[Variant]) -> Close | None:
     """Return :func:`close` with FedAvg-FT as yardstick: the variant of that name, else its best; None without."""
-    found = {entry.label: entry for entry in entries(variants, curves=True)}
+    found = {entry.label: entry for entry in entries(variants)}
     measure = variants[0].measure
     some = [found[each.label] for each in variants if each.method == CLOSE_TO and each.label in found]
     best = max(some, key=lambda each: (each.label == CLOSE_TO, measure.sign * each.value.mean), default=None)
