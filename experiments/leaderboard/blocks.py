@@ -64,8 +64,8 @@ class Block(BaseModel):
         beside: Those that have another's tuned keys, and are not compared.
         yardstick: The contender that all are compared with.
         dense: The contender whose bytes are 100 %.
-        same_people: Whether a client is the same person with every seed; intervals are then over people, and otherwise
-            over seeds.
+        same_people: Whether a client is the same person with every seed; intervals are then over seeds and people, and
+            otherwise over seeds.
         rates: First learning rates of all, ascending.
     """
 

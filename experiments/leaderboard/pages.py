@@ -39,8 +39,8 @@ the stored rows (`docs/results/comparison`, a line for each run). All views, tun
 - **What a newcomer gets**: what the server sends to a client that has never trained, before any step (*received*). A
   fifth of the clients are held out for this, drawn by the seed. A dash: nothing is sent.
 - "±" is a standard deviation over seeds. "[lo, hi]" is a 95 % interval of Student's t: over the means of the
-  seeds, or in block a over the people. Differences are paired, in points, to FedAvg + fine-tuning (in block e to that
-  of the smallest width).
+  seeds, in block a over seeds and people. Differences are paired, in points, to FedAvg + fine-tuning (in block e to
+  that of the smallest width).
 """
 SHOWN = """\
 ![What a client holds against the MB sent, a panel for each block; Local is a line](comparison.svg)
@@ -64,11 +64,11 @@ TOLD = f"""\
   that has spent more than its budget, by over 1 %, is marked.
 - **Intervals and p-values**: in blocks b to e, a seed changes the split, the weights and who takes part, so each seed
   counts once, with its mean over clients, in a t with as many degrees of freedom as seeds, less one. In block a, a seed
-  changes neither the people nor their split, so each person counts once, with the mean over seeds: that interval is for
-  other people with these seeds, and too narrow for other seeds, of which "±" tells. There is no bootstrap of seeds and
-  clients, because it has too few seeds to draw from: without a difference, and with as much spread between seeds as
-  between clients, tests of it at 5 % found one in about 21 % of simulated cases with 3 seeds of 16 clients, and in 14 %
-  with 5 of 40. Those of the t found one in 4 to 5 %.
+  changes neither the people nor their split, so both count as drawn: the variance of the seeds' means and that of the
+  people's are added, with Satterthwaite's degrees of freedom. There is no bootstrap of seeds and clients, because it
+  has too few seeds to draw from: without a difference, and with as much spread between seeds as between clients, tests
+  of it at 5 % found one in about 21 % of simulated cases with 3 seeds of 16 clients, and in 14 % with 5 of 40. Those of
+  the t found one in 4 to 5 %, and in block a's form in 1 to 6 %, whether seeds, people or neither differ.
 - **Several comparisons**: p-values are corrected by Holm's method over all differences of what clients hold and of what
   newcomers get, in all blocks. With fewer than {LEAST_SEEDS} seeds, as in blocks c and e, and where a seed has fewer
   than {LEAST_CLIENTS} clients of the view, as block d has 2 newcomers, there is no p-value, and nothing is bold: a mean

@@ -1,14 +1,16 @@
-"""The statistics of the comparison: Student's t over seeds or over people, wins and losses, and Holm's correction.
+"""The statistics of the comparison: Student's t over seeds, or over seeds and people, wins and losses, and Holm.
 
 All are functions of NumPy arrays. Accuracies of one contender are a matrix float64 (seeds, clients), NaN where a client
 did not take part with that seed. An estimate is a mean over seeds of means over clients.
 
 Where a seed changes the split, what counts is a seed's mean over clients: k of them, and a t of k - 1 degrees of
-freedom. Where clients are the same people with every seed, it is a person's mean over seeds; that t is for other people
-with these seeds, and says nothing of other seeds. A bootstrap of seeds and clients is no substitute: it understates the
-variance between k seeds by (k - 1) / k and has no tails of a t. With as much spread between seeds as between clients
-and no difference, tests of it at 5 % found one in about 21 % of 1,500 simulated cases with 3 seeds of 16 clients, and
-in 14 % with 5 of 40.
+freedom. Where clients are the same people with every seed, both were drawn: the estimate's variance is that of the
+seeds' means plus that of the people's, and the degrees of freedom are Satterthwaite's (1946). In 2,000 simulated cases
+without a difference, with 5 seeds and 30 people, tests of it at 5 % found one in 1 to 6 %, whether seeds, people or
+neither differ; a t over people alone found one in 19 % where seeds differ half as much as people. A bootstrap of seeds
+and clients is no substitute: it understates the variance between k seeds by (k - 1) / k and has no tails of a t. With
+as much spread between seeds as between clients and no difference, tests of it at 5 % found one in about 21 % of 1,500
+simulated cases with 3 seeds of 16 clients, and in 14 % with 5 of 40.
 """
 
 from __future__ import annotations
@@ -57,20 +59,22 @@ def interval(values: Matrix, same_people: bool, level: float = LEVEL) -> Interva
 
     Args:
         values: float64 (seeds, clients), NaN where there is none; no seed is empty.
-        same_people: Whether a column is one person in all seeds: then the t is over people, and otherwise over seeds.
+        same_people: Whether a column is one person in all seeds: then people count as drawn, too.
         level: 1 - the interval's coverage.
 
     Returns:
         None with fewer than two seeds, or two people.
     """
     there = values[:, ~np.isnan(values).all(0)]
-    units: Matrix = np.asarray(np.nanmean(there, axis=0 if same_people else 1)).round(DIGITS)
-    if len(units) < 2:
+    drawn = [np.nanmean(there, axis=axis).round(DIGITS) for axis in ((1, 0) if same_people else (1,))]
+    if min(map(len, drawn)) < 2:
         return None
-    centre, error, freedom = round(mean(values), DIGITS), units.std(ddof=1) / np.sqrt(len(units)), len(units) - 1
-    half = float(stats.t.ppf(1 - level / 2, freedom) * error)
+    parts = np.array([units.var(ddof=1) / len(units) for units in drawn])  # of the estimate's variance
+    centre, error = round(mean(values), DIGITS), float(np.sqrt(parts.sum()))
     if error == 0:
         return Interval(centre, centre, centre, float(centre == 0))
+    freedom = parts.sum() ** 2 / sum(part**2 / (len(units) - 1) for part, units in zip(parts, drawn, strict=True))
+    half = float(stats.t.ppf(1 - level / 2, freedom) * error)
     return Interval(centre, centre - half, centre + half, float(2 * stats.t.sf(abs(centre) / error, freedom)))
 
 

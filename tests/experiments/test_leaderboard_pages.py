@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from experiments.leaderboard.blocks import TUNING
 from experiments.leaderboard.design import Design, Run
@@ -73,11 +74,13 @@ def test_a_contender_without_all_seeds_is_shown_but_not_tested():
     assert corrected([more]) == {}
 
 
-def test_with_the_same_people_intervals_and_wins_are_over_people(measures):
-    # Differences of the two clients: 0 and .2, then 0 and .1. Seeds: .1 and .05; people: 0 and .15.
+def test_with_the_same_people_intervals_are_over_seeds_and_people_and_wins_over_people(measures):
+    # Differences of the two clients: 0 and .2, then 0 and .1. Seeds: .1 and .05, error .025; people: 0 and .15, error
+    # .075. Both: error √(.025² + .075²) = .0790569, with 1 / (.1² + .9²) = 1.2195 degrees of freedom.
     same = Measures(Design(BLOCK.model_copy(update={"same_people": True}), stored()))
     halves = [(m.difference(OWN, HOLDS).high - m.difference(OWN, HOLDS).low) / 2 for m in (measures, same)]
-    assert halves == pytest.approx([12.7062 * 0.025, 12.7062 * 0.075], rel=1e-4)  # t(.975, 1)
+    both = stats.t.ppf(0.975, 1 / 0.82) * 0.0790569
+    assert halves == pytest.approx([12.7062 * 0.025, both], rel=1e-4)  # t(.975, 1) = 12.7062
     assert (measures.wins(OWN), same.wins(OWN)) == ((2, 2, 0), (1, 1, 0))
 
 
