@@ -34,7 +34,7 @@ class Contender(BaseModel):
 
     Attributes:
         own: At most one key, and its three values; the first is used while the rate is searched.
-        tuned_as: The contender whose chosen keys it has; empty if it has trials of its own.
+        tuned_as: The contender whose chosen keys it has, where its own do not differ; empty if it has trials itself.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=lambda name: name.replace("_", "-"))
@@ -63,6 +63,7 @@ class Block(BaseModel):
         contenders: Those with trials and seeds, in the order in which they are tuned.
         beside: Those that have another's tuned keys, and are not compared.
         yardstick: The contender that all are compared with.
+        tested: Those whose difference to it, in what a client holds, has a p-value.
         dense: The contender whose bytes are 100 %.
         same_people: Whether a client is the same person with every seed; intervals are then over seeds and people, and
             otherwise over seeds.
@@ -76,6 +77,7 @@ class Block(BaseModel):
     contenders: tuple[Contender, ...]
     beside: tuple[Contender, ...] = ()
     yardstick: str
+    tested: tuple[str, ...] = ()
     dense: str
     same_people: bool = False
     rounds: int
@@ -102,7 +104,8 @@ class Block(BaseModel):
         often = seed not in TUNING and rounds == self.rounds  # others are evaluated at their end only
         evaluated: Config = {"evaluate-every": max(1, rounds // 4) if often else 0, "evaluate.shift": often}
         schedule: Config = {"rounds": rounds, "lr-decay": decay}
-        own: Config = {"method": contender.method or contender.name, **contender.keys, **chosen, "seed": seed}
+        keys = {**chosen, **contender.keys} if contender.tuned_as else {**contender.keys, **chosen}
+        own: Config = {"method": contender.method or contender.name, **keys, "seed": seed}
         return {**EVERYWHERE, **self.keys, **schedule, **evaluated, **own}
 
 

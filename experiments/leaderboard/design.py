@@ -102,7 +102,8 @@ class Design:
 
         They are the least over the seeds, of as many as the contender's reported run had within the budget, and as many
         as that buys at its mean bytes a round: some methods send less at the beginning, and others at the end. The
-        closing download is paid from the budget, too.
+        closing download is paid from the budget, too. The first round counts as it was: it has no download, because
+        clients draw the first model themselves.
         """
         found = [self._bought(contender, budget, seed) for seed in self.block.seeds]
         known = [rounds for rounds in found if rounds is not None]
@@ -112,9 +113,9 @@ class Design:
         mine, limit = self._reported_row(contender, seed), self.limit(budget, seed)
         if not mine or not mine["spent"] or limit is None:
             return None
-        spent, limit, closing = mine["spent"], limit * (1 + 1e-9), mine["closing"]
-        each = (spent[-1] - closing) / len(spent)
-        at_mean = int(max(0.0, limit - closing) / each) if each else self.block.rounds
+        spent, limit = mine["spent"], limit * (1 + 1e-9)
+        later = (spent[-1] - spent[0]) / max(1, len(spent) - 1)
+        at_mean = 1 + int(max(0.0, limit - spent[0]) / later) if later else self.block.rounds
         return min(sum(1 for so_far in spent if so_far <= limit), at_mean)
 
     def limit(self, budget: float, seed: int) -> float | None:

@@ -36,8 +36,9 @@ VISIT = Measure("newcomer after one visit", HELD, novel=True)
 DEPLOYED = Measure("deployed", "deployed")
 KEPT = Measure("kept", "kept")
 SHIFT = Measure("held, full shift", f"{HELD}-shift-100")
+SENT_SHIFT = Measure("received, full shift", "received-shift-100")
 HEADLINES = (HOLDS, NEWCOMER)
-ALL = (HOLDS, NEWCOMER, VISIT, DEPLOYED, KEPT, SHIFT)
+ALL = (HOLDS, NEWCOMER, VISIT, DEPLOYED, KEPT, SHIFT, SENT_SHIFT)
 
 
 @dataclass(frozen=True)
@@ -99,22 +100,25 @@ class Measures:
         values = self.values(contender, measure, budget)
         return Figure(mean(values), spread(values), len(values)) if values.size else None
 
-    def differences(self, contender: Contender, measure: Measure, budget: float = 0.0) -> Matrix:
-        """Return a contender's accuracies minus the yardstick's, of the seeds and clients that both have."""
-        ours, theirs = (self.by_seed(each, measure, budget) for each in (contender, self.yardstick))
+    def differences(self, contender: Contender, measure: Measure, budget: float = 0.0, to: str = "") -> Matrix:
+        """Return a contender's accuracies minus another's (by default the yardstick's), where both have them."""
+        other = self.named(to or self.block.yardstick)
+        ours, theirs = (self.by_seed(each, measure, budget) for each in (contender, other))
         both = sorted(ours.keys() & theirs.keys())
         names = sorted({name for seed in both for name in ours[seed].keys() & theirs[seed].keys()})
         return matrix(ours, both, names) - matrix(theirs, both, names)
 
-    def difference(self, contender: Contender, measure: Measure, budget: float = 0.0) -> Interval | None:
-        """Return the difference to the yardstick with its interval; None with fewer than two seeds."""
-        values = self.differences(contender, measure, budget)
-        if not values.size or len(values) < 2 or contender.name == self.block.yardstick:
+    def difference(self, contender: Contender, measure: Measure, budget: float = 0.0, to: str = "") -> Interval | None:
+        """Return the difference to the yardstick, or another, with its interval; None with fewer than two seeds."""
+        values = self.differences(contender, measure, budget, to)
+        if not values.size or len(values) < 2 or contender.name == (to or self.block.yardstick):
             return None
         return interval(values, self.block.same_people)
 
     def tested(self, contender: Contender, measure: Measure) -> bool:
-        """Return whether a difference may be called one: not with few seeds, nor with seeds of few clients."""
+        """Return whether a difference has a p-value: of those named before the runs, with seeds and clients enough."""
+        if measure is not HOLDS or contender.name not in self.block.tested:
+            return False
         values = self.differences(contender, measure)
         return len(values) >= LEAST_SEEDS and int((~np.isnan(values)).sum(1).min()) >= LEAST_CLIENTS
 
@@ -128,7 +132,11 @@ class Measures:
     @cached_property
     def yardstick(self) -> Contender:
         """The contender that all are compared with."""
-        return next(each for each in self.block.contenders if each.name == self.block.yardstick)
+        return self.named(self.block.yardstick)
+
+    def named(self, name: str) -> Contender:
+        """Return a contender by its name."""
+        return next(each for each in self.block.everybody if each.name == name)
 
     def whole(self, contender: Contender) -> bool:
         """Return whether all its seeds and the yardstick's are there."""
@@ -164,8 +172,7 @@ def _clients(row: Row, measure: Measure) -> Iterator[tuple[str, float]]:
 def corrected(found: Sequence[Measures]) -> dict[tuple[str, str, Measure], tuple[Interval, float | None]]:
     """Return (block, contender, measure) → difference to the yardstick and p by Holm, of all that have all seeds.
 
-    Those with a p are one family: what clients hold and what newcomers get, in every block. With too few seeds or
-    clients (:meth:`Measures.tested`) p is None.
+    Those with a p (:meth:`Measures.tested`) are one family, over all blocks; of the others p is None.
     """
     pairs = [(each, contender) for each in found for contender in each.block.contenders if each.whole(contender)]
     there = {

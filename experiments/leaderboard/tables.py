@@ -35,7 +35,7 @@ def views(found: Measures) -> Iterator[str]:
     lines = []
     for contender in found.block.everybody:
         if failed := found.failed(contender):
-            lines.append([contender.name, failed, *[NONE] * (len(ALL) + 4)])
+            lines.append([contender.name, failed, *[NONE] * (len(ALL) + 5)])
         if not found.runs(contender):
             continue
         figures = [found.figure(contender, measure) for measure in ALL]
@@ -44,11 +44,13 @@ def views(found: Measures) -> Iterator[str]:
         cells = [figure.text() if figure else NONE for figure in figures]
         cells.insert(1, difference.text() if difference else NONE)
         cells.insert(2, " / ".join(map(str, won)) if won else NONE)
+        plain = found.difference(contender, HOLDS, to=found.block.dense)
+        cells.insert(3, plain.text() if plain else NONE)
         cells.append(NONE if steps is None else f"{steps:.0f}")
         cells.append(NONE if megabytes is None else f"{megabytes:.4g}")
         lines.append([contender.name, str(len(found.runs(contender))), *cells])
     titles = [measure.title for measure in ALL]
-    titles[1:1] = [f"minus {found.block.yardstick}", "clients ahead / even / behind"]
+    titles[1:1] = [f"minus {found.block.yardstick}", "clients ahead / even / behind", f"minus {found.block.dense}"]
     yield from table(["equal rounds, %", "seeds", *titles, "steps of one visit", "MB"], lines)
     if lines:
         yield "Even: within half a point. MB: up and down, all clients and rounds, and the closing download."

@@ -26,6 +26,7 @@ BLOCK = Block(
     ),
     beside=(Contender(name="ditto-small", method="ditto", **{"tuned-as": "ditto"}, keys={"compress.name": "stc"}),),
     yardstick="fedavg",
+    tested=("ditto", "local"),
     dense="fedavg",
     rounds=40,
     rates=(0.02, 0.05, 0.125, 0.3, 0.75),
@@ -155,14 +156,32 @@ def spending(who, seed, each, closing=0.0):
         ([0.05] * 20 + [3.0] * 20, 0.0, 2),
         ([2.0] * 40, 1.9, 1),
         ([2.0] * 40, 2.1, 0),
-        ([0.05] * 20 + [3.0] * 20, 2.1, 1),
+        ([0.05] * 20 + [3.0] * 20, 2.7, 1),
+        ([0.0] * 40, 0.0, 2),
     ],
 )
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_budget_buys_what_no_seed_exceeds_with_the_closing_download(each, closing, bought, seed):
-    # 10 % of 40 MB, of which the other seed's 2 MB a round buy 2. Dear first rounds buy none; cheap first ones as
-    # many as their mean, 1.525 MB. 1.9 MB at the end leave 2.1 MB for one round of 2 MB, or of 1.525 MB.
+    # 10 % of 40 MB, of which the other seed's 2 MB a round buy 2. A dear first round buys none. Of rounds that grow,
+    # the first has .05 MB and the later ones 1.563 on average: 2.7 MB at the end leave one of them less. 1.9 MB at the
+    # end leave 2.1 MB for one round of 2 MB.
     assert spending(OWN, seed, each, closing).bought(OWN, 0.1) == bought
+
+
+@pytest.mark.parametrize(("budget", "bought"), [(0.03, 1), (0.1, 4), (0.3, 12), (1.0, 40)])
+def test_the_first_round_has_no_download(budget, bought):
+    # 1 MB up, from the second round on 1 MB down, and 1 MB down at the end: 2 MB for each round, 80 in all.
+    rows = [
+        {**each, "closing": 1.0, "spent": [2.0 * (n + 1) for n in range(len(each["spent"]))]}
+        for each in searched(quality)[0].rows.values()
+    ]
+    assert Design(BLOCK, rows).bought(BLOCK.contenders[0], budget) == bought
+
+
+def test_who_stands_beside_keeps_the_keys_by_which_it_differs():
+    beside = Contender(name="less", method="ditto", keys={"ditto.lambda": 0.01}, **{"tuned-as": "ditto"})
+    assert BLOCK.config(beside, {"lr": 0.3, "ditto.lambda": 0.1}, 0)["ditto.lambda"] == 0.01
+    assert BLOCK.config(OWN, {"lr": 0.3, "ditto.lambda": 0.1}, 0)["ditto.lambda"] == 0.1
 
 
 def test_the_budget_has_dense_fedavgs_closing_download_too_and_needs_all_seeds():
@@ -207,7 +226,7 @@ def test_a_block_says_how_its_images_are_split(name):
 def test_the_blocks_are_whole(name):
     block = read_block(name)
     names = [each.name for each in block.contenders]
-    assert {block.yardstick, block.dense} <= set(names)
+    assert {block.yardstick, block.dense, *block.tested} <= set(names)
     assert len(names) == len(set(names))
     assert {each.tuned_as for each in block.beside} <= set(names)
     assert not set(TUNING) & set(block.seeds)

@@ -55,6 +55,8 @@ def test_differences_are_paired_with_the_yardstick(measures):
     fedavg, ditto, local = BLOCK.contenders
     assert measures.difference(ditto, HOLDS).mean == pytest.approx(0.075)
     assert measures.difference(fedavg, HOLDS) is None
+    assert measures.difference(ditto, HOLDS, to="local").mean == pytest.approx(0.125)  # local: (.6 + .5)/2 = .55
+    assert measures.difference(fedavg, HOLDS, to="local").mean == pytest.approx(0.05)
     assert (measures.wins(ditto), measures.wins(local)) == ((2, 2, 0), (0, 2, 2))
     family = corrected([measures])
     assert {(name, measure) for _, name, measure in family} == {
@@ -95,7 +97,7 @@ class Wide(Measures):
         """All seeds are there."""
         return True
 
-    def differences(self, contender, measure, budget=0.0):
+    def differences(self, contender, measure, budget=0.0, to=""):
         """Draw them; those of Ditto are large."""
         drawn = np.random.default_rng(1).normal(0, 0.01, self.shape)
         return drawn + (1 if contender is OWN else 0.004) if measure is HOLDS else np.empty((0, 0))
@@ -108,6 +110,9 @@ def test_p_values_are_corrected_and_few_seeds_or_clients_have_none():
     assert [found["x", name, HOLDS][1] for name in ("ditto", "local")] == pytest.approx([2 * raw[0], raw[1]])
     for few in (Wide(3, 9), Wide(5, 2)):
         assert [p for _, p in corrected([few]).values()] == [None, None]
+    one = Wide(4, 3)
+    one.block = BLOCK.model_copy(update={"tested": ("local",)})  # named before the runs
+    assert [corrected([one])["x", name, HOLDS][1] for name in ("ditto", "local")] == [None, pytest.approx(raw[1])]
 
 
 @pytest.mark.parametrize(("p", "bold"), [(0.01, True), (0.2, False), (None, False)])
@@ -115,7 +120,7 @@ def test_what_is_bold_is_so_after_the_correction(measures, p, bold):
     family = {("x", "ditto", HOLDS): (Interval(0.07, 0.05, 0.09, 0.001), p)}
     text = "\n".join(_headline([measures], HOLDS, family))
     assert ("**+7.0 [+5.0, +9.0]**" in text) == bold
-    assert f"over {int(p is not None)} differences" in text
+    assert ("over 1 differences" in text, "Intervals only" in text) == (p is not None, p is None)
 
 
 def test_a_contender_with_a_run_that_ended_with_an_error_has_no_figure_anywhere():
