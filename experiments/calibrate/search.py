@@ -4,9 +4,9 @@ For each method on each data set:
 
 1. The whole grid of learning rates with the first seed. While the best is at an edge, the grid grows there.
 2. The three best with the other seeds. The smallest rate is chosen that the best is not ahead of by more than a
-   standard error; see :meth:`Trials.pick`.
+   standard error; see :meth:`Trials.pick`. While the chosen one is at an edge, the grid grows there, too.
 3. The grid of each own key (``OWN``) at that rate, with all seeds. The first value is chosen that the best is not ahead
-   of by more than a standard error.
+   of by more than a standard error. While it is at an edge, the grid grows there, at most ``GROWTH`` times.
 
 A trial is judged by validation accuracy alone, in the view that the method deploys.
 """
@@ -24,10 +24,14 @@ SHORT = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # grows where its best is at an edge
 ADAM = (0.0003, 0.001, 0.003, 0.01, 0.03)
 FINALISTS = 3
 LEAST, MOST = 1e-4, 30.0  # no rate beyond these is tried
+GROWTH = 2
 # Own keys that are searched after the rate, and their values. The first, the paper's or its authors', is used while the
 # rate is searched, and preferred.
 OWN: Mapping[str, Mapping[str, tuple[float, ...]]] = {
+    "apfl": {"alpha": (0.5, 0.25, 0.75)},  # where α starts; the paper's three
     "ditto": {"lambda": (1.0, 0.1, 0.3, 3.0)},
+    # Unpublished. How often masks are readjusted is, too, but a short run says nothing of that in a long one.
+    "dmpfl": {"alpha": (0.5, 0.3, 0.1)},
     "fedprox": {"mu": (0.01, 0.001, 0.1, 1.0)},
     "fedadagrad": {"rate": (0.1, 0.03, 0.3)},
     "fedadam": {"rate": (0.01, 0.003, 0.03, 0.1)},
@@ -38,7 +42,7 @@ OWN: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "pa3dfl": {"rate": (0.1, 0.01, 1.0)},
     # The paper's λ of 15 and η of .005 want 800 rounds. At η·λ = 1 the local w moves onto θ after each batch.
     "pfedme": {"lambda": (5.0, 15.0, 1.0), "rate": (0.2, 0.05, 0.005)},
-    "pfedgate": {"rate": (0.01, 0.1)},
+    "pfedgate": {"rate": (0.01, 0.003, 0.1)},
     # The authors' .01 is for one client a step. Here all clients of a round step, each along a gradient at the round's
     # start: of ten clients on digits the best is .003, and of 30 on HAR no run survives .01.
     "pfedhn": {"rate": (0.001, 0.003, 0.01)},
@@ -90,9 +94,21 @@ class Trials:
         chosen = self.pick(self.finalists())
         for name, values in self.own.items():
             key = f"{self.method}.{name}"
-            grid = [_keys({**dict(chosen), key: value}) for value in values]
+            grid = self._grown([_keys({**dict(chosen), key: value}) for value in values], key)
             yield key, grid
             chosen = self.pick(grid)
+
+    def _grown(self, grid: list[Keys], key: str) -> list[Keys]:
+        """Return the grid of an own key, with further values where the chosen one is at an edge."""
+        for _ in range(GROWTH):
+            if self._missing(grid, SEEDS):
+                break
+            values = sorted(dict(keys)[key] for keys in grid)
+            new = _beyond(dict(self.pick(grid))[key], values)
+            if new is None or (key.endswith(".alpha") and new > 1):  # a share
+                break
+            grid = [*grid, _keys({**dict(grid[0]), key: new})]
+        return grid
 
     def chosen(self) -> Keys:
         """Return the chosen keys. All needed trials must have ended."""
@@ -104,24 +120,27 @@ class Trials:
         return [self._keys(rate) for rate in self.rates()]
 
     def rates(self) -> list[float]:
-        """Return the grid of rates, extended where its best is at an edge."""
+        """Return the grid of rates, extended where its best or its chosen one is at an edge."""
         rates = sorted(self.grid)
-        while True:
-            known = [rate for rate in rates if SEEDS[0] in self.found.get(self._keys(rate), {})]
-            if len(known) < len(rates):
-                return rates
-            best = max(known, key=lambda rate: (self.found[self._keys(rate)][SEEDS[0]], -rate))
-            if best == rates[0] and best / 2 >= LEAST:
-                rates.insert(0, _round(best / 2))
-            elif best == rates[-1] and best * 2 <= MOST:
-                rates.append(_round(best * 2))
+        while not self._missing([self._keys(rate) for rate in rates], SEEDS[:1]):
+            finalists = self._best([self._keys(rate) for rate in rates])
+            ends = [dict(self._best([self._keys(rate) for rate in rates], 1)[0])["lr"]]
+            ends += [] if self._missing(finalists, SEEDS) else [dict(self.pick(finalists))["lr"]]
+            if rates[0] in ends and rates[0] / 2 >= LEAST:
+                rates.insert(0, _round(rates[0] / 2))
+            elif rates[-1] in ends and rates[-1] * 2 <= MOST:
+                rates.append(_round(rates[-1] * 2))
             else:
-                return rates
+                break
+        return rates
 
     def finalists(self) -> list[Keys]:
         """Return the keys of the best rates with the first seed, the smallest rate first."""
-        ranked = sorted(self.grid_keys(), key=lambda keys: (-self.found[keys][SEEDS[0]], keys))
-        return sorted(ranked[:FINALISTS], key=lambda keys: dict(keys)["lr"])
+        return self._best(self.grid_keys())
+
+    def _best(self, grid: Sequence[Keys], count: int = FINALISTS) -> list[Keys]:
+        ranked = sorted(grid, key=lambda keys: (-self.found[keys][SEEDS[0]], keys))
+        return sorted(ranked[:count], key=lambda keys: dict(keys)["lr"])
 
     def pick(self, grid: Sequence[Keys]) -> Keys:
         """Return the first keys of ``grid`` that the best ones are not ahead of by more than a standard error.
@@ -161,6 +180,13 @@ def standard_error(values: Iterable[float]) -> float | None:
         return None
     centre = sum(listed) / len(listed)
     return math.sqrt(sum((value - centre) ** 2 for value in listed) / (len(listed) - 1) / len(listed))
+
+
+def _beyond(value: float, values: Sequence[float]) -> float | None:
+    """Return the next value beyond the end of ascending ``values`` at which ``value`` is; None if at none, or at 0."""
+    if value == values[0] and value > 0:
+        return _round(value * value / values[1])
+    return _round(value * value / values[-2]) if value == values[-1] and values[-2] > 0 else None
 
 
 def _keys(values: Mapping[str, Any]) -> Keys:

@@ -28,7 +28,7 @@ from torch.func import functional_call
 
 from sepal.client.algorithm import ClientBase
 from sepal.client.hooks import Hooks
-from sepal.config import Settings
+from sepal.config import Settings, ShareOrAuto, auto
 from sepal.protocol.layout import Layout, trained
 from sepal.protocol.method import Payload, Plan, Weights
 from sepal.protocol.tensors import dense
@@ -40,7 +40,7 @@ class Hyper(Settings):
     """APFL's keys."""
 
     # The paper's figures take α = .25, .5 and .75, and the adaptive one; DM-PFL's comparison starts it at .5.
-    alpha: float = Field(0.5, ge=0, le=1, description="initial α, weight of the personal model; 0 is FedAvg")
+    alpha: ShareOrAuto = auto(0.5, "initial α, weight of the personal model; 0 is FedAvg")
     adaptive: bool = Field(True, description="update α by its gradient (eq. 10); false: keep it fixed")
 
 

@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from pydantic import Field, field_validator
 
-from sepal.config import Settings
+from sepal.config import Settings, ShareOrAuto, auto
 from sepal.masks.budgets import erk, uniform
 from sepal.masks.packed import Masks, Packed
 from sepal.masks.selection import random_subset
@@ -44,7 +44,7 @@ class Hyper(Settings):
     # Unpublished; our choice.
     initial_mask: Literal["common", "own"] = Field("common", description="initial personal masks: one for all, or own")
     # Unpublished; RigL's and FedDST's schedule from .5.
-    alpha: float = Field(0.5, ge=0, le=1, description="initial fraction of a mask to readjust, cosine to 0; 0: fixed")
+    alpha: ShareOrAuto = auto(0.5, "initial fraction of a mask to readjust, cosine to 0; 0: fixed")
     # FedDST's interval by A.1.4; DM-PFL's own is unpublished.
     readjust_every: int = Field(10, ge=0, description="phase-1 rounds between readjustments; 0: never")
     # Section 3.3.2: "ignore positions selected by no more than 30% clients".

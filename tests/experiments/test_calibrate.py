@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from experiments.calibrate.pages import PAGE, TABLE, markdown, toml
@@ -56,10 +58,39 @@ def test_a_smaller_rate_is_kept_if_the_best_is_not_ahead_by_more_than_a_standard
 def test_own_keys_are_searched_at_the_chosen_rate_and_the_first_value_is_preferred():
     own = {"lambda": (1.0, 0.1)}
     better = {1.0: 0.0, 0.1: 0.05}
-    trials, count = search(lambda lr, own, seed: 0.8 - abs(lr - 0.2) + better[own], own=own)
-    assert (dict(trials.chosen()), count) == ({"lr": 0.2, "ditto.lambda": 0.1}, 9 + 3)
+    trials, count = search(lambda lr, own, seed: 0.8 - abs(lr - 0.2) + better.get(own, 0.0), own=own)
+    assert (dict(trials.chosen()), count) == ({"lr": 0.2, "ditto.lambda": 0.1}, 9 + 3 + 3)  # and at .01
     trials, _ = search(lambda lr, own, seed: 0.8 - abs(lr - 0.2), own=own)
     assert dict(trials.chosen()) == {"lr": 0.2, "ditto.lambda": 1.0}
+
+
+def test_the_grid_grows_where_the_smaller_rate_is_kept_at_its_edge():
+    # .2 is best with the first seed, and .1 as good over all: so .05 is tried, which is far behind with the first seed.
+    shifts = dict(zip(SEEDS, (-0.01, 0.01, 0.0), strict=True))
+    trials, _ = search(lambda lr, _, seed: {0.1: 0.8 + shifts[seed], 0.2: 0.8, 0.4: 0.7}.get(lr, 0.1))
+    assert trials.rates() == [0.05, 0.1, 0.2, 0.4]
+    assert dict(trials.chosen()) == {"lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("best", "tried"),
+    [(0.1, [0.01, 0.1, 1.0]), (0.01, [0.001, 0.01, 0.1, 1.0]), (1e-6, [0.0001, 0.001, 0.01, 0.1, 1.0])],
+)
+def test_the_grid_of_an_own_key_grows_at_most_twice(best, tried):
+    own = {"lambda": (0.1, 0.01, 1.0)}
+    trials, _ = search(lambda lr, own, seed: 0.8 - abs(lr - 0.2) - abs(math.log10(own / best)) / 10, own=own)
+    assert sorted(dict(keys)["ditto.lambda"] for keys in next(iter(trials.own_grids()))[1]) == tried
+
+
+def test_nothing_is_tried_below_0_or_above_a_whole():
+    trials, _ = search(lambda lr, own, seed: 0.8 - abs(lr - 0.2) - own, own={"lambda": (0.0, 0.1)})
+    assert len(next(iter(trials.own_grids()))[1]) == 2
+    whole = Trials("digits", "apfl", (0.1,), own={"alpha": (0.5, 0.75)})
+    grown = whole._grown([(("apfl.alpha", value), ("lr", 0.1)) for value in (0.5, 0.75)], "apfl.alpha")
+    assert len(grown) == 2
+    for keys in grown:
+        whole.found[keys] = dict.fromkeys(SEEDS, dict(keys)["apfl.alpha"])
+    assert len(whole._grown(grown, "apfl.alpha")) == 2  # not 1.1
 
 
 def test_a_stored_trial_is_not_needed_again(tmp_path):
