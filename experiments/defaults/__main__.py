@@ -1,8 +1,8 @@
 """``make defaults``: run every method with all its defaults, and compare each with FedAvg + fine-tuning.
 
-A method must not be more than ``MOST_BEHIND`` behind, in the view that it deploys, unless ``BEHIND`` names the place
-that explains why the method itself is behind, and not a default. The exit status is 1 if one is. A run that is killed
-is continued by the same command.
+A method must not be more than ``MOST_BEHIND`` behind, in the view that it deploys, or more than ``BEHIND`` says if
+``NOTES`` explains why the method itself is behind, and not a default. The exit status is 1 if one is. A run that is
+killed is continued by the same command.
 """
 
 from __future__ import annotations
@@ -27,18 +27,16 @@ from sepal.study.results import Variant
 from sepal.study.statistics import Estimate
 
 HERE = Path(__file__).parent
-MOST_BEHIND = 0.05
-BASELINES = "baselines/NOTES.md"
-# Data set → method → the file under strategies/ that explains, with measurements, why it is behind.
-BEHIND: Mapping[str, Mapping[str, str]] = {
-    "digits": dict.fromkeys(("fedmask", "fedsa-lora", "flasc"), BASELINES),
-    "har": dict.fromkeys(
-        (
-            *("fedavg", "fedstc", "fedscr", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedprox"),
-            *("heterofl", "fjord", "fedrolex", "flanc", "tailorfl", "pfedhn", "fedem", "feddst", "apfl", "flasc"),
-        ),
-        BASELINES,
-    ),
+MOST_BEHIND, NOISE = 0.05, 0.03
+NOTES = HERE.parents[1] / "strategies" / "baselines" / "NOTES.md"
+# Data set → method → by how many points the stored runs are behind, which NOTES explains with measurements. NOISE is
+# what other seeds and another processor may add.
+BEHIND: Mapping[str, Mapping[str, float]] = {
+    "digits": {"fedmask": 14.3, "fedsa-lora": 20.6, "flasc": 18.1},
+    "har": {
+        **{"fedavg": 5.3, "fedstc": 5.4, "fedscr": 5.3, "fedprox": 5.2, "apfl": 5.4, "flasc": 12.5, "feddst": 6.0},
+        **{"heterofl": 5.1, "fjord": 5.4, "fedrolex": 5.1, "flanc": 5.5, "tailorfl": 5.3},
+    },
 }
 
 
@@ -91,7 +89,9 @@ def verdict(dataset: str, group: Variant, yardstick: Variant | None) -> str:
     ours, theirs = deployed(group), deployed(yardstick) if yardstick else None
     if ours is None or theirs is None or ours.mean >= theirs.mean - MOST_BEHIND:
         return ""
-    return "explained" if group.method in BEHIND[dataset] else "behind"
+    known = BEHIND[dataset].get(group.method)
+    explained = known is not None and theirs.mean - ours.mean <= known / 100 + NOISE
+    return "explained" if explained else "behind"
 
 
 def deployed(group: Variant) -> Estimate | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -23,15 +24,14 @@ def test_more_than_five_points_is_behind(mean, words):
     assert command.verdict("digits", group("fedpse", mean), group("fedavg-ft", 0.95, "trained")) == words
 
 
-def test_a_method_whose_notes_say_why_is_explained(monkeypatch):
-    monkeypatch.setattr(command, "BEHIND", {"digits": {"fedpse": "fedpse/NOTES.md"}})
-    assert command.verdict("digits", group("fedpse", 0.5), group("fedavg-ft", 0.95, "trained")) == "explained"
+@pytest.mark.parametrize(("mean", "words"), [(0.84, "explained"), (0.811, "explained"), (0.809, "behind")])
+def test_what_the_notes_explain_is_no_excuse_for_more(monkeypatch, mean, words):
+    monkeypatch.setattr(command, "BEHIND", {"digits": {"fedpse": 11.0}})  # and 3 points of noise: .95 - .14 = .81
+    assert command.verdict("digits", group("fedpse", mean), group("fedavg-ft", 0.95, "trained")) == words
 
 
 def test_explanations_exist():
-    root = command.HERE.parents[1] / "strategies"
-    for dataset, method, place in ((d, m, p) for d, found in command.BEHIND.items() for m, p in found.items()):
-        text = (root / place).read_text()
-        assert dataset in text.lower(), (method, place)
-        assert "one change at a time" in text.lower(), (method, place)
-        assert method in text.lower() or place.startswith(method), (method, place)
+    parts = [part for part in re.split(r"^## ", command.NOTES.read_text().lower(), flags=re.M) if "|---|" in part]
+    for dataset, method in ((dataset, method) for dataset, found in command.BEHIND.items() for method in found):
+        told = [part for part in parts if method in part and (dataset in part or part.startswith(method))]
+        assert told, (dataset, method)
