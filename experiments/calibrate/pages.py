@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from experiments.calibrate.rows import ROOT, Evidence
-from experiments.calibrate.search import OWN, Keys, Trials, mean, standard_error
+from experiments.calibrate.search import GROWTH, OWN, Keys, Trials, mean, standard_error
 from experiments.calibrate.settings import SETTINGS, Setting
 from sepal.data.catalogue import CATALOGUE
 from sepal.storage.files import write_atomically
@@ -23,8 +23,12 @@ HEAD = """\
 - **Judged by** validation accuracy alone, in the view that the method deploys. A fifth of each client's training data
   is held out for it.
 - **Seeds** 101, 102 and 103, which no results page uses. They draw partition, weights and batches.
-- **Grid**: all learning rates with the first seed, and more on either side while the best is at an edge; the three best
-  with the other seeds; then each own rate at the chosen learning rate, with all seeds.
+- **Grid**: learning rates of .01 to 3 on digits, of .02 to 1 where runs are shortened, and of .0003 to .03 for Adam,
+  all with the first seed; the three best with the other seeds. While the best or the chosen one is at an edge, the grid
+  grows there. Then each own key at the chosen learning rate, with all seeds, and at most {growth} more values beyond an
+  edge.
+- **Own keys** are those of which the paper says nothing for the data. Not searched: FedAvgM's server rate, which is the
+  paper's 1, and how often DM-PFL and FedDST readjust masks, because a short run says nothing of that in a long one.
 - **Choice**: the smallest rate (of an own key: the first value listed) that the best is not ahead of by more than a
   standard error of the difference. The best of a noisy grid is often close to divergence.
 - A run that ends with an error, for example because its weights are no longer finite, counts as accuracy 0.
@@ -57,7 +61,7 @@ def toml(evidence: Evidence) -> str:
 
 def markdown(evidence: Evidence) -> str:
     """Return the page: per data set what was chosen, and the whole grid."""
-    parts = [HEAD]
+    parts = [HEAD.format(growth=GROWTH)]
     for name, setting in SETTINGS.items():
         ended = list(_ended(evidence, name, setting))
         if not ended:
