@@ -30,8 +30,8 @@ Accuracy in %: mean over clients, ± standard deviation over seeds; in brackets,
 after local steps in the closing round. *deployed*: the one of these that a user of the method predicts with. *pooled*:
 the trained model on a sample of all clients' test data. bottom 10 %: of the trained models. MB: payloads of training,
 all clients and rounds. Differences are paired over clients, with 95 % intervals; where there are three seeds, a second
-table has intervals over seeds. Clients of one federation are not independent. Runs whose rates no trials chose are older
-than the calibrated rates: one rate served all methods.
+table has intervals over seeds. Clients of one federation are not independent. Runs whose rates no trials chose are
+older than the calibrated rates: one rate served all methods.
 """
 
 
