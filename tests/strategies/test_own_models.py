@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import numpy as np
@@ -10,9 +11,12 @@ import pytest
 from sepal import models
 from sepal.engines.in_process.grid import InProcessGrid
 from sepal.engines.in_process.worker import Clients
-from sepal.errors import ConfigError, ModelError
+from sepal.errors import ConfigError, ModelError, RosterError
 from sepal.modules import tied_names
+from sepal.protocol.messages import read_order
+from sepal.protocol.method import Kind
 from sepal.server.strategy import SepalStrategy
+from sepal.storage.serialize import digest_arrays
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines.fedem import Mixture
@@ -131,6 +135,45 @@ def test_a_model_that_trains_nothing_is_refused():
         assemble(flat("fedavg", "all_frozen"))
 
 
-def test_frozen_tensors_are_compared_between_server_and_clients():
-    task = assemble(flat("fedavg", "frozen")).task
-    assert set(task.start) == {*task.weights, "embed.weight", "embed.bias"}
+def asked_of_two(one, other, tmp_path):
+    """Run a server and client 0 of the assembly ``one`` with client 1 of ``other``.
+
+    Returns:
+        The strategy, the error that ended its run or None, and the kinds of the messages to client 1.
+    """
+    clients, kinds = [Clients(made, tmp_path / str(number)) for number, made in enumerate((one, other))], []
+
+    def second(message):
+        kinds.append(read_order(message.content)[0].kind)
+        return clients[1].answer(1, message)
+
+    strategy = SepalStrategy(one.method, one.task, agreed=one.agreed, settle=0.0)
+    try:
+        strategy.start(InProcessGrid({1: partial(clients[0].answer, 0), 2: second}))
+    except RosterError as error:
+        return strategy, error, kinds
+    return strategy, None, kinds
+
+
+def test_a_client_with_other_frozen_tensors_is_refused_before_it_trains(tmp_path, monkeypatch):
+    """What is trained starts alike, so only the digest of the frozen tensors tells the two apart."""
+    one = assemble(flat("fedavg", "frozen"))
+    with monkeypatch.context() as patch:
+        patch.setattr(own_models, "frozen", own_models.frozen_elsewhere)
+        other = assemble(flat("fedavg", "frozen"))
+    assert (digest_arrays(one.task.weights), one.agreed) == (digest_arrays(other.task.weights), other.agreed)
+    _, error, kinds = asked_of_two(one, other, tmp_path)
+    words = r"client-00001: initial weights: expected digest \w{12} \(frozen tensors included\), got \w{12}"
+    assert re.fullmatch(words, str(error))
+    assert kinds
+    assert Kind.TRAIN not in kinds
+
+
+def test_a_client_with_the_same_frozen_tensors_trains(tmp_path):
+    one, other = (assemble(flat("fedavg", "frozen")) for _ in range(2))
+    strategy, error, kinds = asked_of_two(one, other, tmp_path)
+    assert error is None
+    assert kinds.count(Kind.TRAIN) == 2
+    expected = {**one.task.weights, **one.task.frozen}
+    assert set(expected) - set(one.task.weights) == {"embed.weight", "embed.bias"}
+    assert strategy.progress.weights == digest_arrays(expected)
