@@ -21,7 +21,7 @@ from sepal.data import DatasetInfo, FederatedData, federated_data
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, StateError
 from sepal.protocol.compression import with_compression
-from sepal.protocol.layout import Layout, trained
+from sepal.protocol.layout import Layout, statistics, trained
 from sepal.protocol.method import Method, Task, Weights
 from sepal.protocol.tasks import learning_task
 from sepal.strategies import registry, rules
@@ -95,7 +95,7 @@ def assemble(
     task = Task(
         first.layout, first.weights, config, hyper, make, known.input_shape, first.given, first.frozen, learning
     )
-    if chosen.draws and (first.given or config.initial_weights):
+    if chosen.draws and (first.given - {part.name for part in statistics(first.layout)} or config.initial_weights):
         notes = (*notes, f"model: {chosen.name} starts from {chosen.draws}, not from weights that are given")
     notes = (*notes, *known.notes, *unused(flat, chosen.name))
     exchanged = with_compression(chosen, config, hyper)
@@ -168,12 +168,14 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
 
     A user's ``build`` is called twice, with different seeds of torch's generator. A tensor that is the same both times
     was set there (from a file of pretrained weights, to a constant), and W_0 has that value. A tensor that differs is
-    drawn from the run's seed by NumPy, as for built-in models, so that all machines have the same.
+    drawn from the run's seed by NumPy, as for built-in models, so that all machines have the same. Where
+    :func:`sepal.models.weights.initial_weights` does not know the layer, it is as ``build`` draws it with torch's
+    generator at seed 0. A line says which it was.
 
     Raises:
         ConfigError: The model is refused (:func:`sepal.strategies.rules.check_model`), or the file does not fit it.
     """
-    from sepal.models.weights import initial_weights, layout, views
+    from sepal.models.weights import as_built, initial_weights, layout, views
     from sepal.modules import frozen_tensors
 
     module = make()
@@ -186,14 +188,30 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
     weights = initial_weights(module, config.seed)
     if ":" not in config.model:
         return FirstWeights(parameters, weights, frozenset(), frozen, kept)
-    built, again = views(module), views(make(seed=1))
-    same = (name for name in built if np.array_equal(built[name], again[name]))
-    given = frozenset(name for name in same if not np.array_equal(built[name], weights[name]))
+    built, again, kept_as_built = views(module), views(make(seed=1)), as_built(module)
+    same = {name for name in built if np.array_equal(built[name], again[name])}
+    torchs = {**weights, **kept_as_built}
+    given = frozenset(name for name in same if torchs[name] is None or (built[name] != torchs[name]).any())
     weights = {name: built[name].copy() if name in given else drawn for name, drawn in weights.items()}
-    words = f"model: {len(given)} of {len(parameters)} tensors start as {config.model} sets them"
-    if others := len(parameters) - len(given):
+    fixed = len(kept_as_built.keys() - same)
+    return FirstWeights(parameters, weights, given, frozen, (*kept, _start(config.model, parameters, given, fixed)))
+
+
+def _start(model: str, parameters: Layout, given: frozenset[str], fixed: int) -> str:
+    """Return a line that says with which weights a model of the user's starts.
+
+    Args:
+        model: The key ``model``.
+        parameters: The model's tensors.
+        given: Names of those that ``build`` sets.
+        fixed: Number of those that it draws at random and that W_0 takes from it.
+    """
+    words = f"model: {len(given)} of {len(parameters)} tensors start as {model} sets them"
+    if not given:
+        words = f"model: {model} sets none of its {len(parameters)} tensors"
+    if others := len(parameters) - len(given) - fixed:
         words += f"; the {others} that torch draws at random start from the run's seed"
-    return FirstWeights(parameters, weights, given, frozen, (*kept, words) if given else kept)
+    return words + (f"; {fixed} start as {model} draws them, alike with every seed" if fixed else "")
 
 
 def _part_frozen(make: Callable[..., nn.Module], config: RunConfig, seed: int = 0) -> nn.Module:

@@ -45,6 +45,33 @@ def pretrained(shape, classes):
     return net
 
 
+def normed(shape, classes):
+    """With a norm whose running statistics are torch's."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.PReLU(), nn.Linear(16, classes))
+
+
+def normed_before(shape, classes):
+    """With running means from somewhere else."""
+    net = normed(shape, classes)
+    net[2].running_mean.fill_(1)
+    return net
+
+
+class Token(Net):
+    """With a tensor of its own that is a constant, and one that it draws at random."""
+
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.token, self.place = nn.Parameter(torch.zeros(64)), nn.Parameter(torch.randn(64))
+
+    def forward(self, x):
+        return super().forward(x.flatten(1) + self.token + self.place)
+
+
+def token(shape, classes):
+    return Token(classes)
+
+
 def tied(shape, classes):
     net = Net(classes)
     net.fc2.weight = net.fc1.weight

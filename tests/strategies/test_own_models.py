@@ -94,6 +94,49 @@ def test_weights_that_build_sets_are_where_a_run_starts(method, tmp_path):
         np.testing.assert_allclose(first["fc1.weight"][kept], given[kept], atol=1e-7)
 
 
+NONE, SOME = "model: {} sets none of its {} tensors", "model: 1 of {} tensors start as {} sets them"
+SEED = "the {} that torch draws at random start from the run's seed"
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "words"),
+    [
+        ("other_net", set(), f"{NONE.format(here('other_net'), 8)}; {SEED.format(8)}"),
+        ("frozen", set(), f"{NONE.format(here('frozen'), 6)}; {SEED.format(6)}"),
+        ("normed", set(), f"{NONE.format(here('normed'), 9)}; {SEED.format(9)}"),
+        ("normed_before", {"2.running_mean"}, f"{SOME.format(9, here('normed_before'))}; {SEED.format(8)}"),
+        (
+            "token",
+            {"token"},
+            f"{SOME.format(10, here('token'))}; {SEED.format(8)}; 1 start as {here('token')} draws them, alike with "
+            "every seed",
+        ),
+    ],
+)
+def test_a_line_says_whether_a_run_starts_from_what_build_sets(model, given, words):
+    made = assemble(flat("fedavg", model))
+    assert made.task.given == given
+    assert [note for note in made.notes if note.startswith("model: ") and "stay as" not in note] == [words]
+
+
+def test_the_line_is_true():
+    one, other = (assemble(flat("fedavg", "token", seed=seed)).task.weights for seed in (1, 2))
+    alike = {name for name in one if np.array_equal(one[name], other[name])}
+    assert alike == {"token", "place"}
+    assert not one["token"].any()
+    assert (assemble(flat("fedavg", "normed_before")).task.weights["2.running_mean"] == 1).all()
+
+
+def test_running_means_that_build_sets_are_no_weights_that_a_method_of_other_draws_passes_over():
+    notes = assemble(flat("pfedhn", "normed_before")).notes
+    assert not any("of its own, not from weights" in note for note in notes)
+
+
+@pytest.mark.parametrize("model", ["auto", "digits-cnn-bn"])
+def test_of_a_built_in_model_no_line_is_said(model):
+    assert not any(note.startswith("model: ") for note in assemble({**FLAT, "method": "fedavg", "model": model}).notes)
+
+
 def test_each_model_of_a_mixture_starts_from_what_build_sets():
     made = assemble(flat("fedem", "pretrained"))
     mixture = type("Both", (Mixture,), {"task": made.task})()
