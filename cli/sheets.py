@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sepal.cli.convergence import convergence, marked
 from sepal.cli.sizes import decimals, size
 from sepal.protocol.tasks.scoring import Measure, headline, measure_of
 from sepal.protocol.views import CLOSING_VIEWS
@@ -41,7 +42,6 @@ def legend(comparison: Comparison) -> str:
 
 
 ACCURACIES = ("deployed", *reversed(CLOSING_VIEWS))
-MARK = "*"  # of a label: not converged
 EDGE = "(edge)"
 EDGE_WORDS = "the least or the largest value that was tried; a wider [grid] may find a better one"
 NEAREST = "within one standard error of the best, the rate nearest to the calibrated one is chosen"
@@ -62,7 +62,7 @@ def accuracy_sheet(variants: Sequence[Variant]) -> Sheet:
     rows = []
     for variant in variants:
         found = [*(variant.accuracy(each) for each in ACCURACIES), variant.accuracy("deployed", "bottom_decile")]
-        rows.append([named(variant), *(_text(each, variant.measure) for each in found)])
+        rows.append([marked(variant), *(_text(each, variant.measure) for each in found)])
     return Sheet((variants[0].measure.axis, *ACCURACIES, "bottom 10 %\ndeployed"), rows)
 
 
@@ -155,28 +155,8 @@ def tuning_note(comparison: Comparison) -> str:
     return "; ".join(notes)
 
 
-def named(variant: Variant) -> str:
-    """Return a variant's label, with a mark if it has not converged."""
-    return f"{variant.label} {MARK}" if variant.rising else variant.label
-
-
 def _text(found: Estimate | None, measure: Measure) -> str:
     return found.shown(measure) if found else NONE
-
-
-def not_converged(variants: Sequence[Variant]) -> str:
-    """Return a line that names the variants whose curves are still rising (:attr:`Variant.rising`), or nothing."""
-    found = [(variant.label, variant.rising) for variant in variants]
-    measure = variants[0].measure
-    step = "+" if measure.higher else "-"
-    words = [
-        f"{label} ({step}{measure.number(each.mean)} {measure.points} in {each.points} rounds)"
-        for label, each in found
-        if each
-    ]
-    how = "rising" if measure.higher else "falling"
-    what = "means over a method's last rounds against as many before"
-    return f"{MARK} not converged, still {how} at the last round: {', '.join(words)}; {what}" if words else ""
 
 
 def no_better(variants: Sequence[Variant]) -> Iterator[str]:
@@ -199,7 +179,8 @@ def remarks(comparison: Comparison, cell: str) -> Iterator[str]:
     """Yield what is said about a cell's tables: convergence, rounds, conclusions."""
     variants = comparison.variants(cell)
     yield from no_better(variants)
-    yield from filter(None, (not_converged(variants), rounds_run(variants), basis(variants)))
+    yield from convergence(variants)
+    yield from filter(None, (rounds_run(variants), basis(variants)))
     yield from conclusions(comparison, cell)
 
 

@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from sepal.cli import sentences
+from sepal.cli.convergence import convergence
 from sepal.cli.sheets import (
     NONE,
     Sheet,
@@ -22,7 +23,6 @@ from sepal.cli.sheets import (
     difference_sheet,
     legend,
     no_better,
-    not_converged,
     novel_line,
     privacy_line,
     rounds_run,
@@ -238,7 +238,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
             console.print(escape(cell), style="bold", highlight=False)
         paragraphs(sentences.headline(comparison, cell))
         print_sheet(console, accuracy_sheet(variants))
-        paragraphs(*no_better(variants), not_converged(variants), rounds_run(variants))
+        paragraphs(*no_better(variants), *convergence(variants), rounds_run(variants))
         print_sheet(console, cost_sheet(variants))
         paragraphs(basis(variants), sentences.frontier_sentence(comparison, cell))
         print_sheet(console, difference_sheet(comparison, cell))

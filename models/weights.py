@@ -38,6 +38,7 @@ _BY_FAN_IN = (
 )
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+_DRAWN = (*_BY_FAN_IN, *_EMBEDDINGS, *_NORMS, nn.RNNBase, LoRA)
 
 
 def layout(module: nn.Module) -> Layout:
@@ -68,6 +69,21 @@ def initial_weights(module: nn.Module, seed: int) -> Weights:
         float32 arrays by name, in the order of ``layout``.
     """
     return {name: _initial(module, name, tensor, seed) for name, tensor in floating(module).items()}
+
+
+def as_built(module: nn.Module) -> dict[str, float | None]:
+    """Return the names of the tensors that :func:`initial_weights` takes from the module, as ``build`` left them.
+
+    With each is the constant that torch itself fills it with, such as 1 for a running variance. It is None in modules
+    that are not torch's.
+    """
+    found: dict[str, float | None] = {}
+    for name in floating(module):
+        owner, leaf = _owner(module, name)
+        if _kept(owner, leaf):
+            own = 1.0 if leaf == "running_var" else 0.25 if isinstance(owner, nn.PReLU) else 0.0
+            found[name] = own if type(owner).__module__.startswith("torch.nn.") else None
+    return found
 
 
 def views(module: nn.Module) -> Weights:
@@ -123,11 +139,15 @@ def _role(owner: nn.Module, leaf: str, tensor: torch.Tensor) -> Role:
     return Role.WEIGHT if tensor.ndim >= 2 and "bias" not in leaf and called else Role.BIAS
 
 
+def _kept(owner: nn.Module, leaf: str) -> bool:
+    return leaf in owner._buffers or not isinstance(owner, _DRAWN)
+
+
 def _initial(module: nn.Module, name: str, tensor: torch.Tensor, seed: int) -> NDArray[np.float32]:
     owner, leaf = _owner(module, name)
     rng = derive(seed, "init", name)
     shape = tuple(tensor.shape)
-    if leaf in owner._buffers:
+    if _kept(owner, leaf):
         return _array(tensor).copy()
     if isinstance(owner, _BY_FAN_IN):
         bound = 1 / math.sqrt(math.prod(owner.weight.shape[1:]))
@@ -143,6 +163,4 @@ def _initial(module: nn.Module, name: str, tensor: torch.Tensor, seed: int) -> N
         if owner.padding_idx is not None:
             rows[owner.padding_idx] = 0
         return rows
-    if isinstance(owner, _NORMS):
-        return np.full(shape, 1 if leaf == "weight" else 0, np.float32)
-    return _array(tensor).copy()
+    return np.full(shape, 1 if leaf == "weight" else 0, np.float32)  # a norm

@@ -21,9 +21,10 @@ from sepal.data import DatasetInfo, FederatedData, federated_data
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, StateError
 from sepal.protocol.compression import with_compression
-from sepal.protocol.layout import Layout, trained
+from sepal.protocol.layout import Layout, statistics, trained
 from sepal.protocol.method import Method, Task, Weights
 from sepal.protocol.tasks import learning_task
+from sepal.rng import derive_seed
 from sepal.strategies import registry, rules
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ def assemble(
     rules.check_task(chosen, config, learning, known)
     shape = known.input_shape, known.classes, known.vocabulary
     sides: dict[str, Any] = {"output": learning.output, "inputs": known.inputs}
+    if ":" in config.model:  # built-in models draw nothing that NumPy does not draw again
+        sides["seed"] = torch_seed(config.seed)
     make: Callable[..., nn.Module] = partial(models.build, config.model, *shape, config.width, **sides)
     if config.trainable or config.lora.rank:
         make = partial(_part_frozen, make, config)
@@ -95,7 +98,7 @@ def assemble(
     task = Task(
         first.layout, first.weights, config, hyper, make, known.input_shape, first.given, first.frozen, learning
     )
-    if chosen.draws and (first.given or config.initial_weights):
+    if chosen.draws and (first.given - {part.name for part in statistics(first.layout)} or config.initial_weights):
         notes = (*notes, f"model: {chosen.name} starts from {chosen.draws}, not from weights that are given")
     notes = (*notes, *known.notes, *unused(flat, chosen.name))
     exchanged = with_compression(chosen, config, hyper)
@@ -168,12 +171,14 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
 
     A user's ``build`` is called twice, with different seeds of torch's generator. A tensor that is the same both times
     was set there (from a file of pretrained weights, to a constant), and W_0 has that value. A tensor that differs is
-    drawn from the run's seed by NumPy, as for built-in models, so that all machines have the same.
+    drawn from the run's seed by NumPy, as for built-in models, so that all machines have the same. Where
+    :func:`sepal.models.weights.initial_weights` does not know the layer, it is as ``build`` draws it with torch's
+    generator, whose seed is the run's, too. A line says which it was.
 
     Raises:
         ConfigError: The model is refused (:func:`sepal.strategies.rules.check_model`), or the file does not fit it.
     """
-    from sepal.models.weights import initial_weights, layout, views
+    from sepal.models.weights import as_built, initial_weights, layout, views
     from sepal.modules import frozen_tensors
 
     module = make()
@@ -186,21 +191,39 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
     weights = initial_weights(module, config.seed)
     if ":" not in config.model:
         return FirstWeights(parameters, weights, frozenset(), frozen, kept)
-    built, again = views(module), views(make(seed=1))
-    same = (name for name in built if np.array_equal(built[name], again[name]))
-    given = frozenset(name for name in same if not np.array_equal(built[name], weights[name]))
+    built, again, kept_as_built = views(module), views(make(seed=torch_seed(config.seed, "again"))), as_built(module)
+    same = {name for name in built if np.array_equal(built[name], again[name])}
+    torchs = {**weights, **kept_as_built}
+    given = frozenset(name for name in same if torchs[name] is None or (built[name] != torchs[name]).any())
     weights = {name: built[name].copy() if name in given else drawn for name, drawn in weights.items()}
-    words = f"model: {len(given)} of {len(parameters)} tensors start as {config.model} sets them"
-    if others := len(parameters) - len(given):
-        words += f"; the {others} that torch draws at random start from the run's seed"
-    return FirstWeights(parameters, weights, given, frozen, (*kept, words) if given else kept)
+    return FirstWeights(parameters, weights, given, frozen, (*kept, _start(config.model, parameters, given)))
 
 
-def _part_frozen(make: Callable[..., nn.Module], config: RunConfig, seed: int = 0) -> nn.Module:
+def torch_seed(seed: int, purpose: str = "build") -> int:
+    """Return the seed of torch's generator, below 2^63, while a user's ``build`` makes the model of a run."""
+    return derive_seed(seed, purpose) >> 65
+
+
+def _start(model: str, parameters: Layout, given: frozenset[str]) -> str:
+    """Return a line that says with which weights a model of the user's starts.
+
+    Args:
+        model: The key ``model``.
+        parameters: The model's tensors.
+        given: Names of those that ``build`` sets.
+    """
+    words = f"model: {len(given)} of {len(parameters)} tensors start as {model} sets them"
+    if not given:
+        words = f"model: {model} sets none of its {len(parameters)} tensors"
+    others = len(parameters) - len(given)
+    return words + (f"; the {others} that are drawn at random start from the run's seed" if others else "")
+
+
+def _part_frozen(make: Callable[..., nn.Module], config: RunConfig, **seed: int) -> nn.Module:
     """Return a new model of which adapters and ``trainable`` are trained; the rest is as in ``initial-weights``."""
     from sepal.modules import bring_back, fill_frozen, freeze_others, set_aside
 
-    module, lora = make(seed=seed), config.lora
+    module, lora = make(**seed), config.lora
     values = _read(config.initial_weights) if config.initial_weights else {}
     if config.trainable:
         freeze_others(module, config.trainable, values)
@@ -210,7 +233,7 @@ def _part_frozen(make: Callable[..., nn.Module], config: RunConfig, seed: int = 
         return module
     from sepal.models.lora import add_adapters
 
-    return set_aside(add_adapters(bring_back(module), lora.rank, lora.alpha, lora.targets, seed))
+    return set_aside(add_adapters(bring_back(module), lora.rank, lora.alpha, lora.targets, seed.get("seed", 0)))
 
 
 def _read(path: str) -> Weights:

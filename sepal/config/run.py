@@ -102,7 +102,11 @@ class RunConfig(Settings):
         description="number format of the forward pass in training: bf16 by torch's autocast; weights, optimizer and "
         "exchange stay fp32",
     )
-    model: str = Field("auto", description="model name, package.module:build, or auto: the data set's default")
+    model: str = Field(
+        "auto",
+        description="model name, package.module:build (starts with the weights that it sets, the rest drawn from the "
+        "seed), or auto: the data set's default",
+    )
     # For methods with one model for all clients. Multiply-adds are about width² of the full model's.
     width: float = Field(1.0, gt=0, le=1, description="fraction of the model's channels that all clients use")
     trainable: str = Field(

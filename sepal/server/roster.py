@@ -49,7 +49,7 @@ class Connections:
     """Which node currently answers for which client. Queried every round, so not part of the run's state.
 
     Attributes:
-        weights: Digest of W_0; a client that reports another one is refused.
+        weights: Digest of W_0 and frozen tensors; a client that reports another one is refused.
         agreed: The keys on which clients must agree with the server (:mod:`sepal.config.agreement`); empty: no check.
         nodes: Client name to node id.
         stores: Client name to the identity of its state store, fixed when the client is first seen.
@@ -145,7 +145,8 @@ class Connections:
         if self.agreed and (differs := disagreement(name, self.agreed, reply.facts.get("config", ""))):
             return differs
         if self.weights and weights and weights != self.weights:
-            return RosterError(f"{name}: initial weights", f"digest {self.weights[:12]}", weights[:12])
+            expected = f"digest {self.weights[:12]} (frozen tensors included)"
+            return RosterError(f"{name}: initial weights", expected, weights[:12])
         if small := self._too_small(reply.client):
             return small
         other = self.nodes.get(name)

@@ -12,9 +12,10 @@ from rich.console import Console
 
 from experiments.paper.figures import figures
 from sepal.cli.files import by_variant, write_csv
+from sepal.cli.markdown import write_markdown
 from sepal.cli.report.charts import figures as charts
 from sepal.cli.report.data import datasets
-from sepal.cli.sheets import conclusions, difference_sheet, legend
+from sepal.cli.sheets import conclusions, difference_sheet, legend, remarks
 from sepal.cli.tables import print_comparison
 from sepal.study.comparison import read_comparison
 from sepal.study.plans.model import PlannedRun
@@ -106,10 +107,7 @@ def rising(tmp_path):
 
 
 def test_what_has_not_converged_is_marked_in_tables_and_files(rising):
-    comparison = read_comparison([str(rising)])
-    console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
-    print_comparison(console, comparison)
-    text = " ".join(console.export_text().split())
+    comparison, text = read_comparison([str(rising)]), printed(rising)
     assert "* not converged, still rising at the last round: fedavg (+15.0 points in 3 rounds)" in text
     assert "fedavg * 60.0" in text
     assert "local * " not in text
@@ -131,6 +129,55 @@ def test_what_has_not_converged_is_marked_in_the_report(rising):
     assert '<th scope="row">fedavg *</th>' in page
     assert "* not converged, still rising at the last round: fedavg (+15.0 points in 3 rounds)" in page
     assert '<th scope="row">local</th>' in page
+
+
+# too few points for a verdict
+
+SHORT = "too short to say whether they have converged: fewer than 6 evaluations to compare."
+SOME = "Too short a curve to say whether it has converged, with fewer than 6 evaluations to compare: "
+
+
+def short(path, *methods):
+    """Runs of two rounds and the closing one: three full evaluations."""
+    for method in methods:
+        write_run(path / f"{method}-short", method=method, seed=5)
+
+
+def printed(path):
+    """What `sepal compare` prints of the runs in a directory."""
+    console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
+    print_comparison(console, read_comparison([str(path)]))
+    return " ".join(console.export_text().split())
+
+
+def test_runs_too_short_for_a_verdict_are_said_to_be(tmp_path):
+    short(tmp_path, "fedavg", "local")
+    assert f"The curves are {SHORT}" in printed(tmp_path)
+    assert f"The curves are {SHORT}" in list(remarks(read_comparison([str(tmp_path)]), ""))
+
+
+def test_one_short_run_among_others_is_named(rising):
+    short(rising, "fedprox")
+    text = printed(rising)
+    assert f"{SOME}fedprox." in text
+    assert "* not converged, still rising at the last round: fedavg (" in text
+
+
+def test_of_a_method_with_a_verdict_from_another_seed_or_no_run_that_has_ended_it_is_not_said(rising):
+    assert "too short" not in printed(rising).lower()
+    short(rising, "local", "fedprox")
+    (rising / "fedprox-short" / "summary.json").unlink()
+    assert "too short" not in printed(rising).lower()
+
+
+def test_runs_too_short_for_a_verdict_are_said_to_be_in_report_and_markdown(rising):
+    pytest.importorskip("altair", reason="the extra report is not installed")
+    from sepal.cli.report import render
+
+    short(rising, "fedprox")
+    comparison = read_comparison([str(rising)])
+    assert f"{SOME}fedprox." in render(comparison)
+    assert f"{SOME}fedprox." in write_markdown(comparison, rising / "comparison.md").read_text()
 
 
 # leads

@@ -50,9 +50,9 @@ class Federation:
         self.assembly = assemble({**FLAT, **keys})
         self.task = self.assembly.task
         self.server = self.assembly.method.make_server(self.task)
-        shared = Shared.around(self.assembly, "cpu")
+        self.shared = Shared.around(self.assembly, "cpu")
         nodes = [Node(number, 4, capacity=capacity) for number, capacity in enumerate(capacities)]
-        self.hosts = [build_host(shared, node, "run", ScratchStore()) for node in nodes]
+        self.hosts = [build_host(self.shared, node, "run", ScratchStore()) for node in nodes]
         self.states = [host.algorithm.init() for host in self.hosts]
         self.met = set()
 

@@ -25,6 +25,14 @@ def frozen(shape, classes):
     return net
 
 
+def frozen_elsewhere(shape, classes):
+    """The same model on a machine with another file for the frozen layer."""
+    net = Net(classes)
+    net.embed.requires_grad_(False)
+    net.embed.weight += 0.01
+    return net
+
+
 def all_frozen(shape, classes):
     return Net(classes).requires_grad_(False)
 
@@ -35,6 +43,33 @@ def pretrained(shape, classes):
     with torch.no_grad():
         net.fc1.weight.copy_(torch.linspace(-0.3, 0.3, 256).view(16, 16))
     return net
+
+
+def normed(shape, classes):
+    """With a norm whose running statistics are torch's."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.PReLU(), nn.Linear(16, classes))
+
+
+def normed_before(shape, classes):
+    """With running means from somewhere else."""
+    net = normed(shape, classes)
+    net[2].running_mean.fill_(1)
+    return net
+
+
+class Token(Net):
+    """With a tensor of its own that is a constant, and one that it draws at random."""
+
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.token, self.place = nn.Parameter(torch.zeros(64)), nn.Parameter(torch.randn(64))
+
+    def forward(self, x):
+        return super().forward(x.flatten(1) + self.token + self.place)
+
+
+def token(shape, classes):
+    return Token(classes)
 
 
 def tied(shape, classes):

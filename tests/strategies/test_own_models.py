@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import numpy as np
 import pytest
 
-from sepal import models
 from sepal.engines.in_process.grid import InProcessGrid
 from sepal.engines.in_process.worker import Clients
-from sepal.errors import ConfigError, ModelError
+from sepal.errors import ConfigError, ModelError, RosterError
 from sepal.modules import tied_names
+from sepal.protocol.messages import read_order
+from sepal.protocol.method import Kind
 from sepal.server.strategy import SepalStrategy
+from sepal.storage.serialize import digest_arrays
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines.fedem import Mixture
@@ -68,10 +71,10 @@ def test_a_frozen_layer_is_never_trained_nor_sent(method, tmp_path):
     plain = own_models.frozen((1, 8, 8), 10)
     found = [tensor for module in modules for tensor in tensors(module, "embed.weight")]
     assert found, "no network with the layer"
-    first = models.build(here("frozen"), (1, 8, 8), 10).embed.weight
+    first = strategy.task.frozen["embed.weight"]
     for tensor in found:
         assert tuple(tensor.shape) == tuple(plain.embed.weight.shape)
-        np.testing.assert_array_equal(tensor.detach().numpy(), first.numpy())
+        np.testing.assert_array_equal(tensor.detach().numpy(), first)
 
 
 @METHODS
@@ -88,6 +91,48 @@ def test_weights_that_build_sets_are_where_a_run_starts(method, tmp_path):
     if "fc1.weight" in first and method != "fedmask":  # whose weights are signs and one magnitude
         kept = first["fc1.weight"] != 0  # sparse methods start at a mask
         np.testing.assert_allclose(first["fc1.weight"][kept], given[kept], atol=1e-7)
+
+
+NONE, SOME = "model: {} sets none of its {} tensors", "model: 1 of {} tensors start as {} sets them"
+SEED = "the {} that are drawn at random start from the run's seed"
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "words"),
+    [
+        ("other_net", set(), f"{NONE.format(here('other_net'), 8)}; {SEED.format(8)}"),
+        ("frozen", set(), f"{NONE.format(here('frozen'), 6)}; {SEED.format(6)}"),
+        ("normed", set(), f"{NONE.format(here('normed'), 9)}; {SEED.format(9)}"),
+        ("normed_before", {"2.running_mean"}, f"{SOME.format(9, here('normed_before'))}; {SEED.format(8)}"),
+        (
+            "token",
+            {"token"},
+            f"{SOME.format(10, here('token'))}; {SEED.format(9)}",
+        ),
+    ],
+)
+def test_a_line_says_whether_a_run_starts_from_what_build_sets(model, given, words):
+    made = assemble(flat("fedavg", model))
+    assert made.task.given == given
+    assert [note for note in made.notes if note.startswith("model: ") and "stay as" not in note] == [words]
+
+
+def test_the_line_is_true():
+    one, other = (assemble(flat("fedavg", "token", seed=seed)).task.weights for seed in (1, 2))
+    alike = {name for name in one if np.array_equal(one[name], other[name])}
+    assert alike == {"token"}
+    assert not one["token"].any()
+    assert (assemble(flat("fedavg", "normed_before")).task.weights["2.running_mean"] == 1).all()
+
+
+def test_running_means_that_build_sets_are_no_weights_that_a_method_of_other_draws_passes_over():
+    notes = assemble(flat("pfedhn", "normed_before")).notes
+    assert not any("of its own, not from weights" in note for note in notes)
+
+
+@pytest.mark.parametrize("model", ["auto", "digits-cnn-bn"])
+def test_of_a_built_in_model_no_line_is_said(model):
+    assert not any(note.startswith("model: ") for note in assemble({**FLAT, "method": "fedavg", "model": model}).notes)
 
 
 def test_each_model_of_a_mixture_starts_from_what_build_sets():
@@ -131,6 +176,45 @@ def test_a_model_that_trains_nothing_is_refused():
         assemble(flat("fedavg", "all_frozen"))
 
 
-def test_frozen_tensors_are_compared_between_server_and_clients():
-    task = assemble(flat("fedavg", "frozen")).task
-    assert set(task.start) == {*task.weights, "embed.weight", "embed.bias"}
+def asked_of_two(one, other, tmp_path):
+    """Run a server and client 0 of the assembly ``one`` with client 1 of ``other``.
+
+    Returns:
+        The strategy, the error that ended its run or None, and the kinds of the messages to client 1.
+    """
+    clients, kinds = [Clients(made, tmp_path / str(number)) for number, made in enumerate((one, other))], []
+
+    def second(message):
+        kinds.append(read_order(message.content)[0].kind)
+        return clients[1].answer(1, message)
+
+    strategy = SepalStrategy(one.method, one.task, agreed=one.agreed, settle=0.0)
+    try:
+        strategy.start(InProcessGrid({1: partial(clients[0].answer, 0), 2: second}))
+    except RosterError as error:
+        return strategy, error, kinds
+    return strategy, None, kinds
+
+
+def test_a_client_with_other_frozen_tensors_is_refused_before_it_trains(tmp_path, monkeypatch):
+    """What is trained starts alike, so only the digest of the frozen tensors tells the two apart."""
+    one = assemble(flat("fedavg", "frozen"))
+    with monkeypatch.context() as patch:
+        patch.setattr(own_models, "frozen", own_models.frozen_elsewhere)
+        other = assemble(flat("fedavg", "frozen"))
+    assert (digest_arrays(one.task.weights), one.agreed) == (digest_arrays(other.task.weights), other.agreed)
+    _, error, kinds = asked_of_two(one, other, tmp_path)
+    words = r"client-00001: initial weights: expected digest \w{12} \(frozen tensors included\), got \w{12}"
+    assert re.fullmatch(words, str(error))
+    assert kinds
+    assert Kind.TRAIN not in kinds
+
+
+def test_a_client_with_the_same_frozen_tensors_trains(tmp_path):
+    one, other = (assemble(flat("fedavg", "frozen")) for _ in range(2))
+    strategy, error, kinds = asked_of_two(one, other, tmp_path)
+    assert error is None
+    assert kinds.count(Kind.TRAIN) == 2
+    expected = {**one.task.weights, **one.task.frozen}
+    assert set(expected) - set(one.task.weights) == {"embed.weight", "embed.bias"}
+    assert strategy.progress.weights == digest_arrays(expected)

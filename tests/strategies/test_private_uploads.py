@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sepal.client.privacy import release
+from sepal.client.training import Trainer
 from sepal.config import PrivacySettings
 from sepal.errors import ConfigError
 from sepal.masks.flat import Flat
@@ -15,6 +16,8 @@ from sepal.rng import derive_seed
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.study.plans.plan import check_keys, make_plan
+from tests.strategies import own_models
+from tests.strategies.baselines import Sent
 from tests.strategies.federation import Federation
 
 CLIP, NOISE = 0.05, 0.3
@@ -172,3 +175,25 @@ def test_dmpfl_s_upload_of_phase_1_is_not_covered():
     ours, plain = dmpfl("1:1"), dmpfl("1:1", clip=0.0, noise=0.0)
     uploads = [each.trained(each.server.init(), 0, each.server.plan(1)) for each in (ours, plain)]
     assert values_of(uploads[0]).tobytes() == values_of(uploads[1]).tobytes()
+
+
+@pytest.mark.parametrize("method", HAVE)
+def test_a_frozen_layer_is_never_noised_nor_sent(method, monkeypatch):
+    """What is clipped and noised, and what is sent, has the 714 entries of the layers that are trained at most."""
+    noised, plain = [], Trainer.release
+    monkeypatch.setattr(Trainer, "release", lambda self, up, n: noised.append(up.size) or plain(self, up, n))
+    model = f"{own_models.__name__}:frozen"
+    found = federation(method, model=model, **({"dmpfl.schedule": "2a:4"} if method == "dmpfl" else {}))
+    server, state = found.server, found.server.init()
+    for round in (1, 2):
+        upload = found.trained(state, 0, server.plan(round))
+        sent = upload.payload.tensors
+        assert not [name for name in sent if "embed" in name]
+        assert 0 < sum(tensor.values.size for tensor in sent.values()) <= 714
+        state, _ = server.aggregate(state, Sent([upload]), server.plan(round))
+    assert len(noised) == 2
+    assert max(noised) <= 714
+    assert not [name for name in server.model(state) if "embed" in name]
+    (network,) = found.shared.networks.values()
+    for name in ("weight", "bias"):
+        np.testing.assert_array_equal(getattr(network.module.embed, name), found.task.frozen[f"embed.{name}"])

@@ -141,7 +141,7 @@ def test_a_store_pinned_by_an_earlier_process_counts():
         (
             reply("a", weights="b" * 64),
             RosterError,
-            "a: initial weights: expected digest aaaaaaaaaaaa, got bbbbbbbbbbbb",
+            "a: initial weights: expected digest aaaaaaaaaaaa (frozen tensors included), got bbbbbbbbbbbb",
         ),
         (reply("a", store=""), ProtocolError, "a: store: expected the identity of its state store, got none"),
         (DataError("a: data", "x", "y"), DataError, "a: data: expected x, got y"),
