@@ -33,6 +33,8 @@ KEYS = {
     "subfedavg": {"subfedavg.accuracy": 0.1},
     "fedprox": {"fedprox.mu": 0.1},
     "ditto": {"ditto.lambda": 1.0, "ditto.epochs": 2},
+    "apfl": {"apfl.alpha": 0.5},
+    "dmpfl": {"dmpfl.alpha": 0.5},
     "fedbabu": {"fedbabu.tuning": 1.0},
     "fjord": {"fjord.distill": False},
     "mtl": {"mtl.lambda": 0.01},
