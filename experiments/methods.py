@@ -14,7 +14,8 @@ from typing import Any
 
 import tomli_w
 
-from experiments.readme import DOCS, ROOT, rewritten
+from experiments.parts import rewritten
+from experiments.readme import DOCS, ROOT
 from sepal.cli.showing import markdown_table
 from sepal.errors import ConfigError
 from sepal.storage.files import write_atomically

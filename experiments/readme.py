@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -17,6 +16,7 @@ from typing import Any
 
 from scipy import stats
 
+from experiments.parts import rewritten
 from sepal.errors import ConfigError
 from sepal.storage.files import write_atomically
 from sepal.strategies import registry
@@ -25,7 +25,6 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 README, ROWS = ROOT / "README.md", DOCS / "results" / "leaderboard.ndjson"
 BLOCK = "har"
-PART = re.compile(r"(<!-- (table|advice|methods): .*? -->)\n.*?(<!-- /\2 -->)", re.DOTALL)
 NAMES = {
     **{"fedavg": "FedAvg", "fedavg-ft": "FedAvg + fine-tuning", "local": "Local", "ditto": "Ditto", "fedper": "FedPer"},
     **{"fedstc": "FedSTC", "fedpse": "FedPSE", "dmpfl": "DM-PFL", "subfedavg": "Sub-FedAvg", "pa3dfl": "Pa3dFL"},
@@ -147,21 +146,6 @@ def advice(found: Mapping[str, Figures]) -> Iterator[str]:
     sub, mask = versus(own, "subfedavg", "fedavg-ft"), versus(own, "dmpfl", "local")
     yield f"- **Sub-FedAvg, DM-PFL**: the models themselves must be sparse. Sub-FedAvg is {sub}; DM-PFL is {mask}."
     yield "- **Pa3dFL, pFedGate**: clients differ in capacity or budget. Such runs have one seed so far: compare first."
-
-
-def rewritten(text: str, parts: Mapping[str, Iterable[str]]) -> str:
-    """Return a page's ``text`` with the parts between its markers made anew.
-
-    Args:
-        text: The text, with ``<!-- NAME: … -->`` and ``<!-- /NAME -->`` for each part.
-        parts: From each part's name to its lines.
-
-    Raises:
-        ConfigError: The markers are not those of the parts.
-    """
-    if (found := [match[2] for match in PART.finditer(text)]) != list(parts):
-        raise ConfigError("page", f"markers <!-- NAME: … --> and <!-- /NAME --> of {', '.join(parts)}", found or "none")
-    return PART.sub(lambda match: "\n".join((match[1], *parts[match[2]], match[3])), text)
 
 
 def written() -> Iterator[tuple[Path, str]]:

@@ -9,7 +9,8 @@ from statistics import mean, stdev
 import pytest
 
 from experiments import readme
-from experiments.readme import DOCS, README, ROWS, compared, read, rewritten, written
+from experiments.parts import rewritten
+from experiments.readme import DOCS, README, ROWS, compared, read, written
 from sepal.errors import ConfigError
 from sepal.strategies import registry
 

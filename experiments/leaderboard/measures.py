@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -103,10 +103,7 @@ class Measures:
     def differences(self, contender: Contender, measure: Measure, budget: float = 0.0, to: str = "") -> Matrix:
         """Return a contender's accuracies minus another's (by default the yardstick's), where both have them."""
         other = self.named(to or self.block.yardstick)
-        ours, theirs = (self.by_seed(each, measure, budget) for each in (contender, other))
-        both = sorted(ours.keys() & theirs.keys())
-        names = sorted({name for seed in both for name in ours[seed].keys() & theirs[seed].keys()})
-        return matrix(ours, both, names) - matrix(theirs, both, names)
+        return _paired(*(self.by_seed(each, measure, budget) for each in (contender, other)))
 
     def difference(self, contender: Contender, measure: Measure, budget: float = 0.0, to: str = "") -> Interval | None:
         """Return the difference to the yardstick, or another, with its interval; None with fewer than two seeds."""
@@ -114,6 +111,11 @@ class Measures:
         if not values.size or len(values) < 2 or contender.name == (to or self.block.yardstick):
             return None
         return interval(values, self.block.same_people)
+
+    def between(self, ours: tuple[Contender, Measure], theirs: tuple[Contender, Measure]) -> Interval | None:
+        """Return the difference of two contenders in a measure each; None with fewer than two seeds that have both."""
+        values = _paired(self.by_seed(*ours), self.by_seed(*theirs))
+        return interval(values, self.block.same_people) if len(values) > 1 else None
 
     def tested(self, contender: Contender, measure: Measure) -> bool:
         """Return whether a difference has a p-value: of those named before the runs, with seeds and clients enough."""
@@ -158,6 +160,12 @@ class Measures:
         columns = [row["clients"] for row in self.runs(contender).values()]
         found = [s for c in columns for s, new in zip(c["steps"], c["novel"], strict=True) if new and s is not None]
         return float(np.mean(found)) if found else None
+
+
+def _paired(ours: Mapping[int, Mapping[str, float]], theirs: Mapping[int, Mapping[str, float]]) -> Matrix:
+    both = sorted(ours.keys() & theirs.keys())
+    names = sorted({name for seed in both for name in ours[seed].keys() & theirs[seed].keys()})
+    return matrix(ours, both, names) - matrix(theirs, both, names)
 
 
 def _clients(row: Row, measure: Measure) -> Iterator[tuple[str, float]]:

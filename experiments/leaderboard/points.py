@@ -78,14 +78,32 @@ def frontier_table(found: Measures) -> Iterator[str]:
             rival = f"within the noise of {place.rival}" if place.rival else "–"
             lines.append([entry.label, f"{entry.megabytes:.4g}", entry.value.text(), rival])
     yield from table(["on the frontier of what a client holds", "MB", "%", ""], lines)
-    yield from _near(found, points)
+    yield from _near(found)
 
 
-def _near(found: Measures, points: Sequence[Point]) -> Iterator[str]:
+def nearest(found: Measures, method: str = "") -> tuple[Entry, Entry] | None:
+    """Return the entry of least MB to within a point of the yardstick's, and the yardstick's of all rounds.
+
+    Args:
+        found: A block.
+        method: Only entries of this method; by default of all that send something.
+
+    Returns:
+        None without such an entry.
+    """
+    points = [point for point in points_of(found) if point.entry.megabytes]
     best = next((p.entry for p in points if p.contender.name == found.block.yardstick and not p.budget), None)
     if best is None:
+        return None
+    ours = (p.entry for p in points if method in ("", p.contender.method or p.contender.name))
+    near = [entry for entry in ours if entry.value.mean >= best.value.mean - POINT - 1e-9]
+    return (min(near, key=lambda entry: entry.megabytes), best) if near else None
+
+
+def _near(found: Measures) -> Iterator[str]:
+    pair = nearest(found)
+    if pair is None:
         return
-    near = [p.entry for p in points if p.entry.value.mean >= best.value.mean - POINT - 1e-9]
-    least = min(near, key=lambda entry: entry.megabytes)
+    least, best = pair
     words = f"The least MB to within one point of {best.label} ({best.value.text()} %, {best.megabytes:.4g} MB)"
     yield from (f"{words}: {least.label}, {least.megabytes:.4g} MB ({least.value.text()} %).", "")

@@ -1,0 +1,105 @@
+"""README's table of papers and its three sentences of advice, from the comparison's rows.
+
+README has those of the older leaderboard (:mod:`experiments.readme`) until block a has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from experiments.leaderboard.measures import HOLDS, SENT_SHIFT, SHIFT, Measures, corrected
+from experiments.leaderboard.points import nearest
+from experiments.leaderboard.statistics import LEVEL
+from sepal.strategies import registry
+from sepal.study.frontier import Entry
+
+HAR = "a"  # the block of the table's figures
+NAMES = {
+    **{"fedpse": "FedPSE", "dmpfl": "DM-PFL", "subfedavg": "Sub-FedAvg", "pfedgate": "pFedGate", "pa3dfl": "Pa3dFL"},
+    **{"fedavg-ft": "FedAvg + fine-tuning", "fedavg-ft-stc": "the same compressed", "local": "Local"},
+}
+PAPERS = {  # what each does
+    "fedpse": "each client sends the largest tenth of its update and receives its own mixture of the others'",
+    "dmpfl": "a sparse global and a sparse personal model that share weights, half of them each",
+    "subfedavg": "each client prunes its model step by step; only what is left is averaged",
+    "pfedgate": "a private gate picks blocks of one model for each client, within its budget",
+    "pa3dfl": "models of each client's width; a hypernetwork makes their personal factors",
+}
+
+
+def parts(found: Sequence[Measures]) -> dict[str, list[str]]:
+    """Return the lines of README's parts; no part until all who take part in the table's block have run."""
+    whole = [each for each in found if all(each.whole(contender) for contender in each.block.contenders)]
+    har = next((each for each in whole if each.block.name == HAR), None)
+    return {"table": list(table(har)), "advice": list(advice(whole))} if har else {}
+
+
+def table(har: Measures) -> Iterator[str]:
+    """Yield the table of papers, and a line about who else is there."""
+    yield "| method | paper | what it does | measured on HAR: what a client holds, MB per client |"
+    yield "|---|---|---|---|"
+    for method, what in PAPERS.items():
+        source = registry.get(method).source
+        yield f"| `{method}` | {source} | {what} | [{_measured(har, method)}](docs/results/{method}.md) |"
+    others = "; ".join(f"{NAMES[name]} {_measured(har, name)}" for name in ("fedavg-ft", "fedavg-ft-stc", "local"))
+    yield from ("", f"On the same clients: {others}.")
+
+
+def _measured(found: Measures, name: str) -> str:
+    contender = found.named(name)
+    figure, megabytes = found.figure(contender, HOLDS), found.megabytes(contender)
+    clients = len(next(iter(found.by_seed(contender, HOLDS).values())))
+    return f"{figure.text() if figure else '–'} %, {(megabytes or 0.0) / clients:.2g} MB"
+
+
+def advice(found: Sequence[Measures]) -> Iterator[str]:
+    """Yield three sentences, about blocks whose yardstick is FedAvg + fine-tuning."""
+    same = [each for each in found if each.block.yardstick == "fedavg-ft"]
+    yield f"- **Start with FedAvg + fine-tuning.** {_tested(same)} Training alone: {_each(same, _local)} points."
+    yield (
+        "- **Keep FedAvg's one model for all if clients will meet each other's data.** Under full shift: "
+        f"{_each(same, _shifted)} points from FedAvg + fine-tuning."
+    )
+    yield (
+        "- **Compress if bytes bind.** The fewest bytes to within a point of FedAvg + fine-tuning, as a share of its "
+        f"own: {_each(same, _fewest)}. FedPSE: {_each(same, _fedpse)}."
+    )
+
+
+def _tested(found: Sequence[Measures]) -> str:
+    """Return how many of the differences chosen before the runs are leads and deficits, after Holm's correction."""
+    family = {key: (difference, p) for key, (difference, p) in corrected(found).items() if p is not None and p < LEVEL}
+    tests = sum(p is not None for _, p in corrected(found).values())
+    leads = [f"{NAMES[name]} ({block})" for (block, name, _), (difference, _) in family.items() if difference.mean > 0]
+    return (
+        f"Of {tests} differences to it in what a client holds, {len(family) - len(leads)} are deficits, and leads are: "
+        f"{', '.join(leads) or 'none'}."
+    )
+
+
+def _local(found: Measures) -> str:
+    difference = found.difference(found.named("local"), HOLDS)
+    return difference.text() if difference else "–"
+
+
+def _shifted(found: Measures) -> str:
+    difference = found.between((found.named("fedavg"), SENT_SHIFT), (found.yardstick, SHIFT))
+    return difference.text() if difference else "–"
+
+
+def _fewest(found: Measures) -> str:
+    near = nearest(found)
+    return f"{near[0].label} {_share(near)}" if near else "–"
+
+
+def _fedpse(found: Measures) -> str:
+    near = nearest(found, "fedpse")
+    return _share(near) if near else "never"
+
+
+def _share(near: tuple[Entry, Entry]) -> str:
+    return f"{100 * near[0].megabytes / near[1].megabytes:.1f} %"
+
+
+def _each(found: Sequence[Measures], words: Callable[[Measures], str]) -> str:
+    return ", ".join(f"{words(each)} ({each.block.name})" for each in found)
