@@ -34,7 +34,7 @@ NOTES = HERE.parents[1] / "strategies" / "baselines" / "NOTES.md"
 BEHIND: Mapping[str, Mapping[str, float]] = {
     "digits": {"fedmask": 14.3, "fedsa-lora": 20.6, "flasc": 18.1},
     "har": {
-        **{"fedavg": 5.3, "fedstc": 5.4, "fedscr": 5.3, "fedprox": 5.2, "apfl": 5.4, "flasc": 12.5, "feddst": 6.0},
+        **{"fedavg": 5.3, "fedstc": 5.4, "fedscr": 5.3, "fedprox": 5.2, "flasc": 12.5, "feddst": 6.0},
         **{"heterofl": 5.1, "fjord": 5.4, "fedrolex": 5.1, "flanc": 5.5, "tailorfl": 5.3},
     },
 }
