@@ -53,7 +53,7 @@ SETTINGS: Mapping[str, Setting] = {
         {"clients": 30, "rounds": 10, "partition.subsample": 2400},
         grid=SHORT,
         shortened="10 of 300 rounds, about 80 windows of each of the 30 people",
-        longer=("fedavgm", "flasc", "lg-fedavg", "tailorfl", "pfedhn"),
+        longer=("fedavgm", "fedadagrad", "flasc", "lg-fedavg", "tailorfl", "pfedhn"),
         longer_keys={"rounds": 30, "partition.subsample": 0},
         longer_words="30 of 300 rounds, all windows",
     ),
