@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     evidence = Evidence.read()
     if not given.pages:
         searches = [
-            evidence.trials(dataset, method, SETTINGS[dataset].grid, OWN.get(method, {}))
+            evidence.trials(dataset, method, SETTINGS[dataset].grid, OWN.get(method, {}), SETTINGS[dataset].growth)
             for dataset in given.datasets
             for method in given.methods or methods_of(dataset)
         ]

@@ -25,8 +25,9 @@ HEAD = """\
 - **Seeds** 101, 102 and 103, which no results page uses. They draw partition, weights and batches.
 - **Grid**: learning rates of .01 to 3 on digits, of .02 to 1 where runs are shortened, and of .0003 to .03 for Adam,
   all with the first seed; the three best with the other seeds. While the best or the chosen one is at an edge, the grid
-  grows there. Then each own key at the chosen learning rate, with all seeds, and at most {growth} more values beyond an
-  edge.
+  grows there. Then each own key at the chosen learning rate, with all seeds, and on digits at most {growth} more values
+  beyond an edge. Elsewhere runs are shortened, and what they want beyond an edge may be their shortness: FedAdagrad's
+  server rate .009 was 9 points ahead of .03 in 10 rounds of HAR, and 1.7 behind in 30 (on test data).
 - **Own keys** are those of which the paper says nothing for the data. Not searched: FedAvgM's server rate, which is the
   paper's 1, and how often DM-PFL and FedDST readjust masks, because a short run says nothing of that in a long one.
 - **Choice**: the smallest rate (of an own key: the first value listed) that the best is not ahead of by more than a
@@ -119,7 +120,7 @@ def _ended(evidence: Evidence, dataset: str, setting: Setting) -> Iterator[Trial
     from sepal.strategies import registry
 
     for method in setting.methods or registry.METHODS:
-        trials = evidence.trials(dataset, method, setting.grid, OWN.get(method, {}))
+        trials = evidence.trials(dataset, method, setting.grid, OWN.get(method, {}), setting.growth)
         if trials.found and not trials.needed():
             yield trials
 

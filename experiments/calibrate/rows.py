@@ -53,15 +53,15 @@ class Evidence:
         return found
 
     def trials(
-        self, dataset: str, method: str, grid: tuple[float, ...], own: Mapping[str, tuple[float, ...]]
+        self, dataset: str, method: str, grid: tuple[float, ...], own: Mapping[str, tuple[float, ...]], growth: int = 0
     ) -> Trials:
-        """Return what is known of a method on a data set."""
+        """Return what is known of a method on a data set; see :class:`Trials`."""
         found = {
             keys: {int(seed): value for seed, value in line["validation"].items()}
             for (d, m, keys), line in self.lines.items()
             if (d, m) == (dataset, method)
         }
-        return Trials(dataset, method, grid, found, own)
+        return Trials(dataset, method, grid, found, own, growth)
 
     def add(self, row: Row, searches: Sequence[Trials] = ()) -> None:
         """Add a trial to the searches and to the file."""

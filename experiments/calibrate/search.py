@@ -6,7 +6,9 @@ For each method on each data set:
 2. The three best with the other seeds. The smallest rate is chosen that the best is not ahead of by more than a
    standard error; see :meth:`Trials.pick`. While the chosen one is at an edge, the grid grows there, too.
 3. The grid of each own key (``OWN``) at that rate, with all seeds. The first value is chosen that the best is not ahead
-   of by more than a standard error. While it is at an edge, the grid grows there, at most ``GROWTH`` times.
+   of by more than a standard error. While it is at an edge, the grid grows there, at most ``GROWTH`` times, but not
+   where runs are shortened: what they want beyond an edge may be their shortness alone. FedAdagrad on HAR had 9 points
+   more with .009 than with .03 in 10 rounds, and 1.7 less in 30.
 
 A trial is judged by validation accuracy alone, in the view that the method deploys.
 """
@@ -67,6 +69,7 @@ class Trials:
 
     Attributes:
         found: Keys → seed → validation accuracy in [0, 1].
+        growth: How often the grid of an own key may grow.
     """
 
     dataset: str
@@ -74,6 +77,7 @@ class Trials:
     grid: tuple[float, ...]
     found: dict[Keys, dict[int, float]] = field(default_factory=dict)
     own: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    growth: int = GROWTH
 
     def needed(self) -> list[Trial]:
         """Return the trials that are needed next; none once all is chosen. Ask again when these have ended."""
@@ -100,7 +104,7 @@ class Trials:
 
     def _grown(self, grid: list[Keys], key: str) -> list[Keys]:
         """Return the grid of an own key, with further values where the chosen one is at an edge."""
-        for _ in range(GROWTH):
+        for _ in range(self.growth):
             if self._missing(grid, SEEDS):
                 break
             values = sorted(dict(keys)[key] for keys in grid)

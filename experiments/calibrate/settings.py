@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from experiments.calibrate.search import ADAM, SGD, SHORT
+from experiments.calibrate.search import ADAM, GROWTH, SGD, SHORT
 
 EVERYWHERE = {"split.validation": 0.2, "evaluate-every": 0, "evaluate-sampled": False, "pooled-samples": 1}
 # The five papers' methods and eight baselines, where all 29 do not fit.
@@ -42,6 +42,11 @@ class Setting:
     longer_keys: Mapping[str, int | float | str] = field(default_factory=dict)
     longer_words: str = ""
 
+    @property
+    def growth(self) -> int:
+        """How often the grid of an own key may grow: where runs are shortened, not at all."""
+        return 0 if self.shortened else GROWTH
+
     def run_keys(self, method: str) -> Mapping[str, int | float | str]:
         """Return the run-config keys of a method's trials."""
         return {**EVERYWHERE, **self.keys, **(self.longer_keys if method in self.longer else {})}
@@ -53,7 +58,7 @@ SETTINGS: Mapping[str, Setting] = {
         {"clients": 30, "rounds": 10, "partition.subsample": 2400},
         grid=SHORT,
         shortened="10 of 300 rounds, about 80 windows of each of the 30 people",
-        longer=("fedavgm", "fedadagrad", "flasc", "lg-fedavg", "tailorfl", "pfedhn"),
+        longer=("fedavgm", "flasc", "lg-fedavg", "tailorfl", "pfedhn"),
         longer_keys={"rounds": 30, "partition.subsample": 0},
         longer_words="30 of 300 rounds, all windows",
     ),
