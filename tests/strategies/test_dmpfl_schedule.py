@@ -56,7 +56,7 @@ def test_keys_out_of_range_are_refused(key, value):
 
 def test_readjustments_are_annealed_and_counted_in_phase_1():
     """8 rounds are 1 1 2a 2b 1 1 2a 2b; every second round of phase 1: 2 and 6; α = .5·(1 + cos(π·t/8))/2."""
-    server, _, _ = parts()
+    server, _, _ = parts(**{"dmpfl.alpha": 0.5})
     plans = [server.plan(round) for round in range(1, 10)]
     assert [plan.phase for plan in plans] == ["1", "1", "2a", "2b", "1", "1", "2a", "2b", "2b"]
     expected = {2: 0.25 * (1 + np.cos(np.pi * 2 / 8)), 6: 0.25 * (1 + np.cos(np.pi * 6 / 8))}
