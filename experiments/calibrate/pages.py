@@ -27,9 +27,11 @@ HEAD = """\
   all with the first seed; the three best with the other seeds. While the best or the chosen one is at an edge, the grid
   grows there. Then each own key at the chosen learning rate, with all seeds, and on digits at most {growth} more values
   beyond an edge. Elsewhere runs are shortened, and what they want beyond an edge may be their shortness: FedAdagrad's
-  server rate .009 was 9 points ahead of .03 in 10 rounds of HAR, and 1.7 behind in 30 (on test data).
+  server rate .009 was 9 points ahead of .03 in 10 rounds of HAR, and 1.7 behind in 30 (three seeds on test data, not
+  stored).
 - **Own keys** are those of which the paper says nothing for the data. Not searched: FedAvgM's server rate, which is the
   paper's 1, and how often DM-PFL and FedDST readjust masks, because a short run says nothing of that in a long one.
+  Keys that are not on this page have the same default everywhere.
 - **Choice**: the smallest rate (of an own key: the first value listed) that the best is not ahead of by more than a
   standard error of the difference. The best of a noisy grid is often close to divergence.
 - A run that ends with an error, for example because its weights are no longer finite, counts as accuracy 0.

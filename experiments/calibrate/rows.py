@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.calibrate.search import Keys, Trial, Trials
+from experiments.calibrate.search import GROWTH, Keys, Trial, Trials
 from sepal.storage.files import write_atomically
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,12 @@ class Evidence:
         return found
 
     def trials(
-        self, dataset: str, method: str, grid: tuple[float, ...], own: Mapping[str, tuple[float, ...]], growth: int = 0
+        self,
+        dataset: str,
+        method: str,
+        grid: tuple[float, ...],
+        own: Mapping[str, tuple[float, ...]],
+        growth: int = GROWTH,
     ) -> Trials:
         """Return what is known of a method on a data set; see :class:`Trials`."""
         found = {

@@ -8,7 +8,7 @@ For each method on each data set:
 3. The grid of each own key (``OWN``) at that rate, with all seeds. The first value is chosen that the best is not ahead
    of by more than a standard error. While it is at an edge, the grid grows there, at most ``GROWTH`` times, but not
    where runs are shortened: what they want beyond an edge may be their shortness alone. FedAdagrad on HAR had 9 points
-   more with .009 than with .03 in 10 rounds, and 1.7 less in 30.
+   more with .009 than with .03 in 10 rounds, and 1.7 less in 30; the latter was seen on test data.
 
 A trial is judged by validation accuracy alone, in the view that the method deploys.
 """

@@ -8,7 +8,8 @@ import pytest
 
 from experiments.calibrate.pages import PAGE, TABLE, markdown, toml
 from experiments.calibrate.rows import Evidence
-from experiments.calibrate.search import MOST, SEEDS, Trial, Trials
+from experiments.calibrate.search import GROWTH, MOST, SEEDS, Trial, Trials
+from experiments.calibrate.settings import SETTINGS
 from experiments.calibrate.trial import run_trial
 
 
@@ -80,6 +81,15 @@ def test_the_grid_of_an_own_key_grows_at_most_twice(best, tried):
     own = {"lambda": (0.1, 0.01, 1.0)}
     trials, _ = search(lambda lr, own, seed: 0.8 - abs(lr - 0.2) - abs(math.log10(own / best)) / 10, own=own)
     assert sorted(dict(keys)["ditto.lambda"] for keys in next(iter(trials.own_grids()))[1]) == tried
+
+
+def test_the_grid_of_an_own_key_does_not_grow_where_runs_are_shortened():
+    assert {name: setting.growth for name, setting in SETTINGS.items() if setting.growth} == {"digits": GROWTH}
+    grid = [(("ditto.lambda", value), ("lr", 0.1)) for value in (0.1, 1.0)]
+    found = {keys: dict.fromkeys(SEEDS, dict(keys)["ditto.lambda"]) for keys in grid}
+    short, whole = (Trials("har", "ditto", (0.1,), found, growth=growth) for growth in (0, GROWTH))
+    assert len(short._grown(grid, "ditto.lambda")) == 2
+    assert len(whole._grown(grid, "ditto.lambda")) == 3
 
 
 def test_nothing_is_tried_below_0_or_above_a_whole():

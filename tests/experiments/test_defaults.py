@@ -33,5 +33,5 @@ def test_what_the_notes_explain_is_no_excuse_for_more(monkeypatch, mean, words):
 def test_explanations_exist():
     parts = [part for part in re.split(r"^## ", command.NOTES.read_text().lower(), flags=re.M) if "|---|" in part]
     for dataset, method in ((dataset, method) for dataset, found in command.BEHIND.items() for method in found):
-        told = [part for part in parts if method in part and (dataset in part or part.startswith(method))]
-        assert told, (dataset, method)
+        told = [part for part in parts if part.startswith(method) or re.search(rf"\b{dataset}\b", part)]
+        assert any(re.search(rf"(?<![\w-]){method}(?![\w-])", part) for part in told), (dataset, method)

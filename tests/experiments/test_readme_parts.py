@@ -10,8 +10,9 @@ import pytest
 from experiments.leaderboard.blocks import read_block
 from experiments.leaderboard.design import Design
 from experiments.leaderboard.measures import Measures
-from experiments.leaderboard.readme import NAMES, PAPERS, parts
+from experiments.leaderboard.readme import NAMES, parts
 from experiments.parts import rewritten
+from experiments.readme import PAPERS
 from sepal.errors import ConfigError
 
 HELD = {"fedavg-ft": 0.9, "fedpse": 0.895, "fedavg-ft-stc": 0.7, "local": 0.8}  # others .6
