@@ -35,7 +35,6 @@ LABELS = {
     "dmpfl": (-12, 4, "end"),
     "subfedavg": (-12, 4, "end"),
     "fedper": (-10, 18, "end"),
-    "pfedgate": (-10, -8, "end"),
 }
 SIZES = (0.1, 0.3, 1, 3, 10)
 
