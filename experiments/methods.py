@@ -14,8 +14,7 @@ from typing import Any
 
 import tomli_w
 
-from experiments.parts import rewritten
-from experiments.readme import DOCS, ROOT
+from experiments.parts import DOCS, ROOT, rewritten
 from sepal.cli.showing import markdown_table
 from sepal.errors import ConfigError
 from sepal.storage.files import write_atomically

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from sepal.errors import ConfigError
 
+ROOT = Path(__file__).resolve().parents[1]
+DOCS, README = ROOT / "docs", ROOT / "README.md"
 PART = re.compile(r"(<!-- (table|advice|methods): .*? -->)\n.*?(<!-- /\2 -->)", re.DOTALL)
 
 

@@ -16,26 +16,18 @@ from typing import Any
 
 from scipy import stats
 
-from experiments.parts import rewritten
+from experiments.leaderboard.readme import PAPERS
+from experiments.parts import DOCS, README, rewritten
 from sepal.errors import ConfigError
 from sepal.storage.files import write_atomically
 from sepal.strategies import registry
 
-ROOT = Path(__file__).resolve().parents[1]
-DOCS = ROOT / "docs"
-README, ROWS = ROOT / "README.md", DOCS / "results" / "leaderboard.ndjson"
+ROWS = DOCS / "results" / "leaderboard.ndjson"
 BLOCK = "har"
 NAMES = {
     **{"fedavg": "FedAvg", "fedavg-ft": "FedAvg + fine-tuning", "local": "Local", "ditto": "Ditto", "fedper": "FedPer"},
     **{"fedstc": "FedSTC", "fedpse": "FedPSE", "dmpfl": "DM-PFL", "subfedavg": "Sub-FedAvg", "pa3dfl": "Pa3dFL"},
     "pfedgate": "pFedGate",
-}
-PAPERS = {  # what each does
-    "fedpse": "each client sends the largest tenth of its update and receives its own mixture of the others'",
-    "dmpfl": "a sparse global and a sparse personal model that share weights, half of them each",
-    "subfedavg": "each client prunes its model step by step; only what is left is averaged",
-    "pfedgate": "a private gate picks blocks of one model for each client, within its budget",
-    "pa3dfl": "models of each client's width; a hypernetwork makes their personal factors",
 }
 OLD = ("pfedgate",)  # whose runs have another start of the gate than today's default: no figure of them is shown
 

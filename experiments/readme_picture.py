@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-from experiments.readme import NAMES, PAPERS, Figures
+from experiments.leaderboard.readme import PAPERS
+from experiments.readme import NAMES, Figures
 
 
 @dataclass(frozen=True)

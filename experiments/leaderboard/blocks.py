@@ -1,4 +1,4 @@
-"""The blocks of the comparison, ``blocks/NAME.toml``, and who takes part, ``contenders.toml``."""
+"""The blocks of the leaderboard, ``blocks/NAME.toml``, and who takes part, ``contenders.toml``."""
 
 from __future__ import annotations
 

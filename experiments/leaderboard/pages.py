@@ -1,4 +1,4 @@
-"""Writes ``docs/results/comparison.md`` and its tables from the rows that are there."""
+"""Writes ``docs/results/comparison.md``, its tables and README's parts from the rows that are there."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from experiments.leaderboard.design import TRIALS, Design, Row
 from experiments.leaderboard.estimate import hours_left, hours_whole
 from experiments.leaderboard.measures import HEADLINES, LEAST_CLIENTS, LEAST_SEEDS, Measure, Measures, corrected
 from experiments.leaderboard.points import panels
+from experiments.leaderboard.readme import parts
 from experiments.leaderboard.statistics import LEVEL, Interval
 from experiments.leaderboard.tables import block_tables
+from experiments.parts import README, rewritten
 from sepal.cli.markdown import table
 from sepal.cli.sheets import NONE
 from sepal.storage.files import write_atomically
@@ -29,10 +31,10 @@ Family: TypeAlias = Mapping[tuple[str, str, Measure], tuple[Interval, float | No
 TOP = """\
 # Comparison: equal tuning, equal bytes, one view
 
-Who is ahead when all are tuned alike, judged alike, and may send the same? Every accuracy and every MB is from
-the stored rows (`docs/results/comparison`, a line for each run). All views, tuning and bytes:
-[tables/comparison.md](tables/comparison.md).
-
+Who is ahead when all are tuned alike, judged alike, and may send the same? Ranked is what a client holds at the end,
+never what a method chooses to show. All views, tuning and bytes: [tables/comparison.md](tables/comparison.md).
+"""
+READ = """\
 - **What a client holds**: its model after the closing round, in which it gets the last download and does its method's
   local work once more (view *trained*), on its own test data. The same for all methods: of FedAvg it is the global
   model after local epochs. What a method *deploys* is a column of the tables, and ranks nobody.
@@ -41,6 +43,7 @@ the stored rows (`docs/results/comparison`, a line for each run). All views, tun
 - "±" is a standard deviation over seeds. "[lo, hi]" is a 95 % interval of Student's t: over the means of the
   seeds, in block a over seeds and people. Differences are paired, in points, to FedAvg + fine-tuning (in block e to
   that of the smallest width).
+- Every accuracy and every MB is from the stored rows (`docs/results/comparison`, a line for each run).
 """
 SHOWN = """\
 ![What a client holds against the MB sent, a panel for each block; Local is a line](comparison.svg)
@@ -69,13 +72,9 @@ TOLD = f"""\
   they hold needs it. None has more rounds than all have with 100 %, so methods that compress leave bytes unspent.
   Schedules of masks are not fitted again: within few rounds DM-PFL and FedDST hardly change theirs. A run that has
   spent more than its budget, by over 1 %, is marked.
-- **Intervals and p-values**: in blocks b to e, a seed changes the split, the weights and who takes part, so each seed
-  counts once, with its mean over clients, in a t with as many degrees of freedom as seeds, less one. In block a, a seed
-  changes neither the people nor their split, so both count as drawn: the variance of the seeds' means and that of the
-  people's are added, with Satterthwaite's degrees of freedom. There is no bootstrap of seeds and clients, because it
-  has too few seeds to draw from: without a difference, and with as much spread between seeds as between clients, tests
-  of it at 5 % found one in about 21 % of simulated cases with 3 seeds of 16 clients, and in 14 % with 5 of 40. Those of
-  the t found one in 4 to 5 %, and in block a's form in 1 to 6 %, whether seeds, people or neither differ.
+- **Intervals and p-values**: a t over seeds, each with its mean over clients; in block a, where a seed changes neither
+  the people nor their split, over seeds and people. Not a bootstrap: why, and how often each finds a difference where
+  there is none, is [decision 0025](../decisions/0025-intervals-of-t.md).
 - **Several comparisons**: p-values are corrected by Holm's method over one family, chosen before any run: what clients
   hold with the five methods, compressed FedAvg + fine-tuning, and Local, in blocks a, b and d. All else has intervals
   without a p-value, and so has a contender with fewer than {LEAST_SEEDS} seeds or {LEAST_CLIENTS} clients in one.
@@ -89,7 +88,7 @@ TOLD = f"""\
 
 
 def write_pages() -> list[Path]:
-    """Write the page and its tables; return their paths."""
+    """Write the page, its picture and tables, and README's parts; return their paths."""
     counts = count_rows()
     found, reruns = measured(counts)
     made = _made(counts, found, reruns)
@@ -113,7 +112,7 @@ def counted(page: str) -> dict[str, int]:
 
 
 def pages(counts: Mapping[str, int]) -> dict[Path, str]:
-    """Return path → text of the page and its tables.
+    """Return path → text of the page, its tables, and README once its parts can be made.
 
     Args:
         counts: File → how many of its rows count: files grow while runs go on, and rows are only ever added.
@@ -130,16 +129,22 @@ def measured(counts: Mapping[str, int]) -> tuple[list[Measures], list[Row]]:
 def _made(counts: Mapping[str, int], found: Sequence[Measures], reruns: Sequence[Row]) -> dict[Path, str]:
     note = NOTE.format(", ".join(f"{name} {count}" for name, count in counts.items()))
     page, tables = _page(found, reruns), _tables(found)
-    return {PAGE: "\n".join((note, *page)), TABLES: "\n".join((note, *tables))}
+    made = {PAGE: "\n".join((note, *page)), TABLES: "\n".join((note, *tables))}
+    if said := parts(found):
+        made[README] = rewritten(README.read_text(), said)
+    return made
 
 
 def _page(found: Sequence[Measures], reruns: Sequence[Row]) -> Iterator[str]:
     yield TOP
+    if said := parts(found):
+        yield from (*said["advice"], "")
     some = [each for each in found if any(each.runs(contender) for contender in each.block.contenders)]
     yield from (SHOWN, "") if panels(some) else ()
     family = corrected(some)
     for measure in HEADLINES if some else ():
         yield from _headline(some, measure, family)
+    yield from ("## How to read it", "", READ)
     yield from ("## What is missing", "", *_missing(found))
     yield from ("## How it was done", "", TOLD, *_budget(found), *_reruns(reruns))
 

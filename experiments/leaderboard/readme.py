@@ -1,4 +1,4 @@
-"""README's table of papers and its three sentences of advice, from the comparison's rows.
+"""README's table of papers and its three sentences of advice, from the leaderboard's rows.
 
 README has those of the older leaderboard (:mod:`experiments.readme`) until block a has run.
 """
@@ -10,11 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from experiments.leaderboard.measures import HOLDS, SENT_SHIFT, SHIFT, Measures, corrected
 from experiments.leaderboard.points import nearest
 from experiments.leaderboard.statistics import LEVEL
-from experiments.readme import PAPERS
 from sepal.strategies import registry
 from sepal.study.frontier import Entry
 
 HAR = "a"  # the block of the table's figures
+PAPERS = {  # what each does
+    "fedpse": "each client sends the largest tenth of its update and receives its own mixture of the others'",
+    "dmpfl": "a sparse global and a sparse personal model that share weights, half of them each",
+    "subfedavg": "each client prunes its model step by step; only what is left is averaged",
+    "pfedgate": "a private gate picks blocks of one model for each client, within its budget",
+    "pa3dfl": "models of each client's width; a hypernetwork makes their personal factors",
+}
 NAMES = {
     **{"fedpse": "FedPSE", "dmpfl": "DM-PFL", "subfedavg": "Sub-FedAvg", "pfedgate": "pFedGate", "pa3dfl": "Pa3dFL"},
     **{"fedavg-ft": "FedAvg + fine-tuning", "fedavg-ft-stc": "the same compressed", "local": "Local"},

@@ -1,4 +1,4 @@
-"""One run of the comparison, in a worker process, and its row."""
+"""One run of the leaderboard, in a worker process, and its row."""
 
 from __future__ import annotations
 

@@ -1,16 +1,12 @@
-"""The statistics of the comparison: Student's t over seeds, or over seeds and people, wins and losses, and Holm.
+"""The statistics of the leaderboard: Student's t over seeds, or over seeds and people, wins and losses, and Holm.
 
 All are functions of NumPy arrays. Accuracies of one contender are a matrix float64 (seeds, clients), NaN where a client
 did not take part with that seed. An estimate is a mean over seeds of means over clients.
 
 Where a seed changes the split, what counts is a seed's mean over clients: k of them, and a t of k - 1 degrees of
 freedom. Where clients are the same people with every seed, both were drawn: the estimate's variance is that of the
-seeds' means plus that of the people's, and the degrees of freedom are Satterthwaite's (1946). In simulated cases
-without a difference (1,500 or more of each kind), with 5 seeds and 30 people, tests of it at 5 % found one in 1 to 6 %,
-whether seeds, people or neither differ; a t over people alone found one in 19 % where seeds differ half as much as
-people. A bootstrap of seeds and clients is no substitute: it understates the variance between k seeds by (k - 1) / k
-and has no tails of a t. With as much spread between seeds as between clients and no difference, tests of it at 5 %
-found one in about 21 % of 1,500 simulated cases with 3 seeds of 16 clients, and in 14 % with 5 of 40.
+seeds' means plus that of the people's, and the degrees of freedom are Satterthwaite's (1946). Why not a bootstrap:
+docs/decisions/0025-intervals-of-t.md.
 """
 
 from __future__ import annotations

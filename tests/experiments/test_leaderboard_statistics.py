@@ -1,4 +1,4 @@
-"""The statistics of the comparison, by hand, and simulated without a difference."""
+"""The statistics of the leaderboard, by hand, and simulated without a difference."""
 
 from __future__ import annotations
 

@@ -10,9 +10,8 @@ import pytest
 from experiments.leaderboard.blocks import read_block
 from experiments.leaderboard.design import Design
 from experiments.leaderboard.measures import Measures
-from experiments.leaderboard.readme import NAMES, parts
-from experiments.parts import rewritten
-from experiments.readme import PAPERS
+from experiments.leaderboard.readme import NAMES, PAPERS, parts
+from experiments.parts import README, rewritten
 from sepal.errors import ConfigError
 
 HELD = {"fedavg-ft": 0.9, "fedpse": 0.895, "fedavg-ft-stc": 0.7, "local": 0.8}  # others .6
@@ -74,6 +73,13 @@ def test_without_the_block_of_the_table_nothing_is_made():
     assert parts([]) == parts([block("d")]) == {}
     with pytest.raises(ConfigError, match="<!-- NAME"):
         rewritten("no markers", {"table": []})
+
+
+def test_a_row_for_each_paper_and_no_more_than_a_page_of_readme():
+    text = README.read_text()
+    assert len(text.splitlines()) <= 170
+    part = text.partition("<!-- table")[2].partition("<!-- /table")[0]
+    assert re.findall(r"^\| `(\w+)`", part, re.M) == list(PAPERS)
 
 
 def test_everybody_in_the_advice_has_a_name():
