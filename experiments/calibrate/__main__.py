@@ -17,7 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 
 from experiments.calibrate.pages import write_pages
 from experiments.calibrate.rows import Evidence, Row, commit_now
-from experiments.calibrate.search import OWN, Trial, Trials
+from experiments.calibrate.search import Trial, Trials
 from experiments.calibrate.settings import SETTINGS
 from experiments.calibrate.trial import quiet, run_trial
 
@@ -34,12 +34,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     evidence = Evidence.read()
     if not given.pages:
         searches = [
-            evidence.trials(dataset, method, SETTINGS[dataset].grid, OWN.get(method, {}), SETTINGS[dataset].growth)
+            _search(evidence, dataset, method)
             for dataset in given.datasets
             for method in given.methods or methods_of(dataset)
         ]
         run_all(searches, evidence, given.jobs or len(os.sched_getaffinity(0)), given.hours)
     write_pages(evidence)
+
+
+def _search(evidence: Evidence, dataset: str, method: str) -> Trials:
+    setting = SETTINGS[dataset]
+    return evidence.trials(dataset, method, setting.grid, setting.own_keys(method), setting.growth)
 
 
 def methods_of(dataset: str) -> tuple[str, ...]:

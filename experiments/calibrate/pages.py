@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from experiments.calibrate.rows import ROOT, Evidence
-from experiments.calibrate.search import GROWTH, OWN, Keys, Trials, mean, standard_error
+from experiments.calibrate.search import GROWTH, Keys, Trials, mean, standard_error
 from experiments.calibrate.settings import SETTINGS, Setting
 from sepal.data.catalogue import CATALOGUE
 from sepal.storage.files import write_atomically
@@ -31,7 +31,8 @@ HEAD = """\
   stored).
 - **Own keys** are those of which the paper says nothing for the data. Not searched: FedAvgM's server rate, which is the
   paper's 1, and how often DM-PFL and FedDST readjust masks, because a short run says nothing of that in a long one.
-  Keys that are not on this page have the same default everywhere.
+  Keys that are not on this page have the same default everywhere. The learning rate is searched with the first value
+  listed; for FedAdagrad on Fashion-MNIST that is .03, because with .1 no learning rate had more than 22 %.
 - **Choice**: the smallest rate (of an own key: the first value listed) that the best is not ahead of by more than a
   standard error of the difference. The best of a noisy grid is often close to divergence.
 - A run that ends with an error, for example because its weights are no longer finite, counts as accuracy 0.
@@ -122,7 +123,7 @@ def _ended(evidence: Evidence, dataset: str, setting: Setting) -> Iterator[Trial
     from sepal.strategies import registry
 
     for method in setting.methods or registry.METHODS:
-        trials = evidence.trials(dataset, method, setting.grid, OWN.get(method, {}), setting.growth)
+        trials = evidence.trials(dataset, method, setting.grid, setting.own_keys(method), setting.growth)
         if trials.found and not trials.needed():
             yield trials
 

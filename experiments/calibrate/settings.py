@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from experiments.calibrate.search import ADAM, GROWTH, SGD, SHORT
+from experiments.calibrate.search import ADAM, GROWTH, OWN, SGD, SHORT
 
 EVERYWHERE = {"split.validation": 0.2, "evaluate-every": 0, "evaluate-sampled": False, "pooled-samples": 1}
 # The five papers' methods and eight baselines, where all 29 do not fit.
@@ -32,6 +32,7 @@ class Setting:
         longer: Methods whose runs are longer, because the best rate of a short run was bad in a long one.
         longer_keys: Their keys beyond ``keys``.
         longer_words: What is less than the data set's defaults in their runs.
+        own: Method → its own keys with other values than those of ``OWN``.
     """
 
     keys: Mapping[str, int | float | str]
@@ -41,6 +42,7 @@ class Setting:
     longer: tuple[str, ...] = ()
     longer_keys: Mapping[str, int | float | str] = field(default_factory=dict)
     longer_words: str = ""
+    own: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
 
     @property
     def growth(self) -> int:
@@ -50,6 +52,10 @@ class Setting:
     def run_keys(self, method: str) -> Mapping[str, int | float | str]:
         """Return the run-config keys of a method's trials."""
         return {**EVERYWHERE, **self.keys, **(self.longer_keys if method in self.longer else {})}
+
+    def own_keys(self, method: str) -> Mapping[str, tuple[float, ...]]:
+        """Return a method's own keys and their values; the first is used while the rate is searched."""
+        return self.own.get(method, OWN.get(method, {}))
 
 
 SETTINGS: Mapping[str, Setting] = {
@@ -71,6 +77,7 @@ SETTINGS: Mapping[str, Setting] = {
         {"clients": 10, "rounds": 15, "partition.subsample": 2000},
         grid=SHORT,
         shortened="15 of 100 rounds, 2,000 training images",
+        own={"fedadagrad": {"rate": (0.03, 0.01, 0.1)}},  # with .1 first, no learning rate has more than 22 %
     ),
     "cifar-10": Setting(
         {"clients": 10, "rounds": 10, "partition.subsample": 2000},
