@@ -27,7 +27,6 @@ BLOCK = "har"
 NAMES = {
     **{"fedavg": "FedAvg", "fedavg-ft": "FedAvg + fine-tuning", "local": "Local", "ditto": "Ditto", "fedper": "FedPer"},
     **{"fedstc": "FedSTC", "fedpse": "FedPSE", "dmpfl": "DM-PFL", "subfedavg": "Sub-FedAvg", "pa3dfl": "Pa3dFL"},
-    "pfedgate": "pFedGate",
 }
 OLD = ("pfedgate",)  # whose runs have another start of the gate than today's default: no figure of them is shown
 
@@ -108,7 +107,7 @@ def table(found: Mapping[str, Figures]) -> Iterator[str]:
     yield "|---|---|---|---|"
     for method, what in PAPERS.items():
         own = found.get(method)
-        measured = f"{own.shown} %, {own.sent:.1f} MB" if own else "not yet with today's default"
+        measured = f"{own.shown} %, {own.sent:.1f} MB" if own else "no run with today's default yet"
         source = registry.get(method).source
         yield f"| `{method}` | {source} | {what} | [{measured}](docs/results/{method}.md) |"
     others = [found[method] for method in ("fedavg", "fedavg-ft", "local")]

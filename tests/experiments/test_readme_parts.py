@@ -10,6 +10,7 @@ import pytest
 from experiments.leaderboard.blocks import read_block
 from experiments.leaderboard.design import Design
 from experiments.leaderboard.measures import Measures
+from experiments.leaderboard.pages import PAGE, _made
 from experiments.leaderboard.readme import NAMES, PAPERS, parts
 from experiments.parts import README, rewritten
 from sepal.errors import ConfigError
@@ -73,6 +74,14 @@ def test_without_the_block_of_the_table_nothing_is_made():
     assert parts([]) == parts([block("d")]) == {}
     with pytest.raises(ConfigError, match="<!-- NAME"):
         rewritten("no markers", {"table": []})
+
+
+def test_a_whole_block_writes_readme_and_the_conclusions_of_the_page():
+    made, said = _made({}, [block("a")], []), parts([block("a")])
+    for lines in said.values():
+        assert "\n".join(lines) in made[README]
+    assert "\n".join(said["advice"]) in made[PAGE]
+    assert README not in _made({}, [block("d")], [])
 
 
 def test_a_row_for_each_paper_and_no_more_than_a_page_of_readme():
