@@ -30,6 +30,7 @@ import numpy.typing as npt
 import torch
 from pydantic import Field
 from torch import nn
+from torch.linalg import vector_norm
 from torch.nn import functional
 
 from sepal.client.algorithm import ClientBase
@@ -161,7 +162,7 @@ class PFedHNServer(Generated, ServerBase[ServerState]):
             gradient = {
                 n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(start.items(), found, strict=True)
             }
-            norms.append(math.sqrt(sum(float(g.double().square().sum()) for g in gradient.values())))
+            norms.append(math.hypot(*(float(vector_norm(g, dtype=torch.float64)) for g in gradient.values())))
             self._step(after, momentum, gradient, min(1.0, self.hyper.clip / (norms[-1] + 1e-6)))
         if not all(value.isfinite().all() for value in (*after.values(), *momentum.values())):
             got = f"norms up to {np.max(norms):g}"
