@@ -59,7 +59,7 @@ def test_the_ledger_counts_what_crosses_the_socket(tmp_path):
             deployment.start_node(f"node{number}", node, cold=cold, allow_code=True)
         before = socket_bytes(deployment.ports.fleet)
         run = deployment.run_app(ROOT, {**FLAT, "out": str(tmp_path)})
-        assert run.status == "finished:completed", "\n".join(run.log[-20:])
+        assert run.status == "finished:completed", "\n".join(run.log[-80:])
         after = socket_bytes(deployment.ports.fleet)
         account = traffic(deployment, run.run_id)
     entries = [json.loads(line) for line in (tmp_path / "bytes" / "ledger.jsonl").read_text().splitlines()]

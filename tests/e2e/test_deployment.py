@@ -62,8 +62,8 @@ CASES = {
     "pfedgate-client": {"method": "pfedgate", "pfedgate.gating": "client", "capacity.profile": "0.15,0.6"},
 }
 WIDTHS = {"pa3dfl-mixed": [1, 1 / 2, 3 / 16], "fedrolex-mixed": [1, 1 / 2, 1 / 8]}  # multiples of 1/16; of 1/2ⁿ
-# 50 s each; the deployment runs them all
-SIMULATED = ("fedavg-stops", "fedpse-two", "subfedavg-hy", "pa3dfl-mixed", "pfedgate-sample", "pfedgate-client")
+# Ray starts anew for each, 35 s and more; the deployment runs them all
+SIMULATED = ("fedavg-stops", "pa3dfl-mixed", "pfedgate-client")
 FLAT = {
     "dataset": "digits",
     "clients": 3,
@@ -129,7 +129,7 @@ def deployment(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES)
 def test_a_deployment_over_grpc_gives_the_same_bits(case, app, deployment, expected, tmp_path):
     run = deployment.run_app(app, {**FLAT, **CASES[case], "name": case, "out": str(tmp_path)})
-    assert run.status == "finished:completed", "\n".join(run.log[-20:])
+    assert run.status == "finished:completed", "\n".join(run.log[-80:])
     assert hashes(tmp_path / case) == expected(case)
     assert_widths(tmp_path / case, case)
 
@@ -150,7 +150,7 @@ def test_the_simulation_gives_the_same_bits(expected, tmp_path):
         for case in SIMULATED:
             config = {**FLAT, **CASES[case], "name": case, "out": str(tmp_path)}
             run = flower.run_app(ROOT, config, "num-supernodes=3 client-resources-num-cpus=1")
-            assert run.status == "finished:completed", "\n".join(run.log[-20:])
+            assert run.status == "finished:completed", "\n".join(run.log[-80:])
             assert hashes(tmp_path / case) == expected(case)
             assert_widths(tmp_path / case, case)
     assert not flower.left(), "a process was left behind"
@@ -190,7 +190,7 @@ def test_a_supernode_killed_in_mid_run_and_restarted_changes_nothing(app, deploy
     config = {**FLAT, **CASES["fedpse-all"], "name": "node-killed", "out": str(tmp_path)}
     run = deployment.run_app(app, config)
     assert killer.done
-    assert run.status == "finished:completed", "\n".join(run.log[-20:])
+    assert run.status == "finished:completed", "\n".join(run.log[-80:])
     assert hashes(tmp_path / "node-killed") == expected("fedpse-all")
 
 
@@ -220,7 +220,7 @@ def test_a_server_killed_in_mid_run_and_started_again_changes_nothing(app, deplo
     assert killer.done
     assert not (tmp_path / "server-killed" / "summary.json").exists()
     second = deployment.run_app(app, config)
-    assert second.status == "finished:completed", "\n".join(second.log[-20:])
+    assert second.status == "finished:completed", "\n".join(second.log[-80:])
     assert hashes(tmp_path / "server-killed") == expected("fedpse-two")
     lines = [json.loads(line) for line in (tmp_path / "server-killed" / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5], "a line was lost or doubled"

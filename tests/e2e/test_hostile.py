@@ -126,7 +126,7 @@ def test_each_lie_is_named_in_the_ledger_and_the_round_goes_on(tmp_path):
         light.start()
         run = deployed.run_app(write_app(tmp_path / "app")[0].parent, config)
         light.stop()
-    assert run.status == "finished:completed", "\n".join(run.log[-20:])
+    assert run.status == "finished:completed", "\n".join(run.log[-80:])
     assert light.failures == []
     entries = [json.loads(line) for line in (tmp_path / "lies" / "ledger.jsonl").read_text().splitlines()]
     fates = {e["round"]: (e["status"], e["reason"]) for e in entries if e["client"] == LIAR and e["direction"] == "up"}

@@ -136,7 +136,7 @@ def ledger(server, address, certs, told, tmp_path_factory):
     for client in (*clients, guest):
         client.stop(20)
     assert clients[0].failures == []
-    assert run.status == "finished:completed", "\n".join(run.log[-20:])
+    assert run.status == "finished:completed", "\n".join(run.log[-80:])
     entries = [json.loads(line) for line in (out / "attacked" / "ledger.jsonl").read_text().splitlines()]
     found: dict[int, list] = {}
     for entry in entries:

@@ -57,7 +57,7 @@ def test_the_interfaces_count_what_the_ledger_says(hosts, app, tmp_path, method,
     """FedPSE sends 24,751 of 247,510 weights: 99,004 bytes, and 247,510 · H(.1) / 8 + 3 % for places spread evenly."""
     config = {**FLAT, "method": method, "model": "megabyte:build", "rounds": 3, "evaluate-every": 0}
     run, count = counted(hosts, app, {**config, "name": "bytes", "out": str(tmp_path)})
-    assert run.status == "finished:completed", "\n".join(run.log[-20:])
+    assert run.status == "finished:completed", "\n".join(run.log[-80:])
     assert 9 * least <= count.payload[0] <= 9 * most, "three clients in three rounds"
     for side in (0, 1):
         payload, others = count.payload[side], count.payload[1 - side]
@@ -73,7 +73,7 @@ def test_a_cut_of_twenty_seconds_loses_nothing(hosts, app, tmp_path):
         run_in_process(assembly, store=directory.store(), observers=[directory])
     cut = cut_after(hosts, 1, tmp_path / "cut", 1, 20.0)
     run = hosts.run_app(app, {**config, "name": "cut", "out": str(tmp_path)})
-    assert run.status == "finished:completed", "\n".join(run.log[-20:])
+    assert run.status == "finished:completed", "\n".join(run.log[-80:])
     assert cut(), "the run ended before the cable was back"
     summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "cut")]
     for key in ("weights_sha256", "clients_sha256", "clients"):

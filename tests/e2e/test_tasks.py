@@ -38,7 +38,7 @@ def test_a_regression_has_the_same_bits_and_figures_over_the_network(tmp_path):
         app = write_app(tmp_path / "app")[0].parent
         config = {key: value for key, value in KEYS.items() if key != "own.data"}
         run = deployment.run_app(app, {**config, "out": str(tmp_path)})
-    assert run.status == "finished:completed", "\n".join(run.log[-20:])
+    assert run.status == "finished:completed", "\n".join(run.log[-80:])
     assert found(tmp_path / "diabetes") == found(tmp_path / "expected")
     assert "rmse" in json.dumps(found(tmp_path / "diabetes")[2])
     assert not deployment.left(), "a process was left behind"

@@ -66,7 +66,7 @@ def resident(deployment, node="node0"):
 def finish(deployment, tmp_path, name, app=None, **keys):
     app = app or write_app(tmp_path / "codeless")[0].parent
     run = deployment.run_app(app, {**FLAT, **keys, "name": name, "out": str(tmp_path)})
-    assert run.status == "finished:completed", "\n".join(run.log[-20:])
+    assert run.status == "finished:completed", "\n".join(run.log[-80:])
     summary = json.loads((tmp_path / name / "summary.json").read_text())
     assert summary["complete"]
     return summary
