@@ -20,6 +20,7 @@ from sepal.errors import ModelError
 from sepal.modules import OTHERWISE
 
 Mask = npt.NDArray[np.bool_]
+NOTHING = 1e-30  # 1 + NOTHING is 1; some releases of torch refuse eps = 0
 
 
 def affine(
@@ -36,7 +37,7 @@ def affine(
         return out if parts is None else out.index_add_(1, place, parts)
     flat = x.reshape(1, scale.numel(), -1)
     zeros = x.new_zeros(scale.numel())
-    out = F.batch_norm(flat, zeros, zeros + 1, scale.flatten(), shift.flatten(), eps=0.0)
+    out = F.batch_norm(flat, zeros, zeros + 1, scale.flatten(), shift.flatten(), eps=NOTHING)
     if parts is not None:
         rows = torch.arange(len(x), device=x.device)[:, None] * x.shape[1] + place
         out = out.index_add_(1, rows.flatten(), parts.reshape(1, rows.numel(), -1))

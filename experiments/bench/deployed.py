@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sepal.engines.flower.bundle import write_app
-from sepal.engines.flower.engine import COMPLETED, Flower
-from sepal.engines.flower.processes import FlowerError
+from sepal.engines.flower.engine import Flower
 
 CLIENTS, ROUNDS = 2, 10
 MOMENTS = Path(__file__).parent / "moments"
@@ -95,9 +94,7 @@ def rounds_of(
                 "partition.subsample": 40,
             }
             write_app(directory / "app")  # what sepal serve submits
-            run = deployment.run_app(directory / "app", config)
-            if run.status != COMPLETED:
-                raise FlowerError("the bench's run", COMPLETED, run.status)
+            deployment.run_app(directory / "app", config).check()
         lines = [json.loads(line) for line in (directory / "idle" / "metrics.jsonl").read_text().splitlines()]
         moments = [Moment(float(at), *rest) for at, *rest in map(str.split, trace.read_text().splitlines())]
     return [line["seconds"] for line in lines[1:-1]], parts_of(moments)

@@ -77,6 +77,7 @@ def _restore(hint: Any, node: Any, arrays: Mapping[str, npt.NDArray[Any]], path:
     if type(node) is hint and hint in (str, int, bool, float):  # the common case, for speed
         return node
     origin = typing.get_origin(hint)
+    origin = typing.get_origin(getattr(origin, "__value__", origin)) or origin  # numpy 2.5's NDArray is a `type` alias
     if origin in (typing.Union, types.UnionType):
         return _restore_union(hint, node, arrays, path)
     is_array, wanted = isinstance(node, dict) and set(node) == {_ARRAY}, hint is np.ndarray or origin is np.ndarray

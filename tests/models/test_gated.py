@@ -14,6 +14,7 @@ from sepal import models
 from sepal.client.multiply_adds import multiply_adds
 from sepal.errors import ModelError
 from sepal.models.gated import GatedModule
+from sepal.models.gated_layers import affine
 from sepal.strategies.pfedgate.blocks import split
 from sepal.strategies.pfedgate.knapsack import Knapsack
 from tests.models.gated import PLAIN, batch, gated
@@ -82,6 +83,16 @@ def test_each_example_has_its_own_model_in_single_precision(name):
     x, gates = batch(name), random_gates(blocks, 6).detach()
     reference = one_model_per_example(copy.deepcopy(plain_of(module, name)), blocks, gates, x)
     assert ((with_gates(module, gates)(x) - reference).abs().max() / reference.abs().max()).item() <= 1e-6
+
+
+def test_the_norm_that_scales_rows_has_an_eps_above_zero_and_leaves_no_trace(monkeypatch):
+    """torch 2.11 refuses eps = 0 in inference."""
+    plain, seen = F.batch_norm, []
+    monkeypatch.setattr(F, "batch_norm", lambda *args, **keys: seen.append(keys["eps"]) or plain(*args, **keys))
+    x, scale, shift = torch.randn(3, 4, 5), torch.randn(3, 4), torch.zeros(3, 4)
+    assert torch.equal(affine(x, scale, shift), x * scale[..., None])
+    assert seen
+    assert min(seen) > 0
 
 
 def plain_of(module, name):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import hypothesis.extra.numpy as arrays_of
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typing_extensions import TypeAliasType
 
 from sepal.errors import StateError
 from sepal.storage.serialize import digest, digest_arrays, flatten, restore
@@ -119,6 +120,26 @@ def test_an_array_without_dimensions_keeps_its_shape():
     back = stored(State(arrays={"a": np.array(2, np.float32)}))
     assert back.arrays["a"].shape == ()
     assert digest_arrays({"a": np.zeros(())}) != digest_arrays({"a": np.zeros(1)})
+
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+Alias = TypeAliasType("Alias", np.ndarray[tuple[Any, ...], np.dtype[Scalar]], type_params=(Scalar,))
+
+
+@dataclass(frozen=True)
+class Aliased:
+    array: Alias[np.float32]
+    each: Mapping[str, Alias[np.uint8]]
+    maybe: Alias[np.float32] | None = None
+
+
+def test_an_array_under_a_type_alias_comes_back():
+    """NDArray is such an alias from numpy 2.5 on, which needs Python 3.12."""
+    value = Aliased(np.ones(2, np.float32), {"a": np.zeros(3, np.uint8)}, np.ones(1, np.float32))
+    back = stored(value)
+    np.testing.assert_array_equal(back.array, value.array)
+    np.testing.assert_array_equal(back.each["a"], value.each["a"])
+    np.testing.assert_array_equal(back.maybe, value.maybe)
 
 
 def test_a_sparse_tensor_comes_back_as_one():
