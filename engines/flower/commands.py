@@ -54,10 +54,13 @@ def supernode_command(
     return [*command, "--node-config", " ".join(f"{key}={literal(value)}" for key, value in node_config.items())]
 
 
-def wants_gpu(node_config: Mapping[str, Scalar]) -> bool:
-    """Return whether a node may train on an accelerator. CUDA does not survive a fork, so such a node starts cold."""
-    device = node_config.get("device") or "auto"
-    return device != "cpu" and (device != "auto" or Path("/dev/nvidiactl").exists())
+def needs_cold(node_config: Mapping[str, Scalar]) -> bool:
+    """Return whether a node names an accelerator with which forks of a resident process were never seen to work.
+
+    With CUDA they do, because the resident process does not start it (docs/results/gpu.md).
+    """
+    kind = str(node_config.get("device") or "auto").partition(":")[0]
+    return kind not in ("auto", "cpu", "cuda")
 
 
 def literal(value: Scalar) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import tomli_w
 
-from sepal.engines.flower.commands import Ports, simulation_command, superlink_command, supernode_command, wants_gpu
+from sepal.engines.flower.commands import Ports, needs_cold, simulation_command, superlink_command, supernode_command
 from sepal.engines.flower.credentials import NodeCredentials, ServerCredentials
 from sepal.engines.flower.processes import FlowerError, Processes, dialled, free_port, healthy, listening
 from sepal.errors import one_line
@@ -150,7 +150,7 @@ class Flower(Processes):
     ) -> subprocess.Popen[bytes]:
         """Start or restart a SuperNode.
 
-        Unless it may train on a GPU, its client process stays resident (:mod:`sepal.engines.flower.warm`).
+        Its client process stays resident (:mod:`sepal.engines.flower.warm`), unless :func:`needs_cold` says otherwise.
 
         Args:
             name: Its name in ``nodes`` and of its log file.
@@ -163,7 +163,7 @@ class Flower(Processes):
             allow_code: Whether it runs app bundles with code.
         """
         command = supernode_command(address or f"127.0.0.1:{self.ports.fleet}", free_port(), node_config, credentials)
-        cold = cold or wants_gpu(node_config)
+        cold = cold or needs_cold(node_config)
         ours = [*["--cold"] * cold, *["--allow-code"] * allow_code, *(["--poll", str(poll)] if poll else [])]
         command = [sys.executable, "-P", "-m", "sepal.engines.flower.node", *ours, *command[1:]]
         if show is None:

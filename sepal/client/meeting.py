@@ -42,10 +42,17 @@ class Meeting:
         self._threads = threads
         self._networks: list[dict[str, Network]] = []
         self._tried: set[Hashable] = set()
-        self._refused: set[Hashable] = set()
+        self._seen: set[Hashable] = set()
+        self._refused: set[Hashable] = {None}
 
     def run(self, actions: Sequence[Callable[[], T]]) -> list[T]:
-        """Return the results of ``actions``, one for each client; they run in turn and meet in :meth:`train`."""
+        """Return the results of ``actions``, one for each client; they run in turn and meet in :meth:`train`.
+
+        If nothing that was to be trained here so far can train with others, they run in the caller's thread: new
+        threads took a GPU twice the time (docs/decisions/0023-batched-clients.md).
+        """
+        if self._seen and self._seen <= self._refused:
+            return [action() for action in actions]
         self._networks += [{} for _ in range(len(actions) - len(self._networks))]
         members = [
             _Member(action, networks, self._threads) for action, networks in zip(actions, self._networks, strict=False)
@@ -73,7 +80,8 @@ class Meeting:
         if member is None:
             return None
         job.kind = stacked.kind(job)
-        return None if job.kind is None or job.kind in self._refused else member.wait(job)
+        self._seen.add(job.kind)
+        return None if job.kind in self._refused else member.wait(job)
 
     def _train(self, members: Sequence[_Member]) -> None:
         """Train the jobs of ``members`` that are of one kind together; the others get nothing."""

@@ -18,7 +18,7 @@ from flwr.supercore.superexec.executor import ExecutionSpec
 import sepal
 from sepal.engines.flower import warm
 from sepal.engines.flower.code import Code, digest, sources, stamp
-from sepal.engines.flower.commands import wants_gpu
+from sepal.engines.flower.commands import needs_cold
 from sepal.errors import ProtocolError
 
 ROOT = Path(__file__).parents[2]
@@ -109,9 +109,12 @@ def test_the_running_code_is_that_of_this_checkout(tmp_path):
     assert APP in found.imported
 
 
-def test_a_node_on_a_gpu_starts_cold():
-    assert wants_gpu({"device": "cuda"})
-    assert not wants_gpu({"device": "cpu"})
+@pytest.mark.parametrize(
+    ("device", "cold"),
+    [("", False), ("auto", False), ("cpu", False), ("cuda:1", False), ("mps", True), ("xpu:0", True)],
+)
+def test_a_node_starts_cold_where_forks_were_not_seen_to_work(device, cold):
+    assert needs_cold({"device": device}) is cold
 
 
 def task(kind="flwr-clientapp", fab="f" * 64):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from functools import partial
 
@@ -126,13 +127,17 @@ def test_a_model_that_does_not_fit_is_tried_once(monkeypatch):
     meeting = Meeting()
 
     def fit(trainer, network):
+        threads.add(threading.current_thread())
         return replace(trainer, meeting=meeting).fit(network.module, 1), network.read()
 
-    for _ in range(2):
+    for number in (4, 1):  # of threads: once it is known that nothing trains at once, the caller's own
+        threads = set()
         found = meeting.run([partial(fit, *each) for each in clients()])
         alone = [(trainer.fit(network.module, 1), network.read()) for trainer, network in clients()]
         assert [loss for loss, _ in found] == [loss for loss, _ in alone]
+        assert len(threads) == number
     assert tried == [4]
+    assert threads == {threading.current_thread()}
 
 
 def test_a_batch_that_does_not_fit_the_memory_is_told_and_trains_one_by_one(monkeypatch, caplog):
