@@ -1,4 +1,4 @@
-"""Writes ``docs/results/comparison.md``, its tables and README's parts from the rows that are there."""
+"""Writes ``docs/results/leaderboard.md``, its tables and README's parts from the rows that are there."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from sepal.cli.markdown import table
 from sepal.cli.sheets import NONE
 from sepal.storage.files import write_atomically
 
-PAGE, TABLES = rows.PLACE.with_suffix(".md"), rows.PLACE.parent / "tables" / "comparison.md"
+PAGE, TABLES = rows.PLACE.with_suffix(".md"), rows.PLACE.parent / "tables" / "leaderboard.md"
 PICTURE = PAGE.with_suffix(".svg")
 NOTE = """\
-<!-- Made by `python -m experiments.leaderboard --pages` from docs/results/comparison, rows of
+<!-- Made by `python -m experiments.leaderboard --pages` from docs/results/leaderboard, rows of
 {}: do not edit. -->"""
 Family: TypeAlias = Mapping[tuple[str, str, Measure], tuple[Interval, float | None]]
 TOP = """\
-# Comparison: equal tuning, equal bytes, one view
+# Leaderboard: equal tuning, equal bytes, one view
 
 Who is ahead when all are tuned alike, judged alike, and may send the same? Ranked is what a client holds at the end,
-never what a method chooses to show. All views, tuning and bytes: [tables/comparison.md](tables/comparison.md).
+never what a method chooses to show. All views, tuning and bytes: [tables/leaderboard.md](tables/leaderboard.md).
 """
 READ = """\
 - **What a client holds**: its model after the closing round, in which it gets the last download and does its method's
@@ -43,10 +43,10 @@ READ = """\
 - "±" is a standard deviation over seeds. "[lo, hi]" is a 95 % interval of Student's t: over the means of the
   seeds, in block a over seeds and people. Differences are paired, in points, to FedAvg + fine-tuning (in block e to
   that of the smallest width).
-- Every accuracy and every MB is from the stored rows (`docs/results/comparison`, a line for each run).
+- Every accuracy and every MB is from the stored rows (`docs/results/leaderboard`, a line for each run).
 """
 SHOWN = """\
-![What a client holds against the MB sent, a panel for each block; Local is a line](comparison.svg)
+![What a client holds against the MB sent, a panel for each block; Local is a line](leaderboard.svg)
 
 All runs of all rounds, and of those at equal bytes the ones on the frontier. Bars: 95 % intervals. Dotted: sends
 nothing. Left of the line and above it there is nothing."""
@@ -214,8 +214,8 @@ def _reruns(lines: Sequence[Row]) -> Iterator[str]:
 
 
 def _tables(found: Sequence[Measures]) -> Iterator[str]:
-    yield from ("# Comparison: all tables", "")
+    yield from ("# Leaderboard: all tables", "")
     words = "Accuracy in %, mean ± standard deviation over seeds; differences in points with 95 % intervals. Views and"
-    yield from (f"{words} design: [comparison.md](../comparison.md).", "")
+    yield from (f"{words} design: [leaderboard.md](../leaderboard.md).", "")
     for each in found:
         yield from block_tables(each)

@@ -1,7 +1,4 @@
-"""README's table of papers and its three sentences of advice, from the leaderboard's rows.
-
-README has those of the older leaderboard (:mod:`experiments.readme`) until block a has run.
-"""
+"""README's table of papers and its three sentences of advice, from the leaderboard's rows."""
 
 from __future__ import annotations
 
