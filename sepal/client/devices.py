@@ -12,7 +12,7 @@ import torch
 from sepal.errors import ConfigError, DeviceMemoryError, one_line
 
 log = logging.getLogger("sepal")
-AT_ONCE = 16  # clients that train at once on an accelerator; our guess, not measured
+AT_ONCE = 16  # clients that train at once on an accelerator; measured on one GPU (docs/results/gpu.md)
 NO_DOUBLE = frozenset({"mps"})  # kinds without float64, which some methods need: never chosen by ``auto``
 
 

@@ -1,6 +1,7 @@
 """Lets the clients of a process meet where they train, so that they train at once (:mod:`sepal.client.stacked`).
 
-Each client answers its message in a thread of its own, with networks of its own. Only one thread runs at a time: a
+Each client answers its message in a thread of its own, with networks of its own, unless nothing that was to be trained
+so far can train with others; then they answer in the caller's, one after another. Only one thread runs at a time: a
 client runs until it calls :meth:`sepal.client.training.Trainer.fit` or has answered, then the next one does. Once all
 that are left wait in ``fit``, those of one kind train together, and each goes on. So methods need no change, the order
 is always the same, and what one client raises is that client's alone.
@@ -49,9 +50,10 @@ class Meeting:
         """Return the results of ``actions``, one for each client; they run in turn and meet in :meth:`train`.
 
         If nothing that was to be trained here so far can train with others, they run in the caller's thread: new
-        threads took a GPU twice the time (docs/decisions/0023-batched-clients.md).
+        threads are thought to cost time on a GPU (docs/decisions/0023-batched-clients.md).
         """
         if self._seen and self._seen <= self._refused:
+            self._networks.clear()
             return [action() for action in actions]
         self._networks += [{} for _ in range(len(actions) - len(self._networks))]
         members = [
@@ -74,14 +76,15 @@ class Meeting:
         member: _Member | None = getattr(_HERE, "member", None)
         return alone if member is None else member.networks
 
-    def train(self, job: Job) -> Fitted | None:
-        """Train with the others; None if the client has to train alone."""
-        member: _Member | None = getattr(_HERE, "member", None)
-        if member is None:
+    def train(self, job: Job | None) -> Fitted | None:
+        """Train with the others; None if the client has to train alone. Without a job, it has to in any case."""
+        common, member = stacked.kind(job) if job else None, getattr(_HERE, "member", None)
+        self._seen.add(common)
+        if job is None or member is None or common in self._refused:
             return None
-        job.kind = stacked.kind(job)
-        self._seen.add(job.kind)
-        return None if job.kind in self._refused else member.wait(job)
+        job.kind = common
+        fitted: Fitted | None = member.wait(job)
+        return fitted
 
     def _train(self, members: Sequence[_Member]) -> None:
         """Train the jobs of ``members`` that are of one kind together; the others get nothing."""

@@ -175,9 +175,9 @@ class Trainer:
         module.train()
         optimizer = optimizer or self.optimizer(module, round, parameters)
         passes, smallest = self.config.local_epochs if epochs is None else epochs, smallest_batch(module)
-        if self.meeting is not None and not kept:
+        if self.meeting is not None:
             rows = partial(self.rows, round, purpose, smallest=smallest)
-            if fitted := self.meeting.train(Job(self, module, hooks, optimizer, passes, rows)):
+            if fitted := self.meeting.train(None if kept else Job(self, module, hooks, optimizer, passes, rows)):
                 self.seconds, self.steps = self.seconds + fitted.seconds, self.steps + fitted.steps
                 self.account(module, fitted.seen, density)
                 return fitted.loss

@@ -130,14 +130,33 @@ def test_a_model_that_does_not_fit_is_tried_once(monkeypatch):
         threads.add(threading.current_thread())
         return replace(trainer, meeting=meeting).fit(network.module, 1), network.read()
 
-    for number in (4, 1):  # of threads: once it is known that nothing trains at once, the caller's own
-        threads = set()
-        found = meeting.run([partial(fit, *each) for each in clients()])
-        alone = [(trainer.fit(network.module, 1), network.read()) for trainer, network in clients()]
+    def run(**settings):
+        threads.clear()
+        found = meeting.run([partial(fit, *each) for each in clients(**settings)])
+        alone = [(trainer.fit(network.module, 1), network.read()) for trainer, network in clients(**settings)]
         assert [loss for loss, _ in found] == [loss for loss, _ in alone]
-        assert len(threads) == number
-    assert tried == [4]
+        return len(threads)
+
+    threads = set()
+    assert run() == 4
+    assert run() == 1  # once it is known that nothing trains at once, the caller's own
     assert threads == {threading.current_thread()}
+    assert run(weight_decay=0.1) == 1  # another kind: it is seen here
+    assert run(weight_decay=0.1) == 4  # and tried
+    assert tried == [4, 4]
+
+
+def test_clients_that_keep_their_optimizer_run_in_the_callers_thread():
+    meeting, threads = Meeting(), []
+
+    def fit(trainer, network):
+        threads.append(threading.current_thread())
+        return replace(trainer, meeting=meeting).fit(network.module, 1, optimizer=trainer.optimizer(network.module, 1))
+
+    for _ in range(2):
+        meeting.run([partial(fit, *each) for each in clients()])
+    assert len(set(threads[:4])) == 4
+    assert set(threads[4:]) == {threading.current_thread()}
 
 
 def test_a_batch_that_does_not_fit_the_memory_is_told_and_trains_one_by_one(monkeypatch, caplog):
