@@ -20,7 +20,7 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 CLIENTS ?= 3
 export CLIENTS
 
-.PHONY: help setup demo compose-demo test check docs e2e bench gpu paper defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate flower flower-quick flower-next requirements sbom clean
+.PHONY: help setup demo compose-demo test check docs e2e bench gpu paper leaderboard defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate flower flower-quick flower-next requirements sbom clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -70,8 +70,12 @@ bench: $(STAMP) ## measure speed and memory
 gpu: $(STAMP) ## try and measure everything on this machine's GPU, in nine minutes: docs/results/gpu.md
 	@$(BIN)/python -m experiments.gpu
 
-paper: $(STAMP) ## run a paper's tables: make paper NAME=fedpse (or dmpfl, subfedavg, pfedgate, pa3dfl, leaderboard, privacy)
+paper: $(STAMP) ## run a paper's tables: make paper NAME=fedpse (or dmpfl, subfedavg, pfedgate, pa3dfl, privacy)
 	$(BIN)/python -m experiments.paper $(NAME)
+
+leaderboard: $(STAMP) ## run what the leaderboard lacks for HOURS a block, then write its pages: make leaderboard BLOCKS="a b" HOURS=2
+	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.leaderboard --hours $(or $(HOURS),1) --jobs 2 $(if $(BLOCKS),--block $(BLOCKS))
+	$(BIN)/python -m experiments.leaderboard --pages
 
 defaults: $(STAMP) ## run every method with all its defaults on digits and HAR, and compare with fine-tuned FedAvg: hours
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.defaults

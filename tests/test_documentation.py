@@ -41,10 +41,6 @@ def test_tests_that_pages_name_are_there():
         ("A table:\n| a |\n|---|", "A table:\n\n| a |\n|---|"),
         ("- an item\n- another,\nbroken\n- a third", "- an item\n- another,\nbroken\n- a third"),
         ("a\n<!-- made by\nhand -->\n| b |", "a\n\n| b |"),
-        (
-            '<picture>\n <source media="m" srcset="dark.svg">\n <img alt="words" src="light.svg">\n</picture>',
-            "![words](light.svg#only-light)\n![words](dark.svg#only-dark)",
-        ),
     ],
 )
 def test_a_page_for_github_becomes_one_of_the_site(text, there):

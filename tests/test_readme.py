@@ -80,7 +80,7 @@ def test_readmes_server_app_runs(tmp_path):
 
 
 def test_files_that_readme_names_are_there():
-    names = re.findall(r"\]\(([^)#:]+)\)", TEXT) + re.findall(r'src(?:set)?="([^"]+)"', TEXT)
+    names = re.findall(r"\]\(([^)#:]+)\)", TEXT)
     assert [name for name in names if not (ROOT / name).is_file()] == []
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 TARGET = re.compile(r"(?<=\]\()[^()\s]+(?=\))")
 FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
-PICTURE = re.compile(r'<picture>.*?srcset="([^"]+)".*?<img alt="([^"]*)" src="([^"]+)".*?</picture>', re.DOTALL)
 BLOCK = re.compile(r"^(?:[-*] |\d+\. |\|)")
 INDENTED = re.compile(r"^\s")
 
@@ -34,7 +33,7 @@ def outside(text: str, place: str, root: Path) -> Iterator[str]:
     Raises:
         DeadLinkError: A file is not there.
     """
-    for part in _prose(picture_as_images(text)):
+    for part in _prose(text):
         for target in TARGET.findall(part):
             path = resolved(target, place)
             if path is None:
@@ -69,14 +68,9 @@ def rewritten(text: str, place: str, address: str, addresses: Mapping[str, str])
         _, sign, anchor = match[0].partition("#")
         return posixpath.relpath(addresses[path], posixpath.dirname(address) or ".") + sign + anchor
 
-    parts = FENCE.split(COMMENT.sub("\n", picture_as_images(text)))
+    parts = FENCE.split(COMMENT.sub("\n", text))
     parts[::2] = [spaced(TARGET.sub(moved, part)) for part in parts[::2]]
     return "".join(parts)
-
-
-def picture_as_images(text: str) -> str:
-    """Return ``text`` with GitHub's ``<picture>`` as two images, of which Material for MkDocs shows one."""
-    return PICTURE.sub(r"![\2](\3#only-light)\n![\2](\1#only-dark)", text)
 
 
 def spaced(text: str) -> str:

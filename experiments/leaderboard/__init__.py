@@ -1,1 +1,1 @@
-"""The designed comparison: ``python -m experiments.leaderboard``."""
+"""The leaderboard, a designed comparison: ``python -m experiments.leaderboard``."""

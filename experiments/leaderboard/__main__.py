@@ -1,7 +1,7 @@
-"""``python -m experiments.leaderboard``: run what a block of the comparison lacks, and write the page.
+"""``python -m experiments.leaderboard``: run what a block of the leaderboard lacks, and write the page.
 
 ``--block d --hours 1`` runs missing runs in their order and stores each at once, so that a kill costs one run at most.
-``--pages`` writes ``docs/results/comparison.md`` and its tables from the rows that are there. ``--plan`` says what is
+``--pages`` writes ``docs/results/leaderboard.md`` and its tables from the rows that are there. ``--plan`` says what is
 missing and what it takes. ``--rerun`` runs a random stored row again and compares the digests of all weights.
 """
 

@@ -43,16 +43,32 @@ ALL = (HOLDS, NEWCOMER, VISIT, DEPLOYED, KEPT, SHIFT, SENT_SHIFT)
 
 @dataclass(frozen=True)
 class Figure:
-    """A mean over seeds of means over clients, with its standard deviation over seeds; in [0, 1]."""
+    """A mean over seeds of means over clients, with its standard deviation over seeds; in [0, 1].
+
+    Attributes:
+        seeds: Number of seeds.
+        collapsed: Means of seeds below half of the median of all.
+        rest: The figure of the other seeds; None if no seed has collapsed.
+    """
 
     mean: float
     spread: float | None
     seeds: int
+    collapsed: tuple[float, ...] = ()
+    rest: Figure | None = None
 
     def text(self) -> str:
         """Return ``93.1 ± 0.4``, in per cent."""
         found = f"{100 * self.mean:.1f}"
         return found if self.spread is None else f"{found} ± {100 * self.spread:.1f}"
+
+    def words(self, unit: str = "") -> str:
+        """Return the same, with a ``unit``, and which seeds have collapsed."""
+        if self.rest is None:
+            return self.text() + unit
+        low = ", ".join(f"{100 * each:.1f}" for each in self.collapsed)
+        count = f"{len(self.collapsed)} of {self.seeds} seeds collapsed"
+        return f"{self.text()}{unit} ({count}: {low}; others {self.rest.text()})"
 
 
 class Measures:
@@ -98,7 +114,13 @@ class Measures:
     def figure(self, contender: Contender, measure: Measure, budget: float = 0.0) -> Figure | None:
         """Return a figure; None where nothing is there."""
         values = self.values(contender, measure, budget)
-        return Figure(mean(values), spread(values), len(values)) if values.size else None
+        if not values.size:
+            return None
+        seeds = np.nanmean(values, axis=1)
+        low = seeds < np.median(seeds) / 2
+        rest = values[~low]
+        others = Figure(mean(rest), spread(rest), len(rest)) if low.any() else None
+        return Figure(mean(values), spread(values), len(values), tuple(seeds[low].tolist()), others)
 
     def differences(self, contender: Contender, measure: Measure, budget: float = 0.0, to: str = "") -> Matrix:
         """Return a contender's accuracies minus another's (by default the yardstick's), where both have them."""

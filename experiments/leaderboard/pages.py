@@ -1,4 +1,4 @@
-"""Writes ``docs/results/comparison.md``, its tables and README's parts from the rows that are there."""
+"""Writes ``docs/results/leaderboard.md``, its tables and README's parts from the rows that are there."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from sepal.cli.markdown import table
 from sepal.cli.sheets import NONE
 from sepal.storage.files import write_atomically
 
-PAGE, TABLES = rows.PLACE.with_suffix(".md"), rows.PLACE.parent / "tables" / "comparison.md"
+PAGE, TABLES = rows.PLACE.with_suffix(".md"), rows.PLACE.parent / "tables" / "leaderboard.md"
 PICTURE = PAGE.with_suffix(".svg")
 NOTE = """\
-<!-- Made by `python -m experiments.leaderboard --pages` from docs/results/comparison, rows of
+<!-- Made by `python -m experiments.leaderboard --pages` from docs/results/leaderboard, rows of
 {}: do not edit. -->"""
 Family: TypeAlias = Mapping[tuple[str, str, Measure], tuple[Interval, float | None]]
 TOP = """\
-# Comparison: equal tuning, equal bytes, one view
+# Leaderboard: equal tuning, equal bytes, one view
 
 Who is ahead when all are tuned alike, judged alike, and may send the same? Ranked is what a client holds at the end,
-never what a method chooses to show. All views, tuning and bytes: [tables/comparison.md](tables/comparison.md).
+never what a method chooses to show. All views, tuning and bytes: [tables/leaderboard.md](tables/leaderboard.md).
 """
 READ = """\
 - **What a client holds**: its model after the closing round, in which it gets the last download and does its method's
@@ -43,10 +43,10 @@ READ = """\
 - "±" is a standard deviation over seeds. "[lo, hi]" is a 95 % interval of Student's t: over the means of the
   seeds, in block a over seeds and people. Differences are paired, in points, to FedAvg + fine-tuning (in block e to
   that of the smallest width).
-- Every accuracy and every MB is from the stored rows (`docs/results/comparison`, a line for each run).
+- Every accuracy and every MB is from the stored rows (`docs/results/leaderboard`, a line for each run).
 """
 SHOWN = """\
-![What a client holds against the MB sent, a panel for each block; Local is a line](comparison.svg)
+![What a client holds against the MB sent, a panel for each block; Local is a line](leaderboard.svg)
 
 All runs of all rounds, and of those at equal bytes the ones on the frontier. Bars: 95 % intervals. Dotted: sends
 nothing. Left of the line and above it there is nothing."""
@@ -78,6 +78,9 @@ TOLD = f"""\
 - **Several comparisons**: p-values are corrected by Holm's method over one family, chosen before any run: what clients
   hold with the five methods, compressed FedAvg + fine-tuning, and Local, in blocks a, b and d. All else has intervals
   without a p-value, and so has a contender with fewer than {LEAST_SEEDS} seeds or {LEAST_CLIENTS} clients in one.
+- **Collapsed** is a seed whose mean is below half of the median of its contender's seeds. It counts like any other in
+  means, intervals and tests, and the page says what the others have. The rule was made after block a had run. Three
+  tuning seeds may miss that one seed in five collapses at a rate; no other rate was then tried.
 - **What newcomers get** has the keys that were chosen for what participants hold.
 - **Block a's trials** have the people of the reported runs, but no test windows: 24 people with 6 to 11 validation
   windows each, which follow the training windows in time; one window is half a point.
@@ -158,7 +161,7 @@ def _headline(found: Sequence[Measures], measure: Measure, family: Family) -> It
         for each in found:
             contender = next((one for one in each.block.contenders if one.name == name), None)
             figure = each.figure(contender, measure) if contender else None
-            words = figure.text() if figure else (each.failed(contender) if contender else "") or NONE
+            words = figure.words() if figure else (each.failed(contender) if contender else "") or NONE
             if figure and figure.seeds < len(each.block.seeds):
                 words += f" ({figure.seeds} of {len(each.block.seeds)} seeds)"
             if contender and (known := family.get((each.block.name, name, measure))):
@@ -214,8 +217,8 @@ def _reruns(lines: Sequence[Row]) -> Iterator[str]:
 
 
 def _tables(found: Sequence[Measures]) -> Iterator[str]:
-    yield from ("# Comparison: all tables", "")
+    yield from ("# Leaderboard: all tables", "")
     words = "Accuracy in %, mean ± standard deviation over seeds; differences in points with 95 % intervals. Views and"
-    yield from (f"{words} design: [comparison.md](../comparison.md).", "")
+    yield from (f"{words} design: [leaderboard.md](../leaderboard.md).", "")
     for each in found:
         yield from block_tables(each)

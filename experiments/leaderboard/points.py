@@ -63,7 +63,7 @@ def _entry(found: Measures, contender: Contender, budget: float, rounds: int) ->
     bar = interval(values, found.block.same_people) if len(values) > 1 else None
     label = contender.name + (f", {rounds} round{'s' * (rounds > 1)}" if budget else "")
     megabytes = found.megabytes(contender, budget) or 0.0
-    return Entry(label, megabytes, means, interval=(bar.low, bar.high) if bar else None)
+    return Entry(label, megabytes, means, interval=(max(bar.low, 0.0), min(bar.high, 1.0)) if bar else None)
 
 
 def frontier_table(found: Measures) -> Iterator[str]:

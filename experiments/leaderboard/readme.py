@@ -1,7 +1,4 @@
-"""README's table of papers and its three sentences of advice, from the leaderboard's rows.
-
-README has those of the older leaderboard (:mod:`experiments.readme`) until block a has run.
-"""
+"""README's table of papers and its three sentences of advice, from the leaderboard's rows."""
 
 from __future__ import annotations
 
@@ -49,16 +46,16 @@ def _measured(found: Measures, name: str) -> str:
     contender = found.named(name)
     figure, megabytes = found.figure(contender, HOLDS), found.megabytes(contender)
     clients = len(next(iter(found.by_seed(contender, HOLDS).values())))
-    return f"{figure.text() if figure else '–'} %, {(megabytes or 0.0) / clients:.2g} MB"
+    return f"{figure.words(' %') if figure else '– %'}, {(megabytes or 0.0) / clients:.2g} MB"
 
 
 def advice(found: Sequence[Measures]) -> Iterator[str]:
     """Yield three sentences, about blocks whose yardstick is FedAvg + fine-tuning."""
     same = [each for each in found if each.block.yardstick == "fedavg-ft"]
-    yield f"- **Start with FedAvg + fine-tuning.** {_tested(same)} Training alone: {_each(same, _local)} points."
+    yield f"- **Start with FedAvg + fine-tuning.** {_tested(same)} Training alone, in points: {_each(same, _local)}."
     yield (
-        "- **Keep FedAvg's one model for all if clients will meet each other's data.** Under full shift: "
-        f"{_each(same, _shifted)} points from FedAvg + fine-tuning."
+        "- **Keep FedAvg's one model for all if clients will meet each other's data.** Under full shift, in points "
+        f"from FedAvg + fine-tuning: {_each(same, _shifted)}."
     )
     yield (
         "- **Compress if bytes bind.** The fewest bytes to within a point of FedAvg + fine-tuning, as a share of its "
@@ -71,10 +68,17 @@ def _tested(found: Sequence[Measures]) -> str:
     family = {key: (difference, p) for key, (difference, p) in corrected(found).items() if p is not None and p < LEVEL}
     tests = sum(p is not None for _, p in corrected(found).values())
     leads = [f"{NAMES[name]} ({block})" for (block, name, _), (difference, _) in family.items() if difference.mean > 0]
-    return (
+    said = (
         f"Of {tests} differences to it in what a client holds, {len(family) - len(leads)} are deficits, and leads are: "
         f"{', '.join(leads) or 'none'}."
     )
+    fallen = [f"{NAMES[name]} ({each.block.name})" for each in found for name in each.block.tested if _fell(each, name)]
+    return said + (f" Open, because a seed collapsed: {', '.join(fallen)}." if fallen else "")
+
+
+def _fell(found: Measures, name: str) -> bool:
+    figure = found.figure(found.named(name), HOLDS)
+    return bool(figure and figure.collapsed)
 
 
 def _local(found: Measures) -> str:

@@ -1,4 +1,4 @@
-"""The stored rows: ``docs/results/comparison/BLOCK.ndjson``, one line a run, appended as soon as the run has ended."""
+"""The stored rows: ``docs/results/leaderboard/BLOCK.ndjson``, one line a run, appended as soon as the run has ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from experiments.calibrate.rows import ROOT
 from experiments.calibrate.rows import commit_now as commit_of_checkout
 from sepal.errors import ConfigError
 
-PLACE = ROOT / "docs" / "results" / "comparison"
+PLACE = ROOT / "docs" / "results" / "leaderboard"
 RERUNS = "reruns"  # the name of the file with what second runs found
 
 

@@ -54,10 +54,10 @@ def difference_by_seed(ours: Group, theirs: Group, view: str, other: str = "") -
 
 def by_seed(group: Group, view: str) -> dict[int, dict[str, float]]:
     """Return seed → client → accuracy in a view."""
-    return {one["seed"]: of_clients(one["clients"], view) for one in group}
+    return {one["seed"]: _of_clients(one["clients"], view) for one in group}
 
 
-def of_clients(columns: Mapping[str, Sequence[Any]], view: str) -> dict[str, float]:
+def _of_clients(columns: Mapping[str, Sequence[Any]], view: str) -> dict[str, float]:
     """Return client → accuracy in a view, from the columns of a run's clients; empty if no client has the view."""
     found = zip(columns["name"], columns.get(view, ()), strict=False)  # without the view there is no column
     return {name: value for name, value in found if value is not None}

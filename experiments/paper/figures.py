@@ -11,19 +11,18 @@ from sepal.client_app.host import COSTS
 from sepal.protocol.views import CLOSING_VIEWS, VIEWS
 from sepal.study.plans.execute import has_ended
 from sepal.study.plans.model import PlannedRun
-from sepal.study.results import MEGA, Result, read_result
+from sepal.study.results import MEGA, read_result
 from sepal.study.statistics import rise
 
 SHARED = COSTS | {"unseen-test-labels"}  # metrics that clients of all methods report
 
 
-def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[str, Any] | None:
+def figures(run: PlannedRun, out: Path) -> dict[str, Any] | None:
     """Return the figures of a run; None if it does not exist or has not ended.
 
     Args:
         run: A run of a plan.
         out: Directory of run directories.
-        megabytes: MB per client that may be sent; None to leave out ``within``.
 
     ``clients``, ``own`` and ``method`` hold columns of equal length; the first has the clients' names or the rounds.
     ``clients`` (accuracies) and ``own`` (what the method's clients report of themselves) cover the participants in the
@@ -31,8 +30,7 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
     :func:`sepal.study.statistics.rise` found; ``stopped`` what ended the run before its limit.
 
     Accuracies are fractions, of the closing round. MB are payload bytes of training over all clients and rounds / 10⁶.
-    Multiply-adds are those of training, without evaluation, summed over clients. ``within`` is the last full evaluation
-    of a model that took at most ``megabytes`` MB per client, up and down together; null if there is none.
+    Multiply-adds are those of training, without evaluation, summed over clients.
     """
     if not has_ended(run, out):
         return None
@@ -68,23 +66,7 @@ def figures(run: PlannedRun, out: Path, megabytes: float | None = None) -> dict[
         found["stopped"] = summary["stopped"]["by"]
     if run.chosen:
         found["chosen"] = dict(run.chosen)
-    if megabytes is not None:
-        found["within"] = _within(result, megabytes)
     return found
-
-
-def _within(result: Result, megabytes: float) -> dict[str, Any] | None:
-    """Return the clients' accuracies in the last full evaluation of a model that took at most ``megabytes`` per client.
-
-    The model of round r has taken the bytes of rounds 1 to r; those of the round that evaluates it are not counted.
-    """
-    count = int(result.stored.config["clients"] or len(result.stored.lines[-1]["clients"]))
-    for line in reversed(result.lines):
-        number = line["model_round"]
-        if number > 0 and (spent := result.spent[number].megabytes) <= megabytes * count:
-            clients = _columns([{"name": client["name"], **_views(client)} for client in line["clients"]])
-            return {"round": number, "megabytes": spent, "clients": clients}
-    return None
 
 
 def _own(clients: list[Mapping[str, Any]]) -> dict[str, Any]:

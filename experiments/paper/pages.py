@@ -8,14 +8,13 @@ A paper's page, ``docs/results/NAME.md``, comes from ``experiments/paper/pages/N
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import jinja2
 
 from experiments.paper import analyses
 from experiments.paper.plan import read_plan
-from experiments.paper.quotes import over_blocks, quotes, rank_of
+from experiments.paper.quotes import quotes
 from experiments.paper.report import all_tables, read_results
 
 HERE = Path(__file__).parent
@@ -47,11 +46,8 @@ def pages() -> Iterator[tuple[Path, str]]:
     for source in sorted(TEMPLATES.glob("[a-z]*.md")):
         name, data = source.stem, RESULTS / f"{source.stem}.ndjson"
         plan, results = read_plan(PLANS / f"{name}.toml"), read_results(data)
-        known = {"on": quotes(plan, results), "analyses": analyses}
-        if plan.ranks:
-            known |= {"over": partial(over_blocks, plan, results), "rank": partial(rank_of, plan, results)}
         place = source.relative_to(ROOT).as_posix()
-        text = made.get_template(source.name).render(name=name, **known)
+        text = made.get_template(source.name).render(name=name, on=quotes(plan, results), analyses=analyses)
         yield RESULTS / source.name, f"{NOTE.format(source=place)}\n{text}"
         text = "\n".join([f"# {plan.title}: all tables", "", WORDS, *all_tables(plan, results)])
         yield RESULTS / "tables" / source.name, f"{NOTE.format(source=f'docs/results/{data.name}')}\n{text}"

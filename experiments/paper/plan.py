@@ -1,4 +1,4 @@
-"""Plans of papers: those of `sepal compare` (:mod:`sepal.study.plans.plan`), with published figures, scales and ranks.
+"""Plans of papers: those of `sepal compare` (:mod:`sepal.study.plans.plan`), with published figures and scales.
 
 A block may have, besides its keys::
 
@@ -18,25 +18,18 @@ A plan at another scale (`python -m experiments.paper --scale`)::
     keys = { dataset = "digits" }  # override the block's keys, but not those of its grid and of variants; trials
                                  # keep their seeds and rounds
     published = false            # leave out published figures, if they belong to other data
-
-Variants ranked over several blocks, seeds and clients (:mod:`experiments.paper.ranks`)::
-
-    [ranks]
-    blocks = ["har", "fashion"]
-    megabytes = { har = 2.0 }    # MB per client that may be sent, for accuracy at equal bytes
-    against = ["local"]          # compared with the other variants by paired differences
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from sepal.errors import ConfigError
 from sepal.study.plans import plan
-from sepal.study.plans.model import Block, Keys, Name, PlanFile, PlannedRun
+from sepal.study.plans.model import Block, Keys, Name, PlanFile
 from sepal.study.run_keys import flatten_tables
 
 Scale = Literal["quick", "cpu", "full"]
@@ -75,20 +68,10 @@ class AtScale(BaseModel):
     published: bool = True
 
 
-class Ranks(BaseModel):
-    """Which blocks variants are ranked over, and on which figures."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    blocks: tuple[Name, ...] = Field(min_length=1)
-    megabytes: dict[Name, Annotated[float, Field(gt=0)]] = {}
-    against: tuple[Name, ...] = ()
-
-
 class PaperPlan(PlanFile):
     """A plan file of a paper."""
 
     scale: dict[Literal["quick", "full"], AtScale] = Field(default_factory=dict)
-    ranks: Ranks | None = None
     block: tuple[PaperBlock, ...] = Field(min_length=1)
 
     @property
@@ -97,23 +80,17 @@ class PaperPlan(PlanFile):
         named = {each for block in self.block if block.scales != SCALES for each in block.scales}
         return [each for each in SCALES if each in {"cpu", *self.scale, *named}]
 
-    def judged(self, run: PlannedRun) -> str:
-        """Return the view of a trial: also received, for a variant that the ranks judge by it."""
-        return "received" if not self.tune and self.ranks and run.deployed == "received" else super().judged(run)
-
     def check(self, file: str) -> None:
-        """Check also the blocks and cells that scales, ranks and published figures name.
+        """Check also the blocks and cells that scales and published figures name.
 
         Raises:
             ConfigError: There is no such block or cell.
         """
         super().check(file)
         known = [block.name for block in self.block]
-        named = {"ranks": self.ranks.blocks if self.ranks else ()}
-        named |= {f"scale.{scale}": change.blocks for scale, change in self.scale.items()}
-        for where, other in ((where, each) for where, blocks in named.items() for each in blocks):
+        for scale, other in ((scale, each) for scale, change in self.scale.items() for each in change.blocks):
             if other not in known:
-                raise ConfigError(f"{file}: {where}.blocks", f"names of blocks: {', '.join(known)}", other)
+                raise ConfigError(f"{file}: scale.{scale}.blocks", f"names of blocks: {', '.join(known)}", other)
         for block in self.block:
             cells = list(dict.fromkeys(run.cell for run in self.runs(block.name)))
             for each in block.published:

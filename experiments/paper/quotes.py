@@ -16,12 +16,10 @@ import numpy as np
 
 from experiments.paper.differences import Group, by_seed
 from experiments.paper.plan import PaperPlan
-from experiments.paper.ranks import SETTINGS, by_client, collect, mean_ranks
 from sepal.errors import ConfigError
 from sepal.study.statistics import Estimate, over_seeds, paired, paired_by_seed
 
 Results = Mapping[str, Mapping[str, Any]]
-KINDS = {"rounds": 0, "shift": 1, "bytes": 2}  # the settings of `ranks.SETTINGS`
 
 
 @dataclass(frozen=True)
@@ -78,12 +76,6 @@ class Quotes:
         sizes = [one["megabytes"] for one in self.runs(variant)]
         part, whole = (sum(s[f"{way}{end}"] for s in sizes for way in ways) for end in ("", "_dense"))
         return f"{100 * part / whole:.1f}"
-
-    def bought(self, variant: str, megabytes: float) -> str:
-        """Return the whole rounds that so many MB a client buy."""
-        one = self.runs(variant)[0]
-        each = sum(one["megabytes"][way] for way in ("up", "down")) / len(one["clients"]["name"]) / one["rounds"]
-        return str(int(megabytes // each))
 
     def work(self, variant: str, other: str) -> str:
         """Return the multiply-adds of training in % of another variant's."""
@@ -160,25 +152,3 @@ def quotes(plan: PaperPlan, results: Results) -> Callable[..., Quotes]:
         return Quotes(place, groups, {name: views[block, name] for name in groups})
 
     return on
-
-
-def over_blocks(plan: PaperPlan, results: Results, kind: str) -> Quotes:
-    """Return the runs of all ranked blocks as if they were one, each client's accuracy as ``ranks`` counts it.
-
-    Args:
-        plan: A plan with ranks.
-        results: Its runs.
-        kind: Key of ``KINDS``: equal rounds, full shift or equal bytes.
-    """
-    assert plan.ranks is not None  # noqa: S101  (for mypy)
-    found = collect(plan, plan.ranks, results, SETTINGS[KINDS[kind]])
-    groups = {}
-    for name, lines in found.items():
-        rows = by_client(lines).items()
-        groups[name] = [{"seed": s, "clients": {"name": [*c], "deployed": [*c.values()]}} for s, c in rows]
-    return Quotes(f"all blocks, {kind}", groups, dict.fromkeys(groups, "deployed"))
-
-
-def rank_of(plan: PaperPlan, results: Results, kind: str, variant: str) -> str:
-    """Return a variant's mean rank over all ranked blocks."""
-    return f"{mean_ranks(plan, results, SETTINGS[KINDS[kind]])[variant]:.1f}"

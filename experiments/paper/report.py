@@ -22,7 +22,6 @@ import numpy as np
 from experiments.paper.differences import MODELS, difference_tables
 from experiments.paper.figures import figures
 from experiments.paper.plan import PaperBlock, PaperPlan, Published
-from experiments.paper.ranks import NAME, rank_tables
 from experiments.paper.some_runs import (
     Found,
     Group,
@@ -48,8 +47,7 @@ SHOWN = 8  # names of missing runs, at most
 
 def write_report(plan: PaperPlan, runs: Sequence[PlannedRun], out: Path) -> list[Path]:
     """Write ``tables.md`` and ``results.ndjson`` (a line per run) for the runs under ``out``; return their paths."""
-    most = plan.ranks.megabytes if plan.ranks else {}
-    found = {run.name: figures(run, out, most.get(run.block)) for run in runs}
+    found = {run.name: figures(run, out) for run in runs}
     rows = [json.dumps(json.loads(json.dumps(f), parse_float=_rounded)) for f in found.values() if f]
     out.mkdir(parents=True, exist_ok=True)
     tables, data = out / "tables.md", out / "results.ndjson"
@@ -100,15 +98,10 @@ def all_tables(plan: PaperPlan, results: Mapping[str, Found], missing: bool = Fa
             title = block.title or block.name
             made = trial_tables if block.name in plan.trial_blocks else block_tables
             yield from (*([f"## {title}", ""] if title else []), *made(plan, block.name, results))
-    if plan.ranks:
-        yield from ("## Ranks", "", *block_tables(plan, NAME, results))
 
 
 def block_tables(plan: PaperPlan, name: str, results: Mapping[str, Found]) -> Iterator[str]:
-    """Yield the lines of all tables of one block, or of the ranks."""
-    if plan.ranks and name == NAME:
-        yield from rank_tables(plan, results)
-        return
+    """Yield the lines of all tables of one block."""
     block = next(block for block in plan.block if block.name == name)
     yield from _block(block, list(plan.runs(name)), results)
     yield ""

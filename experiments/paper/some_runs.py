@@ -121,7 +121,7 @@ def of_novel_clients(groups: Mapping[str, Group]) -> Table:
 def of_the_trials(plan: PaperPlan, runs: Sequence[PlannedRun], results: Mapping[str, Found]) -> Table:
     """Return trials' validation accuracy in % by variant and cell, mean over seeds; the best in bold.
 
-    It is in the view in which trials choose (:meth:`PaperPlan.judged`).
+    It is in the view in which trials choose (:meth:`sepal.study.plans.model.PlanFile.judged`).
     """
     found: dict[str, dict[str, list[float]]] = {}
     for run in runs:

@@ -208,11 +208,6 @@ def test_a_table_brings_the_trials_of_its_blocks(file: Path) -> None:
             "tried.toml: scale.quick.blocks: expected names of blocks: rat",
         ),
         ('scales = ["quick"]', 'scales = ["fast"]', "tried.toml: block.2.scales.0: expected"),
-        (
-            "[scale.quick]",
-            '[ranks]\nblocks = ["min"]\n[scale.quick]',
-            "tried.toml: ranks.blocks: expected names of blo",
-        ),
     ],
 )
 def test_a_bad_plan_is_one_line(file: Path, old: str, new: str, words: str) -> None:

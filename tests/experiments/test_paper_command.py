@@ -25,5 +25,5 @@ def test_a_paper_that_is_not_there_is_one_line(arguments, capsys) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     error = capsys.readouterr().err
-    assert "paper: plan: expected a path, or one of dmpfl, fedpse, leaderboard" in error
+    assert "paper: plan: expected a path, or one of dmpfl, fedpse, pa3dfl" in error
     assert error.count("\n") == 1

@@ -63,11 +63,24 @@ def test_the_advice_counts_leads_and_says_who_needs_the_fewest_bytes():
     # Seven differences in each block: FedPSE is .5 behind in a, and 9 ahead in d; all others are behind.
     assert "Of 14 differences to it" in first
     assert "13 are deficits, and leads are: FedPSE (d)." in first
-    assert "−10.0 [−10.0, −10.0] (a), −10.0 [−10.0, −10.0] (d) points" in first
+    assert "collapsed" not in first
+    assert "in points: −10.0 [−10.0, −10.0] (a), −10.0 [−10.0, −10.0] (d)." in first
     # .95 of FedAvg's to .9, .92 (.93) and .9: +4.3 on average
     assert "+4.3 [" in second
     assert "fedpse 20.0 % (a)" in third
     assert "FedPSE: 20.0 % (a)" in third
+
+
+def test_a_seed_that_collapsed_is_told_and_counts():
+    rows = [dict(each) for each in block("a").design.rows.values()]
+    for each in rows:
+        if (each["contender"], each["kind"], each["config"]["seed"]) == ("dmpfl", "rounds", 4):
+            each["clients"] = {**each["clients"], "trained": [0.1, 0.12, 0.1]}
+    found = parts([Measures(Design(read_block("a"), rows))])
+    # Means of the seeds: .61, three of .6067, and .1067. Their mean is .5073; of the first four it is .6075.
+    words = r"\[50\.7 ± 22\.4 % \(1 of 5 seeds collapsed: 10\.7; others 60\.[78] ± 0\.2\), 27 MB\]"
+    assert re.search(words, "\n".join(found["table"]))
+    assert "Open, because a seed collapsed: DM-PFL (a)." in found["advice"][0]
 
 
 def test_without_the_block_of_the_table_nothing_is_made():
