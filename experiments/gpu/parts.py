@@ -119,8 +119,11 @@ def cold(device: str) -> Iterator[str]:
 
 
 def warm(device: str) -> Iterator[str]:
-    """Do the same with forks of a resident process, which imports torch and leaves CUDA alone: ``sepal join``'s way."""
-    yield from _deployed(device, cold=False)
+    """Do the same with forks of a resident process, which imports torch and leaves CUDA alone: ``sepal join``'s way.
+
+    With ``auto``, ``sepal join``'s default, since ``cuda`` has been seen to work.
+    """
+    yield from _deployed(device if device == "cpu" else "auto", cold=False)
 
 
 def _deployed(device: str, cold: bool) -> Iterator[str]:
