@@ -12,7 +12,7 @@ from sepal.study.frontier import Entry
 
 HAR = "a"  # the block of the table's figures
 PAPERS = {  # what each does
-    "fedpse": "each client sends the largest tenth of its update and receives its own mixture of the others'",
+    "fedpse": "each client sends the largest entries of its update and receives its own mixture of the others'",
     "dmpfl": "a sparse global and a sparse personal model that share weights, half of them each",
     "subfedavg": "each client prunes its model step by step; only what is left is averaged",
     "pfedgate": "a private gate picks blocks of one model for each client, within its budget",
@@ -33,11 +33,12 @@ def parts(found: Sequence[Measures]) -> dict[str, list[str]]:
 
 def table(har: Measures) -> Iterator[str]:
     """Yield the table of papers, and a line about who else is there."""
-    yield "| method | paper | what it does | measured on HAR: what a client holds, MB per client |"
+    yield "| method | paper | what it does | measured on HAR: what a client holds, MB per client; key from trials |"
     yield "|---|---|---|---|"
     for method, what in PAPERS.items():
         source = registry.get(method).source
-        yield f"| `{method}` | {source} | {what} | [{_measured(har, method)}](docs/results/{method}.md) |"
+        found = f"[{_measured(har, method)}](docs/results/{method}.md)"
+        yield f"| `{method}` | {source} | {what} | {found}{_chosen(har, method)} |"
     others = "; ".join(f"{NAMES[name]} {_measured(har, name)}" for name in ("fedavg-ft", "fedavg-ft-stc", "local"))
     yield from ("", f"On the same clients: {others}.")
 
@@ -47,6 +48,12 @@ def _measured(found: Measures, name: str) -> str:
     figure, megabytes = found.figure(contender, HOLDS), found.megabytes(contender)
     clients = len(next(iter(found.by_seed(contender, HOLDS).values())))
     return f"{figure.words(' %') if figure else '– %'}, {(megabytes or 0.0) / clients:.2g} MB"
+
+
+def _chosen(found: Measures, name: str) -> str:
+    contender = found.named(name)
+    keys, key = found.design.chosen(contender), contender.own_key
+    return f"; `{key}` = {keys[key]:g}" if keys and key else ""
 
 
 def advice(found: Sequence[Measures]) -> Iterator[str]:

@@ -53,7 +53,7 @@ def row(run, level):
 def test_the_table_has_what_clients_hold_and_the_mb_of_each():
     lines = parts([block("a")])["table"]
     # .2 MB × 2 × 40 rounds of three clients: 5.33 each. (.895 + .915 + .895)/3, with seed 0 .3 points more: 90.2 ± .1.
-    assert "[90.2 ± 0.1 %, 5.3 MB](docs/results/fedpse.md)" in "\n".join(lines)
+    assert "[90.2 ± 0.1 %, 5.3 MB](docs/results/fedpse.md); `fedpse.keep` = 0.1 |" in "\n".join(lines)
     assert "Local 80.7 ± 0.1 %, 0 MB" in lines[-1]
     assert re.findall(r"^\| `(\w+)`", "\n".join(lines), re.M) == list(PAPERS)
 
