@@ -39,6 +39,8 @@ CASES = {  # name of the case: its keys; a variant of a method joins by a line
     },  # at the authors' λ it takes 100 rounds
     "fedadam-stc": {"method": "fedadam", "compress.name": "stc"},  # a server with a state of its own
     "ditto-stc": {"method": "ditto", "compress.name": "stc", "compress.cache": 1},  # a personal model beside it
+    "fedavg-ft-stc": {"method": "fedavg-ft", "compress.name": "stc"},
+    "apfl-stc": {"method": "apfl", "compress.name": "stc"},  # a personal model that mixes what was received
     "fedper-topk": {"method": "fedper", "compress.name": "topk", "model": "digits-cnn-bn"},  # a part, with statistics
     "fedavg-stc-private": {
         "method": "fedavg",

@@ -37,6 +37,7 @@ CASES = {
     # Nothing is learnt at this rate; five rounds for the first mean, and two without a rise.
     "fedavg-stops": {"method": "fedavg", "lr": 1e-6, "stop-after": 2, "evaluate-every": 0, "rounds": 9},
     "fedavg-sums": {"method": "fedavg", "metric": "balanced-accuracy"},  # clients send sums, not counts
+    "ditto-stc-two": {"method": "ditto", "clients-per-round": 2, "compress.name": "stc"},  # residuals on both sides
     "fedpse-all": {"method": "fedpse"},
     "fedpse-two": {"method": "fedpse", "clients-per-round": 2},
     "subfedavg-un": {"method": "subfedavg", "clients-per-round": 2, "subfedavg.accuracy": 0.1},
@@ -63,7 +64,7 @@ CASES = {
 }
 WIDTHS = {"pa3dfl-mixed": [1, 1 / 2, 3 / 16], "fedrolex-mixed": [1, 1 / 2, 1 / 8]}  # multiples of 1/16; of 1/2ⁿ
 # Ray starts anew for each, 35 s and more; the deployment runs them all
-SIMULATED = ("fedavg-stops", "pa3dfl-mixed", "pfedgate-client")
+SIMULATED = ("fedavg-stops", "ditto-stc-two", "pa3dfl-mixed", "pfedgate-client")
 FLAT = {
     "dataset": "digits",
     "clients": 3,
