@@ -6,7 +6,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,6 +34,7 @@ class Contender(BaseModel):
 
     Attributes:
         own: At most one key, and its three values; the first is used while the rate is searched.
+        beyond: One more value of that key, ``low`` or ``high``, tried if the best of the three is that end.
         tuned_as: The contender whose chosen keys it has, where its own do not differ; empty if it has trials itself.
     """
 
@@ -42,6 +43,7 @@ class Contender(BaseModel):
     method: str = ""
     keys: Config = Field(default_factory=dict)
     own: dict[str, tuple[Any, Any, Any]] = Field(default_factory=dict, max_length=1)
+    beyond: dict[Literal["low", "high"], Any] = Field(default_factory=dict)
     tuned_as: str = ""
 
     @property

@@ -1,6 +1,6 @@
 """Which runs a block needs next: trials, then reported seeds, then equal bytes.
 
-Trials, 15 for each contender, over the full rounds with the schedule of these:
+Trials, 15 for each contender, and 3 more where step 5 applies, over the full rounds with the schedule of these:
 
 1. The five rates with the first tuning seed, at the first value of its own key.
 2. The two other values of that key at the best rate. A contender without one has two more rates instead.
@@ -8,6 +8,8 @@ Trials, 15 for each contender, over the full rounds with the schedule of these:
    logarithmic scale, between it and them. Beyond the ends the grid goes on with its last factor, so that nobody's best
    is at an edge that others do not have.
 4. The three best points with the two other seeds. The best mean is chosen; of equal ones, the smaller rate.
+5. Where its own key is at an end of its three values, one value beyond that end, at its rate, with all three seeds. It
+   is chosen if its mean is better.
 
 A trial is judged by validation accuracy of what a client holds after the closing round. One that ends with an error has
 0. Reported seeds go round the contenders, so that a block that is not finished is balanced. A run at equal bytes has as
@@ -24,7 +26,7 @@ from typing import Any
 from experiments.leaderboard.blocks import BUDGETS, TUNING, Block, Config, Contender, text
 
 FINALISTS = 3
-TRIALS = 9 + FINALISTS * (len(TUNING) - 1)
+TRIALS = 9 + FINALISTS * (len(TUNING) - 1)  # without those beyond the own key's ends
 HELD = "trained"  # the view of what a client holds after the closing round
 
 Row = Mapping[str, Any]
@@ -137,11 +139,23 @@ class Design:
         return self._chosen[contender.name]
 
     def _choose(self, contender: Contender) -> Config | None:
-        finalists = self.finalists(contender)
-        known = {text(keys): self.mean(contender, keys) for keys in finalists}
+        best, further = self._best_mean(contender, self.finalists(contender)), self.further(contender)
+        return self._best_mean(contender, [best, further]) if best and further else best
+
+    def further(self, contender: Contender) -> Config | None:
+        """Return the point beyond the own key's end at which the best finalist is; None without one, or not yet."""
+        best, key = self._best_mean(contender, self.finalists(contender)), contender.own_key
+        if best is None or not key:
+            return None
+        values = contender.own[key]
+        end = "low" if best[key] == min(values) else "high" if best[key] == max(values) else ""
+        return {**best, key: contender.beyond[end]} if end in contender.beyond else None
+
+    def _best_mean(self, contender: Contender, points: Sequence[Config]) -> Config | None:
+        known = {text(keys): self.mean(contender, keys) for keys in points}
         if not known or None in known.values():
             return None
-        return max(finalists, key=lambda keys: (known[text(keys)], -keys["lr"]))
+        return max(points, key=lambda keys: (known[text(keys)], -keys["lr"]))
 
     def mean(self, contender: Contender, keys: Config) -> float | None:
         """Return the mean validation accuracy over the tuning seeds, rounded; None if one is missing."""
@@ -161,6 +175,8 @@ class Design:
         """Yield keys and seed of the trials that are known so far."""
         yield from ((keys, TUNING[0]) for keys in self.points(contender))
         yield from ((keys, seed) for seed in TUNING[1:] for keys in self.finalists(contender))
+        if further := self.further(contender):
+            yield from ((further, seed) for seed in TUNING)
 
     def points(self, contender: Contender) -> list[Config]:
         """Return the points of the first seed as far as they are known."""

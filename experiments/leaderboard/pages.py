@@ -54,12 +54,14 @@ TOLD = f"""\
 - **Tuning**: {TRIALS} trials for each contender, over all rounds with the schedule of these, by validation accuracy of
   what a client holds, with seeds {", ".join(map(str, TUNING))}, which no reported run has. Five rates that are the same
   for all; two more values of one own key, which the method's paper tunes (without one: two more rates); two rates
-  around the best, also beyond the grid's ends; the three best points with two more seeds. All keys:
+  around the best, also beyond the grid's ends; the three best points with two more seeds. Where the best own key is at
+  an end of its three values, three more trials: one value beyond it, with all seeds. This was added after block a's
+  runs, whose best keys were often at an end; those whose keys changed ran again. All keys:
   [contenders.toml](../../experiments/leaderboard/contenders.toml).
 - **Not tuned alike**: `pfedgate.rate` and `pa3dfl.rate` are second keys that were tuned elsewhere, in Sepal's
   [calibration](calibration.md) on three data sets; nobody else has a second tuned key. Pa3dFL (α) and Sub-FedAvg (its
   gate) use validation data in the run itself. Local, and in block e HeteroFL and FedRolex, tune their local epochs;
-  those of all others are 2. The search goes along one key at a time, and only the rate goes on beyond its ends.
+  those of all others are 2. The search goes along one key at a time.
 - **Work of the closing round**: 2 local epochs, but those of FedAvg + fine-tuning and Local are tuned, and FedRep's
   head has 10. FedAvg is FedAvg + fine-tuning with 2 epochs, and FedSTC the compressed one with 2: the tables have
   differences to FedAvg, too.

@@ -12,7 +12,9 @@ from experiments.leaderboard import rows
 from experiments.leaderboard.blocks import EVERYWHERE, LAST_RATE, NAMES, TUNING, Block, Contender, read_block
 from experiments.leaderboard.design import TRIALS, Design, Run
 from experiments.leaderboard.estimate import hours_left, hours_whole
+from sepal.config import parse
 from sepal.errors import ConfigError
+from sepal.strategies import registry
 
 OWN = Contender(name="ditto", own={"ditto.lambda": (1.0, 0.3, 0.1)})
 BLOCK = Block(
@@ -96,6 +98,33 @@ def test_a_trial_that_ended_with_an_error_counts_as_nothing():
 
 
 OWN_START = {"lr": 0.02, "ditto.lambda": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("best", "tried", "chosen"),
+    [
+        (0.3, None, 0.3),  # in the middle: nothing more
+        (0.05, {"lr": 0.125, "ditto.lambda": 0.03}, 0.03),  # nearer to .03 than to .1
+        (0.09, {"lr": 0.125, "ditto.lambda": 0.03}, 0.1),  # tried, and no better
+        (9.0, None, 1.0),  # nothing is named beyond this end
+    ],
+)
+def test_one_value_beyond_an_end_of_the_own_key_is_tried_with_all_tuning_seeds(best, tried, chosen):
+    ditto = OWN.model_copy(update={"beyond": {"low": 0.03}})
+    block = BLOCK.model_copy(update={"contenders": (BLOCK.contenders[0], ditto), "tested": ()})
+    done, stored = [], []
+    while run := next(Design(block, stored).needed(), None):
+        done.append(run)
+        near = 0.9 - abs(run.config["lr"] - 0.125) - 0.01 * abs(run.config.get("ditto.lambda", best) - best)
+        stored.append(row(run, near))
+    design, names = Design(block, stored), ("lr", "ditto.lambda")
+    trials = [run for run in done if run.contender == "ditto" and run.kind == "trial"]
+    beyond = [run.config for run in trials if run.config["ditto.lambda"] == 0.03]
+    assert design.further(ditto) == tried
+    assert [{key: config[key] for key in names} for config in beyond] == ([tried] * 3 if tried else [])
+    assert [config["seed"] for config in beyond] == (list(TUNING) if tried else [])
+    assert design.chosen(ditto) == {"lr": 0.125, "ditto.lambda": chosen}
+    assert {run.config["ditto.lambda"] for run in done if run.contender == "ditto" and run.kind != "trial"} == {chosen}
 
 
 def test_the_best_over_three_seeds_is_chosen_not_that_of_the_first():
@@ -231,6 +260,11 @@ def test_the_blocks_are_whole(name):
     assert {each.tuned_as for each in block.beside} <= set(names)
     assert not set(TUNING) & set(block.seeds)
     assert len(block.rates) == 5
+    for each in block.contenders:
+        for end, value in each.beyond.items():
+            known = each.own[each.own_key]
+            assert value < min(known) if end == "low" else value > max(known)
+            parse(block.config(each, {"lr": 0.1, each.own_key: value}, 0), registry.Hypers())
 
 
 def test_an_unknown_block_is_refused():

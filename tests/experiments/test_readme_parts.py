@@ -16,7 +16,14 @@ from experiments.parts import README, rewritten
 from sepal.errors import ConfigError
 
 HELD = {"fedavg-ft": 0.9, "fedpse": 0.895, "fedavg-ft-stc": 0.7, "local": 0.8}  # others .6
-EACH = {"fedpse": 0.2, "fedpse-1": 0.02, "fedpse-3": 0.05, "fedavg-ft-stc": 0.03, "local": 0.0}  # MB a round, others 1
+EACH = {
+    "fedpse": 0.2,
+    "fedpse-10": 0.2,
+    "fedpse-1": 0.02,
+    "fedpse-3": 0.05,
+    "fedavg-ft-stc": 0.03,
+    "local": 0.0,
+}  # MB a round, others 1
 
 
 @cache
@@ -26,6 +33,7 @@ def block(name, **held):
     Runs of fewer rounds have .2 less.
     """
     held, found, design = {**HELD, **held}, read_block(name), None
+    held["fedpse-10"] = held["fedpse"]  # the same run as that of the chosen .1
     while design is None or next(design.needed(), None):
         stored = list(design.rows.values()) if design else []
         design = Design(
