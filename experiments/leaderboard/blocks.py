@@ -66,6 +66,7 @@ class Block(BaseModel):
         beside: Those that have another's tuned keys, and are not compared.
         yardstick: The contender that all are compared with.
         tested: Those whose difference to it, in what a client holds, has a p-value.
+        rival: The contender that those at equal bytes are compared with: the best of few bytes, where there is one.
         dense: The contender whose bytes are 100 %.
         same_people: Whether a client is the same person with every seed; intervals are then over seeds and people, and
             otherwise over seeds.
@@ -80,6 +81,7 @@ class Block(BaseModel):
     beside: tuple[Contender, ...] = ()
     yardstick: str
     tested: tuple[str, ...] = ()
+    rival: str
     dense: str
     same_people: bool = False
     rounds: int

@@ -178,6 +178,10 @@ class Design:
         if further := self.further(contender):
             yield from ((further, seed) for seed in TUNING)
 
+    def tried(self, contender: Contender) -> int:
+        """Return how many trials it has, as far as is known."""
+        return 0 if contender.tuned_as else max(TRIALS, len(list(self.trials(contender))))
+
     def points(self, contender: Contender) -> list[Config]:
         """Return the points of the first seed as far as they are known."""
         if contender.name not in self._points:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import fmean
 
 from experiments.leaderboard.blocks import BUDGETS, Contender
-from experiments.leaderboard.design import TRIALS, Design
+from experiments.leaderboard.design import Design
 
 # Without a trial yet: CPU seconds of a dense one, measured on one core of two that others used, too
 MEASURED: Mapping[str, float] = {"a": 14.0, "b": 16.0, "c": 35.0, "d": 22.0, "e": 24.0}
@@ -38,9 +38,9 @@ def hours_left(design: Design) -> float:
 def _runs(design: Design, contender: Contender) -> float:
     """Return the runs of a contender, in trials; where what a budget buys is not known, it buys its share of rounds."""
     seeds, rounds = len(design.block.seeds), design.block.rounds
-    trials, bought = (0, 0.0) if contender.tuned_as else (TRIALS, 0.0)
+    bought = 0.0
     for budget in () if contender.tuned_as else BUDGETS:
         known = design.bought(contender, budget)
         share = budget if known is None else known / rounds
         bought += share if share < 1 else 0.0
-    return trials + seeds * REPORTED * (1 + bought)
+    return design.tried(contender) + seeds * REPORTED * (1 + bought)

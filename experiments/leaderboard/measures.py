@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from experiments.leaderboard.blocks import Contender
 from experiments.leaderboard.design import HELD, Design, Row
 from experiments.leaderboard.statistics import Interval, Matrix, holm, interval, matrix, mean, spread, wins
 
 LEAST_SEEDS, LEAST_CLIENTS = 4, 3  # of a difference with a p-value: all seeds, and the clients of each
+# Of the best seed's mean. In block b a model that always says a client's largest class has half of it
+COLLAPSED = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ KEPT = Measure("kept", "kept")
 SHIFT = Measure("held, full shift", f"{HELD}-shift-100")
 SENT_SHIFT = Measure("received, full shift", "received-shift-100")
 HEADLINES = (HOLDS, NEWCOMER)
+Key: TypeAlias = tuple[str, str, Measure]  # block, contender, what is measured
 ALL = (HOLDS, NEWCOMER, VISIT, DEPLOYED, KEPT, SHIFT, SENT_SHIFT)
 
 
@@ -47,7 +52,7 @@ class Figure:
 
     Attributes:
         seeds: Number of seeds.
-        collapsed: Means of seeds below half of the median of all.
+        collapsed: Means of seeds below two thirds of the best one's.
         rest: The figure of the other seeds; None if no seed has collapsed.
     """
 
@@ -117,7 +122,7 @@ class Measures:
         if not values.size:
             return None
         seeds = np.nanmean(values, axis=1)
-        low = seeds < np.median(seeds) / 2
+        low = _collapsed(values)
         rest = values[~low]
         others = Figure(mean(rest), spread(rest), len(rest)) if low.any() else None
         return Figure(mean(values), spread(values), len(values), tuple(seeds[low].tolist()), others)
@@ -133,6 +138,12 @@ class Measures:
         if not values.size or len(values) < 2 or contender.name == (to or self.block.yardstick):
             return None
         return interval(values, self.block.same_people)
+
+    def without_collapsed(self, contender: Contender) -> Interval | None:
+        """Return the difference to the yardstick, in what a client holds, of the seeds that have not collapsed."""
+        values = self.differences(contender, HOLDS)
+        values = values[~_collapsed(self.values(contender, HOLDS))]
+        return interval(values, self.block.same_people) if len(values) > 1 else None
 
     def between(self, ours: tuple[Contender, Measure], theirs: tuple[Contender, Measure]) -> Interval | None:
         """Return the difference of two contenders in a measure each; None with fewer than two seeds that have both."""
@@ -162,6 +173,16 @@ class Measures:
         """Return a contender by its name."""
         return next(each for each in self.block.everybody if each.name == name)
 
+    @property
+    def epochs(self) -> int:
+        """The local epochs of the yardstick's closing round, as its trials have chosen them."""
+        return int((self.design.chosen(self.yardstick) or {})[self.yardstick.own_key])
+
+    @cached_property
+    def finished(self) -> bool:
+        """Whether no run is missing."""
+        return next(self.design.needed(), None) is None
+
     def whole(self, contender: Contender) -> bool:
         """Return whether all its seeds and the yardstick's are there."""
         return all(len(self.runs(each)) == len(self.block.seeds) for each in (contender, self.yardstick))
@@ -184,6 +205,12 @@ class Measures:
         return float(np.mean(found)) if found else None
 
 
+def _collapsed(values: Matrix) -> NDArray[np.bool_]:
+    seeds = np.nanmean(values, axis=1)
+    low: NDArray[np.bool_] = seeds < COLLAPSED * seeds.max()
+    return low
+
+
 def _paired(ours: Mapping[int, Mapping[str, float]], theirs: Mapping[int, Mapping[str, float]]) -> Matrix:
     both = sorted(ours.keys() & theirs.keys())
     names = sorted({name for seed in both for name in ours[seed].keys() & theirs[seed].keys()})
@@ -199,18 +226,25 @@ def _clients(row: Row, measure: Measure) -> Iterator[tuple[str, float]]:
             yield name, value
 
 
-def corrected(found: Sequence[Measures]) -> dict[tuple[str, str, Measure], tuple[Interval, float | None]]:
-    """Return (block, contender, measure) → difference to the yardstick and p by Holm, of all that have all seeds.
+def corrected(found: Sequence[Measures], to_dense: bool = False) -> dict[Key, tuple[Interval, float | None]]:
+    """Return (block, contender, measure) → difference and p by Holm, of all that have all seeds.
 
-    Those with a p (:meth:`Measures.tested`) are one family, over all blocks; of the others p is None.
+    Those with a p (:meth:`Measures.tested`) are one family over all blocks; of the others p is None. It has as many
+    members as were named before the runs: one that is not there yet counts as 1, so that no p falls when it comes.
+
+    Args:
+        found: All blocks of the family.
+        to_dense: Differences to dense FedAvg instead of those to the yardstick.
     """
     pairs = [(each, contender) for each in found for contender in each.block.contenders if each.whole(contender)]
     there = {
         (each.block.name, contender.name, measure): (difference, each.tested(contender, measure))
         for each, contender in pairs
         for measure in HEADLINES
-        if (difference := each.difference(contender, measure))
+        if (difference := each.difference(contender, measure, to=each.block.dense if to_dense else ""))
     }
     family = {key: difference.p for key, (difference, tested) in there.items() if tested}
-    values = dict(zip(family, holm(list(family.values())), strict=True))
-    return {key: (difference, values.get(key)) for key, (difference, _) in there.items()}
+    planned = sum(len(each.block.tested) for each in found)
+    values = holm([*family.values(), *[1.0] * (planned - len(family))])
+    known = dict(zip(family, values, strict=False))
+    return {key: (difference, known.get(key)) for key, (difference, _) in there.items()}

@@ -12,7 +12,16 @@ from experiments.leaderboard import rows
 from experiments.leaderboard.blocks import LAST_RATE, NAMES, TUNING, read_block
 from experiments.leaderboard.design import TRIALS, Design, Row
 from experiments.leaderboard.estimate import hours_left, hours_whole
-from experiments.leaderboard.measures import HEADLINES, LEAST_CLIENTS, LEAST_SEEDS, Measure, Measures, corrected
+from experiments.leaderboard.measures import (
+    HOLDS,
+    LEAST_CLIENTS,
+    LEAST_SEEDS,
+    NEWCOMER,
+    Key,
+    Measure,
+    Measures,
+    corrected,
+)
 from experiments.leaderboard.points import panels
 from experiments.leaderboard.readme import parts
 from experiments.leaderboard.statistics import LEVEL, Interval
@@ -27,12 +36,13 @@ PICTURE = PAGE.with_suffix(".svg")
 NOTE = """\
 <!-- Made by `python -m experiments.leaderboard --pages` from docs/results/leaderboard, rows of
 {}: do not edit. -->"""
-Family: TypeAlias = Mapping[tuple[str, str, Measure], tuple[Interval, float | None]]
+Family: TypeAlias = Mapping[Key, tuple[Interval, float | None]]
 TOP = """\
-# Leaderboard: equal tuning, equal bytes, one view
+# Leaderboard: equal tuning, one view, all bytes
 
-Who is ahead when all are tuned alike, judged alike, and may send the same? Ranked is what a client holds at the end,
-never what a method chooses to show. All views, tuning and bytes: [tables/leaderboard.md](tables/leaderboard.md).
+Who is ahead when all are tuned alike and judged alike, and what do the bytes buy? Ranked is what a client holds at the
+end, never what a method chooses to show. All views, trials and equal bytes:
+[tables/leaderboard.md](tables/leaderboard.md).
 """
 READ = """\
 - **What a client holds**: its model after the closing round, in which it gets the last download and does its method's
@@ -48,46 +58,54 @@ READ = """\
 SHOWN = """\
 ![What a client holds against the MB sent, a panel for each block; Local is a line](leaderboard.svg)
 
-All runs of all rounds, and of those at equal bytes the ones on the frontier. Bars: 95 % intervals. Dotted: sends
-nothing. Left of the line and above it there is nothing."""
+All runs of all rounds, and of those at equal bytes the ones on the frontier. Bars: 95 % intervals of each by itself;
+differences are paired, and their intervals are shorter. Where a seed collapsed there is no bar. Dotted: sends nothing.
+Left of the line and above it there is nothing."""
 TOLD = f"""\
-- **Tuning**: {TRIALS} trials for each contender, over all rounds with the schedule of these, by validation accuracy of
-  what a client holds, with seeds {", ".join(map(str, TUNING))}, which no reported run has. Five rates that are the same
-  for all; two more values of one own key, which the method's paper tunes (without one: two more rates); two rates
-  around the best, also beyond the grid's ends; the three best points with two more seeds. Where the best own key is at
-  an end of its three values, three more trials: one value beyond it, with all seeds. This was added after block a's
-  runs, whose best keys were often at an end; those whose keys changed ran again. All keys:
+- **Tuning**: {TRIALS} trials for each contender, over all rounds with the schedule of these, by validation accuracy
+  of what a client holds, with seeds {", ".join(map(str, TUNING))}, which no reported run has. Five rates that are the
+  same for all; two more values of one own key, which the method's paper tunes (without one: two more rates); two
+  rates around the best, also beyond the grid's ends; the three best points with two more seeds. Where the best own
+  key is at an end of its three values, three more trials: one value beyond it, with all seeds. This was added after
+  block a's runs, whose best keys were often at an end; those whose keys changed ran again. All keys:
   [contenders.toml](../../experiments/leaderboard/contenders.toml).
 - **Not tuned alike**: `pfedgate.rate` and `pa3dfl.rate` are second keys that were tuned elsewhere, in Sepal's
   [calibration](calibration.md) on three data sets; nobody else has a second tuned key. Pa3dFL (α) and Sub-FedAvg (its
   gate) use validation data in the run itself. Local, and in block e HeteroFL and FedRolex, tune their local epochs;
   those of all others are 2. The search goes along one key at a time.
 - **Work of the closing round**: 2 local epochs, but those of FedAvg + fine-tuning and Local are tuned, and FedRep's
-  head has 10. FedAvg is FedAvg + fine-tuning with 2 epochs, and FedSTC the compressed one with 2: the tables have
-  differences to FedAvg, too.
-- **Beside**: contenders that have another one's chosen keys (`-topk-…`, `-stc`, `fedpse-1`, `fedpse-3`) are not tuned
-  for what they send.
+  head has 10. FedAvg is FedAvg + fine-tuning with 2 epochs, and FedSTC the compressed one with 2. So a difference to
+  FedAvg + fine-tuning may be one of closing epochs: the second difference, to FedAvg, is not.
+- **One global model**: FedAvg, FedAvg + fine-tuning and Ditto train the same model for all where they have the same
+  rate; so do FedSTC and compressed FedAvg + fine-tuning. Which have ended with different ones is under each block's
+  trials.
+- **Beside**: contenders that have another one's chosen keys (`-topk-…`, `-stc`, `-untuned`, `fedpse-…`, `fedstc-…`)
+  are not tuned for what they send.
 - **Schedule**: the rate falls each round, to {LAST_RATE:g} of the first in the last round, however many rounds a run
   has.
 - **Equal bytes**: own runs within 3, 10 and 30 % of what dense FedAvg sends in all rounds, of as many rounds as that
-  buys with every seed, with the keys of the trials. The closing download of all clients that train counts, too: what
-  they hold needs it. None has more rounds than all have with 100 %, so methods that compress leave bytes unspent.
-  Schedules of masks are not fitted again: within few rounds DM-PFL and FedDST hardly change theirs. A run that has
-  spent more than its budget, by over 1 %, is marked.
-- **Intervals and p-values**: a t over seeds, each with its mean over clients; in block a, where a seed changes neither
-  the people nor their split, over seeds and people. Not a bootstrap: why, and how often each finds a difference where
-  there is none, is [decision 0025](../decisions/0025-intervals-of-t.md).
-- **Several comparisons**: p-values are corrected by Holm's method over one family, chosen before any run: what clients
-  hold with the five methods, compressed FedAvg + fine-tuning, and Local, in blocks a, b and d. All else has intervals
-  without a p-value, and so has a contender with fewer than {LEAST_SEEDS} seeds or {LEAST_CLIENTS} clients in one.
-- **Collapsed** is a seed whose mean is below half of the median of its contender's seeds. It counts like any other in
-  means, intervals and tests, and the page says what the others have. The rule was made after block a had run. Three
+  buys with every seed, with the keys of the trials, which were chosen for all rounds. The closing download of all
+  clients that train counts, too: what they hold needs it. None has more rounds than all have with 100 %, so methods
+  that compress leave bytes unspent. Schedules of masks are not fitted again: within few rounds DM-PFL and FedDST
+  hardly change theirs. A run that has spent more than its budget, by over 1 %, is marked.
+- **Intervals and p-values**: a t over seeds, each with its mean over clients; in block a, where a seed changes
+  neither the people nor their split, over seeds and people. Not a bootstrap: why, and how often each finds a
+  difference where there is none, is [decision 0025](../decisions/0025-intervals-of-t.md).
+- **Several comparisons**: p-values are corrected by Holm's method over one family, chosen before any run: what
+  clients hold with the five methods, compressed FedAvg + fine-tuning, and Local, in blocks a, b and d, those that
+  have not run yet counting as 1. The same differences to FedAvg are corrected by themselves; they were added after
+  block a's runs. All else has intervals without a p-value, and so has a contender with fewer than {LEAST_SEEDS} seeds
+  or {LEAST_CLIENTS} clients in one.
+- **Power**: with five seeds and 21 differences, one that is not bold may still be as large as its interval says.
+- **Collapsed** is a seed whose mean is below two thirds of its contender's best seed. It counts in means, intervals
+  and MB, and the page says what the others have; no verdict is given. The rule was made after block a had run. Three
   tuning seeds may miss that one seed in five collapses at a rate; no other rate was then tried.
 - **What newcomers get** has the keys that were chosen for what participants hold.
-- **Block a's trials** have the people of the reported runs, but no test windows: 24 people with 6 to 11 validation
-  windows each, which follow the training windows in time; one window is half a point.
-- **Chosen after a look at test figures**: block a's share of 15 %, from single runs with the trials' seeds, of FedAvg +
-  fine-tuning, FedPSE and Local. With half of each activity nothing was left between methods; with 10 % all were far
+- **Block a's seeds** change weights, order, and which 24 of the 30 people train; not the people's split. Its trials
+  have the people of the reported runs, but no test windows: 24 people with 6 to 11 validation windows each, which
+  follow the training windows in time; one window is half a point.
+- **Chosen after a look at test figures**: block a's share of 15 %, from single runs with the trials' seeds, of FedAvg
+  + fine-tuning, FedPSE and Local. With half of each activity nothing was left between methods; with 10 % all were far
   lower. These runs are not stored, so they have no figures here.
 """
 
@@ -146,15 +164,20 @@ def _page(found: Sequence[Measures], reruns: Sequence[Row]) -> Iterator[str]:
         yield from (*said["advice"], "")
     some = [each for each in found if any(each.runs(contender) for contender in each.block.contenders)]
     yield from (SHOWN, "") if panels(some) else ()
-    family = corrected(some)
-    for measure in HEADLINES if some else ():
-        yield from _headline(some, measure, family)
+    family, to_dense = corrected(found), corrected(found, to_dense=True)
+    if some:
+        yield from _headline(some, HOLDS, family, to_dense)
+    yield from ("# Appendix", "")
+    if some:
+        yield from _headline(some, NEWCOMER, family)
     yield from ("## How to read it", "", READ)
     yield from ("## What is missing", "", *_missing(found))
     yield from ("## How it was done", "", TOLD, *_budget(found), *_reruns(reruns))
 
 
-def _headline(found: Sequence[Measures], measure: Measure, family: Family) -> Iterator[str]:
+def _headline(
+    found: Sequence[Measures], measure: Measure, family: Family, to_dense: Family | None = None
+) -> Iterator[str]:
     """Yield the table of a view: a row for each contender, a column for each block."""
     names = list(dict.fromkeys(contender.name for each in found for contender in each.block.contenders))
     lines = []
@@ -166,21 +189,26 @@ def _headline(found: Sequence[Measures], measure: Measure, family: Family) -> It
             words = figure.words() if figure else (each.failed(contender) if contender else "") or NONE
             if figure and figure.seeds < len(each.block.seeds):
                 words += f" ({figure.seeds} of {len(each.block.seeds)} seeds)"
-            if contender and (known := family.get((each.block.name, name, measure))):
-                star = "**" if known[1] is not None and known[1] < LEVEL else ""
-                words += f"; {star}{known[0].text()}{star}"
-            cells.append(words)
+            families = [family] if to_dense is None else [family, to_dense]
+            differences = [_difference(one.get((each.block.name, name, measure))) for one in families]
+            cells.append("; ".join([words, *differences]) if set(differences) != {NONE} else words)
         lines.append([name, *cells])
     yield from (f"## {measure.title.capitalize()}, equal rounds", "")
-    yield from table(["%; difference in points", *(f"{each.block.name}: {each.block.title}" for each in found)], lines)
+    header = "%; points from fedavg-ft; from fedavg" if to_dense else "%; points from fedavg-ft"
+    yield from table([header, *(f"{each.block.name}: {each.block.title}" for each in found)], lines)
     tests = sum(p is not None for _, p in family.values())
     tested = any(p is not None for (_, _, what), (_, p) in family.items() if what is measure)
-    bold = f"Bold: other than 0 at the 5 % level after Holm's correction over {tests} differences."
+    bold = f"Bold: other than 0 at the 5 % level after Holm's correction; {tests} differences are tested so far."
     bold = bold if tested else "Intervals only: no p-values, and nothing is bold."
     if any(each.failed(contender) for each in found for contender in each.block.contenders):
         yield "Seeds without a figure: another seed's run ended with an error, and the rest would flatter."
         yield ""
     yield from (bold if family else "No difference yet: that needs all seeds of a contender and of FedAvg-FT.", "")
+
+
+def _difference(known: tuple[Interval, float | None] | None) -> str:
+    star = "**" if known and known[1] is not None and known[1] < LEVEL else ""
+    return f"{star}{known[0].text()}{star}" if known else NONE
 
 
 def _missing(found: Sequence[Measures]) -> Iterator[str]:
@@ -189,7 +217,7 @@ def _missing(found: Sequence[Measures]) -> Iterator[str]:
         design, block, counted = each.design, each.block, each.design.counted()
         kinds = Counter(row["kind"] for row in counted)
         failed = sum("error" in row and row["kind"] != "trial" for row in counted)
-        trials, seeds = TRIALS * len(block.contenders), len(block.everybody) * len(block.seeds)
+        trials, seeds = sum(map(design.tried, block.contenders)), len(block.everybody) * len(block.seeds)
         cells = [f"{kinds['trial']} of {trials}", f"{kinds['rounds']} of {seeds}", str(kinds["bytes"]), str(failed)]
         cells.append(f"{hours_left(design):.1f} of {hours_whole(design):.1f}")
         lines.append([f"{block.name}: {block.title}", block.reduced, *cells])

@@ -14,6 +14,8 @@ from sepal.cli.markdown import table
 from sepal.cli.report.frontier import Panels
 from sepal.study.frontier import POINT, Entry, frontier
 
+ALIKE = 0.05  # MB that differ by no more are told together
+
 
 class Point(NamedTuple):
     """An entry of a contender.
@@ -46,8 +48,14 @@ def panels(measures: Sequence[Measures]) -> Panels | None:
 
 
 def points_of(found: Measures) -> Iterator[Point]:
-    """Yield all points of a block that are there; MB are those of all clients together."""
+    """Yield all points of a block that are there, a run once; MB are those of all clients together."""
+    first = found.block.seeds[0]
+    keys = {
+        name: found.design.reported(found.named(name), first) for name in (each.name for each in found.block.contenders)
+    }
     for contender in found.block.everybody:
+        if contender.tuned_as and found.design.reported(contender, first) == keys[contender.tuned_as]:
+            continue  # the trials have chosen the same
         for budget in (0.0, *(() if contender.tuned_as else BUDGETS)):
             rounds = found.design.bought(contender, budget) if budget else found.block.rounds
             if not rounds or (budget and rounds == found.block.rounds):
@@ -62,6 +70,10 @@ def _entry(found: Measures, contender: Contender, budget: float, rounds: int) ->
     means = {seed: float(np.mean(list(each.values()))) for seed, each in clients.items()}
     bar = interval(values, found.block.same_people) if len(values) > 1 else None
     label = contender.name + (f", {rounds} round{'s' * (rounds > 1)}" if budget else "")
+    figure = found.figure(contender, HOLDS, budget)
+    if figure and figure.rest:  # a bar would cross the whole picture
+        label += f" ({len(figure.collapsed)} of {figure.seeds} collapsed)"
+        return Entry(label, found.megabytes(contender, budget) or 0.0, means, interval=(figure.mean, figure.mean))
     megabytes = found.megabytes(contender, budget) or 0.0
     return Entry(label, megabytes, means, interval=(max(bar.low, 0.0), min(bar.high, 1.0)) if bar else None)
 
@@ -81,8 +93,10 @@ def frontier_table(found: Measures) -> Iterator[str]:
     yield from _near(found)
 
 
-def nearest(found: Measures, method: str = "") -> tuple[Entry, Entry] | None:
-    """Return the entry of least MB to within a point of the yardstick's, and the yardstick's of all rounds.
+def nearest(found: Measures, method: str = "") -> tuple[list[Entry], Entry] | None:
+    """Return the entries of least MB to within a point of the yardstick's, and the yardstick's of all rounds.
+
+    Those within 5 % of the least MB count as the least, too: tuned ones first, then by MB.
 
     Args:
         found: A block.
@@ -95,9 +109,14 @@ def nearest(found: Measures, method: str = "") -> tuple[Entry, Entry] | None:
     best = next((p.entry for p in points if p.contender.name == found.block.yardstick and not p.budget), None)
     if best is None:
         return None
-    ours = (p.entry for p in points if method in ("", p.contender.method or p.contender.name))
-    near = [entry for entry in ours if entry.value.mean >= best.value.mean - POINT - 1e-9]
-    return (min(near, key=lambda entry: entry.megabytes), best) if near else None
+    ours = [p for p in points if method in ("", p.contender.method or p.contender.name)]
+    near = [p for p in ours if p.entry.value.mean >= best.value.mean - POINT - 1e-9]
+    if not near:
+        return None
+    most = (1 + ALIKE) * min(p.entry.megabytes for p in near)
+    least = {p.entry.label: p for p in near if p.entry.megabytes <= most}
+    ranked = sorted(least.values(), key=lambda p: (bool(p.contender.tuned_as), p.entry.megabytes))
+    return [p.entry for p in ranked], best
 
 
 def _near(found: Measures) -> Iterator[str]:
@@ -106,4 +125,5 @@ def _near(found: Measures) -> Iterator[str]:
         return
     least, best = pair
     words = f"The least MB to within one point of {best.label} ({best.value.text()} %, {best.megabytes:.4g} MB)"
-    yield from (f"{words}: {least.label}, {least.megabytes:.4g} MB ({least.value.text()} %).", "")
+    shown = "; ".join(f"{each.label}, {each.megabytes:.4g} MB ({each.value.text()} %)" for each in least)
+    yield from (f"{words}: {shown}.", "")

@@ -7,13 +7,25 @@ from collections.abc import Iterator
 
 from experiments.leaderboard.blocks import BUDGETS, TUNING, Config, Contender, text
 from experiments.leaderboard.measures import ALL, HOLDS, Measures
-from experiments.leaderboard.points import frontier_table
+from experiments.leaderboard.points import frontier_table, points_of
 from sepal.cli.markdown import table
 from sepal.cli.sheets import NONE
 from sepal.study.statistics import over_seeds
 
 TOLERANCE = 0.01  # of a budget
-SHARES_TRAJECTORY = ("fedavg", "fedavg-ft")
+SAME_MODEL = (("fedavg", "fedavg-ft", "ditto"), ("fedstc", "fedavg-ft-stc"))  # personal work changes no upload
+SHARED = ("lr", "fedstc.keep", "compress.keep")  # the keys that the global model depends on
+OWN_RUNS = ("dmpfl",)  # shown with their runs at equal bytes
+SPARSE = {  # entries sent: 1, 3 and 10 % of FedAvg's; signs of 5 and 20 %
+    **{
+        f"{name}, top-k": tuple(f"{name}-topk-{share}" for share in (1, 3, 10))
+        for name in ("fedavg-ft", "ditto", "fedper")
+    },
+    "fedpse": ("fedpse-1", "fedpse-3", "fedpse-10"),
+    "fedstc": ("fedstc-1", "fedstc-3", ""),
+    "dmpfl": ("", "dmpfl", "dmpfl"),
+}
+LEGEND = "Budgets cut rounds, and with them local work: nobody trains for more epochs a round when rounds are few."
 
 
 def block_tables(found: Measures) -> Iterator[str]:
@@ -41,7 +53,7 @@ def views(found: Measures) -> Iterator[str]:
         figures = [found.figure(contender, measure) for measure in ALL]
         won, difference = found.wins(contender), found.difference(contender, HOLDS)
         megabytes, steps = found.megabytes(contender), found.steps(contender)
-        cells = [figure.text() if figure else NONE for figure in figures]
+        cells = [figure.words() if figure else NONE for figure in figures]
         cells.insert(1, difference.text() if difference else NONE)
         cells.insert(2, " / ".join(map(str, won)) if won else NONE)
         plain = found.difference(contender, HOLDS, to=found.block.dense)
@@ -97,29 +109,35 @@ def _edge(found: Measures, contender: Contender) -> str:
 
 
 def _trajectory(found: Measures) -> Iterator[str]:
-    """Say whether the contenders that would share a global model have ended with different rates."""
-    there = [each for each in found.block.contenders if (each.method or each.name) in SHARES_TRAJECTORY]
-    rates = {
-        each.name: chosen["lr"]
-        for each in there
-        if "compress.name" not in each.keys and (chosen := found.design.chosen(each))
-    }
-    if len(rates) > 1:
-        words = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
-        same = "the same rate, and so the same global model" if len(set(rates.values())) == 1 else "different rates"
-        yield from (f"FedAvg and FedAvg + fine-tuning have tried the same five rates and chose {same}: {words}.", "")
+    """Say which of the contenders that would train the same model for all have ended with different keys."""
+    for names in SAME_MODEL:
+        there = [each for each in found.block.contenders if each.name in names]
+        chosen = {each.name: keys for each in there if (keys := found.design.chosen(each))}
+        shown = {name: tuple(value for key, value in keys.items() if key in SHARED) for name, keys in chosen.items()}
+        if len(shown) > 1:
+            words = ", ".join(f"{name} {', '.join(f'{each:g}' for each in keys)}" for name, keys in shown.items())
+            same = (
+                "the same: one global model" if len(set(shown.values())) == 1 else "different ones: their models differ"
+            )
+            yield from (f"{' and '.join(shown)} train one global model at equal keys. They chose {same} ({words}).", "")
 
 
 def equal_bytes(found: Measures) -> Iterator[str]:
-    """Yield the table of the runs within shares of dense FedAvg's bytes."""
+    """Yield the table of the runs within shares of dense FedAvg's bytes, and of exchanges that send a part."""
     lines = []
     for contender in found.block.contenders:
         cells = [_within(found, contender, budget) for budget in BUDGETS]
         lines += [[contender.name, *cells]] if any(cell != NONE for cell in cells) else []
+    if lines:
+        lines.append(["best of all", *(_best(found, budget) for budget in BUDGETS)])
     shares = [f"{100 * budget:g} % of dense FedAvg's bytes" for budget in BUDGETS]
-    yield from table(["equal bytes: held, %; difference in points", *shares], lines)
+    yield from table([f"equal bytes: held, %; minus {found.block.rival}", *shares], lines)
     if any("no round" in line for line in lines):
-        yield from ("No round: the closing download with one round is more than the budget.", "")
+        yield "No round: the closing download with one round is more than the budget."
+    if lines:
+        yield f"Best of all: also of runs of all rounds and of those beside. {LEGEND}"
+        yield ""
+    yield from _sparse(found)
 
 
 def _within(found: Measures, contender: Contender, budget: float) -> str:
@@ -127,12 +145,42 @@ def _within(found: Measures, contender: Contender, budget: float) -> str:
     figure = found.figure(contender, HOLDS, budget) if rounds else None
     if figure is None:
         return "no round" if rounds == 0 else found.failed(contender, budget if rounds else 0.0) or NONE
-    difference = found.difference(contender, HOLDS, budget)
-    words = figure.text() + (f"; {difference.text()}" if difference else "")
+    difference = found.difference(contender, HOLDS, budget, to=found.block.rival)
+    words = figure.words() + (f"; {difference.text()}" if difference else "")
     seeds = f", {figure.seeds} seeds" if figure.seeds < len(found.block.seeds) else ""
     share = found.over(contender, budget)
     seeds += f", **over**: {100 * share:.0f} % of the budget" if share > 1 + TOLERANCE else ""
     return f"{words} ({rounds} round{'s' * (rounds != 1)}, {found.megabytes(contender, budget):.4g} MB{seeds})"
+
+
+def _best(found: Measures, budget: float) -> str:
+    """Return the best entry within a share of dense FedAvg's bytes, whatever its rounds."""
+    dense = found.megabytes(found.named(found.block.dense))
+    if dense is None:
+        return NONE
+    there = (p.entry for p in points_of(found) if p.entry.megabytes <= budget * dense * (1 + TOLERANCE))
+    best = max(there, key=lambda entry: entry.value.mean, default=None)
+    return f"{best.label}: {best.value.text()} ({best.megabytes:.4g} MB)" if best else NONE
+
+
+def _sparse(found: Measures) -> Iterator[str]:
+    """Yield the table of exchanges that send about 1, 3 and 10 % of dense FedAvg's bytes over all rounds."""
+    dense, there = found.megabytes(found.named(found.block.dense)), {each.name: each for each in found.block.everybody}
+    lines = []
+    for title, names in SPARSE.items():
+        cells = []
+        for name, share in zip(names, (0.0, 0.03, 0.1), strict=True):
+            contender, budget = there.get(name), share if name in OWN_RUNS else 0.0
+            figure = found.figure(contender, HOLDS, budget) if contender else None
+            sent = 100 * (found.megabytes(contender, budget) or 0.0) / dense if contender and dense else 0.0
+            cells.append(f"{figure.text()} ({sent:.1f} %)" if figure else NONE)
+        lines += [[title, *cells]] if any(cell != NONE for cell in cells) else []
+    yield from table(["a part of the bytes: held, % (its share)", "about 1 %", "about 3 %", "about 10 %"], lines)
+    if lines:
+        yield from (
+            "All rounds; only DM-PFL, which sends half of its entries, has fewer. FedSTC sends signs: 5 % at most.",
+            "",
+        )
 
 
 def origin(found: Measures) -> Iterator[str]:

@@ -29,6 +29,7 @@ BLOCK = Block(
     beside=(Contender(name="ditto-small", method="ditto", **{"tuned-as": "ditto"}, keys={"compress.name": "stc"}),),
     yardstick="fedavg",
     tested=("ditto", "local"),
+    rival="fedavg",
     dense="fedavg",
     rounds=40,
     rates=(0.02, 0.05, 0.125, 0.3, 0.75),

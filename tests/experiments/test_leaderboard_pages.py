@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.leaderboard.blocks import TUNING
+from experiments.leaderboard.blocks import TUNING, read_block
 from experiments.leaderboard.design import Design, Run
 from experiments.leaderboard.measures import DEPLOYED, HOLDS, NEWCOMER, SHIFT, Measures, corrected
 from experiments.leaderboard.pages import PAGE, TABLES, _headline, counted, pages, write_pages
 from experiments.leaderboard.points import panels, points_of
 from experiments.leaderboard.runs import again, run
 from experiments.leaderboard.statistics import Interval
-from experiments.leaderboard.tables import _edge, block_tables
+from experiments.leaderboard.tables import _edge, _trajectory, block_tables
 from tests.experiments.test_leaderboard_design import BLOCK, OWN, quality, searched
+from tests.experiments.test_readme_parts import block
 
 LEVELS = {"fedavg": 0.6, "ditto": 0.7, "local": 0.5, "ditto-small": 0.65}
 
@@ -110,6 +112,10 @@ def test_p_values_are_corrected_and_few_seeds_or_clients_have_none():
     assert [found["x", name, HOLDS][1] for name in ("ditto", "local")] == pytest.approx([2 * raw[0], raw[1]])
     for few in (Wide(3, 9), Wide(5, 2)):
         assert [p for _, p in corrected([few]).values()] == [None, None]
+    # With another block of three planned differences that has not run: of five, the least counts five times.
+    later = Measures(Design(BLOCK.model_copy(update={"name": "y", "tested": ("fedavg", "ditto", "local")}), []))
+    more = corrected([Wide(4, 3), later])
+    assert [more["x", name, HOLDS][1] for name in ("ditto", "local")] == pytest.approx([5 * raw[0], min(1, 4 * raw[1])])
     one = Wide(4, 3)
     one.block = BLOCK.model_copy(update={"tested": ("local",)})  # named before the runs
     assert [corrected([one])["x", name, HOLDS][1] for name in ("ditto", "local")] == [None, pytest.approx(raw[1])]
@@ -120,7 +126,7 @@ def test_what_is_bold_is_so_after_the_correction(measures, p, bold):
     family = {("x", "ditto", HOLDS): (Interval(0.07, 0.05, 0.09, 0.001), p)}
     text = "\n".join(_headline([measures], HOLDS, family))
     assert ("**+7.0 [+5.0, +9.0]**" in text) == bold
-    assert ("over 1 differences" in text, "Intervals only" in text) == (p is not None, p is None)
+    assert ("1 differences are tested" in text, "Intervals only" in text) == (p is not None, p is None)
 
 
 def test_a_contender_with_a_run_that_ended_with_an_error_has_no_figure_anywhere():
@@ -136,6 +142,7 @@ def test_a_contender_with_a_run_that_ended_with_an_error_has_no_figure_anywhere(
     text = "\n".join(block_tables(some))
     assert "| ditto | 1 of 2 seeds | – |" in text
     assert "| ditto | 1 of 2 seeds | 1 of 2 seeds |" in text.partition("equal bytes")[2]
+    assert some.finished  # the others are told
 
 
 def test_a_run_that_has_spent_more_than_its_budget_is_marked():
@@ -161,6 +168,53 @@ def test_the_tables_say_what_was_chosen_what_bytes_buy_and_who_is_on_the_frontie
     # 1 MB is the least that FedAvg sends, and nobody has its accuracy for less
     assert "| fedavg, 1 round | 1 |" in text
     assert "| ditto, 2 rounds | 4 |" in text
+
+
+def test_a_seed_far_below_the_best_has_collapsed_however_many_have():
+    def figure(*levels):
+        block = BLOCK.model_copy(update={"seeds": tuple(range(len(levels)))})
+        rows = [each for each in stored() if each["kind"] != "bytes" and each["config"]["seed"] != 1]
+        for each in [each for each in rows if each["config"]["seed"] == 0]:
+            for seed, level in enumerate(levels):
+                clients = {**each["clients"], "trained": [level, level, 0.3]}
+                rows.append({**each, "config": {**each["config"], "seed": seed}, "clients": clients})
+        return Measures(Design(block, rows))
+
+    # .46 is more than half of .88, and no more than two thirds: what a client's largest class alone has
+    assert figure(0.88, 0.46, 0.9, 0.6).figure(OWN, HOLDS).collapsed == (0.46,)
+    assert figure(0.2, 0.2, 0.9, 0.2).figure(OWN, HOLDS).rest.mean == pytest.approx(0.9)
+    assert figure(0.88, 0.61, 0.9, 0.9).figure(OWN, HOLDS).rest is None
+    found = figure(0.88, 0.46, 0.9, 0.8)
+    label, bar = next((p.entry.label, p.entry.bar) for p in points_of(found) if p.contender is OWN)
+    assert label == "ditto (1 of 4 collapsed)"
+    assert bar == pytest.approx((0.76, 0.76))
+    assert "76.0 ± 20.5 (1 of 4 seeds collapsed: 46.0; others 86.0 ± 5.3)" in "\n".join(block_tables(found))
+
+
+def test_the_tables_say_what_a_budget_buys_at_best():
+    found = Measures(block("a").design)
+    text = "\n".join(block_tables(found))
+    # FedAvg sends 80 MB, FedPSE 16, its 1 % 1.6, compressed fine-tuning 2.4; Local has 80.7 %, others with few MB 60.7
+    rows = {line.split(" | ")[0]: line for line in text.partition("| equal bytes")[2].splitlines()}
+    best = re.findall(r"(\S+): ([\d.]+)", rows["| best of all"])
+    assert best == [("local", "80.7"), ("local", "80.7"), ("fedpse", "90.2"), ("fedavg-ft", "90.7")]
+    assert "| fedpse | 60.7 ± 0.1 (2.0 %) | 60.7 ± 0.1 (5.0 %) | 90.2 ± 0.1 (20.0 %) |" in text
+    assert "fedpse-10, 16 MB" not in text  # the same run as fedpse
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [(0.1, "the same: one global model"), (0.2, "different ones: their models differ")],
+)
+def test_the_tables_say_whether_those_who_train_one_model_chose_the_same_keys(rate, said):
+    found = Measures(Design(read_block("a"), []))
+    found.design._chosen |= {
+        "fedavg-ft": {"lr": 0.1, "fedavg-ft.epochs": 5},
+        "fedavg": {"lr": 0.1},
+        "ditto": {"lr": rate},
+    }
+    words = f"fedavg-ft and fedavg and ditto train one global model at equal keys. They chose {said} "
+    assert f"{words}(fedavg-ft 0.1, fedavg 0.1, ditto {rate})." in "\n".join(_trajectory(found))
 
 
 def test_the_tables_say_what_is_chosen_at_an_end_of_what_was_tried(measures):

@@ -11,6 +11,7 @@ from experiments.leaderboard.blocks import read_block
 from experiments.leaderboard.design import Design
 from experiments.leaderboard.measures import Measures
 from experiments.leaderboard.pages import PAGE, _made
+from experiments.leaderboard.points import nearest
 from experiments.leaderboard.readme import NAMES, PAPERS, parts
 from experiments.parts import README, rewritten
 from sepal.errors import ConfigError
@@ -49,7 +50,7 @@ def row(run, level):
     columns = {"name": ["a", "b", "c"], "novel": [False] * 3, "steps": [None] * 3}
     values = [level, level + (0.03 if run.config["seed"] == 0 else 0.02), level]
     columns |= {"trained": values, "trained-shift-100": values}
-    columns["received-shift-100"] = [0.95 if run.contender == "fedavg" else 0.5] * 3
+    columns["received-shift-100"] = [0.5] * 3
     about = {"block": run.block, "contender": run.contender, "kind": run.kind, "config": run.config, "closing": 0.0}
     about |= {
         "validation": {"trained": level},
@@ -66,29 +67,118 @@ def test_the_table_has_what_clients_hold_and_the_mb_of_each():
     assert re.findall(r"^\| `(\w+)`", "\n".join(lines), re.M) == list(PAPERS)
 
 
-def test_the_advice_counts_leads_and_says_who_needs_the_fewest_bytes():
+def test_the_advice_names_leads_and_deficits_and_who_needs_the_fewest_bytes():
     first, second, third = parts([block("a"), block("d", fedpse=0.99)])["advice"]
     # Seven differences in each block: FedPSE is .5 behind in a, and 9 ahead in d; all others are behind.
-    assert "Of 14 differences to it" in first
-    assert "13 are deficits, and leads are: FedPSE (d)." in first
+    assert first.startswith("- **Try FedPSE (d) where data are like these.** ")
+    assert "corrected for 14 of them: leads are FedPSE (d); deficits Local (a, d), FedPSE (a), compressed" in first
+    assert "undecided none. Its clients fine-tune for 5 (a), 5 (d) epochs" in first
+    # FedAvg has .6, as all papers' methods but FedPSE
+    assert "to FedAvg, whose clients train for 2 like those of the others, deficits are none." in first
     assert "collapsed" not in first
     assert "in points: −10.0 [−10.0, −10.0] (a), −10.0 [−10.0, −10.0] (d)." in first
-    # .95 of FedAvg's to .9, .92 (.93) and .9: +4.3 on average
-    assert "+4.3 [" in second
-    assert "fedpse 20.0 % (a)" in third
+    # .5 to .9, .92 (.93) and .9: 40.7 lower on average
+    assert second.startswith("- **Fine-tune also if clients will meet each other's data.** ")
+    assert "−40.7 [" in second
+    assert "`fedpse` 20.0 % (a)" in third
     assert "FedPSE: 20.0 % (a)" in third
 
 
-def test_a_seed_that_collapsed_is_told_and_counts():
-    rows = [dict(each) for each in block("a").design.rows.values()]
+@pytest.mark.parametrize(
+    ("levels", "head"),
+    [
+        ({"fedpse": 0.9}, "- **Start with FedAvg + fine-tuning.** "),
+        ({"fedpse": 0.9, "fedavg": 0.95}, "- **Start with FedAvg + fine-tuning.** "),
+        ({"fedpse": 0.9, "local": 0.96}, "- **Try Local (a) where data are like these.** "),
+    ],
+)
+def test_the_first_sentence_says_to_whom_all_are_compared(levels, head):
+    first = parts([block("a", **levels)])["advice"][0]
+    assert first.startswith(head)
+    assert "undecided FedPSE (a)" in first  # the same figures
+    plain = first.partition("to FedAvg, ")[2]
+    assert ("FedPSE (a)" in plain) == ("fedavg" in levels)
+
+
+def test_the_second_sentence_follows_the_signs():
+    found = [block("a"), block("d")]
+
+    def head(*levels):
+        for each, level in zip(found, levels, strict=True):
+            for row in each.design.rows.values():
+                row["clients"]["received-shift-100"] = level
+        return parts(found)["advice"][1][4:].partition(".**")[0]
+
+    try:
+        assert head([0.95] * 3, [0.99] * 3).startswith("Keep the one model for all, without fine-tuning, if")
+        assert head([0.5] * 3, [0.99] * 3).startswith("Whether to fine-tune")
+        assert head([0.9, 0.92, 0.9], [0.99] * 3).startswith("Whether to fine-tune")
+    finally:
+        block.cache_clear()
+
+
+def test_the_third_sentence_names_all_of_about_the_fewest_bytes_and_how_far_fedpse_is_behind():
+    third = parts([block("a", fedpse=0.8, **{"fedavg-ft-stc": 0.9, "ditto-stc": 0.9})])["advice"][2]
+    # .03 and, for Ditto's, 1 MB a round of FedAvg's 1. FedPSE is 10 points behind.
+    assert "its own: `fedavg-ft-stc` 3.0 % (a)." in third
+    assert "FedPSE: at best −10.0 [−10.0, −10.0] points (a)." in third
+    near = nearest(block("a", **{"fedavg-ft-stc": 0.9, "ditto-stc": 0.9, "fedavg-ft-topk-1": 0.9, "fedpse": 0.8}))
+    assert [each.label for each in near[0]] == ["fedavg-ft-stc"]
+
+
+def test_what_differs_by_no_more_than_a_twentieth_is_told_together_the_tuned_first(monkeypatch):
+    monkeypatch.setitem(EACH, "ditto-stc", 0.029)
+    monkeypatch.setitem(EACH, "fedavg-ft-topk-1", 0.031)
+    block.cache_clear()
+    found = block("a", fedpse=0.8, **{"fedavg-ft-stc": 0.9, "ditto-stc": 0.9, "fedavg-ft-topk-1": 0.9})
+    block.cache_clear()
+    assert [each.label for each in nearest(found)[0]] == ["fedavg-ft-stc", "ditto-stc"]
+    assert (
+        "FedAvg + fine-tuning, as a share of its own: `fedavg-ft-stc` and `ditto-stc` 3.0 % (a)"
+        in parts([found])["advice"][2]
+    )
+
+
+def changed(which, change):
+    """Block a with other rows: those for which ``which`` holds are changed."""
+    rows = [{**each} for each in block("a").design.rows.values()]
     for each in rows:
-        if (each["contender"], each["kind"], each["config"]["seed"]) == ("dmpfl", "rounds", 4):
-            each["clients"] = {**each["clients"], "trained": [0.1, 0.12, 0.1]}
-    found = parts([Measures(Design(read_block("a"), rows))])
+        if which(each["contender"], each["kind"], each["config"]["seed"]):
+            each.update(change(each))
+    return Measures(Design(read_block("a"), rows))
+
+
+def test_a_seed_that_collapsed_is_told_and_counts_and_has_no_verdict():
+    fell = [0.1, 0.12, 0.1]
+    found = parts(
+        [changed(lambda *run: run == ("dmpfl", "rounds", 4), lambda r: {"clients": {**r["clients"], "trained": fell}})]
+    )
     # Means of the seeds: .61, three of .6067, and .1067. Their mean is .5073; of the first four it is .6075.
     words = r"\[50\.7 ± 22\.4 % \(1 of 5 seeds collapsed: 10\.7; others 60\.[78] ± 0\.2\), 27 MB\]"
     assert re.search(words, "\n".join(found["table"]))
-    assert "Open, because a seed collapsed: DM-PFL (a)." in found["advice"][0]
+    first = found["advice"][0]
+    assert "; a seed collapsed, so no test: DM-PFL (a, without it −30.0 [−30.0, −30.0])." in first
+    assert first.count("DM-PFL") == 1
+
+
+def test_a_run_that_ended_with_an_error_takes_no_block_from_the_advice():
+    broken = changed(
+        lambda who, kind, seed: (who == "dmpfl" and kind == "bytes") or (who, kind, seed) == ("dmpfl", "rounds", 4),
+        lambda row: {"error": "not finite", "clients": {}, "spent": [], "validation": {}},
+    )
+    found = parts([broken])
+    assert "Sub-FedAvg (a)" in found["advice"][0]
+    assert "DM-PFL" not in found["advice"][0]
+    assert "[only 4 of 5 seeds ended well](docs/results/dmpfl.md)" in "\n".join(found["table"])
+
+
+def test_a_block_that_is_not_finished_is_not_told():
+    some = [each for each in block("d").design.rows.values() if each["kind"] != "bytes"]
+    first = parts([block("a"), Measures(Design(read_block("d"), some))])["advice"][0]
+    assert "(d)" not in first
+    assert "corrected for 14 of them" in first
+    some = [each for each in block("a").design.rows.values() if each["kind"] != "bytes"]
+    assert parts([Measures(Design(read_block("a"), some))]) == {}
 
 
 def test_without_the_block_of_the_table_nothing_is_made():
