@@ -20,7 +20,17 @@ from sepal.protocol.tasks.scoring import Measure, headline
 from sepal.server_app.json_lines import Line, read_rows
 from sepal.server_app.stored_run import StoredRun, read_run
 from sepal.strategies import registry
-from sepal.study.statistics import BySeed, Estimate, Rise, mean_rise, over_seeds, paired, paired_by_seed, rise
+from sepal.study.statistics import (
+    BySeed,
+    Difference,
+    Estimate,
+    Rise,
+    mean_rise,
+    over_seeds,
+    paired,
+    paired_by_seed,
+    rise,
+)
 
 MEGA = 1e6  # bytes in a MB
 LEAST_POINTS = 3  # full evaluations, below which the first of them that has an accuracy says little of when it came
@@ -220,11 +230,11 @@ class Variant:
         """Return seed → client → last accuracy in a view, or in ``deployed``."""
         return {result.seed: result.clients(self.view_of(view)) for result in self.results}
 
-    def difference(self, other: Variant, view: str) -> Estimate | None:
+    def difference(self, other: Variant, view: str) -> Difference | None:
         """Return this variant's accuracy minus another's, with the interval over clients (:func:`paired`)."""
         return paired(self.by_seed(view), other.by_seed(view))
 
-    def difference_by_seed(self, other: Variant, view: str) -> Estimate | None:
+    def difference_by_seed(self, other: Variant, view: str) -> Difference | None:
         """Return the same difference with the interval over seeds (:func:`paired_by_seed`)."""
         return paired_by_seed(self.by_seed(view), other.by_seed(view))
 

@@ -11,7 +11,7 @@ the two tenths. Over several seeds, differences are averaged. With fewer than si
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,11 +27,10 @@ BySeed = Mapping[int, Mapping[str, float]]  # seed → client → accuracy
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure over seeds, or a difference over clients.
+    """A figure over seeds.
 
     Attributes:
-        spread: Standard deviation over seeds (ddof 1), or half the width of the 95 % interval; None if there are too
-            few values.
+        spread: Standard deviation over seeds (ddof 1); None if there are too few values.
         count: Number of values that it is the mean of.
     """
 
@@ -54,6 +53,27 @@ class Estimate:
         return mean if self.spread is None else f"{mean} ± {factor * self.spread:.{digits}f}"
 
 
+class Difference(Estimate):
+    """A difference over clients or seeds, with its 95 % interval: ``spread`` is half the interval's width.
+
+    It is written with the interval's ends, because ± is a standard deviation everywhere.
+    """
+
+    def shown(self, measure: Measure, sign: str = "") -> str:
+        """Return ``+3.1 [+1.3, +4.9]``, as a metric's values are shown, without its unit."""
+        return self._written(lambda value: measure.number(value, sign))
+
+    def text(self, digits: int = 1, factor: float = 100.0, sign: str = "") -> str:
+        """Return ``3.1 [1.3, 4.9]``: in points by default."""
+        return self._written(lambda value: f"{factor * value:{sign}.{digits}f}")
+
+    def _written(self, number: Callable[[float], str]) -> str:
+        if self.spread is None:
+            return number(self.mean)
+        ends = (number(self.mean + side * self.spread) for side in (-1, 1))
+        return f"{number(self.mean)} [{', '.join(ends)}]"
+
+
 def over_seeds(values: Sequence[float]) -> Estimate | None:
     """Return mean and standard deviation over seeds; None without values."""
     if not values:
@@ -62,7 +82,7 @@ def over_seeds(values: Sequence[float]) -> Estimate | None:
     return Estimate(float(np.mean(values)), spread, len(values))
 
 
-def paired(ours: BySeed, theirs: BySeed) -> Estimate | None:
+def paired(ours: BySeed, theirs: BySeed) -> Difference | None:
     """Return the paired difference of accuracies, ours minus theirs, with the 95 % interval of Student's t.
 
     Each client's difference is averaged over the seeds that both have. Clients of one federation are not independent,
@@ -75,7 +95,7 @@ def paired(ours: BySeed, theirs: BySeed) -> Estimate | None:
     return _with_interval([float(np.mean(found)) for found in pairs.values()])
 
 
-def paired_by_seed(ours: BySeed, theirs: BySeed) -> Estimate | None:
+def paired_by_seed(ours: BySeed, theirs: BySeed) -> Difference | None:
     """Return the same difference with the interval over seeds: each seed counts once, with its mean over clients.
 
     It is for claims about other draws of the data and of W_0. With fewer than three seeds there is no interval.
@@ -92,11 +112,11 @@ def _differences(ours: BySeed, theirs: BySeed) -> BySeed:
     }
 
 
-def _with_interval(values: Sequence[float]) -> Estimate | None:
+def _with_interval(values: Sequence[float]) -> Difference | None:
     if len(values) < 3:
-        return Estimate(float(np.mean(values)), None, len(values)) if len(values) else None
+        return Difference(float(np.mean(values)), None, len(values)) if len(values) else None
     half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
-    return Estimate(float(np.mean(values)), float(half), len(values))
+    return Difference(float(np.mean(values)), float(half), len(values))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def difference_tables(groups: Mapping[str, Group], deployed: Mapping[str, str]) 
     views = ["deployed", "deployed-shift-100", *(view for view, _ in pairs)]
     for title, least, compare in (
         ("paired difference, points", 1, difference),
-        ("paired difference, points, ± over seeds", SEEDS, difference_by_seed),
+        ("paired difference, points, interval over seeds", SEEDS, difference_by_seed),
     ):
         rows = []
         for name in others:

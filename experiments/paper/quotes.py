@@ -17,7 +17,7 @@ import numpy as np
 from experiments.paper.differences import Group, by_seed
 from experiments.paper.plan import PaperPlan
 from sepal.errors import ConfigError
-from sepal.study.statistics import Estimate, over_seeds, paired, paired_by_seed
+from sepal.study.statistics import Difference, Estimate, over_seeds, paired, paired_by_seed
 
 Results = Mapping[str, Mapping[str, Any]]
 
@@ -49,18 +49,18 @@ class Quotes:
         return f"{100 * self._accuracy(variant, view, shift, figure).mean:.1f}"
 
     def diff(self, ours: str, theirs: str, view: str = "deployed", **options: Any) -> str:
-        """Return a difference with its sign, whatever it is: ``+3.1 ± 1.8``."""
+        """Return a difference with its sign, whatever it is: ``+3.1 [+1.3, +4.9]``."""
         return _signed(self._difference(ours, theirs, view, **options))
 
     def ahead(self, ours: str, theirs: str, view: str = "deployed", digits: int = 1, **options: Any) -> str:
-        """Return by how much ``ours`` is ahead, whose interval must exclude 0: ``3.1 ± 1.8``."""
+        """Return by how much ``ours`` is ahead, whose interval must exclude 0: ``3.1 [1.3, 4.9]``."""
         found = self._difference(ours, theirs, view, **options)
         if found.spread is None or found.mean <= found.spread:
             raise ConfigError(f"page: {self.place}", f"{ours} ahead of {theirs} ({view})", found.text(2, sign="+"))
-        return found.text(digits)
+        return found.text(digits).replace("-", "−")
 
     def even(self, ours: str, theirs: str, view: str = "deployed", **options: Any) -> str:
-        """Return a difference whose interval must include 0, with its sign: ``+0.1 ± 1.0``."""
+        """Return a difference whose interval must include 0, with its sign: ``+0.1 [−0.9, +1.1]``."""
         found = self._difference(ours, theirs, view, **options)
         if found.spread is None or abs(found.mean) > found.spread:
             raise ConfigError(f"page: {self.place}", f"{ours} even with {theirs} ({view})", found.text(2, sign="+"))
@@ -124,7 +124,7 @@ class Quotes:
 
     def _difference(
         self, ours: str, theirs: str, view: str, *, other: str = "", shift: bool = False, seeds: bool = False
-    ) -> Estimate:
+    ) -> Difference:
         sides = [self._view(ours, view, shift), self._view(theirs, other or view, shift)]
         compare = paired_by_seed if seeds else paired
         found = compare(*(by_seed(self.runs(v), s) for v, s in zip((ours, theirs), sides, strict=True)))
@@ -133,7 +133,7 @@ class Quotes:
         return found
 
 
-def _signed(found: Estimate) -> str:
+def _signed(found: Difference) -> str:
     return re.sub(r"^[+-](?=0\.0\b)", "", found.text(sign="+")).replace("-", "−")
 
 

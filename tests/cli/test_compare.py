@@ -175,7 +175,7 @@ def test_figures_over_seeds_and_pairs(tmp_path):
     a = write_run(tmp_path / "a", closing=[0.5, 0.6, 0.7])
     b = write_run(tmp_path / "b", closing=[0.4, 0.4, 0.4])
     (ours,), (theirs,) = (read_comparison([str(path)]).variants("") for path in (a, b))
-    assert ours.difference(theirs, "trained").text(sign="+") == "+20.0 ± 24.8"
+    assert ours.difference(theirs, "trained").text(sign="+") == "+20.0 [-4.8, +44.8]"
     assert ours.difference(theirs, "kept") is None
     two = write_run(tmp_path / "c", closing=[0.5, 0.6])
     (few,) = read_comparison([str(two)]).variants("")

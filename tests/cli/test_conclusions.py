@@ -196,11 +196,11 @@ def test_a_lead_needs_an_interval_over_seeds_that_excludes_none(tmp_path):
     """.2, .1, .3: .2 ± 4.303 · .1 / √3 = .248. All clients are ahead each time, and still it is no lead."""
     (line,) = said(tmp_path / "a", 3, fedavg=[0.7, 0.6, 0.8], fedem=[0.5, 0.5, 0.5], fedprox=[0.1, 0.1, 0.1])
     assert line == (
-        "fedavg: better than fedprox (+60.0 ± 24.8); no clear difference from fedem (+20.0 ± 24.8). "
+        "fedavg: better than fedprox (+60.0 [+35.2, +84.8]); no clear difference from fedem (+20.0 [-4.8, +44.8]). "
         "Points of deployed models, 95 % interval over 3 seeds."
     )
     (line,) = said(tmp_path / "b", 3, fedavg=[0.3, 0.31, 0.3], fedem=[0.8, 0.8, 0.8])
-    assert line.startswith("fedavg: worse than fedem (-49.7 ± 1.4).")
+    assert line.startswith("fedavg: worse than fedem (-49.7 [-51.1, -48.2]).")
 
 
 def test_one_seed_or_two_establish_no_lead(tmp_path):
@@ -211,7 +211,9 @@ def test_one_seed_or_two_establish_no_lead(tmp_path):
     assert said(tmp_path / "c", 1, fedavg=[0.8]) == []
 
 
-@pytest.mark.parametrize(("seeds", "over", "figures"), [(3, "seeds", "+20.0 ± 24.8"), (1, "clients", "+20.0 ± 0.0")])
+@pytest.mark.parametrize(
+    ("seeds", "over", "figures"), [(3, "seeds", "+20.0 [-4.8, +44.8]"), (1, "clients", "+20.0 [+20.0, +20.0]")]
+)
 def test_of_one_difference_there_is_one_interval(tmp_path, seeds, over, figures):
     """Clients differ by the same: over them the interval is 0, and it must not stand beside that of the conclusion."""
     concluded = said(tmp_path, seeds, fedavg=[0.7, 0.6, 0.8], fedem=[0.5, 0.5, 0.5])

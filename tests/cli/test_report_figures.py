@@ -171,7 +171,7 @@ def test_between_full_evaluations_a_kept_model_is_as_just_trained(tmp_path):
     [
         (1, "One seed only: the order may be chance."),
         (2, "2 seeds only: the order may be chance."),
-        (3, "That is a clear difference: +10.0 ± 0.0 points, 95 % interval over 3 seeds."),
+        (3, "That is a clear difference: +10.0 [+10.0, +10.0] points, 95 % interval over 3 seeds."),
     ],
 )
 def test_the_sentence_on_top_says_what_is_highest_with_its_caveat(tmp_path, seeds, words):
@@ -195,7 +195,7 @@ def test_the_sentence_on_top_calls_equal_figures_level(tmp_path, seeds):
     assert re.match(
         r"Highest mean accuracy of 2: \w+ \(60\.0 .*MB\) and \w+ \(60\.0 .*MB\) are level \(deployed models\)\.", words
     )
-    said = "Their difference is +0.0 ± 0.0 points, 95 % interval over 3 seeds."
+    said = "Their difference is +0.0 [+0.0, +0.0] points, 95 % interval over 3 seeds."
     assert (said in words, "clear difference" in words) == (seeds == 3, False)
 
 

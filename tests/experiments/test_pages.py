@@ -51,8 +51,8 @@ def cell() -> Quotes:
 
 
 def test_what_is_called_ahead_is_ahead_and_what_is_called_even_is_not():
-    assert cell().even("ours", "theirs", "kept") == "+20.0 ± 24.8"
-    assert cell().ahead("ours", "far") == "20.0 ± 0.0"
+    assert cell().even("ours", "theirs", "kept") == "+20.0 [−4.8, +44.8]"
+    assert cell().ahead("ours", "far") == "20.0 [20.0, 20.0]"
     for refused in (
         lambda: cell().ahead("ours", "theirs", "kept"),
         lambda: cell().ahead("far", "ours"),
@@ -67,8 +67,8 @@ def test_what_is_called_ahead_is_ahead_and_what_is_called_even_is_not():
 
 
 def test_a_view_is_the_deployed_one_of_each_method_and_shares_are_of_the_dense_bytes():
-    assert cell().diff("ours", "theirs", "kept", other="kept") == "+20.0 ± 24.8"
-    assert cell().diff("far", "theirs", "received", shift=True) == "0.0 ± 24.8"
+    assert cell().diff("ours", "theirs", "kept", other="kept") == "+20.0 [−4.8, +44.8]"
+    assert cell().diff("far", "theirs", "received", shift=True) == "0.0 [−24.8, +24.8]"
     assert (cell().acc("ours"), cell().mb("ours"), cell().dense("ours"), cell().dense("ours", ("up",))) == (
         "60.0",
         "3.0",

@@ -181,8 +181,8 @@ def test_figures_over_seeds_and_pairs() -> None:
     assert accuracy(ours, "trained") == "65.0 ± 7.1"
     assert accuracy(ours[:1], "trained") == "60.0"
     assert accuracy(ours, "received") == "–"
-    assert difference(ours, theirs, "trained") == "+20.0 ± 24.8"
-    assert difference(ours, theirs[1:], "trained") == "+20.0 ± 24.8"  # seeds that both have
+    assert difference(ours, theirs, "trained") == "+20.0 [-4.8, +44.8]"
+    assert difference(ours, theirs[1:], "trained") == "+20.0 [-4.8, +44.8]"  # seeds that both have
     assert difference(ours, theirs, "received") == "–"
 
 
@@ -190,8 +190,8 @@ def test_a_difference_over_seeds_counts_each_seed_once() -> None:
     """Differences 10, 20, 30 of three seeds, whose clients differ by 0: 20 ± 4.303·10/√3 = 24.8, not 0."""
     ours = [run_of(seed, dict.fromkeys("abcd", 0.5 + seed / 10)) for seed in range(3)]
     theirs = [run_of(seed, dict.fromkeys("abcd", 0.4)) for seed in range(4)]
-    assert difference_by_seed(ours, theirs, "trained") == "+20.0 ± 24.8"
-    assert difference(ours, theirs, "trained") == "+20.0 ± 0.0"
+    assert difference_by_seed(ours, theirs, "trained") == "+20.0 [-4.8, +44.8]"
+    assert difference(ours, theirs, "trained") == "+20.0 [+20.0, +20.0]"
     assert difference_by_seed(ours[:2], theirs, "trained") == "–"
     assert difference_by_seed(ours, theirs, "received") == "–"
 
@@ -253,7 +253,7 @@ def test_deployed_is_the_view_of_the_method_and_differences_are_across_views(tmp
     assert "| ditto | 80.0 | 80.0 (0.0) |" in text
     assert "| fedavg | 50.0 | 90.0 (0.0) |" in text
     assert "| paired difference, points | deployed | kept |" in text
-    assert "| ditto − fedavg | +30.0 ± 0.0 | -10.0 ± 0.0 |" in text
+    assert "| ditto − fedavg | +30.0 [+30.0, +30.0] | -10.0 [-10.0, -10.0] |" in text
 
 
 def test_the_grid_of_trials_stands_on_the_page(tmp_path: Path) -> None:
