@@ -183,6 +183,11 @@ class Measures:
         """Whether no run is missing."""
         return next(self.design.needed(), None) is None
 
+    @property
+    def compared(self) -> bool:
+        """Whether all contenders' runs of all rounds have ended, well or not."""
+        return all(len(self._reported(each, 0.0)) == len(self.block.seeds) for each in self.block.contenders)
+
     def whole(self, contender: Contender) -> bool:
         """Return whether all its seeds and the yardstick's are there."""
         return all(len(self.runs(each)) == len(self.block.seeds) for each in (contender, self.yardstick))

@@ -58,9 +58,9 @@ READ = """\
 SHOWN = """\
 ![What a client holds against the MB sent, a panel for each block; Local is a line](leaderboard.svg)
 
-All runs of all rounds, and of those at equal bytes the ones on the frontier. Bars: 95 % intervals of each by itself;
-differences are paired, and their intervals are shorter. Where a seed collapsed there is no bar. Dotted: sends nothing.
-Left of the line and above it there is nothing."""
+All contenders with all rounds; of the runs at equal bytes and of those beside, the ones on the frontier. Bars: 95 %
+intervals of each by itself; differences are paired, and their intervals are shorter. "1 fell": a seed collapsed, and
+there is no bar. Dotted: sends nothing. Left of the line and above it there is nothing."""
 TOLD = f"""\
 - **Tuning**: {TRIALS} trials for each contender, over all rounds with the schedule of these, by validation accuracy
   of what a client holds, with seeds {", ".join(map(str, TUNING))}, which no reported run has. Five rates that are the

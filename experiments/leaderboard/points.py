@@ -32,16 +32,18 @@ class Point(NamedTuple):
 
 
 def panels(measures: Sequence[Measures]) -> Panels | None:
-    """Return a panel for each block that has two points, for :func:`sepal.cli.report.frontier.picture`.
+    """Return a panel for each block whose contenders have all seeds, for :func:`sepal.cli.report.frontier.picture`.
 
-    It has all runs of all rounds. Of those at equal bytes it has the ones on the frontier: others would hide it.
+    It has the contenders' runs of all rounds. Of those at equal bytes, and of those beside, it has the ones on the
+    frontier: others would hide it.
     """
     drawn = {}
     for found in measures:
         points = {point.entry.label: point for point in points_of(found)}
         places = frontier([point.entry for point in points.values()])
-        if len(places) > 1:
-            shown = [place for place in places if place.frontier or not points[place.entry.label].budget]
+        if found.compared:
+            main = {label for label, point in points.items() if not point.budget and not point.contender.tuned_as}
+            shown = [place for place in places if place.frontier or place.entry.label in main]
             drawn[f"{found.block.name}: {found.block.title}"] = shown
     order = list(dict.fromkeys(each.name for found in measures for each in found.block.everybody))
     return Panels(drawn, order=order) if drawn else None
@@ -72,7 +74,7 @@ def _entry(found: Measures, contender: Contender, budget: float, rounds: int) ->
     label = contender.name + (f", {rounds} round{'s' * (rounds > 1)}" if budget else "")
     figure = found.figure(contender, HOLDS, budget)
     if figure and figure.rest:  # a bar would cross the whole picture
-        label += f" ({len(figure.collapsed)} of {figure.seeds} collapsed)"
+        label += f" ({len(figure.collapsed)} fell)"
         return Entry(label, found.megabytes(contender, budget) or 0.0, means, interval=(figure.mean, figure.mean))
     megabytes = found.megabytes(contender, budget) or 0.0
     return Entry(label, megabytes, means, interval=(max(bar.low, 0.0), min(bar.high, 1.0)) if bar else None)
