@@ -78,11 +78,11 @@ def _tested(found: Sequence[Measures], same: Sequence[Measures]) -> str:
     epochs = ", ".join(f"{each.epochs} ({each.block.name})" for each in same)
     plain = _listed(_verdicts(found, same, to_dense=True)["deficit"])
     return (
-        f"- **{head}.** Differences to it in what a client holds, corrected for {tests} of them: leads are "
-        f"{leads or 'none'}; deficits {_listed(verdicts['deficit']) or 'none'}; undecided "
-        f"{_listed(verdicts['undecided']) or 'none'}{_fallen(same)}. Its clients fine-tune for {epochs} epochs, as its "
-        f"trials chose; to FedAvg, whose clients train for 2 like those of the others, deficits are {plain or 'none'}. "
-        f"Training alone, in points: {_each(same, _local)}."
+        f"- **{head}.** Differences to FedAvg + fine-tuning in what a client holds ({tests} tests, corrected by Holm): "
+        f"leads: {leads or 'none'}; deficits: {_listed(verdicts['deficit']) or 'none'}; undecided: "
+        f"{_listed(verdicts['undecided']) or 'none'}{_fallen(same)}. It closes with {epochs} epochs, as its trials "
+        f"chose. To FedAvg, which closes with 2 as the others do, deficits: {plain or 'none'}. Training alone, in "
+        f"points: {_each(same, _local)}."
     )
 
 
@@ -104,12 +104,12 @@ def _listed(named: Named) -> str:
 def _fallen(same: Sequence[Measures]) -> str:
     """Say what those with a collapsed seed have without it: no test is made of them."""
     fallen = [
-        f"{NAMES[name]} ({each.block.name}, without it {rest.text()})"
+        f"{NAMES[name]} ({each.block.name}; without it {rest.text()})"
         for each in same
         for name in each.block.tested
         if _fell(each, name) and (rest := each.without_collapsed(each.named(name)))
     ]
-    return f"; a seed collapsed, so no test: {', '.join(fallen)}" if fallen else ""
+    return f"; no verdict, because a seed collapsed: {', '.join(fallen)}" if fallen else ""
 
 
 def _fell(found: Measures, name: str) -> bool:

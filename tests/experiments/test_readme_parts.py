@@ -71,10 +71,10 @@ def test_the_advice_names_leads_and_deficits_and_who_needs_the_fewest_bytes():
     first, second, third = parts([block("a"), block("d", fedpse=0.99)])["advice"]
     # Seven differences in each block: FedPSE is .5 behind in a, and 9 ahead in d; all others are behind.
     assert first.startswith("- **Try FedPSE (d) where data are like these.** ")
-    assert "corrected for 14 of them: leads are FedPSE (d); deficits Local (a, d), FedPSE (a), compressed" in first
-    assert "undecided none. Its clients fine-tune for 5 (a), 5 (d) epochs" in first
+    assert "(14 tests, corrected by Holm): leads: FedPSE (d); deficits: Local (a, d), FedPSE (a), compressed" in first
+    assert "undecided: none. It closes with 5 (a), 5 (d) epochs" in first
     # FedAvg has .6, as all papers' methods but FedPSE
-    assert "to FedAvg, whose clients train for 2 like those of the others, deficits are none." in first
+    assert "To FedAvg, which closes with 2 as the others do, deficits: none." in first
     assert "collapsed" not in first
     assert "in points: −10.0 [−10.0, −10.0] (a), −10.0 [−10.0, −10.0] (d)." in first
     # .5 to .9, .92 (.93) and .9: 40.7 lower on average
@@ -95,8 +95,8 @@ def test_the_advice_names_leads_and_deficits_and_who_needs_the_fewest_bytes():
 def test_the_first_sentence_says_to_whom_all_are_compared(levels, head):
     first = parts([block("a", **levels)])["advice"][0]
     assert first.startswith(head)
-    assert "undecided FedPSE (a)" in first  # the same figures
-    plain = first.partition("to FedAvg, ")[2]
+    assert "undecided: FedPSE (a)" in first  # the same figures
+    plain = first.partition("To FedAvg, ")[2]
     assert ("FedPSE (a)" in plain) == ("fedavg" in levels)
 
 
@@ -157,7 +157,7 @@ def test_a_seed_that_collapsed_is_told_and_counts_and_has_no_verdict():
     words = r"\[50\.7 ± 22\.4 % \(1 of 5 seeds collapsed: 10\.7; others 60\.[78] ± 0\.2\), 27 MB\]"
     assert re.search(words, "\n".join(found["table"]))
     first = found["advice"][0]
-    assert "; a seed collapsed, so no test: DM-PFL (a, without it −30.0 [−30.0, −30.0])." in first
+    assert "; no verdict, because a seed collapsed: DM-PFL (a; without it −30.0 [−30.0, −30.0])." in first
     assert first.count("DM-PFL") == 1
 
 
@@ -176,7 +176,7 @@ def test_a_block_that_is_not_finished_is_not_told():
     some = [each for each in block("d").design.rows.values() if each["kind"] != "bytes"]
     first = parts([block("a"), Measures(Design(read_block("d"), some))])["advice"][0]
     assert "(d)" not in first
-    assert "corrected for 14 of them" in first
+    assert "(14 tests, " in first
     some = [each for each in block("a").design.rows.values() if each["kind"] != "bytes"]
     assert parts([Measures(Design(read_block("a"), some))]) == {}
 
