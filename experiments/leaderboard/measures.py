@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from experiments.leaderboard.blocks import Contender
 from experiments.leaderboard.design import HELD, Design, Row
@@ -52,7 +51,7 @@ class Figure:
 
     Attributes:
         seeds: Number of seeds.
-        collapsed: Means of seeds below two thirds of the best one's.
+        collapsed: Means of the seeds that have collapsed (:meth:`Measures.collapsed`).
         rest: The figure of the other seeds; None if no seed has collapsed.
     """
 
@@ -121,11 +120,20 @@ class Measures:
         values = self.values(contender, measure, budget)
         if not values.size:
             return None
-        seeds = np.nanmean(values, axis=1)
-        low = _collapsed(values)
+        fell = set() if budget else self.collapsed(contender)
+        low = np.array([seed in fell for seed in sorted(self.by_seed(contender, measure, budget))])
+        if not low.any() or low.all():
+            return Figure(mean(values), spread(values), len(values))
         rest = values[~low]
-        others = Figure(mean(rest), spread(rest), len(rest)) if low.any() else None
-        return Figure(mean(values), spread(values), len(values), tuple(seeds[low].tolist()), others)
+        others = Figure(mean(rest), spread(rest), len(rest))
+        return Figure(
+            mean(values), spread(values), len(values), tuple(np.nanmean(values[low], axis=1).tolist()), others
+        )
+
+    def collapsed(self, contender: Contender) -> set[int]:
+        """Return the seeds whose mean of what a client holds, in all rounds, is below two thirds of the best one's."""
+        found = {seed: float(np.mean([*each.values()])) for seed, each in self.by_seed(contender, HOLDS).items()}
+        return {seed for seed, value in found.items() if value < COLLAPSED * max(found.values())}
 
     def differences(self, contender: Contender, measure: Measure, budget: float = 0.0, to: str = "") -> Matrix:
         """Return a contender's accuracies minus another's (by default the yardstick's), where both have them."""
@@ -141,8 +149,9 @@ class Measures:
 
     def without_collapsed(self, contender: Contender) -> Interval | None:
         """Return the difference to the yardstick, in what a client holds, of the seeds that have not collapsed."""
-        values = self.differences(contender, HOLDS)
-        values = values[~_collapsed(self.values(contender, HOLDS))]
+        fell = self.collapsed(contender)
+        ours = {seed: each for seed, each in self.by_seed(contender, HOLDS).items() if seed not in fell}
+        values = _paired(ours, self.by_seed(self.yardstick, HOLDS))
         return interval(values, self.block.same_people) if len(values) > 1 else None
 
     def between(self, ours: tuple[Contender, Measure], theirs: tuple[Contender, Measure]) -> Interval | None:
@@ -208,12 +217,6 @@ class Measures:
         columns = [row["clients"] for row in self.runs(contender).values()]
         found = [s for c in columns for s, new in zip(c["steps"], c["novel"], strict=True) if new and s is not None]
         return float(np.mean(found)) if found else None
-
-
-def _collapsed(values: Matrix) -> NDArray[np.bool_]:
-    seeds = np.nanmean(values, axis=1)
-    low: NDArray[np.bool_] = seeds < COLLAPSED * seeds.max()
-    return low
 
 
 def _paired(ours: Mapping[int, Mapping[str, float]], theirs: Mapping[int, Mapping[str, float]]) -> Matrix:

@@ -75,7 +75,7 @@ def tuning(found: Measures) -> Iterator[str]:
     """Yield the table of the trials: what was chosen, and all points of the first seed."""
     design, lines = found.design, []
     for contender in found.block.contenders:
-        points = design.points(contender)
+        points = design.first_seed(contender)
         known = {text(p): v for p in points if (v := design.validation(contender, p, TUNING[0])) is not None}
         if not known:
             continue
@@ -101,9 +101,10 @@ def _edge(found: Measures, contender: Contender) -> str:
     chosen = found.design.chosen(contender)
     if not chosen:
         return NONE
-    rates = [keys["lr"] for keys in found.design.points(contender)]
-    ends = ["lr"] if chosen["lr"] in (min(rates), max(rates)) else []
-    for key, values in contender.own.items():
+    tried = found.design.first_seed(contender)
+    ends = []
+    for key in chosen:
+        values = [keys[key] for keys in tried]
         ends += [key] if chosen[key] in (min(values), max(values)) else []
     return ", ".join(ends) or NONE
 

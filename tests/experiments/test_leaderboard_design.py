@@ -12,6 +12,8 @@ from experiments.leaderboard import rows
 from experiments.leaderboard.blocks import EVERYWHERE, LAST_RATE, NAMES, TUNING, Block, Contender, read_block
 from experiments.leaderboard.design import TRIALS, Design, Run
 from experiments.leaderboard.estimate import hours_left, hours_whole
+from experiments.leaderboard.measures import Measures
+from experiments.leaderboard.tables import _edge
 from sepal.config import parse
 from sepal.errors import ConfigError
 from sepal.strategies import registry
@@ -102,15 +104,15 @@ OWN_START = {"lr": 0.02, "ditto.lambda": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("best", "tried", "chosen"),
+    ("best", "tried", "chosen", "end"),
     [
-        (0.3, None, 0.3),  # in the middle: nothing more
-        (0.05, {"lr": 0.125, "ditto.lambda": 0.03}, 0.03),  # nearer to .03 than to .1
-        (0.09, {"lr": 0.125, "ditto.lambda": 0.03}, 0.1),  # tried, and no better
-        (9.0, None, 1.0),  # nothing is named beyond this end
+        (0.3, None, 0.3, "–"),  # in the middle: nothing more
+        (0.05, {"lr": 0.125, "ditto.lambda": 0.03}, 0.03, "ditto.lambda"),  # nearer to .03 than to .1
+        (0.09, {"lr": 0.125, "ditto.lambda": 0.03}, 0.1, "–"),  # tried, and no better
+        (9.0, None, 1.0, "ditto.lambda"),  # nothing is named beyond this end
     ],
 )
-def test_one_value_beyond_an_end_of_the_own_key_is_tried_with_all_tuning_seeds(best, tried, chosen):
+def test_one_value_beyond_an_end_of_the_own_key_is_tried_with_all_tuning_seeds(best, tried, chosen, end):
     ditto = OWN.model_copy(update={"beyond": {"low": 0.03}})
     block = BLOCK.model_copy(update={"contenders": (BLOCK.contenders[0], ditto), "tested": ()})
     done, stored = [], []
@@ -125,6 +127,7 @@ def test_one_value_beyond_an_end_of_the_own_key_is_tried_with_all_tuning_seeds(b
     assert [{key: config[key] for key in names} for config in beyond] == ([tried] * 3 if tried else [])
     assert [config["seed"] for config in beyond] == (list(TUNING) if tried else [])
     assert design.chosen(ditto) == {"lr": 0.125, "ditto.lambda": chosen}
+    assert _edge(Measures(design), ditto) == end
     assert {run.config["ditto.lambda"] for run in done if run.contender == "ditto" and run.kind != "trial"} == {chosen}
 
 

@@ -185,6 +185,7 @@ def test_a_seed_far_below_the_best_has_collapsed_however_many_have():
     assert figure(0.2, 0.2, 0.9, 0.2).figure(OWN, HOLDS).rest.mean == pytest.approx(0.9)
     assert figure(0.88, 0.61, 0.9, 0.9).figure(OWN, HOLDS).rest is None
     found = figure(0.88, 0.46, 0.9, 0.8)
+    assert found.figure(OWN, NEWCOMER).collapsed == (0.4,)  # the same seed in every view
     label, bar = next((p.entry.label, p.entry.bar) for p in points_of(found) if p.contender is OWN)
     assert label == "ditto (1 fell)"
     assert bar == pytest.approx((0.76, 0.76))
