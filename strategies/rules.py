@@ -29,7 +29,7 @@ def check_method(method: Method, config: RunConfig) -> None:
         raise ConfigError("privacy.clip", expected, config.privacy.clip)
     if config.compress.name != "none" and not method.dense:
         others = _names(lambda other: other.dense)
-        expected = f"none: {method.name} has no dense model that all clients download (methods that take it: {others})"
+        expected = f"none: {method.name} does not exchange one dense model both ways (methods that take it: {others})"
         raise ConfigError("compress.name", expected, config.compress.name)
     if config.robust_mean != "none" and not method.robust:
         others = _names(lambda other: other.robust)

@@ -21,7 +21,7 @@ from sepal.storage.files import write_atomically
 from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.results import Result, Variant, read_result
 from sepal.study.runs import INDEX, find_place, is_run, runs_of
-from sepal.study.statistics import Estimate
+from sepal.study.statistics import Difference
 
 SEEDS = 3  # below these there is no interval over seeds
 NEAR = 0.95  # the default target: this share of the best accuracy at the end
@@ -113,7 +113,7 @@ class Comparison:
             return float(f"{best - measure.sign * (1 - NEAR) * abs(best):.4g}")
         return math.floor(100 * NEAR * best) / 100
 
-    def differences(self, cell: str, view: str) -> list[tuple[str, Estimate]]:
+    def differences(self, cell: str, view: str) -> list[tuple[str, Difference]]:
         """Return the first variant's accuracy minus each other's, paired, with a label.
 
         With ``deployed``, each variant's is that of its own deployed view. The intervals are over what

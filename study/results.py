@@ -20,17 +20,8 @@ from sepal.protocol.tasks.scoring import Measure, headline
 from sepal.server_app.json_lines import Line, read_rows
 from sepal.server_app.stored_run import StoredRun, read_run
 from sepal.strategies import registry
-from sepal.study.statistics import (
-    BySeed,
-    Difference,
-    Estimate,
-    Rise,
-    mean_rise,
-    over_seeds,
-    paired,
-    paired_by_seed,
-    rise,
-)
+from sepal.study import statistics
+from sepal.study.statistics import BySeed, Difference, Estimate, Rise
 
 MEGA = 1e6  # bytes in a MB
 LEAST_POINTS = 3  # full evaluations, below which the first of them that has an accuracy says little of when it came
@@ -224,24 +215,24 @@ class Variant:
     def accuracy(self, view: str, figure: str = "mean") -> Estimate | None:
         """Return a figure of a view, or of ``deployed``, at the end, over seeds; None without such a view."""
         found = [result.accuracy(self.view_of(view)) for result in self.results]
-        return over_seeds([each[figure] for each in found if each])
+        return statistics.over_seeds([each[figure] for each in found if each])
 
     def by_seed(self, view: str) -> BySeed:
         """Return seed → client → last accuracy in a view, or in ``deployed``."""
         return {result.seed: result.clients(self.view_of(view)) for result in self.results}
 
     def difference(self, other: Variant, view: str) -> Difference | None:
-        """Return this variant's accuracy minus another's, with the interval over clients (:func:`paired`)."""
-        return paired(self.by_seed(view), other.by_seed(view))
+        """Return this variant's accuracy minus another's, with the interval over clients."""
+        return statistics.paired(self.by_seed(view), other.by_seed(view))
 
     def difference_by_seed(self, other: Variant, view: str) -> Difference | None:
-        """Return the same difference with the interval over seeds (:func:`paired_by_seed`)."""
-        return paired_by_seed(self.by_seed(view), other.by_seed(view))
+        """Return the same difference with the interval over seeds."""
+        return statistics.paired_by_seed(self.by_seed(view), other.by_seed(view))
 
     def accuracy_further(self, view: str) -> Estimate | None:
         """Return the mean of a view under shift or corruption, over seeds; None while no run with it has ended."""
         found = [(result.stored.summary or {}).get("further", {}).get(view) for result in self.results]
-        return over_seeds([each["mean"] for each in found if each])
+        return statistics.over_seeds([each["mean"] for each in found if each])
 
     def megabytes(self, direction: str) -> float:
         """Return the MB of training in a direction, mean over seeds."""
@@ -263,12 +254,12 @@ class Variant:
     @property
     def rounds_to(self) -> Estimate | None:
         """The round that reaches the target, over the seeds that do; None below :data:`LEAST_POINTS` evaluations."""
-        return over_seeds([float(point.round) for point in self._at_target])
+        return statistics.over_seeds([float(point.round) for point in self._at_target])
 
     @property
     def megabytes_to(self) -> Estimate | None:
         """MB to the target, over the seeds that reach it; None below :data:`LEAST_POINTS` evaluations."""
-        return over_seeds([point.megabytes for point in self._at_target])
+        return statistics.over_seeds([point.megabytes for point in self._at_target])
 
     @property
     def _at_target(self) -> list[Point]:
@@ -296,7 +287,7 @@ class Variant:
     def rising(self) -> Rise | None:
         """The rise at the end if the curves are still rising: the runs have not converged."""
         ended = [result for result in self.results if result.stored.summary is not None]
-        found = mean_rise([rise(result.stored.lines, self.deployed) for result in ended])
+        found = statistics.mean_rise([statistics.rise(result.stored.lines, self.deployed) for result in ended])
         return found if found and found.goes_on else None
 
     def reached(self, found: Estimate | None, digits: int) -> str:

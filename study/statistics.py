@@ -54,9 +54,10 @@ class Estimate:
 
 
 class Difference(Estimate):
-    """A difference over clients or seeds, with its 95 % interval: ``spread`` is half the interval's width.
+    """A difference over clients or seeds, written with the ends of its 95 % interval: ± is a standard deviation.
 
-    It is written with the interval's ends, because ± is a standard deviation everywhere.
+    Attributes:
+        spread: Half the width of the interval, not a standard deviation; None with fewer than three values.
     """
 
     def shown(self, measure: Measure, sign: str = "") -> str:

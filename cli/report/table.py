@@ -28,9 +28,8 @@ def table(
     for row in sheet.rows:
         figures = ""
         for n in kept:
-            words = html.escape(row[n])
-            for unbroken in ("± ", "≤ ", ", "):  # lines break before a figure and before its interval, not within
-                words = words.replace(unbroken, unbroken.replace(" ", "\u00a0"))
+            words = html.escape(row[n]).replace("± ", "±\u00a0").replace("≤ ", "≤\u00a0")  # lines break before these
+            words = re.sub(r"\[[^]]*\]", lambda found: found[0].replace(" ", "\u00a0"), words)  # an interval
             top = n in marked and _whole(row[n]) == marked[n] is not None
             figures += f"<td><strong>{words}</strong></td>" if top else f"<td>{words}</td>"
         yield f'<tr><th scope="row">{html.escape(row[0])}</th>{figures}</tr>'

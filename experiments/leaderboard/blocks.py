@@ -66,7 +66,7 @@ class Block(BaseModel):
         beside: Those that have another's tuned keys, and are not compared.
         yardstick: The contender that all are compared with.
         tested: Those whose difference to it, in what a client holds, has a p-value.
-        rival: The contender that those at equal bytes are compared with: the best of few bytes, where there is one.
+        rival: The contender that those at equal bytes are compared with: the compressed baseline, where there is one.
         dense: The contender whose bytes are 100 %.
         same_people: Whether a client is the same person with every seed; intervals are then over seeds and people, and
             otherwise over seeds.

@@ -182,7 +182,7 @@ class Design:
         """Return how many trials it has, as far as is known."""
         return 0 if contender.tuned_as else max(TRIALS, len(list(self.trials(contender))))
 
-    def first_seed(self, contender: Contender) -> list[Config]:
+    def all_points(self, contender: Contender) -> list[Config]:
         """Return all points that the first seed has tried or will try, as far as they are known."""
         further = self.further(contender)
         return [*self.points(contender), *([further] if further else [])]

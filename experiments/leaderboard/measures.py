@@ -120,7 +120,8 @@ class Measures:
         values = self.values(contender, measure, budget)
         if not values.size:
             return None
-        fell = set() if budget else self.collapsed(contender)
+        all_rounds = not budget or self.design.bought(contender, budget) == self.block.rounds
+        fell = self.collapsed(contender) if all_rounds else set()
         low = np.array([seed in fell for seed in sorted(self.by_seed(contender, measure, budget))])
         if not low.any() or low.all():
             return Figure(mean(values), spread(values), len(values))
@@ -147,17 +148,23 @@ class Measures:
             return None
         return interval(values, self.block.same_people)
 
-    def without_collapsed(self, contender: Contender) -> Interval | None:
-        """Return the difference to the yardstick, in what a client holds, of the seeds that have not collapsed."""
-        fell = self.collapsed(contender)
-        ours = {seed: each for seed, each in self.by_seed(contender, HOLDS).items() if seed not in fell}
-        values = _paired(ours, self.by_seed(self.yardstick, HOLDS))
+    def without_collapsed(self, contender: Contender, other: Contender) -> Interval | None:
+        """Return the difference to another in what a client holds, of the seeds in which neither has collapsed."""
+        fell = self.collapsed(contender) | self.collapsed(other)
+        sides = ({s: v for s, v in self.by_seed(each, HOLDS).items() if s not in fell} for each in (contender, other))
+        values = _paired(*sides)
         return interval(values, self.block.same_people) if len(values) > 1 else None
 
     def between(self, ours: tuple[Contender, Measure], theirs: tuple[Contender, Measure]) -> Interval | None:
         """Return the difference of two contenders in a measure each; None with fewer than two seeds that have both."""
         values = _paired(self.by_seed(*ours), self.by_seed(*theirs))
         return interval(values, self.block.same_people) if len(values) > 1 else None
+
+    def of_runs(self, ours: tuple[Contender, float], theirs: tuple[Contender, float]) -> Interval | None:
+        """Return the difference in what a client holds of two contenders with a budget each (0: all rounds)."""
+        values = _paired(*(self.by_seed(contender, HOLDS, budget) for contender, budget in (ours, theirs)))
+        same = ours == theirs or len(values) < 2
+        return None if same else interval(values, self.block.same_people)
 
     def tested(self, contender: Contender, measure: Measure) -> bool:
         """Return whether a difference has a p-value: of those named before the runs, with seeds and clients enough."""
@@ -182,11 +189,6 @@ class Measures:
         """Return a contender by its name."""
         return next(each for each in self.block.everybody if each.name == name)
 
-    @property
-    def epochs(self) -> int:
-        """The local epochs of the yardstick's closing round, as its trials have chosen them."""
-        return int((self.design.chosen(self.yardstick) or {})[self.yardstick.own_key])
-
     @cached_property
     def finished(self) -> bool:
         """Whether no run is missing."""
@@ -197,9 +199,10 @@ class Measures:
         """Whether all contenders' runs of all rounds have ended, well or not."""
         return all(len(self._reported(each, 0.0)) == len(self.block.seeds) for each in self.block.contenders)
 
-    def whole(self, contender: Contender) -> bool:
-        """Return whether all its seeds and the yardstick's are there."""
-        return all(len(self.runs(each)) == len(self.block.seeds) for each in (contender, self.yardstick))
+    def whole(self, contender: Contender, other: str = "") -> bool:
+        """Return whether all its seeds are there, and those of another, by default the yardstick."""
+        both = (contender, self.named(other or self.block.yardstick))
+        return all(len(self.runs(each)) == len(self.block.seeds) for each in both)
 
     def megabytes(self, contender: Contender, budget: float = 0.0) -> float | None:
         """Return the MB of all clients, up and down, with the closing download, mean over seeds."""
@@ -238,18 +241,19 @@ def corrected(found: Sequence[Measures], to_dense: bool = False) -> dict[Key, tu
     """Return (block, contender, measure) → difference and p by Holm, of all that have all seeds.
 
     Those with a p (:meth:`Measures.tested`) are one family over all blocks; of the others p is None. It has as many
-    members as were named before the runs: one that is not there yet counts as 1, so that no p falls when it comes.
+    members as were named before the runs: one that is not there yet counts as 1, so that no p rises when it comes.
 
     Args:
         found: All blocks of the family.
         to_dense: Differences to dense FedAvg instead of those to the yardstick.
     """
-    pairs = [(each, contender) for each in found for contender in each.block.contenders if each.whole(contender)]
     there = {
         (each.block.name, contender.name, measure): (difference, each.tested(contender, measure))
-        for each, contender in pairs
+        for each in found
+        for contender in each.block.contenders
+        if each.whole(contender, to := each.block.dense if to_dense else each.block.yardstick)
         for measure in HEADLINES
-        if (difference := each.difference(contender, measure, to=each.block.dense if to_dense else ""))
+        if (difference := each.difference(contender, measure, to=to))
     }
     family = {key: difference.p for key, (difference, tested) in there.items() if tested}
     planned = sum(len(each.block.tested) for each in found)

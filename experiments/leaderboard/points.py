@@ -51,20 +51,16 @@ def panels(measures: Sequence[Measures]) -> Panels | None:
 
 def points_of(found: Measures) -> Iterator[Point]:
     """Yield all points of a block that are there, a run once; MB are those of all clients together."""
-    first = found.block.seeds[0]
-    keys = {
-        name: found.design.reported(found.named(name), first) for name in (each.name for each in found.block.contenders)
-    }
+    seen: set[str] = set()  # contenders whose trials chose what another has, and budgets that buy as many rounds
     for contender in found.block.everybody:
-        if contender.tuned_as and found.design.reported(contender, first) == keys[contender.tuned_as]:
-            continue  # the trials have chosen the same
         for budget in (0.0, *(() if contender.tuned_as else BUDGETS)):
             rounds = found.design.bought(contender, budget) if budget else found.block.rounds
-            if not rounds or (budget and rounds == found.block.rounds):
-                continue  # it buys none, or all: the run is there already
-            values = found.values(contender, HOLDS, budget)
-            if values.size:
-                yield Point(contender, budget, rounds, _entry(found, contender, budget, rounds))
+            values = found.values(contender, HOLDS, budget) if rounds else np.empty(0)
+            if rounds and values.size:
+                result = str([(row["clients"], row["spent"]) for row in found.runs(contender, budget).values()])
+                if result not in seen:
+                    seen.add(result)
+                    yield Point(contender, budget, rounds, _entry(found, contender, budget, rounds))
 
 
 def _entry(found: Measures, contender: Contender, budget: float, rounds: int) -> Entry:
@@ -95,37 +91,36 @@ def frontier_table(found: Measures) -> Iterator[str]:
     yield from _near(found)
 
 
-def nearest(found: Measures, method: str = "") -> tuple[list[Entry], Entry] | None:
-    """Return the entries of least MB to within a point of the yardstick's, and the yardstick's of all rounds.
+def nearest(found: Measures, method: str = "") -> tuple[list[Point], Point] | None:
+    """Return the points of least MB to within a point of the yardstick's accuracy, and the yardstick's of all rounds.
 
     Those within 5 % of the least MB count as the least, too: tuned ones first, then by MB.
 
     Args:
         found: A block.
-        method: Only entries of this method; by default of all that send something.
+        method: Only points of this method; by default of all that send something.
 
     Returns:
-        None without such an entry.
+        None without such a point.
     """
     points = [point for point in points_of(found) if point.entry.megabytes]
-    best = next((p.entry for p in points if p.contender.name == found.block.yardstick and not p.budget), None)
+    best = next((p for p in points if p.contender.name == found.block.yardstick and not p.budget), None)
     if best is None:
         return None
     ours = [p for p in points if method in ("", p.contender.method or p.contender.name)]
-    near = [p for p in ours if p.entry.value.mean >= best.value.mean - POINT - 1e-9]
+    near = [p for p in ours if p.entry.value.mean >= best.entry.value.mean - POINT - 1e-9]
     if not near:
         return None
     most = (1 + ALIKE) * min(p.entry.megabytes for p in near)
-    least = {p.entry.label: p for p in near if p.entry.megabytes <= most}
-    ranked = sorted(least.values(), key=lambda p: (bool(p.contender.tuned_as), p.entry.megabytes))
-    return [p.entry for p in ranked], best
+    least = (p for p in near if p.entry.megabytes <= most)
+    return sorted(least, key=lambda p: (bool(p.contender.tuned_as), p.entry.megabytes)), best
 
 
 def _near(found: Measures) -> Iterator[str]:
     pair = nearest(found)
     if pair is None:
         return
-    least, best = pair
+    least, best = [each.entry for each in pair[0]], pair[1].entry
     words = f"The least MB to within one point of {best.label} ({best.value.text()} %, {best.megabytes:.4g} MB)"
     shown = "; ".join(f"{each.label}, {each.megabytes:.4g} MB ({each.value.text()} %)" for each in least)
     yield from (f"{words}: {shown}.", "")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from experiments.leaderboard.measures import HOLDS, SENT_SHIFT, SHIFT, Measures, corrected
-from experiments.leaderboard.points import nearest
+from experiments.leaderboard.points import Point, nearest
 from experiments.leaderboard.statistics import LEVEL
 from sepal.strategies import registry
-from sepal.study.frontier import Entry
 
 Named: TypeAlias = dict[str, list[str]]  # contender → names of blocks
+FALLEN, FAILED = "no verdict, because a seed collapsed", "no figure, because a run ended with an error"
+HALF = 0.5  # of the yardstick's bytes; what needs more saves little
 HAR = "a"  # the block of the table's figures
 PAPERS = {  # what each does
     "fedpse": "each client sends the largest entries of its update and receives its own mixture of the others'",
@@ -64,36 +65,51 @@ def _chosen(found: Measures, name: str) -> str:
 
 
 def advice(found: Sequence[Measures]) -> Iterator[str]:
-    """Yield three sentences, about finished blocks whose yardstick is FedAvg + fine-tuning."""
+    """Yield three sentences, about finished blocks whose yardstick is FedAvg + fine-tuning and has all seeds."""
     same = [each for each in found if each.finished and each.block.yardstick == "fedavg-ft"]
+    same = [each for each in same if each.whole(each.yardstick) and each.whole(each.named(each.block.dense))]
     yield from (_tested(found, same), _shift(same), _bytes(same))
 
 
 def _tested(found: Sequence[Measures], same: Sequence[Measures]) -> str:
     """Say which differences chosen before the runs are leads and deficits, after Holm's correction, and to whom."""
-    verdicts = _verdicts(found, same)
-    leads = _listed(verdicts["lead"])
+    verdicts, plain = _verdicts(found, same), _verdicts(found, same, to_dense=True)
+    leads = _listed(verdicts["leads"])
     head = f"Try {leads} where data are like these" if leads else "Start with FedAvg + fine-tuning"
-    tests = sum(len(each.block.tested) for each in found)
-    epochs = ", ".join(f"{each.epochs} ({each.block.name})" for each in same)
-    plain = _listed(_verdicts(found, same, to_dense=True)["deficit"])
+    planned, made = (sum(len(each.block.tested) for each in blocks) for blocks in (found, same))
+    told = [kind for kind in verdicts if verdicts[kind] or kind in ("leads", "deficits")]
     return (
-        f"- **{head}.** Differences to FedAvg + fine-tuning in what a client holds ({tests} tests, corrected by Holm): "
-        f"leads: {leads or 'none'}; deficits: {_listed(verdicts['deficit']) or 'none'}; undecided: "
-        f"{_listed(verdicts['undecided']) or 'none'}{_fallen(same)}. It closes with {epochs} epochs, as its trials "
-        f"chose. To FedAvg, which closes with 2 as the others do, deficits: {plain or 'none'}. Training alone, in "
-        f"points: {_each(same, _local)}."
+        f"- **{head}.** Differences to FedAvg + fine-tuning in what a client holds ({made} of {planned} planned tests, "
+        f"corrected by Holm): {_kinds(verdicts, told)}. Its trials chose {_each(same, _epochs)} closing epochs. To "
+        f"FedAvg, which closes with 2 as all papers' methods do: {_kinds(plain, ['leads', 'deficits'])}. Training "
+        f"alone, in points: {_each(same, _local)}."
     )
 
 
+def _kinds(verdicts: Mapping[str, Named], kinds: Sequence[str]) -> str:
+    return "; ".join(f"{kind}: {_listed(verdicts[kind]) or 'none'}" for kind in kinds)
+
+
 def _verdicts(found: Sequence[Measures], same: Sequence[Measures], to_dense: bool = False) -> dict[str, Named]:
-    """Return lead, deficit and undecided → contender → blocks. One with a collapsed seed has no verdict."""
-    verdicts: dict[str, Named] = {"lead": {}, "deficit": {}, "undecided": {}}
-    blocks = {each.block.name: each for each in same}
-    for (block, name, _), (difference, p) in corrected(found, to_dense).items():
-        if p is not None and block in blocks and not _fell(blocks[block], name):
-            verdict = "undecided" if p >= LEVEL else "lead" if difference.mean > 0 else "deficit"
-            verdicts[verdict].setdefault(name, []).append(block)
+    """Return kind of verdict → contender → blocks, of all that were named before the runs.
+
+    Where a seed collapsed, the contender's or that of whom it is compared with, there is no verdict.
+    """
+    verdicts: dict[str, Named] = {kind: {} for kind in ("leads", "deficits", "undecided", FALLEN, FAILED)}
+    known = corrected(found, to_dense)
+    for each in same:
+        reference = each.named(each.block.dense) if to_dense else each.yardstick
+        for name in each.block.tested:
+            contender, words = each.named(name), each.block.name
+            difference, p = known.get((each.block.name, name, HOLDS), (None, None))
+            if difference is None or p is None:
+                kind = FAILED
+            elif each.collapsed(contender) or each.collapsed(reference):
+                kind, without = FALLEN, each.without_collapsed(contender, reference)
+                words += f"; without it {without.text()}" if without else ""
+            else:
+                kind = "undecided" if p >= LEVEL else "leads" if difference.mean > 0 else "deficits"
+            verdicts[kind].setdefault(name, []).append(words)
     return verdicts
 
 
@@ -101,20 +117,10 @@ def _listed(named: Named) -> str:
     return ", ".join(f"{NAMES[name]} ({', '.join(blocks)})" for name, blocks in named.items())
 
 
-def _fallen(same: Sequence[Measures]) -> str:
-    """Say what those with a collapsed seed have without it: no test is made of them."""
-    fallen = [
-        f"{NAMES[name]} ({each.block.name}; without it {rest.text()})"
-        for each in same
-        for name in each.block.tested
-        if _fell(each, name) and (rest := each.without_collapsed(each.named(name)))
-    ]
-    return f"; no verdict, because a seed collapsed: {', '.join(fallen)}" if fallen else ""
-
-
-def _fell(found: Measures, name: str) -> bool:
-    figure = found.figure(found.named(name), HOLDS)
-    return bool(figure and figure.collapsed)
+def _epochs(found: Measures) -> str:
+    """Return the local epochs of the yardstick's closing round."""
+    chosen = found.design.chosen(found.yardstick) or {}
+    return str(chosen.get(found.yardstick.own_key, "–"))
 
 
 def _local(found: Measures) -> str:
@@ -144,18 +150,21 @@ def _shifted(found: Measures) -> str:
 
 def _bytes(same: Sequence[Measures]) -> str:
     """Say who needs the fewest bytes to be within a point of the yardstick, and how FedPSE does."""
-    shares = [near[0][0].megabytes / near[1].megabytes for each in same if (near := nearest(each))]
-    head = "Compress if bytes bind" if shares and max(shares) < 1 else "Compressing is not free everywhere"
+    shares = [near[0][0].entry.megabytes / near[1].entry.megabytes for each in same if (near := nearest(each))]
+    head = "Send less if bytes bind" if shares and max(shares) <= HALF else "Sending less costs accuracy somewhere"
     return (
-        f"- **{head}.** The fewest bytes to within a point of FedAvg + fine-tuning, as a share of its own: "
-        f"{_each(same, _fewest)}. FedPSE: {_each(same, _fedpse)}."
+        f"- **{head}.** The fewest bytes of all runs, picked afterwards, that come within a point of FedAvg + "
+        f"fine-tuning, as a share of its own: {_each(same, _fewest)}. FedPSE: {_each(same, _fedpse)}."
     )
 
 
 def _fewest(found: Measures) -> str:
     near = nearest(found)
-    names = " and ".join(f"`{each.label}`" for each in near[0]) if near else ""
-    return f"{names} {_share(near)}" if near else "–"
+    if near is None:
+        return "–"
+    names = " and ".join(f"`{each.entry.label}`" for each in near[0])
+    difference = found.of_runs((near[0][0].contender, near[0][0].budget), (near[1].contender, near[1].budget))
+    return f"{names} {_share(near)}, {difference.text()} points" if difference else f"{names} {_share(near)}"
 
 
 def _fedpse(found: Measures) -> str:
@@ -167,8 +176,8 @@ def _fedpse(found: Measures) -> str:
     return f"at best {max(behind, key=lambda each: each.mean).text()} points" if behind else "–"
 
 
-def _share(near: tuple[Sequence[Entry], Entry]) -> str:
-    return f"{100 * near[0][0].megabytes / near[1].megabytes:.1f} %"
+def _share(near: tuple[Sequence[Point], Point]) -> str:
+    return f"{100 * near[0][0].entry.megabytes / near[1].entry.megabytes:.1f} %"
 
 
 def _each(found: Sequence[Measures], words: Callable[[Measures], str]) -> str:

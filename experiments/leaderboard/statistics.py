@@ -44,7 +44,7 @@ class Interval:
     p: float
 
     def text(self, sign: str = "+") -> str:
-        """Return ``+1.2 [0.3, 2.1]``, in points."""
+        """Return ``+1.2 [+0.3, +2.1]``, in points."""
         values = (f"{100 * value:{sign}.1f}" for value in (self.mean, self.low, self.high))
         centre, low, high = (value.replace("-", "−") for value in values)
         return f"{centre} [{low}, {high}]"

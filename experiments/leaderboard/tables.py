@@ -13,9 +13,14 @@ from sepal.cli.sheets import NONE
 from sepal.study.statistics import over_seeds
 
 TOLERANCE = 0.01  # of a budget
-SAME_MODEL = (("fedavg", "fedavg-ft", "ditto"), ("fedstc", "fedavg-ft-stc"))  # personal work changes no upload
+SAME_MODEL = (  # their personal work changes no upload
+    ("fedavg", "fedavg-ft", "ditto"),
+    ("fedstc", "fedavg-ft-stc"),
+    ("fedavg-narrow", "fedavg-ft-narrow"),
+)
 SHARED = ("lr", "fedstc.keep", "compress.keep")  # the keys that the global model depends on
 OWN_RUNS = ("dmpfl",)  # shown with their runs at equal bytes
+PARTS = ("1 %; signs of 5 %", "3 %; signs of 20 %", "10 %")
 SPARSE = {  # entries sent: 1, 3 and 10 % of FedAvg's; signs of 5 and 20 %
     **{
         f"{name}, top-k": tuple(f"{name}-topk-{share}" for share in (1, 3, 10))
@@ -75,7 +80,7 @@ def tuning(found: Measures) -> Iterator[str]:
     """Yield the table of the trials: what was chosen, and all points of the first seed."""
     design, lines = found.design, []
     for contender in found.block.contenders:
-        points = design.first_seed(contender)
+        points = design.all_points(contender)
         known = {text(p): v for p in points if (v := design.validation(contender, p, TUNING[0])) is not None}
         if not known:
             continue
@@ -101,7 +106,7 @@ def _edge(found: Measures, contender: Contender) -> str:
     chosen = found.design.chosen(contender)
     if not chosen:
         return NONE
-    tried = found.design.first_seed(contender)
+    tried = found.design.all_points(contender)
     ends = []
     for key in chosen:
         values = [keys[key] for keys in tried]
@@ -120,7 +125,7 @@ def _trajectory(found: Measures) -> Iterator[str]:
             same = (
                 "the same: one global model" if len(set(shown.values())) == 1 else "different ones: their models differ"
             )
-            yield from (f"{' and '.join(shown)} train one global model at equal keys. They chose {same} ({words}).", "")
+            yield from (f"{', '.join(shown)} train one global model at equal keys. They chose {same} ({words}).", "")
 
 
 def equal_bytes(found: Measures) -> Iterator[str]:
@@ -136,7 +141,7 @@ def equal_bytes(found: Measures) -> Iterator[str]:
     if any("no round" in line for line in lines):
         yield "No round: the closing download with one round is more than the budget."
     if lines:
-        yield f"Best of all: also of runs of all rounds and of those beside. {LEGEND}"
+        yield f"Best of all, picked afterwards: also of runs of all rounds and of those beside. {LEGEND}"
         yield ""
     yield from _sparse(found)
 
@@ -176,12 +181,11 @@ def _sparse(found: Measures) -> Iterator[str]:
             sent = 100 * (found.megabytes(contender, budget) or 0.0) / dense if contender and dense else 0.0
             cells.append(f"{figure.text()} ({sent:.1f} %)" if figure else NONE)
         lines += [[title, *cells]] if any(cell != NONE for cell in cells) else []
-    yield from table(["a part of the bytes: held, % (its share)", "about 1 %", "about 3 %", "about 10 %"], lines)
+    header = ["a part of the entries: held, % (share of dense FedAvg's bytes)", *PARTS]
+    yield from table(header, lines)
     if lines:
-        yield from (
-            "All rounds; only DM-PFL, which sends half of its entries, has fewer. FedSTC sends signs: 5 % at most.",
-            "",
-        )
+        yield "All rounds; only DM-PFL, which sends half of its entries, has fewer: what 3 and 10 % of the bytes buy."
+        yield ""
 
 
 def origin(found: Measures) -> Iterator[str]:

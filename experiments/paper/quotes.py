@@ -57,7 +57,7 @@ class Quotes:
         found = self._difference(ours, theirs, view, **options)
         if found.spread is None or found.mean <= found.spread:
             raise ConfigError(f"page: {self.place}", f"{ours} ahead of {theirs} ({view})", found.text(2, sign="+"))
-        return found.text(digits).replace("-", "−")
+        return found.text(digits)
 
     def even(self, ours: str, theirs: str, view: str = "deployed", **options: Any) -> str:
         """Return a difference whose interval must include 0, with its sign: ``+0.1 [−0.9, +1.1]``."""

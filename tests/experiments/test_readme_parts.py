@@ -71,16 +71,18 @@ def test_the_advice_names_leads_and_deficits_and_who_needs_the_fewest_bytes():
     first, second, third = parts([block("a"), block("d", fedpse=0.99)])["advice"]
     # Seven differences in each block: FedPSE is .5 behind in a, and 9 ahead in d; all others are behind.
     assert first.startswith("- **Try FedPSE (d) where data are like these.** ")
-    assert "(14 tests, corrected by Holm): leads: FedPSE (d); deficits: Local (a, d), FedPSE (a), compressed" in first
-    assert "undecided: none. It closes with 5 (a), 5 (d) epochs" in first
+    assert (
+        "(14 of 14 planned tests, corrected by Holm): leads: FedPSE (d); deficits: FedPSE (a), DM-PFL (a, d), " in first
+    )
+    assert "Local (a, d). Its trials chose 5 (a), 5 (d) closing epochs." in first
     # FedAvg has .6, as all papers' methods but FedPSE
-    assert "To FedAvg, which closes with 2 as the others do, deficits: none." in first
+    assert "To FedAvg, which closes with 2 as all papers' methods do: leads: " in first
     assert "collapsed" not in first
     assert "in points: −10.0 [−10.0, −10.0] (a), −10.0 [−10.0, −10.0] (d)." in first
     # .5 to .9, .92 (.93) and .9: 40.7 lower on average
     assert second.startswith("- **Fine-tune also if clients will meet each other's data.** ")
     assert "−40.7 [" in second
-    assert "`fedpse` 20.0 % (a)" in third
+    assert "`fedpse` 20.0 %, −0.5 [−0.5, −0.5] points (a), `fedpse` 20.0 %, +9.0" in third
     assert "FedPSE: 20.0 % (a)" in third
 
 
@@ -96,8 +98,8 @@ def test_the_first_sentence_says_to_whom_all_are_compared(levels, head):
     first = parts([block("a", **levels)])["advice"][0]
     assert first.startswith(head)
     assert "undecided: FedPSE (a)" in first  # the same figures
-    plain = first.partition("To FedAvg, ")[2]
-    assert ("FedPSE (a)" in plain) == ("fedavg" in levels)
+    leads, deficits = first.partition("To FedAvg, ")[2].partition("; deficits: ")[::2]
+    assert ("FedPSE (a)" in leads, "FedPSE (a)" in deficits) == ("fedavg" not in levels, "fedavg" in levels)
 
 
 def test_the_second_sentence_follows_the_signs():
@@ -120,10 +122,10 @@ def test_the_second_sentence_follows_the_signs():
 def test_the_third_sentence_names_all_of_about_the_fewest_bytes_and_how_far_fedpse_is_behind():
     third = parts([block("a", fedpse=0.8, **{"fedavg-ft-stc": 0.9, "ditto-stc": 0.9})])["advice"][2]
     # .03 and, for Ditto's, 1 MB a round of FedAvg's 1. FedPSE is 10 points behind.
-    assert "its own: `fedavg-ft-stc` 3.0 % (a)." in third
+    assert "its own: `fedavg-ft-stc` 3.0 %, +0.0 [+0.0, +0.0] points (a)." in third
     assert "FedPSE: at best −10.0 [−10.0, −10.0] points (a)." in third
     near = nearest(block("a", **{"fedavg-ft-stc": 0.9, "ditto-stc": 0.9, "fedavg-ft-topk-1": 0.9, "fedpse": 0.8}))
-    assert [each.label for each in near[0]] == ["fedavg-ft-stc"]
+    assert [each.entry.label for each in near[0]] == ["fedavg-ft-stc"]
 
 
 def test_what_differs_by_no_more_than_a_twentieth_is_told_together_the_tuned_first(monkeypatch):
@@ -132,9 +134,9 @@ def test_what_differs_by_no_more_than_a_twentieth_is_told_together_the_tuned_fir
     block.cache_clear()
     found = block("a", fedpse=0.8, **{"fedavg-ft-stc": 0.9, "ditto-stc": 0.9, "fedavg-ft-topk-1": 0.9})
     block.cache_clear()
-    assert [each.label for each in nearest(found)[0]] == ["fedavg-ft-stc", "ditto-stc"]
+    assert [each.entry.label for each in nearest(found)[0]] == ["fedavg-ft-stc", "ditto-stc"]
     assert (
-        "FedAvg + fine-tuning, as a share of its own: `fedavg-ft-stc` and `ditto-stc` 3.0 % (a)"
+        "FedAvg + fine-tuning, as a share of its own: `fedavg-ft-stc` and `ditto-stc` 3.0 %, +0.0 ["
         in parts([found])["advice"][2]
     )
 
@@ -161,6 +163,45 @@ def test_a_seed_that_collapsed_is_told_and_counts_and_has_no_verdict():
     assert first.count("DM-PFL") == 1
 
 
+def test_without_two_seeds_that_have_not_collapsed_the_contender_is_named_without_a_figure():
+    fell = {"trained": [0.1, 0.1, 0.1]}
+    first = parts(
+        [changed(lambda w, k, s: (w, k) == ("dmpfl", "rounds") and s, lambda r: {"clients": {**r["clients"], **fell}})]
+    )["advice"][0]
+    assert "; no verdict, because a seed collapsed: DM-PFL (a). " in first
+
+
+def test_where_a_seed_of_the_yardstick_collapsed_there_is_no_verdict_at_all():
+    first = parts(
+        [
+            changed(
+                lambda *run: run == ("fedavg-ft", "rounds", 4),
+                lambda r: {"clients": {**r["clients"], "trained": [0.1, 0.1, 0.1]}},
+            )
+        ]
+    )["advice"][0]
+    assert "leads: none; deficits: none; no verdict, because a seed collapsed: FedPSE (a; without it " in first
+    assert "undecided" not in first
+
+
+def test_a_block_whose_yardstick_has_an_error_is_not_told():
+    broken = changed(
+        lambda who, kind, seed: kind == "bytes" or (who, kind, seed) == ("fedavg-ft", "rounds", 4),
+        lambda row: {"error": "not finite", "clients": {}, "spent": [], "validation": {}},
+    )
+    assert "(a)" not in parts([broken])["advice"][0]
+
+
+@pytest.mark.parametrize(("share", "head"), [(0.4, "Send less if bytes bind"), (0.6, "Sending less costs accuracy")])
+def test_the_third_sentence_advises_less_only_where_half_is_saved(share, head, monkeypatch):
+    monkeypatch.setitem(EACH, "fedpse", share)
+    monkeypatch.setitem(EACH, "fedpse-10", share)
+    block.cache_clear()
+    found = parts([block("a")])["advice"][2]
+    block.cache_clear()
+    assert found.startswith(f"- **{head}")
+
+
 def test_a_run_that_ended_with_an_error_takes_no_block_from_the_advice():
     broken = changed(
         lambda who, kind, seed: (who == "dmpfl" and kind == "bytes") or (who, kind, seed) == ("dmpfl", "rounds", 4),
@@ -168,7 +209,8 @@ def test_a_run_that_ended_with_an_error_takes_no_block_from_the_advice():
     )
     found = parts([broken])
     assert "Sub-FedAvg (a)" in found["advice"][0]
-    assert "DM-PFL" not in found["advice"][0]
+    assert "no figure, because a run ended with an error: DM-PFL (a)." in found["advice"][0]
+    assert found["advice"][0].count("DM-PFL") == 1
     assert "[only 4 of 5 seeds ended well](docs/results/dmpfl.md)" in "\n".join(found["table"])
 
 
@@ -176,7 +218,7 @@ def test_a_block_that_is_not_finished_is_not_told():
     some = [each for each in block("d").design.rows.values() if each["kind"] != "bytes"]
     first = parts([block("a"), Measures(Design(read_block("d"), some))])["advice"][0]
     assert "(d)" not in first
-    assert "(14 tests, " in first
+    assert "(7 of 14 planned tests, " in first
     some = [each for each in block("a").design.rows.values() if each["kind"] != "bytes"]
     assert parts([Measures(Design(read_block("a"), some))]) == {}
 
