@@ -48,6 +48,11 @@ class Quotes:
         """Return an accuracy, mean over seeds: ``97.1``."""
         return f"{100 * self._accuracy(variant, view, shift, figure).mean:.1f}"
 
+    def seeds(self, variant: str, view: str = "deployed") -> str:
+        """Return an accuracy of each seed: ``97.1, 96.8``."""
+        name = self._view(variant, view, shift=False)
+        return ", ".join(f"{100 * one['accuracy'][name]['mean']:.1f}" for one in self.runs(variant))
+
     def diff(self, ours: str, theirs: str, view: str = "deployed", **options: Any) -> str:
         """Return a difference with its sign, whatever it is: ``+3.1 [+1.3, +4.9]``."""
         return _signed(self._difference(ours, theirs, view, **options))

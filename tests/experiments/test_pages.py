@@ -66,6 +66,11 @@ def test_what_is_called_ahead_is_ahead_and_what_is_called_even_is_not():
         cell().acc("theirs")
 
 
+def test_each_seed_may_be_quoted():
+    two = Quotes("first", {"ours": runs([0.5, 0.6, 0.7], [0.3, 0.4, 0.5])}, {"ours": "kept"})
+    assert (two.seeds("ours"), two.acc("ours")) == ("60.0, 40.0", "50.0")
+
+
 def test_a_view_is_the_deployed_one_of_each_method_and_shares_are_of_the_dense_bytes():
     assert cell().diff("ours", "theirs", "kept", other="kept") == "+20.0 [−4.8, +44.8]"
     assert cell().diff("far", "theirs", "received", shift=True) == "0.0 [−24.8, +24.8]"
