@@ -59,7 +59,7 @@ SHOWN = """\
 ![What a client holds against the MB sent, a panel for each block; Local is a line](leaderboard.svg)
 
 All contenders with all rounds; of the runs at equal bytes and of those beside, the ones on the frontier. Bars: 95 %
-intervals of each by itself; differences are paired, and their intervals are shorter. "1 fell": a seed collapsed, and
+intervals of each by itself; differences are paired, and have their own. "1 fell": a seed collapsed, and
 there is no bar. Dotted: sends nothing. Left of the line and above it there is nothing."""
 TOLD = f"""\
 - **Tuning**: {TRIALS} trials for each contender, over all rounds with the schedule of these, by validation accuracy
