@@ -23,7 +23,7 @@ from experiments.leaderboard.measures import (
     corrected,
 )
 from experiments.leaderboard.points import panels
-from experiments.leaderboard.readme import parts
+from experiments.leaderboard.readme import parts, verdicts
 from experiments.leaderboard.statistics import LEVEL, Interval
 from experiments.leaderboard.tables import block_tables
 from experiments.parts import README, rewritten
@@ -165,7 +165,7 @@ def _made(counts: Mapping[str, int], found: Sequence[Measures], reruns: Sequence
 def _page(found: Sequence[Measures], reruns: Sequence[Row]) -> Iterator[str]:
     yield TOP
     if said := parts(found):
-        yield from (*said["advice"], "")
+        yield from (*said["advice"], "", verdicts(found), "")
     some = [each for each in found if any(each.runs(contender) for contender in each.block.contenders)]
     yield from (SHOWN, "") if panels(some) else ()
     family, to_dense = corrected(found), corrected(found, to_dense=True)

@@ -66,23 +66,39 @@ def _chosen(found: Measures, name: str) -> str:
 
 def advice(found: Sequence[Measures]) -> Iterator[str]:
     """Yield three sentences, about finished blocks whose yardstick is FedAvg + fine-tuning and has all seeds."""
+    same = _compared(found)
+    yield from (_start(found, same), _shift(same), _bytes(same))
+
+
+def _compared(found: Sequence[Measures]) -> list[Measures]:
     same = [each for each in found if each.finished and each.block.yardstick == "fedavg-ft"]
-    same = [each for each in same if each.whole(each.yardstick) and each.whole(each.named(each.block.dense))]
-    yield from (_tested(found, same), _shift(same), _bytes(same))
+    return [each for each in same if each.whole(each.yardstick) and each.whole(each.named(each.block.dense))]
 
 
-def _tested(found: Sequence[Measures], same: Sequence[Measures]) -> str:
-    """Say which differences chosen before the runs are leads and deficits, after Holm's correction, and to whom."""
-    verdicts, plain = _verdicts(found, same), _verdicts(found, same, to_dense=True)
-    leads = _listed(verdicts["leads"])
+def _start(found: Sequence[Measures], same: Sequence[Measures]) -> str:
+    """Say who is ahead and behind, of those that were named before the runs, after Holm's correction."""
+    verdicts = _verdicts(found, same)
+    leads, deficits = _listed(verdicts["leads"]), _listed(verdicts["deficits"])
     head = f"Try {leads} where data are like these" if leads else "Start with FedAvg + fine-tuning"
-    planned, made = (sum(len(each.block.tested) for each in blocks) for blocks in (found, same))
-    told = [kind for kind in verdicts if verdicts[kind] or kind in ("leads", "deficits")]
     return (
-        f"- **{head}.** Differences to FedAvg + fine-tuning in what a client holds ({made} of {planned} planned tests, "
-        f"corrected by Holm): {_kinds(verdicts, told)}. Its trials chose {_each(same, _epochs)} closing epochs. To "
-        f"FedAvg, which closes with 2 as all papers' methods do: {_kinds(plain, ['leads', 'deficits'])}. Training "
-        f"alone, in points: {_each(same, _local)}."
+        f"- **{head}.** Ahead of FedAvg + fine-tuning in what a client holds: {leads or 'none'}; behind: "
+        f"{deficits or 'none'}; the rest of {_tests(same)} tests is open. Training alone: {_each(same, _local)} points."
+    )
+
+
+def _tests(blocks: Sequence[Measures]) -> int:
+    return sum(len(each.block.tested) for each in blocks)
+
+
+def verdicts(found: Sequence[Measures]) -> str:
+    """Return what each test found that was planned before the runs, and the same against plain FedAvg."""
+    same = _compared(found)
+    tuned, plain = _verdicts(found, same), _verdicts(found, same, to_dense=True)
+    told = [kind for kind in tuned if tuned[kind] or kind in ("leads", "deficits")]
+    return (
+        f"**Tests** ({_tests(same)} of {_tests(found)} planned, corrected by Holm). Differences to FedAvg + "
+        f"fine-tuning in what a client holds: {_kinds(tuned, told)}. Its trials chose {_each(same, _epochs)} closing "
+        f"epochs. To FedAvg, which closes with 2 as all papers' methods do: {_kinds(plain, ['leads', 'deficits'])}."
     )
 
 

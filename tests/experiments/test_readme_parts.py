@@ -12,7 +12,7 @@ from experiments.leaderboard.design import Design
 from experiments.leaderboard.measures import Measures
 from experiments.leaderboard.pages import PAGE, _made
 from experiments.leaderboard.points import nearest
-from experiments.leaderboard.readme import NAMES, PAPERS, parts
+from experiments.leaderboard.readme import NAMES, PAPERS, parts, verdicts
 from experiments.parts import README, rewritten
 from sepal.errors import ConfigError
 
@@ -68,17 +68,22 @@ def test_the_table_has_what_clients_hold_and_the_mb_of_each():
 
 
 def test_the_advice_names_leads_and_deficits_and_who_needs_the_fewest_bytes():
-    first, second, third = parts([block("a"), block("d", fedpse=0.99)])["advice"]
+    found = [block("a"), block("d", fedpse=0.99)]
+    first, second, third = parts(found)["advice"]
     # Seven differences in each block: FedPSE is .5 behind in a, and 9 ahead in d; all others are behind.
-    assert first.startswith("- **Try FedPSE (d) where data are like these.** ")
-    assert (
-        "(14 of 14 planned tests, corrected by Holm): leads: FedPSE (d); deficits: FedPSE (a), DM-PFL (a, d), " in first
+    assert first.startswith("- **Try FedPSE (d) where data are like these.** Ahead of FedAvg + fine-tuning in what a ")
+    assert "holds: FedPSE (d); behind: FedPSE (a), DM-PFL (a, d), " in first
+    assert first.endswith(
+        "Local (a, d); the rest of 14 tests is open. "
+        "Training alone: −10.0 [−10.0, −10.0] (a), −10.0 [−10.0, −10.0] (d) points."
     )
-    assert "Local (a, d). Its trials chose 5 (a), 5 (d) closing epochs." in first
+    tests = verdicts(found)
+    assert tests.startswith("**Tests** (14 of 14 planned, corrected by Holm). ")
+    assert "holds: leads: FedPSE (d); deficits: FedPSE (a), DM-PFL (a, d), " in tests
+    assert "Local (a, d). Its trials chose 5 (a), 5 (d) closing epochs." in tests
     # FedAvg has .6, as all papers' methods but FedPSE
-    assert "To FedAvg, which closes with 2 as all papers' methods do: leads: " in first
-    assert "collapsed" not in first
-    assert "in points: −10.0 [−10.0, −10.0] (a), −10.0 [−10.0, −10.0] (d)." in first
+    assert "To FedAvg, which closes with 2 as all papers' methods do: leads: " in tests
+    assert "collapsed" not in tests
     # .5 to .9, .92 (.93) and .9: 40.7 lower on average
     assert second.startswith("- **Fine-tune also if clients will meet each other's data.** ")
     assert "−40.7 [" in second
@@ -95,10 +100,11 @@ def test_the_advice_names_leads_and_deficits_and_who_needs_the_fewest_bytes():
     ],
 )
 def test_the_first_sentence_says_to_whom_all_are_compared(levels, head):
-    first = parts([block("a", **levels)])["advice"][0]
-    assert first.startswith(head)
-    assert "undecided: FedPSE (a)" in first  # the same figures
-    leads, deficits = first.partition("To FedAvg, ")[2].partition("; deficits: ")[::2]
+    found = [block("a", **levels)]
+    assert parts(found)["advice"][0].startswith(head)
+    tests = verdicts(found)
+    assert "undecided: FedPSE (a)" in tests  # the same figures
+    leads, deficits = tests.partition("To FedAvg, ")[2].partition("; deficits: ")[::2]
     assert ("FedPSE (a)" in leads, "FedPSE (a)" in deficits) == ("fedavg" not in levels, "fedavg" in levels)
 
 
@@ -152,36 +158,38 @@ def changed(which, change):
 
 def test_a_seed_that_collapsed_is_told_and_counts_and_has_no_verdict():
     fell = [0.1, 0.12, 0.1]
-    found = parts(
-        [changed(lambda *run: run == ("dmpfl", "rounds", 4), lambda r: {"clients": {**r["clients"], "trained": fell}})]
-    )
+    fallen = [
+        changed(lambda *run: run == ("dmpfl", "rounds", 4), lambda r: {"clients": {**r["clients"], "trained": fell}})
+    ]
+    found = parts(fallen)
     # Means of the seeds: .61, three of .6067, and .1067. Their mean is .5073; of the first four it is .6075.
     words = r"\[50\.7 ± 22\.4 % \(1 of 5 seeds collapsed: 10\.7; others 60\.[78] ± 0\.2\), 27 MB\]"
     assert re.search(words, "\n".join(found["table"]))
-    first = found["advice"][0]
-    assert "; no verdict, because a seed collapsed: DM-PFL (a; without it −30.0 [−30.0, −30.0])." in first
-    assert first.count("DM-PFL") == 1
+    assert "DM-PFL" not in found["advice"][0]
+    tests = verdicts(fallen)
+    assert "; no verdict, because a seed collapsed: DM-PFL (a; without it −30.0 [−30.0, −30.0])." in tests
+    assert tests.count("DM-PFL") == 1
 
 
 def test_without_two_seeds_that_have_not_collapsed_the_contender_is_named_without_a_figure():
     fell = {"trained": [0.1, 0.1, 0.1]}
-    first = parts(
+    tests = verdicts(
         [changed(lambda w, k, s: (w, k) == ("dmpfl", "rounds") and s, lambda r: {"clients": {**r["clients"], **fell}})]
-    )["advice"][0]
-    assert "; no verdict, because a seed collapsed: DM-PFL (a). " in first
+    )
+    assert "; no verdict, because a seed collapsed: DM-PFL (a). " in tests
 
 
 def test_where_a_seed_of_the_yardstick_collapsed_there_is_no_verdict_at_all():
-    first = parts(
-        [
-            changed(
-                lambda *run: run == ("fedavg-ft", "rounds", 4),
-                lambda r: {"clients": {**r["clients"], "trained": [0.1, 0.1, 0.1]}},
-            )
-        ]
-    )["advice"][0]
-    assert "leads: none; deficits: none; no verdict, because a seed collapsed: FedPSE (a; without it " in first
-    assert "undecided" not in first
+    found = [
+        changed(
+            lambda *run: run == ("fedavg-ft", "rounds", 4),
+            lambda r: {"clients": {**r["clients"], "trained": [0.1, 0.1, 0.1]}},
+        )
+    ]
+    assert "holds: none; behind: none; the rest of 7 tests is open." in parts(found)["advice"][0]
+    tests = verdicts(found)
+    assert "leads: none; deficits: none; no verdict, because a seed collapsed: FedPSE (a; without it " in tests
+    assert "undecided" not in tests
 
 
 def test_a_block_whose_yardstick_has_an_error_is_not_told():
@@ -189,7 +197,7 @@ def test_a_block_whose_yardstick_has_an_error_is_not_told():
         lambda who, kind, seed: kind == "bytes" or (who, kind, seed) == ("fedavg-ft", "rounds", 4),
         lambda row: {"error": "not finite", "clients": {}, "spent": [], "validation": {}},
     )
-    assert "(a)" not in parts([broken])["advice"][0]
+    assert "(a)" not in parts([broken])["advice"][0] + verdicts([broken])
 
 
 @pytest.mark.parametrize(("share", "head"), [(0.4, "Send less if bytes bind"), (0.6, "Sending less costs accuracy")])
@@ -207,18 +215,19 @@ def test_a_run_that_ended_with_an_error_takes_no_block_from_the_advice():
         lambda who, kind, seed: (who == "dmpfl" and kind == "bytes") or (who, kind, seed) == ("dmpfl", "rounds", 4),
         lambda row: {"error": "not finite", "clients": {}, "spent": [], "validation": {}},
     )
-    found = parts([broken])
+    found, tests = parts([broken]), verdicts([broken])
     assert "Sub-FedAvg (a)" in found["advice"][0]
-    assert "no figure, because a run ended with an error: DM-PFL (a)." in found["advice"][0]
-    assert found["advice"][0].count("DM-PFL") == 1
+    assert "DM-PFL" not in found["advice"][0]
+    assert "no figure, because a run ended with an error: DM-PFL (a)." in tests
+    assert tests.count("DM-PFL") == 1
     assert "[only 4 of 5 seeds ended well](docs/results/dmpfl.md)" in "\n".join(found["table"])
 
 
 def test_a_block_that_is_not_finished_is_not_told():
     some = [each for each in block("d").design.rows.values() if each["kind"] != "bytes"]
-    first = parts([block("a"), Measures(Design(read_block("d"), some))])["advice"][0]
-    assert "(d)" not in first
-    assert "(7 of 14 planned tests, " in first
+    tests = verdicts([block("a"), Measures(Design(read_block("d"), some))])
+    assert "(d)" not in tests
+    assert "(7 of 14 planned, " in tests
     some = [each for each in block("a").design.rows.values() if each["kind"] != "bytes"]
     assert parts([Measures(Design(read_block("a"), some))]) == {}
 
