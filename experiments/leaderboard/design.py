@@ -1,13 +1,15 @@
 """Which runs a block needs next: trials, then reported seeds, then equal bytes.
 
-Trials, 15 for each contender, and 3 more where step 5 applies, over the full rounds with the schedule of these:
+Trials, 15 for each contender, and more where step 4 or 5 says so, over the full rounds with the schedule of these:
 
 1. The five rates with the first tuning seed, at the first value of its own key.
 2. The two other values of that key at the best rate. A contender without one has two more rates instead.
 3. Two rates around the best point at its value of the key: its neighbours where they are new, else the middle, on a
    logarithmic scale, between it and them. Beyond the ends the grid goes on with its last factor, so that nobody's best
    is at an edge that others do not have.
-4. The three best points with the two other seeds. The best mean is chosen; of equal ones, the smaller rate.
+4. The three best points with the two other seeds. Where these have one rate, that rate was judged by one seed alone: so
+   the three best points of other rates get the two other seeds, too. The best mean is chosen; of equal ones, the
+   smaller rate.
 5. Where its own key is at an end of its three values, one value beyond that end, at its rate, with all three seeds. It
    is chosen if its mean is better.
 
@@ -28,6 +30,7 @@ from experiments.leaderboard.blocks import BUDGETS, TUNING, Block, Config, Conte
 FINALISTS = 3
 TRIALS = 9 + FINALISTS * (len(TUNING) - 1)  # without those beyond the own key's ends
 HELD = "trained"  # the view of what a client holds after the closing round
+DIGITS = 5  # of a mean: stored accuracies have 6, and equal counts of hits must stay equal
 
 Row = Mapping[str, Any]
 
@@ -161,15 +164,21 @@ class Design:
         """Return the mean validation accuracy over the tuning seeds, rounded; None if one is missing."""
         values = [self.validation(contender, keys, seed) for seed in TUNING]
         there = [value for value in values if value is not None]
-        return round(sum(there) / len(there), 9) if len(there) == len(values) else None
+        return round(sum(there) / len(there), DIGITS) if len(there) == len(values) else None
 
     def finalists(self, contender: Contender) -> list[Config]:
-        """Return the best points with the first seed, the best first; empty until all have ended."""
+        """Return the best points with the first seed, the best first; empty until all have ended.
+
+        They are three, and three more of other rates where these have one.
+        """
         points = self.points(contender)
         values = {text(keys): self.validation(contender, keys, TUNING[0]) for keys in points}
         if len(points) < TRIALS - FINALISTS * (len(TUNING) - 1) or None in values.values():
             return []
-        return sorted(points, key=lambda keys: (-(values[text(keys)] or 0.0), keys["lr"]))[:FINALISTS]
+        ranked = sorted(points, key=lambda keys: (-(values[text(keys)] or 0.0), keys["lr"]))
+        best, rates = ranked[:FINALISTS], {keys["lr"] for keys in ranked[:FINALISTS]}
+        others = [keys for keys in ranked if keys["lr"] not in rates] if len(rates) == 1 else []
+        return [*best, *others[:FINALISTS]]
 
     def trials(self, contender: Contender) -> Iterator[tuple[Config, int]]:
         """Yield keys and seed of the trials that are known so far."""

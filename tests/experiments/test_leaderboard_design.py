@@ -141,6 +141,33 @@ def test_the_best_over_three_seeds_is_chosen_not_that_of_the_first():
     assert design.chosen(OWN) != {"lr": 0.125, "ditto.lambda": 0.3}
 
 
+def test_where_the_three_best_have_one_rate_others_are_judged_by_all_seeds_too():
+    """With the first seed .125 is best at each of Ditto's values, then come .3 and .05; with all seeds .3 is best."""
+
+    def noisy(config):
+        ranks = {0.125: 0.9, 0.3: 0.8, 0.05: 0.79} if config["seed"] == TUNING[0] else {0.3: 0.9, 0.125: 0.7}
+        return ranks.get(config["lr"], 0.5) - 0.001 * config.get("ditto.lambda", 0)
+
+    design, done = searched(noisy)
+    assert [keys["lr"] for keys in design.finalists(OWN)] == [0.125] * 3 + [0.3, 0.3, 0.05]
+    others = {run.config["lr"] for run in done if run.contender == "ditto" and run.config["seed"] == TUNING[1]}
+    assert others == {0.125, 0.3, 0.05}
+    assert design.chosen(OWN)["lr"] == 0.3
+
+
+def test_means_of_equal_hits_are_equal_although_accuracies_are_rounded():
+    """925 of 1,080 twice, but the rounded accuracies sum up to 2.569445 and 2.569444. The smaller rate is chosen."""
+    found = {0.125: (0.856481, 0.856482, 0.856482), 0.05: (0.856481, 0.856481, 0.856482)}
+    stored = []
+    for lr, values in found.items():
+        for seed, value in zip(TUNING, values, strict=True):
+            config = BLOCK.config(OWN, {"lr": lr, "ditto.lambda": 1.0}, seed)
+            stored.append(row(Run("x", "ditto", "trial", config), value))
+    design = Design(BLOCK, stored)
+    points = [{"lr": 0.125, "ditto.lambda": 1.0}, {"lr": 0.05, "ditto.lambda": 1.0}]
+    assert design._best_mean(OWN, points) == points[1]
+
+
 def test_trials_come_first_and_seeds_go_round_the_contenders():
     _, done = searched(quality)
     kinds = [run.kind for run in done]
