@@ -23,6 +23,8 @@ from sepal.study.frontier import Place
 NAME = "frontier"
 HEIGHT, WIDTH = 300, 320  # pixels of a panel
 MEGABYTES = "MB, up and down"
+PICTURED = 24  # letters of a name in a picture by itself, which cannot show the rest
+PADDING = {"left": 5, "top": 5, "bottom": 5, "right": 24}  # right: the reader's font may be wider than the one measured
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class Panels:
         return list(dict.fromkeys([*self.order, *found]))
 
 
-def _layers(look: Look, drawn: alt.Chart, wide: bool, megabytes: str) -> Any:
-    """Return a panel of the rows of :func:`~sepal.cli.report.places.of_places`."""
+def _layers(look: Look, drawn: alt.Chart, wide: bool, megabytes: str, longest: int = LONGEST) -> Any:
+    """Return a panel of the rows of :func:`~sepal.cli.report.places.of_places`; longer names are cut."""
     scale = alt.Scale(type="log", nice=False) if wide else alt.Scale(nice=False, zero=True)
     axis = alt.Axis(format="~f", labelOverlap="greedy")
     place, corner = (alt.X(f"{x}:Q", title=megabytes, scale=scale, axis=axis) for x in ("mb", "x"))
@@ -64,7 +66,7 @@ def _layers(look: Look, drawn: alt.Chart, wide: bool, megabytes: str) -> Any:
         alt.Tooltip("on:N", title="on the frontier"),
         alt.Tooltip("rival:N", title="within the noise of"),
     ]
-    colour, cut = colour_of(look), short("datum.label", LONGEST)
+    colour, cut = colour_of(look), short("datum.label", longest)
     there = drawn.transform_filter("datum.kind == 'place'")
     sends, free = there.transform_filter("datum.mb > 0"), there.transform_filter("datum.mb == 0")
     named = spread(there.transform_joinaggregate(top="max(high)", bottom="min(low)"), "mean", HEIGHT)
@@ -118,12 +120,12 @@ def picture(panels: Panels, theme: str = "", columns: int = 2) -> str:
     charts = []
     for title, places in panels.places.items():
         drawn = alt.Chart(alt.InlineData(values=list(of_places(places, panels.measure, wide))))
-        chart = _layers(panels, drawn, wide, panels.megabytes)
+        chart = _layers(panels, drawn, wide, panels.megabytes, PICTURED)
         charts.append(chart.properties(width=WIDTH, height=HEIGHT, title=title))
     whole = alt.concat(*charts, columns=columns).add_params(alt.param(name="zero", value=False))
     words = (on_frontier(places, panels.measure) for places in panels.places.values())
     spec = whole.properties(description=" ".join(words)).to_dict(validate=True)
-    drawing: str = vl_convert.vegalite_to_svg({**spec, "config": CONFIG}, vl_version=VEGA_LITE)
+    drawing: str = vl_convert.vegalite_to_svg({**spec, "config": CONFIG, "padding": PADDING}, vl_version=VEGA_LITE)
     return _coloured(drawing, theme)
 
 

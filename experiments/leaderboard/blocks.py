@@ -66,6 +66,8 @@ class Block(BaseModel):
         beside: Those that have another's tuned keys, and are not compared.
         yardstick: The contender that all are compared with.
         tested: Those whose difference to it, in what a client holds, has a p-value.
+        doubted: The papers' methods that were found behind, so that nobody doubts their search: all their points are
+            judged by all tuning seeds.
         rival: The contender that those at equal bytes are compared with: the compressed baseline, where there is one.
         dense: The contender whose bytes are 100 %.
         same_people: Whether a client is the same person with every seed; intervals are then over seeds and people, and
@@ -81,6 +83,7 @@ class Block(BaseModel):
     beside: tuple[Contender, ...] = ()
     yardstick: str
     tested: tuple[str, ...] = ()
+    doubted: tuple[str, ...] = ()
     rival: str
     dense: str
     same_people: bool = False

@@ -8,8 +8,8 @@ Trials, 15 for each contender, and more where step 4 or 5 says so, over the full
    logarithmic scale, between it and them. Beyond the ends the grid goes on with its last factor, so that nobody's best
    is at an edge that others do not have.
 4. The three best points with the two other seeds. Where these have one rate, that rate was judged by one seed alone: so
-   the three best points of other rates get the two other seeds, too. The best mean is chosen; of equal ones, the
-   smaller rate.
+   the three best points of other rates get the two other seeds, too. Of the block's ``doubted``, all points get them.
+   The best mean is chosen; of equal ones, the smaller rate.
 5. Where its own key is at an end of its three values, one value beyond that end, at its rate, with all three seeds. It
    is chosen if its mean is better.
 
@@ -169,13 +169,15 @@ class Design:
     def finalists(self, contender: Contender) -> list[Config]:
         """Return the best points with the first seed, the best first; empty until all have ended.
 
-        They are three, and three more of other rates where these have one.
+        They are three, and three more of other rates where these have one; or all.
         """
         points = self.points(contender)
         values = {text(keys): self.validation(contender, keys, TUNING[0]) for keys in points}
         if len(points) < TRIALS - FINALISTS * (len(TUNING) - 1) or None in values.values():
             return []
         ranked = sorted(points, key=lambda keys: (-(values[text(keys)] or 0.0), keys["lr"]))
+        if contender.name in self.block.doubted:
+            return ranked
         best, rates = ranked[:FINALISTS], {keys["lr"] for keys in ranked[:FINALISTS]}
         others = [keys for keys in ranked if keys["lr"] not in rates] if len(rates) == 1 else []
         return [*best, *others[:FINALISTS]]

@@ -1,4 +1,4 @@
-"""README's table of papers and its three sentences of advice, from the leaderboard's rows."""
+"""README's table of papers and its advice, from the leaderboard's rows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sepal.strategies import registry
 
 Named: TypeAlias = dict[str, list[str]]  # contender → names of blocks
 FALLEN, FAILED = "no verdict, because a seed collapsed", "no figure, because a run ended with an error"
+ONLY = {"leads": "ahead of", "deficits": "behind"}
 HALF = 0.5  # of the yardstick's bytes; what needs more saves little
 HAR = "a"  # the block of the table's figures
 PAPERS = {  # what each does
@@ -65,9 +66,12 @@ def _chosen(found: Measures, name: str) -> str:
 
 
 def advice(found: Sequence[Measures]) -> Iterator[str]:
-    """Yield three sentences, about finished blocks whose yardstick is FedAvg + fine-tuning and has all seeds."""
+    """Yield three points and a key to the letters, of finished blocks with FedAvg + fine-tuning of all seeds."""
     same = _compared(found)
     yield from (_start(found, same), _shift(same), _bytes(same))
+    if same:
+        blocks = "; ".join(f"{each.block.name}: {each.block.title}" for each in same)
+        yield from ("", f"{blocks}. Full shift: clients are tested on the test data of all.")
 
 
 def _compared(found: Sequence[Measures]) -> list[Measures]:
@@ -76,14 +80,27 @@ def _compared(found: Sequence[Measures]) -> list[Measures]:
 
 
 def _start(found: Sequence[Measures], same: Sequence[Measures]) -> str:
-    """Say who is ahead and behind, of those that were named before the runs, after Holm's correction."""
-    verdicts = _verdicts(found, same)
-    leads, deficits = _listed(verdicts["leads"]), _listed(verdicts["deficits"])
+    """Say who is ahead and behind, of those that were named before the runs, after Holm's correction, and of whom."""
+    tuned, plain = _verdicts(found, same), _verdicts(found, same, to_dense=True)
+    both = {kind: _also(tuned[kind], plain[kind]) for kind in ("leads", "deficits")}
+    first = {kind: _also(tuned[kind], plain[kind], without=True) for kind in both}
+    leads = _listed(both["leads"])
     head = f"Try {leads} where data are like these" if leads else "Start with FedAvg + fine-tuning"
+    told = [f"ahead of both FedAvg + fine-tuning and FedAvg: {leads or 'none'}"]
+    told += [f"behind both: {_listed(both['deficits']) or 'none'}"]
+    told += [f"{words} the first only: {_listed(first[kind])}" for kind, words in ONLY.items() if first[kind]]
     return (
-        f"- **{head}.** Ahead of FedAvg + fine-tuning in what a client holds: {leads or 'none'}; behind: "
-        f"{deficits or 'none'}; the rest of {_tests(same)} tests is open. Training alone: {_each(same, _local)} points."
+        f"- **{head}.** In what a client holds, {'; '.join(told)}; the rest of {_tests(same)} tests is open. Training "
+        f"alone: {_each(same, _local)} points."
     )
+
+
+def _also(named: Named, others: Named, without: bool = False) -> Named:
+    """Return the blocks of each contender that ``others`` name, too; or those that they do not."""
+    found = {
+        name: [each for each in blocks if (each in others.get(name, [])) != without] for name, blocks in named.items()
+    }
+    return {name: blocks for name, blocks in found.items() if blocks}
 
 
 def _tests(blocks: Sequence[Measures]) -> int:
@@ -169,9 +186,18 @@ def _bytes(same: Sequence[Measures]) -> str:
     shares = [near[0][0].entry.megabytes / near[1].entry.megabytes for each in same if (near := nearest(each))]
     head = "Send less if bytes bind" if shares and max(shares) <= HALF else "Sending less costs accuracy somewhere"
     return (
-        f"- **{head}.** The fewest bytes of all runs, picked afterwards, that come within a point of FedAvg + "
-        f"fine-tuning, as a share of its own: {_each(same, _fewest)}. FedPSE: {_each(same, _fedpse)}."
+        f"- **{head}.** The fewest bytes of all runs, picked afterwards, whose mean is within a point of FedAvg + "
+        f"fine-tuning's, as a share of its own: {_each(same, _fewest)}. FedPSE: {_each(same, _fedpse)}."
+        f"{_keys(same)}"
     )
+
+
+def _keys(same: Sequence[Measures]) -> str:
+    """Say with which keys those of the fewest bytes run whose name is no method's."""
+    found = (point.contender for each in same if (near := nearest(each)) for point in near[0])
+    named = {one.name: one for one in found if one.method and one.method != one.name}
+    keys = {name: ", ".join(f"`{key}` = {value}" for key, value in one.keys.items()) for name, one in named.items()}
+    return "".join(f" `{name}`: `{one.method}` with {keys[name]}." for name, one in named.items())
 
 
 def _fewest(found: Measures) -> str:

@@ -52,6 +52,12 @@ def test_an_axis_is_logarithmic_from_more_than_ten_times():
     assert next(of_places(four(10), ACCURACY, wide=True))["x"] == 0.8
 
 
+def test_a_long_name_is_whole():
+    """In the report, whose tooltips have the rest, names are cut at 17 letters; this one has 21."""
+    name = "fedavg-ft-stc-untuned"
+    assert f">{name}<" in picture(Panels({"x": frontier([Entry(name, 1, {0: 0.5}), Entry("b", 2, {0: 0.6})])}))
+
+
 def test_thirteen_names_are_apart_in_every_panel():
     names = [f"method-{number}" for number in range(13)]
     close = [Entry(name, 10, {0: 0.9 + place / 1e4, 1: 0.9}) for place, name in enumerate(names)]

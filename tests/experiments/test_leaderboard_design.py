@@ -155,6 +155,15 @@ def test_where_the_three_best_have_one_rate_others_are_judged_by_all_seeds_too()
     assert design.chosen(OWN)["lr"] == 0.3
 
 
+def test_of_who_was_found_behind_every_point_is_judged_by_all_seeds():
+    doubted = BLOCK.model_copy(update={"doubted": ("ditto",)})
+    rows = list(searched(quality)[0].rows.values())
+    missing = list(Design(doubted, rows).needed())
+    assert [run.contender for run in missing] == ["ditto"] * 12  # nine points, of which three had all seeds
+    assert {run.config["seed"] for run in missing} == set(TUNING[1:])
+    assert len(Design(doubted, rows).finalists(OWN)) == 9
+
+
 def test_means_of_equal_hits_are_equal_although_accuracies_are_rounded():
     """925 of 1,080 twice, but the rounded accuracies sum up to 2.569445 and 2.569444. The smaller rate is chosen."""
     found = {0.125: (0.856481, 0.856482, 0.856482), 0.05: (0.856481, 0.856481, 0.856482)}

@@ -69,14 +69,17 @@ def test_the_table_has_what_clients_hold_and_the_mb_of_each():
 
 def test_the_advice_names_leads_and_deficits_and_who_needs_the_fewest_bytes():
     found = [block("a"), block("d", fedpse=0.99)]
-    first, second, third = parts(found)["advice"]
+    first, second, third, _, key = parts(found)["advice"]
     # Seven differences in each block: FedPSE is .5 behind in a, and 9 ahead in d; all others are behind.
-    assert first.startswith("- **Try FedPSE (d) where data are like these.** Ahead of FedAvg + fine-tuning in what a ")
-    assert "holds: FedPSE (d); behind: FedPSE (a), DM-PFL (a, d), " in first
-    assert first.endswith(
+    # FedAvg has .6, as all papers' methods but FedPSE, so nobody is behind it.
+    assert first == (
+        "- **Try FedPSE (d) where data are like these.** In what a client holds, ahead of both FedAvg + fine-tuning "
+        "and FedAvg: FedPSE (d); behind both: none; behind the first only: FedPSE (a), DM-PFL (a, d), "
+        "Sub-FedAvg (a, d), pFedGate (a, d), Pa3dFL (a, d), compressed FedAvg + fine-tuning (a, d), "
         "Local (a, d); the rest of 14 tests is open. "
         "Training alone: −10.0 [−10.0, −10.0] (a), −10.0 [−10.0, −10.0] (d) points."
     )
+    assert key.startswith("a: HAR, 30 people, the past predicts the future; d: Fashion-MNIST, 10 clients")
     tests = verdicts(found)
     assert tests.startswith("**Tests** (14 of 14 planned, corrected by Holm). ")
     assert "holds: leads: FedPSE (d); deficits: FedPSE (a), DM-PFL (a, d), " in tests
@@ -141,10 +144,11 @@ def test_what_differs_by_no_more_than_a_twentieth_is_told_together_the_tuned_fir
     found = block("a", fedpse=0.8, **{"fedavg-ft-stc": 0.9, "ditto-stc": 0.9, "fedavg-ft-topk-1": 0.9})
     block.cache_clear()
     assert [each.entry.label for each in nearest(found)[0]] == ["fedavg-ft-stc", "ditto-stc"]
-    assert (
-        "FedAvg + fine-tuning, as a share of its own: `fedavg-ft-stc` and `ditto-stc` 3.0 %, +0.0 ["
-        in parts([found])["advice"][2]
+    assert "FedAvg + fine-tuning's, as a share of its own: `fedavg-ft-stc` and `ditto-stc` 3.0 %, +0.0 [" in (
+        third := parts([found])["advice"][2]
     )
+    # A name that is no method's has its keys beside it.
+    assert third.endswith("`ditto-stc`: `ditto` with `compress.name` = stc, `compress.keep` = 0.1.")
 
 
 def changed(which, change):
@@ -186,7 +190,7 @@ def test_where_a_seed_of_the_yardstick_collapsed_there_is_no_verdict_at_all():
             lambda r: {"clients": {**r["clients"], "trained": [0.1, 0.1, 0.1]}},
         )
     ]
-    assert "holds: none; behind: none; the rest of 7 tests is open." in parts(found)["advice"][0]
+    assert "FedAvg: none; behind both: none; the rest of 7 tests is open." in parts(found)["advice"][0]
     tests = verdicts(found)
     assert "leads: none; deficits: none; no verdict, because a seed collapsed: FedPSE (a; without it " in tests
     assert "undecided" not in tests
