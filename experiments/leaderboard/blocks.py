@@ -66,7 +66,7 @@ class Block(BaseModel):
         beside: Those that have another's tuned keys, and are not compared.
         yardstick: The contender that all are compared with.
         tested: Those whose difference to it, in what a client holds, has a p-value.
-        doubted: The papers' methods that were found behind, so that nobody doubts their search: all their points are
+        doubted: Papers' methods whose search is doubted, mostly because they were found behind: all their points are
             judged by all tuning seeds.
         rival: The contender that those at equal bytes are compared with: the compressed baseline, where there is one.
         dense: The contender whose bytes are 100 %.

@@ -28,9 +28,9 @@ from typing import Any
 from experiments.leaderboard.blocks import BUDGETS, TUNING, Block, Config, Contender, text
 
 FINALISTS = 3
-TRIALS = 9 + FINALISTS * (len(TUNING) - 1)  # without those beyond the own key's ends
+TRIALS = 9 + FINALISTS * (len(TUNING) - 1)  # the least that a contender has
 HELD = "trained"  # the view of what a client holds after the closing round
-DIGITS = 5  # of a mean: stored accuracies have 6, and equal counts of hits must stay equal
+ALIKE = 2e-6  # means that differ by no more are equal: stored accuracies are rounded to six digits
 
 Row = Mapping[str, Any]
 
@@ -155,16 +155,17 @@ class Design:
         return {**best, key: contender.beyond[end]} if end in contender.beyond else None
 
     def _best_mean(self, contender: Contender, points: Sequence[Config]) -> Config | None:
-        known = {text(keys): self.mean(contender, keys) for keys in points}
-        if not known or None in known.values():
+        known = [(keys, mean) for keys in points if (mean := self.mean(contender, keys)) is not None]
+        if not known or len(known) < len(points):
             return None
-        return max(points, key=lambda keys: (known[text(keys)], -keys["lr"]))
+        best = max(mean for _, mean in known)
+        return min((keys for keys, mean in known if mean >= best - ALIKE), key=lambda keys: keys["lr"])
 
     def mean(self, contender: Contender, keys: Config) -> float | None:
-        """Return the mean validation accuracy over the tuning seeds, rounded; None if one is missing."""
+        """Return the mean validation accuracy over the tuning seeds; None if one is missing."""
         values = [self.validation(contender, keys, seed) for seed in TUNING]
         there = [value for value in values if value is not None]
-        return round(sum(there) / len(there), DIGITS) if len(there) == len(values) else None
+        return sum(there) / len(there) if len(there) == len(values) else None
 
     def finalists(self, contender: Contender) -> list[Config]:
         """Return the best points with the first seed, the best first; empty until all have ended.
