@@ -12,7 +12,7 @@ from sepal.strategies import registry
 
 Named: TypeAlias = dict[str, list[str]]  # contender → names of blocks
 FALLEN, FAILED = "no verdict, because a seed collapsed", "no figure, because a run ended with an error"
-ONLY = {"leads": "ahead of", "deficits": "behind"}
+WORDS = {"leads": "ahead of", "deficits": "behind"}  # of kinds of verdicts
 HALF = 0.5  # of the yardstick's bytes; what needs more saves little
 HAR = "a"  # the block of the table's figures
 PAPERS = {  # what each does
@@ -82,24 +82,25 @@ def _compared(found: Sequence[Measures]) -> list[Measures]:
 def _start(found: Sequence[Measures], same: Sequence[Measures]) -> str:
     """Say who is ahead and behind, of those that were named before the runs, after Holm's correction, and of whom."""
     tuned, plain = _verdicts(found, same), _verdicts(found, same, to_dense=True)
-    both = {kind: _also(tuned[kind], plain[kind]) for kind in ("leads", "deficits")}
-    first = {kind: _also(tuned[kind], plain[kind], without=True) for kind in both}
-    leads = _listed(both["leads"])
+    told = []
+    for kind, words in WORDS.items():
+        only = _without(tuned[kind], plain[kind])
+        both = _without(tuned[kind], only)
+        told.append(f"{words} both FedAvg + fine-tuning and FedAvg: {_listed(both) or 'none'}")
+        further = {"the first": only, "the second": _without(plain[kind], tuned[kind])}
+        told += [f"{words} {whom} only: {_listed(named)}" for whom, named in further.items() if named]
+        if kind == "leads":
+            leads = _listed(both)
     head = f"Try {leads} where data are like these" if leads else "Start with FedAvg + fine-tuning"
-    told = [f"ahead of both FedAvg + fine-tuning and FedAvg: {leads or 'none'}"]
-    told += [f"behind both: {_listed(both['deficits']) or 'none'}"]
-    told += [f"{words} the first only: {_listed(first[kind])}" for kind, words in ONLY.items() if first[kind]]
     return (
-        f"- **{head}.** In what a client holds, {'; '.join(told)}; the rest of {_tests(same)} tests is open. Training "
-        f"alone: {_each(same, _local)} points."
+        f"- **{head}.** In what a client holds, {'; '.join(told)}; the rest of {_tests(same)} tests is undecided or "
+        f"has no verdict. Training alone: {_each(same, _local)} points."
     )
 
 
-def _also(named: Named, others: Named, without: bool = False) -> Named:
-    """Return the blocks of each contender that ``others`` name, too; or those that they do not."""
-    found = {
-        name: [each for each in blocks if (each in others.get(name, [])) != without] for name, blocks in named.items()
-    }
+def _without(named: Named, others: Named) -> Named:
+    """Return each contender's blocks that ``others`` do not name."""
+    found = {name: [block for block in blocks if block not in others.get(name, [])] for name, blocks in named.items()}
     return {name: blocks for name, blocks in found.items() if blocks}
 
 
@@ -187,7 +188,7 @@ def _bytes(same: Sequence[Measures]) -> str:
     head = "Send less if bytes bind" if shares and max(shares) <= HALF else "Sending less costs accuracy somewhere"
     return (
         f"- **{head}.** The fewest bytes of all runs, picked afterwards, whose mean is within a point of FedAvg + "
-        f"fine-tuning's, as a share of its own: {_each(same, _fewest)}. FedPSE: {_each(same, _fedpse)}."
+        f"fine-tuning's, as a share of its own: {_each(same, _fewest)}. FedPSE's: {_each(same, _fedpse)}."
         f"{_keys(same)}"
     )
 
@@ -215,7 +216,7 @@ def _fedpse(found: Measures) -> str:
         return _share(near)
     runs = [each for each in found.block.everybody if (each.method or each.name) == "fedpse"]
     behind = [difference for each in runs if (difference := found.difference(each, HOLDS))]
-    return f"at best {max(behind, key=lambda each: each.mean).text()} points" if behind else "–"
+    return f"not within a point, at best {max(behind, key=lambda each: each.mean).text()}" if behind else "–"
 
 
 def _share(near: tuple[Sequence[Point], Point]) -> str:

@@ -88,11 +88,15 @@ def tuning(found: Measures) -> Iterator[str]:
         best = design.row(found.block.config(contender, chosen, TUNING[0])) if chosen else None
         values = [v for s in TUNING if chosen and (v := design.validation(contender, chosen, s)) is not None]
         held = over_seeds(values) if best else None
-        shown = "; ".join(f"{_words(contender, p)}: {100 * known[text(p)]:.1f}" for p in points if text(p) in known)
+        judged = [(p, known[text(p)], design.mean(contender, p)) for p in points if text(p) in known]
+        shown = "; ".join(
+            f"{_words(contender, p)}: {100 * first:.1f}" + (f" ({100 * mean:.1f})" if mean is not None else "")
+            for p, first, mean in judged
+        )
         cells = [_words(contender, chosen) if chosen else NONE, held.text() if held else NONE]
         lines.append([contender.name, contender.own_key or NONE, *cells, _edge(found, contender), shown])
-    header = ["trials", "own key", "chosen: lr, own key", "validation, % ± SD", "at an end", "all points, first seed"]
-    yield from table(header, lines)
+    header = ["trials", "own key", "chosen: lr, own key", "validation, % ± SD", "at an end"]
+    yield from table([*header, "all points, first seed (mean of all three)"], lines)
     yield from _trajectory(found)
 
 

@@ -12,7 +12,7 @@ from scipy import stats
 from experiments.leaderboard.blocks import TUNING, read_block
 from experiments.leaderboard.design import Design, Run
 from experiments.leaderboard.measures import DEPLOYED, HOLDS, NEWCOMER, SHIFT, Measures, corrected
-from experiments.leaderboard.pages import PAGE, TABLES, _headline, counted, pages, write_pages
+from experiments.leaderboard.pages import PAGE, TABLES, _headline, _missing, _reruns, counted, pages, write_pages
 from experiments.leaderboard.points import panels, points_of
 from experiments.leaderboard.runs import again, run
 from experiments.leaderboard.statistics import Interval
@@ -259,6 +259,24 @@ def test_a_run_that_ends_with_an_error_has_a_row():
     row = run(Run("x", "fedavg", "rounds", {**wild.config, "lr": 1e30}), "abc")
     assert row["error"]
     assert (row["validation"], row["spent"]) == ({}, [])
+
+
+def test_the_page_says_how_late_reruns_were_and_how_many_gave_the_same():
+    at = "2026-11-2{}T{}:00:00+00:00".format
+    lines = [
+        {"first": {"written": at(6, "23")}, "written": at(7, "02"), "same": True},
+        {"first": {"written": at(6, "12")}, "written": at(7, "14"), "same": False},
+    ]
+    assert next(_reruns(lines)).endswith("up to 26 hours later: 1 of 2 gave the same weights, bit for bit.")
+    assert next(_reruns([])).endswith("none yet.")
+
+
+def test_a_run_beside_that_is_another_ones_counts_once(measures):
+    """`ditto-small` differs in its keys; the same keys as Ditto's make its two runs Ditto's."""
+    twin = BLOCK.beside[0].model_copy(update={"keys": {}})
+    found = Measures(Design(BLOCK.model_copy(update={"beside": (twin,)}), stored()))
+    runs = [[line.split(" | ")[3] for line in _missing([each]) if line.startswith("| x")] for each in (measures, found)]
+    assert runs == [["8 of 8"], ["6 of 6"]]
 
 
 def test_the_page_is_made_from_the_stored_rows():

@@ -74,9 +74,10 @@ def test_the_advice_names_leads_and_deficits_and_who_needs_the_fewest_bytes():
     # FedAvg has .6, as all papers' methods but FedPSE, so nobody is behind it.
     assert first == (
         "- **Try FedPSE (d) where data are like these.** In what a client holds, ahead of both FedAvg + fine-tuning "
-        "and FedAvg: FedPSE (d); behind both: none; behind the first only: FedPSE (a), DM-PFL (a, d), "
-        "Sub-FedAvg (a, d), pFedGate (a, d), Pa3dFL (a, d), compressed FedAvg + fine-tuning (a, d), "
-        "Local (a, d); the rest of 14 tests is open. "
+        "and FedAvg: FedPSE (d); ahead of the second only: FedPSE (a), compressed FedAvg + fine-tuning (a, d), "
+        "Local (a, d); behind both FedAvg + fine-tuning and FedAvg: none; behind the first only: FedPSE (a), "
+        "DM-PFL (a, d), Sub-FedAvg (a, d), pFedGate (a, d), Pa3dFL (a, d), compressed FedAvg + fine-tuning (a, d), "
+        "Local (a, d); the rest of 14 tests is undecided or has no verdict. "
         "Training alone: −10.0 [−10.0, −10.0] (a), −10.0 [−10.0, −10.0] (d) points."
     )
     assert key.startswith("a: HAR, 30 people, the past predicts the future; d: Fashion-MNIST, 10 clients")
@@ -91,7 +92,7 @@ def test_the_advice_names_leads_and_deficits_and_who_needs_the_fewest_bytes():
     assert second.startswith("- **Fine-tune also if clients will meet each other's data.** ")
     assert "−40.7 [" in second
     assert "`fedpse` 20.0 %, −0.5 [−0.5, −0.5] points (a), `fedpse` 20.0 %, +9.0" in third
-    assert "FedPSE: 20.0 % (a)" in third
+    assert "FedPSE's: 20.0 % (a)" in third
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_the_third_sentence_names_all_of_about_the_fewest_bytes_and_how_far_fedp
     third = parts([block("a", fedpse=0.8, **{"fedavg-ft-stc": 0.9, "ditto-stc": 0.9})])["advice"][2]
     # .03 and, for Ditto's, 1 MB a round of FedAvg's 1. FedPSE is 10 points behind.
     assert "its own: `fedavg-ft-stc` 3.0 %, +0.0 [+0.0, +0.0] points (a)." in third
-    assert "FedPSE: at best −10.0 [−10.0, −10.0] points (a)." in third
+    assert "FedPSE's: not within a point, at best −10.0 [−10.0, −10.0] (a)." in third
     near = nearest(block("a", **{"fedavg-ft-stc": 0.9, "ditto-stc": 0.9, "fedavg-ft-topk-1": 0.9, "fedpse": 0.8}))
     assert [each.entry.label for each in near[0]] == ["fedavg-ft-stc"]
 
@@ -190,7 +191,9 @@ def test_where_a_seed_of_the_yardstick_collapsed_there_is_no_verdict_at_all():
             lambda r: {"clients": {**r["clients"], "trained": [0.1, 0.1, 0.1]}},
         )
     ]
-    assert "FedAvg: none; behind both: none; the rest of 7 tests is open." in parts(found)["advice"][0]
+    first = parts(found)["advice"][0]
+    assert "ahead of both FedAvg + fine-tuning and FedAvg: none; " in first
+    assert "; behind both FedAvg + fine-tuning and FedAvg: none; the rest of 7 tests is undecided or has no v" in first
     tests = verdicts(found)
     assert "leads: none; deficits: none; no verdict, because a seed collapsed: FedPSE (a; without it " in tests
     assert "undecided" not in tests
