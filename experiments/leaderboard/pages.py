@@ -77,9 +77,9 @@ TOLD = f"""\
   rounded, which chose other keys for Local (d), before it −5.8 [−6.8, −4.8].
 - **Searched most** (`doubted` in [the blocks](../../experiments/leaderboard/blocks/b.toml)): all nine points get two
   more seeds for the papers' methods that were then behind, for Pa3dFL (b), all of whose finalists had collapsed with
-  one seed, and for pFedGate (d), which was nearly behind. They were chosen by test figures, so this can take a deficit
-  away, and makes none. DM-PFL (d) was behind before it, −2.0 [−2.7, −1.3]. Which points exist is still the first
-  seed's choice.
+  one seed, and for pFedGate (d), which was nearly behind. They were chosen by test figures. DM-PFL (d) was behind
+  before it, −2.0 [−2.7, −1.3]; Pa3dFL (b) was undecided, −2.4 [−3.8, −1.0], and has another rate since; the other three
+  kept their keys. Which points exist is still the first seed's choice.
 - **Keys are chosen within noise**: in block d a trial has about 360 validation images. Intervals are those of the
   chosen keys, not of the search: the next best mean is often less than a point away
   ([trials](tables/leaderboard.md)), for Sub-FedAvg (b) .03 points.

@@ -82,15 +82,15 @@ def _compared(found: Sequence[Measures]) -> list[Measures]:
 def _start(found: Sequence[Measures], same: Sequence[Measures]) -> str:
     """Say who is ahead and behind, of those that were named before the runs, after Holm's correction, and of whom."""
     tuned, plain = _verdicts(found, same), _verdicts(found, same, to_dense=True)
-    told = []
+    leads, told = "", list[str]()
     for kind, words in WORDS.items():
         only = _without(tuned[kind], plain[kind])
         both = _without(tuned[kind], only)
-        told.append(f"{words} both FedAvg + fine-tuning and FedAvg: {_listed(both) or 'none'}")
+        whom = "both" if told else "both FedAvg + fine-tuning and FedAvg"
+        told.append(f"{words} {whom}: {_listed(both) or 'none'}")
         further = {"the first": only, "the second": _without(plain[kind], tuned[kind])}
-        told += [f"{words} {whom} only: {_listed(named)}" for whom, named in further.items() if named]
-        if kind == "leads":
-            leads = _listed(both)
+        told += [f"{words} {one} only: {_listed(named)}" for one, named in further.items() if named]
+        leads = _listed(both) if kind == "leads" else leads
     head = f"Try {leads} where data are like these" if leads else "Start with FedAvg + fine-tuning"
     return (
         f"- **{head}.** In what a client holds, {'; '.join(told)}; the rest of {_tests(same)} tests is undecided or "

@@ -75,7 +75,7 @@ def test_the_advice_names_leads_and_deficits_and_who_needs_the_fewest_bytes():
     assert first == (
         "- **Try FedPSE (d) where data are like these.** In what a client holds, ahead of both FedAvg + fine-tuning "
         "and FedAvg: FedPSE (d); ahead of the second only: FedPSE (a), compressed FedAvg + fine-tuning (a, d), "
-        "Local (a, d); behind both FedAvg + fine-tuning and FedAvg: none; behind the first only: FedPSE (a), "
+        "Local (a, d); behind both: none; behind the first only: FedPSE (a), "
         "DM-PFL (a, d), Sub-FedAvg (a, d), pFedGate (a, d), Pa3dFL (a, d), compressed FedAvg + fine-tuning (a, d), "
         "Local (a, d); the rest of 14 tests is undecided or has no verdict. "
         "Training alone: −10.0 [−10.0, −10.0] (a), −10.0 [−10.0, −10.0] (d) points."
@@ -193,7 +193,7 @@ def test_where_a_seed_of_the_yardstick_collapsed_there_is_no_verdict_at_all():
     ]
     first = parts(found)["advice"][0]
     assert "ahead of both FedAvg + fine-tuning and FedAvg: none; " in first
-    assert "; behind both FedAvg + fine-tuning and FedAvg: none; the rest of 7 tests is undecided or has no v" in first
+    assert "; behind both: none; the rest of 7 tests is undecided or has no v" in first
     tests = verdicts(found)
     assert "leads: none; deficits: none; no verdict, because a seed collapsed: FedPSE (a; without it " in tests
     assert "undecided" not in tests
