@@ -161,6 +161,9 @@ def test_the_tables_say_what_was_chosen_what_bytes_buy_and_who_is_on_the_frontie
     text = "\n".join(block_tables(measures))
     assert "| ditto | ditto.lambda | 0.125, 0.3 | 87.5 ± 0.0 |" in text
     assert "| fedavg | – | 0.099 |" in text
+    # .9 - |.125 - .1| - .1·|λ - .3|: the chosen point has a mean over all seeds beside it, .02 with λ = 1 has none.
+    assert "; 0.125, 0.3: 87.5 (87.5); " in text
+    assert "| 0.02, 1.0: 75.0; " in text
     assert "(12 rounds, 12 MB)" in text
     assert "no round" in text
     assert "80.0" not in text.partition("equal bytes")[0]
