@@ -83,6 +83,7 @@ def execute(
     jobs = max(1, min(jobs or cores(), len(left)))
     with tempfile.TemporaryDirectory() as scratch, display:
         display.start(len(runs), len(left), out)
+        (Path(scratch) / FUNCTIONS).write_text(user_modules.as_text())  # once: a run that starts may be reading it
         going: dict[str, subprocess.Popen[str]] = {}
         try:
             while left or going:
@@ -144,7 +145,6 @@ def _check_data(runs: Sequence[PlannedRun]) -> None:
 def _start(run: PlannedRun, out: Path, scratch: Path, workers: int) -> subprocess.Popen[str]:
     config = scratch / f"{run.name}.toml"
     config.write_text(tomli_w.dumps(dict(run.keys)))
-    (scratch / FUNCTIONS).write_text(user_modules.as_text())
     with (scratch / run.name).open("w") as log:
         command = [sys.executable, "-P", "-m", "sepal.study.child", str(config), str(out), str(workers)]
         return subprocess.Popen(
