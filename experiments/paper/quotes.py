@@ -53,6 +53,10 @@ class Quotes:
         name = self._view(variant, view, shift=False)
         return ", ".join(f"{100 * one['accuracy'][name]['mean']:.1f}" for one in self.runs(variant))
 
+    def held_out(self, variant: str, view: str = "trained") -> str:
+        """Return the accuracy on validation data, mean over seeds."""
+        return f"{100 * np.mean([one['validation'][view] for one in self.runs(variant)]):.1f}"
+
     def diff(self, ours: str, theirs: str, view: str = "deployed", **options: Any) -> str:
         """Return a difference with its sign, whatever it is: ``+3.1 [+1.3, +4.9]``."""
         return _signed(self._difference(ours, theirs, view, **options))

@@ -38,6 +38,7 @@ def runs(*rows: list[float]) -> list[dict[str, Any]]:
             "seed": seed,
             "clients": {"name": ["a", "b", "c"], "kept": row, "received-shift-100": row},
             "accuracy": {"kept": {"mean": sum(row) / 3}},
+            "validation": {"trained": row[0]},
             "megabytes": {"up": 1.0, "down": 2.0, "up_dense": 4.0, "down_dense": 4.0},
         }
         for seed, row in enumerate(rows)
@@ -69,6 +70,7 @@ def test_what_is_called_ahead_is_ahead_and_what_is_called_even_is_not():
 def test_each_seed_may_be_quoted():
     two = Quotes("first", {"ours": runs([0.5, 0.6, 0.7], [0.3, 0.4, 0.5])}, {"ours": "kept"})
     assert (two.seeds("ours"), two.acc("ours")) == ("60.0, 40.0", "50.0")
+    assert two.held_out("ours") == "40.0"  # the first client's: the mean of .5 and .3
 
 
 def test_a_view_is_the_deployed_one_of_each_method_and_shares_are_of_the_dense_bytes():
