@@ -24,7 +24,7 @@ from experiments.leaderboard.measures import (
     corrected,
 )
 from experiments.leaderboard.points import panels
-from experiments.leaderboard.readme import parts, verdicts
+from experiments.leaderboard.readme import parts, unequal, verdicts
 from experiments.leaderboard.statistics import LEVEL, Interval
 from experiments.leaderboard.tables import block_tables
 from experiments.parts import README, rewritten
@@ -79,7 +79,8 @@ TOLD = f"""\
   more seeds for the papers' methods that were then behind, for Pa3dFL (b), all of whose finalists had collapsed with
   one seed, and for pFedGate (d), which was nearly behind. They were chosen by test figures. DM-PFL (d) was behind
   before it, −2.0 [−2.7, −1.3]; Pa3dFL (b) was undecided, −2.4 [−3.8, −1.0], and has another rate since; the other three
-  kept their keys. Which points exist is still the first seed's choice.
+  kept their keys. Block e was planned with three seeds. One of Pa3dFL's collapsed, so that both its contenders got
+  this, too, and kept their keys, and the block got two more seeds. Which points exist is still the first seed's choice.
 - **Keys are chosen within noise**: in block d a trial has about 360 validation images. Intervals are those of the
   chosen keys, not of the search: the next best mean is often less than a point away
   ([trials](tables/leaderboard.md)), for Sub-FedAvg (b) .03 points.
@@ -179,7 +180,7 @@ def _made(counts: Mapping[str, int], found: Sequence[Measures], reruns: Sequence
 def _page(found: Sequence[Measures], reruns: Sequence[Row]) -> Iterator[str]:
     yield TOP
     if said := parts(found):
-        yield from (*said["advice"], "", verdicts(found), "")
+        yield from (*said["advice"], "", verdicts(found), "", *unequal(found))
     some = [each for each in found if any(each.runs(contender) for contender in each.block.contenders)]
     yield from (SHOWN, "") if panels(some) else ()
     family, to_dense = corrected(found), corrected(found, to_dense=True)

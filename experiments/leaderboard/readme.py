@@ -120,6 +120,25 @@ def verdicts(found: Sequence[Measures]) -> str:
     )
 
 
+def unequal(found: Sequence[Measures]) -> Iterator[str]:
+    """Yield a paragraph for each finished block with another yardstick than FedAvg + fine-tuning at full width."""
+    for each in found:
+        if not each.finished or each.block.yardstick == "fedavg-ft":
+            continue
+        kinds: dict[str, list[str]] = {"ahead": [], "behind": [], "undecided": [], FALLEN: []}
+        for contender in each.block.contenders:
+            difference = None if contender is each.yardstick else each.difference(contender, HOLDS)
+            if difference and each.collapsed(contender):
+                without = each.without_collapsed(contender, each.yardstick)
+                kinds[FALLEN].append(f"{contender.name}; without it {without.text()}" if without else contender.name)
+            elif difference:
+                kind = "ahead" if difference.low > 0 else "behind" if difference.high < 0 else "undecided"
+                kinds[kind].append(f"{contender.name} {difference.text()}")
+        told = "; ".join(f"{kind}: {', '.join(names) or 'none'}" for kind, names in kinds.items())
+        yield f"**{each.block.title}** ({each.block.name}), from `{each.yardstick.name}`, without p-values: {told}."
+        yield ""
+
+
 def _kinds(verdicts: Mapping[str, Named], kinds: Sequence[str]) -> str:
     return "; ".join(f"{kind}: {_listed(verdicts[kind]) or 'none'}" for kind in kinds)
 

@@ -12,7 +12,7 @@ from experiments.leaderboard.design import Design
 from experiments.leaderboard.measures import Measures
 from experiments.leaderboard.pages import PAGE, _made
 from experiments.leaderboard.points import nearest
-from experiments.leaderboard.readme import NAMES, PAPERS, parts, verdicts
+from experiments.leaderboard.readme import NAMES, PAPERS, parts, unequal, verdicts
 from experiments.parts import README, rewritten
 from sepal.errors import ConfigError
 
@@ -93,6 +93,25 @@ def test_the_advice_names_leads_and_deficits_and_who_needs_the_fewest_bytes():
     assert "−40.7 [" in second
     assert "`fedpse` 20.0 %, −0.5 [−0.5, −0.5] points (a), `fedpse` 20.0 %, +9.0" in third
     assert "FedPSE's: 20.0 % (a)" in third
+
+
+def test_methods_for_unequal_capacity_are_compared_with_the_smallest_width():
+    # all have .6, one has 10 points more, one 10 less
+    found = [block("a"), block("e", flanc=0.7, heterofl=0.5)]
+    told, end = unequal(found)
+    assert end == ""
+    assert told == (
+        "**Fashion-MNIST, 20 clients of unequal capacity, Dirichlet(.3)** (e), from `fedavg-ft-narrow`, without "
+        "p-values: ahead: flanc +10.0 [+10.0, +10.0]; behind: heterofl −10.0 [−10.0, −10.0]; undecided: fedavg-narrow "
+        "+0.0 [+0.0, +0.0], local-width +0.0 [+0.0, +0.0], pa3dfl-position +0.0 [+0.0, +0.0], pa3dfl "
+        "+0.0 [+0.0, +0.0], fedrolex +0.0 [+0.0, +0.0]; no verdict, because a seed collapsed: none."
+    )
+    rows = [dict(row) for row in found[1].design.rows.values()]
+    mine = next(r for r in rows if (r["contender"], r["kind"], r["config"]["seed"]) == ("pa3dfl", "rounds", 3))
+    mine["clients"] = {**mine["clients"], "trained": [0.1] * 3}
+    told, _ = unequal([Measures(Design(read_block("e"), rows))])
+    assert told.endswith("no verdict, because a seed collapsed: pa3dfl; without it +0.0 [+0.0, +0.0].")
+    assert list(unequal([Measures(Design(read_block("e"), rows[:-1]))])) == []  # not whole
 
 
 @pytest.mark.parametrize(
