@@ -23,7 +23,7 @@ from sepal.study.frontier import Place
 NAME = "frontier"
 HEIGHT, WIDTH = 300, 320  # pixels of a panel
 MEGABYTES = "MB, up and down"
-PICTURED = 24  # letters of a name in a picture by itself, which cannot show the rest
+PICTURED = 28  # letters of a name in a picture by itself, which cannot show the rest
 PADDING = {"left": 5, "top": 5, "bottom": 5, "right": 24}  # right: the reader's font may be wider than the one measured
 
 
