@@ -51,6 +51,9 @@ READ = """\
   model after local epochs. What a method *deploys* is a column of the tables, and ranks nobody.
 - **What a newcomer gets**: what the server sends to a client that has never trained, before any step (*received*). A
   fifth of the clients are held out for this, drawn by the seed. A dash: nothing is sent.
+- **Block e**: `fedavg-ft-narrow` and `fedavg-narrow` are one model for all of the smallest client's width, a
+  sixteenth of the weights, and "dense FedAvg" is that; `local-width` trains alone at each client's own width;
+  `pa3dfl-position` is Pa3dFL whose personal parameters are averaged by position.
 - "±" is a standard deviation over seeds. "[lo, hi]" is a 95 % interval of Student's t: over the means of the
   seeds, in block a over seeds and people. Differences are paired, in points: to FedAvg + fine-tuning and to FedAvg
   (in block e to those of the smallest width), at equal bytes to compressed FedAvg + fine-tuning.
@@ -80,7 +83,8 @@ TOLD = f"""\
   one seed, and for pFedGate (d), which was nearly behind. They were chosen by test figures. DM-PFL (d) was behind
   before it, −2.0 [−2.7, −1.3]; Pa3dFL (b) was undecided, −2.4 [−3.8, −1.0], and has another rate since; the other three
   kept their keys. Block e was planned with three seeds. One of Pa3dFL's collapsed, so that both its contenders got
-  this, too, and kept their keys, and the block got two more seeds. Which points exist is still the first seed's choice.
+  this, too, and kept their keys, and the block got two more seeds: with three, Local at its own width (−2.7
+  [−8.5, +3.0]) and HeteroFL (−4.7 [−9.8, +0.4]) were undecided. Which points exist is still the first seed's choice.
 - **Keys are chosen within noise**: in block d a trial has about 360 validation images. Intervals are those of the
   chosen keys, not of the search: the next best mean is often less than a point away
   ([trials](tables/leaderboard.md)), for Sub-FedAvg (b) .03 points.
@@ -90,7 +94,8 @@ TOLD = f"""\
   tune their local epochs; those of all others are 2. Block e leaves out Fjord, TailorFL, Sub-FedAvg and pFedGate,
   which take capacities, too: they did not fit. The search goes along one key at a time.
 - **Work of the closing round**: 2 local epochs. But those of FedAvg + fine-tuning and Local are tuned, compressed
-  FedAvg + fine-tuning has 5, not tuned, and FedRep's head 10. FedAvg is FedAvg + fine-tuning with 2 epochs, and
+  FedAvg + fine-tuning has 5, not tuned, FedRep's head 10, and in block e those of HeteroFL, FedRolex and Local at its
+  own width are tuned. FedAvg is FedAvg + fine-tuning with 2 epochs, and
   FedSTC the compressed one with 2. So a difference to FedAvg + fine-tuning may be one of closing epochs. The second
   difference, to FedAvg, is not, but for those two. Where fine-tuning's trials chose 2 epochs, too, the two differ in
   their rate and the order of batches only: then whoever is behind one and not behind the other is near the edge.

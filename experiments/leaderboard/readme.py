@@ -130,12 +130,17 @@ def unequal(found: Sequence[Measures]) -> Iterator[str]:
             difference = None if contender is each.yardstick else each.difference(contender, HOLDS)
             if difference and each.collapsed(contender):
                 without = each.without_collapsed(contender, each.yardstick)
-                kinds[FALLEN].append(f"{contender.name}; without it {without.text()}" if without else contender.name)
+                kinds[FALLEN].append(
+                    f"{contender.name}; without that seed {without.text()}" if without else contender.name
+                )
             elif difference:
                 kind = "ahead" if difference.low > 0 else "behind" if difference.high < 0 else "undecided"
                 kinds[kind].append(f"{contender.name} {difference.text()}")
         told = "; ".join(f"{kind}: {', '.join(names) or 'none'}" for kind, names in kinds.items())
-        yield f"**{each.block.title}** ({each.block.name}), from `{each.yardstick.name}`, without p-values: {told}."
+        yield (
+            f"**{each.block.title}** ({each.block.name}), what a client holds, in points from "
+            f"`{each.yardstick.name}`; a 95 % interval without 0 counts, not corrected for several comparisons: {told}."
+        )
         yield ""
 
 

@@ -101,8 +101,9 @@ def test_methods_for_unequal_capacity_are_compared_with_the_smallest_width():
     told, end = unequal(found)
     assert end == ""
     assert told == (
-        "**Fashion-MNIST, 20 clients of unequal capacity, Dirichlet(.3)** (e), from `fedavg-ft-narrow`, without "
-        "p-values: ahead: flanc +10.0 [+10.0, +10.0]; behind: heterofl −10.0 [−10.0, −10.0]; undecided: fedavg-narrow "
+        "**Fashion-MNIST, 20 clients of unequal capacity, Dirichlet(.3)** (e), what a client holds, in points from "
+        "`fedavg-ft-narrow`; a 95 % interval without 0 counts, not corrected for several comparisons: "
+        "ahead: flanc +10.0 [+10.0, +10.0]; behind: heterofl −10.0 [−10.0, −10.0]; undecided: fedavg-narrow "
         "+0.0 [+0.0, +0.0], local-width +0.0 [+0.0, +0.0], pa3dfl-position +0.0 [+0.0, +0.0], pa3dfl "
         "+0.0 [+0.0, +0.0], fedrolex +0.0 [+0.0, +0.0]; no verdict, because a seed collapsed: none."
     )
@@ -110,7 +111,7 @@ def test_methods_for_unequal_capacity_are_compared_with_the_smallest_width():
     mine = next(r for r in rows if (r["contender"], r["kind"], r["config"]["seed"]) == ("pa3dfl", "rounds", 3))
     mine["clients"] = {**mine["clients"], "trained": [0.1] * 3}
     told, _ = unequal([Measures(Design(read_block("e"), rows))])
-    assert told.endswith("no verdict, because a seed collapsed: pa3dfl; without it +0.0 [+0.0, +0.0].")
+    assert told.endswith("no verdict, because a seed collapsed: pa3dfl; without that seed +0.0 [+0.0, +0.0].")
     assert list(unequal([Measures(Design(read_block("e"), rows[:-1]))])) == []  # not whole
 
 
