@@ -102,10 +102,6 @@ class Quotes:
         values = [column[at] for column in columns] if at is not None else [v for c in columns for v in c]
         return f"{np.mean([value for value in values if value is not None]):.{digits}f}"
 
-    def at(self, variant: str, number: int, view: str = "received") -> str:
-        """Return an accuracy of the first seed at a round."""
-        return f"{100 * next(p for p in self.runs(variant)[0]['curve'] if p['round'] == number)[view]:.1f}"
-
     def novel(self, variant: str, view: str) -> str:
         """Return the novel clients' accuracy."""
         return f"{100 * np.mean([one['novel']['accuracy'][view]['mean'] for one in self.runs(variant)]):.1f}"
