@@ -41,7 +41,7 @@ def change_while_pruning(number: int, first: float, last: float) -> str:
         for side, found in zip(sides, (before, after), strict=True):
             side.update({name: float(np.mean(found)) / 100} if found else {})
     change = paired({0: sides[1]}, {0: sides[0]})
-    return change.text(sign="+") if change else "–"
+    return change.text(sign="+").replace("-", "−") if change else "–"
 
 
 def _at(number: int, shares: Sequence[float]) -> dict[str, list[list[float]]]:
