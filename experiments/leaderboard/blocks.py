@@ -51,11 +51,6 @@ class Contender(BaseModel):
         """The own key; empty if it has none."""
         return next(iter(self.own), "")
 
-    @property
-    def start(self) -> Config:
-        """The keys with which the rate is searched."""
-        return {**self.keys, **({key: values[0] for key, values in self.own.items()})}
-
 
 class Block(BaseModel):
     """A federation, who is compared on it, and with which seeds.

@@ -57,14 +57,15 @@ READ = """\
 - "±" is a standard deviation over seeds. "[lo, hi]" is a 95 % interval of Student's t: over the means of the
   seeds, in block a over seeds and people. Differences are paired, in points: to FedAvg + fine-tuning and to FedAvg
   (in block e to those of the smallest width), at equal bytes to compressed FedAvg + fine-tuning.
-- Every accuracy and every MB is from the stored rows (`docs/results/leaderboard`, a line for each run).
+- Every accuracy and every MB is from the stored rows (`docs/results/leaderboard`, a line for each run). Those of
+  earlier searches ("before it", below) were typed: the page had them then.
 """
 SHOWN = """\
 ![What a client holds against the MB sent, a panel for each block; Local is a line](leaderboard.svg)
 
 All contenders with all rounds; of the runs at equal bytes and of those beside, the ones on the frontier. Bars: 95 %
 intervals of each by itself; differences are paired, and have their own. "1 fell": a seed collapsed, and
-there is no bar. Dotted: sends nothing. Left of the line and above it there is nothing."""
+there is no bar. Dotted: sends nothing. No run is cheaper and better than the line."""
 TOLD = f"""\
 - **Tuning**: {TRIALS} trials for each contender, and up to twice as many by the rules below, over all rounds with the
   schedule of these, by validation accuracy of what a client holds, with seeds {", ".join(map(str, TUNING))}, which no
@@ -76,8 +77,8 @@ TOLD = f"""\
   an end of its three values, one value beyond it is tried with all seeds. Before it, FedPSE (a, −1.1 [−1.7, −0.4]) and
   Sub-FedAvg (a, −1.5 [−2.2, −0.7]) were deficits, and a seed of Pa3dFL had collapsed. After block d: where the three
   best points have one rate, which one seed alone has judged, the three best of other rates get two more seeds, too.
-  Before it, FedPSE (d, −1.8 [−2.4, −1.1]) was a deficit. Equal counts of hits are equal although stored figures are
-  rounded, which chose other keys for Local (d), before it −5.8 [−6.8, −4.8].
+  Before it, FedPSE (d, −1.8 [−2.4, −1.1]) was a deficit. Ties are ties within rounding now, which changed Local's keys
+  in d (before it −5.8 [−6.8, −4.8]).
 - **Searched most** (`doubted` in [the blocks](../../experiments/leaderboard/blocks/b.toml)): all nine points get two
   more seeds for the papers' methods that were then behind, for Pa3dFL (b), all of whose finalists had collapsed with
   one seed, and for pFedGate (d), which was nearly behind. They were chosen by test figures. DM-PFL (d) was behind
@@ -104,8 +105,9 @@ TOLD = f"""\
   trials.
 - **Beside**: contenders that have another one's chosen keys (`-topk-…`, `-stc`, `-untuned`, `fedpse-…`, `fedstc-…`)
   are not tuned for what they send.
-- **Schedule**: the rate falls each round, to {LAST_RATE:g} of the first in the last round, however many rounds a run
-  has.
+- **Optimizer**: SGD without momentum for all, also where a paper has another one (Sub-FedAvg's has momentum .5),
+  batches of 20. The rate falls each round, to {LAST_RATE:g} of the first in the last round, however many rounds a run
+  has. Models: `har-cnn` (a), `lenet5` (c), `cnn2-small` (b, d, e).
 - **Equal bytes**: own runs within 3, 10 and 30 % of what dense FedAvg sends in all rounds, of as many rounds as that
   buys with every seed, with the keys of the trials, which were chosen for all rounds. The closing download of all
   clients that train counts, too: what they hold needs it. None has more rounds than all have with 100 %, so methods
@@ -219,7 +221,7 @@ def _headline(
             cells.append("; ".join([words, *differences]) if set(differences) != {NONE} else words)
         lines.append([name, *cells])
     yield from (f"## {measure.title.capitalize()}, equal rounds", "")
-    header = "%; points from fedavg-ft; from fedavg" if to_dense else "%; points from fedavg-ft"
+    header = "%; points from FedAvg + fine-tuning" + "; from FedAvg" * (to_dense is not None)
     yield from table([header, *(f"{each.block.name}: {each.block.title}" for each in found)], lines)
     tests = sum(p is not None for _, p in family.values())
     tested = any(p is not None for (_, _, what), (_, p) in family.items() if what is measure)
@@ -265,9 +267,10 @@ def _budget(found: Sequence[Measures]) -> Iterator[str]:
 def _reruns(lines: Sequence[Row]) -> Iterator[str]:
     same = sum(line["same"] for line in lines)
     later = max((_hours(line["first"]["written"], line["written"]) for line in lines), default=0.0)
+    blocks = ", ".join(f"{name} {count}" for name, count in sorted(Counter(line["block"] for line in lines).items()))
     yield (
-        f"**Reruns** of random rows (`--rerun`), up to {later:.0f} hours later: {same} of {len(lines)} gave the same "
-        "weights, bit for bit."
+        f"**Reruns** of random rows (`--rerun`; {blocks}), up to {later:.0f} hours later: {same} of {len(lines)} gave "
+        "the same weights, bit for bit."
         if lines
         else "**Reruns** of random rows (`--rerun`): none yet."
     )

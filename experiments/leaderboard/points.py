@@ -14,7 +14,7 @@ from sepal.cli.markdown import table
 from sepal.cli.report.frontier import Panels
 from sepal.study.frontier import POINT, Entry, frontier
 
-ALIKE = 0.05  # MB that differ by no more are told together
+ALIKE = 0.05  # of MB: those that differ by no more are about the same
 
 
 class Point(NamedTuple):
@@ -38,13 +38,12 @@ def panels(measures: Sequence[Measures]) -> Panels | None:
     frontier: others would hide it.
     """
     drawn = {}
-    for found in measures:
+    for found in (each for each in measures if each.compared):
         points = {point.entry.label: point for point in points_of(found)}
         places = frontier([point.entry for point in points.values()])
-        if found.compared:
-            main = {label for label, point in points.items() if not point.budget and not point.contender.tuned_as}
-            shown = [place for place in places if place.frontier or place.entry.label in main]
-            drawn[f"{found.block.name}: {found.block.title}"] = shown
+        main = {label for label, point in points.items() if not point.budget and not point.contender.tuned_as}
+        shown = [place for place in places if place.frontier or place.entry.label in main]
+        drawn[f"{found.block.name}: {found.block.title}"] = shown
     order = list(dict.fromkeys(each.name for found in measures for each in found.block.everybody))
     return Panels(drawn, order=order) if drawn else None
 
@@ -66,35 +65,33 @@ def points_of(found: Measures) -> Iterator[Point]:
 def _entry(found: Measures, contender: Contender, budget: float, rounds: int) -> Entry:
     values, clients = found.values(contender, HOLDS, budget), found.by_seed(contender, HOLDS, budget)
     means = {seed: float(np.mean(list(each.values()))) for seed, each in clients.items()}
-    bar = interval(values, found.block.same_people) if len(values) > 1 else None
     label = contender.name + (f", {rounds} round{'s' * (rounds > 1)}" if budget else "")
+    bar = interval(values, found.block.same_people) if len(values) > 1 else None
+    ends = (max(bar.low, 0.0), min(bar.high, 1.0)) if bar else None
     figure = found.figure(contender, HOLDS, budget)
     if figure and figure.rest:  # a bar would cross the whole picture
-        label += f" ({len(figure.collapsed)} fell)"
-        return Entry(label, found.megabytes(contender, budget) or 0.0, means, interval=(figure.mean, figure.mean))
-    megabytes = found.megabytes(contender, budget) or 0.0
-    return Entry(label, megabytes, means, interval=(max(bar.low, 0.0), min(bar.high, 1.0)) if bar else None)
+        label, ends = f"{label} ({len(figure.collapsed)} fell)", (figure.mean, figure.mean)
+    return Entry(label, found.megabytes(contender, budget) or 0.0, means, interval=ends)
 
 
 def frontier_table(found: Measures) -> Iterator[str]:
     """Yield the lines of a table of who is on the frontier, and of the least MB to within a point of the yardstick."""
-    points = [point for point in points_of(found) if point.entry.megabytes]
-    if not points:
-        return
     lines = []
-    for place in frontier([point.entry for point in points]):
+    for place in frontier([point.entry for point in points_of(found)]):
         if place.frontier:
             entry = place.entry
             rival = f"within the noise of {place.rival}" if place.rival else "–"
             lines.append([entry.label, f"{entry.megabytes:.4g}", entry.value.text(), rival])
+    if not lines:
+        return
     yield from table(["on the frontier of what a client holds", "MB", "%", ""], lines)
     yield from _near(found)
 
 
-def nearest(found: Measures, method: str = "") -> tuple[list[Point], Point] | None:
-    """Return the points of least MB to within a point of the yardstick's accuracy, and the yardstick's of all rounds.
+def nearest(found: Measures, method: str = "") -> tuple[Point, Point] | None:
+    """Return the point of least MB to within a point of the yardstick's accuracy, and the yardstick's of all rounds.
 
-    Those within 5 % of the least MB count as the least, too: tuned ones first, then by MB.
+    A tuned one goes before others of up to 5 % less.
 
     Args:
         found: A block.
@@ -113,14 +110,13 @@ def nearest(found: Measures, method: str = "") -> tuple[list[Point], Point] | No
         return None
     most = (1 + ALIKE) * min(p.entry.megabytes for p in near)
     least = (p for p in near if p.entry.megabytes <= most)
-    return sorted(least, key=lambda p: (bool(p.contender.tuned_as), p.entry.megabytes)), best
+    return min(least, key=lambda p: (bool(p.contender.tuned_as), p.entry.megabytes)), best
 
 
 def _near(found: Measures) -> Iterator[str]:
     pair = nearest(found)
     if pair is None:
         return
-    least, best = [each.entry for each in pair[0]], pair[1].entry
+    least, best = (each.entry for each in pair)
     words = f"The least MB to within one point of {best.label} ({best.value.text()} %, {best.megabytes:.4g} MB)"
-    shown = "; ".join(f"{each.label}, {each.megabytes:.4g} MB ({each.value.text()} %)" for each in least)
-    yield from (f"{words}: {shown}.", "")
+    yield from (f"{words}: {least.label}, {least.megabytes:.4g} MB ({least.value.text()} %).", "")

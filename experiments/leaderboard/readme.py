@@ -7,12 +7,19 @@ from typing import TypeAlias
 
 from experiments.leaderboard.measures import HOLDS, SENT_SHIFT, SHIFT, Measures, corrected
 from experiments.leaderboard.points import Point, nearest
-from experiments.leaderboard.statistics import LEVEL
+from experiments.leaderboard.statistics import LEVEL, Interval
 from sepal.strategies import registry
 
 Named: TypeAlias = dict[str, list[str]]  # contender → names of blocks
 FALLEN, FAILED = "no verdict, because a seed collapsed", "no figure, because a run ended with an error"
-WORDS = {"leads": "ahead of", "deficits": "behind"}  # of kinds of verdicts
+WORDS = {"leads": "Better", "deficits": "Worse"}  # of kinds of verdicts
+NOBODY = "Start with FedAvg + fine-tuning: it is simple, and no method is established to be better"
+SPARSITY = {  # own keys that say how sparse
+    "fedpse.keep": "sent",
+    "subfedavg.target": "pruned",
+    "pfedgate.keep": "of the blocks on",
+    "compress.keep": "sent",
+}
 HALF = 0.5  # of the yardstick's bytes; what needs more saves little
 HAR = "a"  # the block of the table's figures
 PAPERS = {  # what each does
@@ -71,7 +78,8 @@ def advice(found: Sequence[Measures]) -> Iterator[str]:
     yield from (_start(found, same), _shift(same), _bytes(same))
     if same:
         blocks = "; ".join(f"{each.block.name}: {each.block.title}" for each in same)
-        yield from ("", f"{blocks}. Full shift: clients are tested on the test data of all.")
+        end = "In each, a fifth of the clients do not train. Full shift: clients are tested on the test data of all."
+        yield from ("", f"{blocks}. {end}")
 
 
 def _compared(found: Sequence[Measures]) -> list[Measures]:
@@ -86,15 +94,15 @@ def _start(found: Sequence[Measures], same: Sequence[Measures]) -> str:
     for kind, words in WORDS.items():
         only = _without(tuned[kind], plain[kind])
         both = _without(tuned[kind], only)
-        whom = "both" if told else "both FedAvg + fine-tuning and FedAvg"
-        told.append(f"{words} {whom}: {_listed(both) or 'none'}")
-        further = {"the first": only, "the second": _without(plain[kind], tuned[kind])}
-        told += [f"{words} {one} only: {_listed(named)}" for one, named in further.items() if named]
         leads = _listed(both) if kind == "leads" else leads
-    head = f"Try {leads} where data are like these" if leads else "Start with FedAvg + fine-tuning"
+        whose = {"both": both, "with it only": only, "without it only": _without(plain[kind], tuned[kind])}
+        said = [f"than {of}: {_listed(named) or 'none'}" for of, named in whose.items() if named or of == "both"]
+        told.append(f"{words} {'; '.join(said)}.")
+    head = f"Try {leads} where data are like these" if leads else NOBODY
     return (
-        f"- **{head}.** In what a client holds, {'; '.join(told)}; the rest of {_tests(same)} tests is undecided or "
-        f"has no verdict. Training alone: {_each(same, _local)} points."
+        f"- **{head}.** What clients hold, in {_tests(same)} tests against FedAvg with fine-tuning and as many without "
+        f"it. {' '.join(told)} The others are undecided or have no verdict. Training alone: {_each(same, _local)} "
+        "points from fine-tuning."
     )
 
 
@@ -115,15 +123,38 @@ def verdicts(found: Sequence[Measures]) -> str:
     told = [kind for kind in tuned if tuned[kind] or kind in ("leads", "deficits")]
     return (
         f"**Tests** ({_tests(same)} of {_tests(found)} planned, corrected by Holm). Differences to FedAvg + "
-        f"fine-tuning in what a client holds: {_kinds(tuned, told)}. Its trials chose {_each(same, _epochs)} closing "
-        f"epochs. To FedAvg, which closes with 2 as all papers' methods do: {_kinds(plain, ['leads', 'deficits'])}."
+        f"fine-tuning in what a client holds: {_kinds(tuned, told)}. {_leaning(same, tuned['undecided'])}Fine-tuning's "
+        f"trials chose {_each(same, _epochs)} closing epochs. To FedAvg, which closes with 2 as all papers' methods "
+        f"do: {_kinds(plain, ['leads', 'deficits'])}. {_sparsity(same)}"
     )
 
 
+def _leaning(same: Sequence[Measures], undecided: Named) -> str:
+    """Say how many of the undecided have an interval without 0 before the correction."""
+    blocks = {each.block.name: each for each in same}
+    pairs = ((blocks[name], who) for who, names in undecided.items() for name in names)
+    found = [difference for each, who in pairs if (difference := each.difference(each.named(who), HOLDS))]
+    behind, ahead = sum(each.high < 0 for each in found), sum(each.low > 0 for each in found)
+    words = "Of the undecided, {} have an interval below 0 before the correction, and {} above. "
+    return words.format(behind or "none", ahead or "none") if found else ""
+
+
+def _sparsity(same: Sequence[Measures]) -> str:
+    """Say how sparse the trials made those that are tested: undecided may be a nearly dense model."""
+    found: dict[str, list[str]] = {}
+    for each in same:
+        for contender in map(each.named, each.block.tested):
+            keys, key = each.design.chosen(contender), contender.own_key
+            if keys and key in SPARSITY:
+                found.setdefault(key, []).append(f"{keys[key]:g} ({each.block.name})")
+    told = "; ".join(f"`{key}` {', '.join(values)} {SPARSITY[key]}" for key, values in found.items())
+    return f'How sparse the trials made them, which decides what "undecided" is about: {told}.' if told else ""
+
+
 def unequal(found: Sequence[Measures]) -> Iterator[str]:
-    """Yield a paragraph for each finished block with another yardstick than FedAvg + fine-tuning at full width."""
+    """Yield a paragraph for each finished block without planned tests: of few seeds, or of unequal capacities."""
     for each in found:
-        if not each.finished or each.block.yardstick == "fedavg-ft":
+        if not each.finished or each.block.tested:
             continue
         kinds: dict[str, list[str]] = {"ahead": [], "behind": [], "undecided": [], FALLEN: []}
         for contender in each.block.contenders:
@@ -138,8 +169,9 @@ def unequal(found: Sequence[Measures]) -> Iterator[str]:
                 kinds[kind].append(f"{contender.name} {difference.text()}")
         told = "; ".join(f"{kind}: {', '.join(names) or 'none'}" for kind, names in kinds.items())
         yield (
-            f"**{each.block.title}** ({each.block.name}), what a client holds, in points from "
-            f"`{each.yardstick.name}`; a 95 % interval without 0 counts, not corrected for several comparisons: {told}."
+            f"**{each.block.title}** ({each.block.name}), {len(each.block.seeds)} seeds, what a client holds, in "
+            f"points from `{each.yardstick.name}`; a 95 % interval without 0 counts, not corrected for several "
+            f"comparisons: {told}."
         )
         yield ""
 
@@ -182,44 +214,47 @@ def _epochs(found: Measures) -> str:
 
 
 def _local(found: Measures) -> str:
-    difference = found.difference(found.named("local"), HOLDS)
-    return difference.text() if difference else "–"
+    """Return the best difference of those that train alone."""
+    alone = (each for each in found.block.contenders if (each.method or each.name) == "local")
+    known = [difference for each in alone if (difference := found.difference(each, HOLDS))]
+    return max(known, key=lambda each: each.mean).text() if known else "–"
 
 
 def _shift(same: Sequence[Measures]) -> str:
     """Say what fine-tuning costs or gains where clients meet each other's data: the same run's two views."""
-    found = [each.between((each.yardstick, SENT_SHIFT), (each.yardstick, SHIFT)) for each in same]
-    if all(each and each.low > 0 for each in found):
+    found = [_tuned_shift(each) for each in same]
+    if all(each and each.high < 0 for each in found):
         head = "Keep the one model for all, without fine-tuning, if clients will meet each other's data"
-    elif all(each and each.high < 0 for each in found):
+    elif all(each and each.low > 0 for each in found):
         head = "Fine-tune also if clients will meet each other's data"
     else:
         head = "Whether to fine-tune if clients will meet each other's data depends on the data"
-    return (
-        f"- **{head}.** Under full shift, FedAvg's model before fine-tuning, in points from that after it: "
-        f"{_each(same, _shifted)}."
-    )
+    return f"- **{head}.** Under full shift, fine-tuning changes FedAvg's model by {_each(same, _shifted)} points."
+
+
+def _tuned_shift(found: Measures) -> Interval | None:
+    return found.between((found.yardstick, SHIFT), (found.yardstick, SENT_SHIFT))
 
 
 def _shifted(found: Measures) -> str:
-    difference = found.between((found.yardstick, SENT_SHIFT), (found.yardstick, SHIFT))
+    difference = _tuned_shift(found)
     return difference.text() if difference else "–"
 
 
 def _bytes(same: Sequence[Measures]) -> str:
     """Say who needs the fewest bytes to be within a point of the yardstick, and how FedPSE does."""
-    shares = [near[0][0].entry.megabytes / near[1].entry.megabytes for each in same if (near := nearest(each))]
+    shares = [_share(near) for each in same if (near := nearest(each))]
     head = "Send less if bytes bind" if shares and max(shares) <= HALF else "Sending less costs accuracy somewhere"
     return (
-        f"- **{head}.** The fewest bytes of all runs, picked afterwards, whose mean is within a point of FedAvg + "
-        f"fine-tuning's, as a share of its own: {_each(same, _fewest)}. FedPSE's: {_each(same, _fedpse)}."
+        f"- **{head}.** The cheapest run, picked afterwards, whose mean is at most a point below FedAvg + "
+        f"fine-tuning's sends of its bytes: {_each(same, _fewest)}. FedPSE's cheapest: {_each(same, _fedpse)}."
         f"{_keys(same)}"
     )
 
 
 def _keys(same: Sequence[Measures]) -> str:
     """Say with which keys those of the fewest bytes run whose name is no method's."""
-    found = (point.contender for each in same if (near := nearest(each)) for point in near[0])
+    found = (near[0].contender for each in same if (near := nearest(each)))
     named = {one.name: one for one in found if one.method and one.method != one.name}
     keys = {name: ", ".join(f"`{key}` = {value}" for key, value in one.keys.items()) for name, one in named.items()}
     return "".join(f" `{name}`: `{one.method}` with {keys[name]}." for name, one in named.items())
@@ -229,22 +264,22 @@ def _fewest(found: Measures) -> str:
     near = nearest(found)
     if near is None:
         return "–"
-    names = " and ".join(f"`{each.entry.label}`" for each in near[0])
-    difference = found.of_runs((near[0][0].contender, near[0][0].budget), (near[1].contender, near[1].budget))
-    return f"{names} {_share(near)}, {difference.text()} points" if difference else f"{names} {_share(near)}"
+    (least, best), difference = near, found.of_runs(*((each.contender, each.budget) for each in near))
+    words = f"`{least.entry.label}` {100 * _share((least, best)):.1f} %"
+    return f"{words}, {difference.text()} points" if difference else words
 
 
 def _fedpse(found: Measures) -> str:
     """Return FedPSE's share of the bytes, or how far its best run of all rounds is behind."""
     if near := nearest(found, "fedpse"):
-        return _share(near)
+        return f"{100 * _share(near):.1f} %"
     runs = [each for each in found.block.everybody if (each.method or each.name) == "fedpse"]
     behind = [difference for each in runs if (difference := found.difference(each, HOLDS))]
     return f"not within a point, at best {max(behind, key=lambda each: each.mean).text()}" if behind else "–"
 
 
-def _share(near: tuple[Sequence[Point], Point]) -> str:
-    return f"{100 * near[0][0].entry.megabytes / near[1].entry.megabytes:.1f} %"
+def _share(near: tuple[Point, Point]) -> float:
+    return near[0].entry.megabytes / near[1].entry.megabytes
 
 
 def _each(found: Sequence[Measures], words: Callable[[Measures], str]) -> str:

@@ -43,20 +43,19 @@ class Interval:
     high: float
     p: float
 
-    def text(self, sign: str = "+") -> str:
+    def text(self) -> str:
         """Return ``+1.2 [+0.3, +2.1]``, in points."""
-        values = (f"{100 * value:{sign}.1f}" for value in (self.mean, self.low, self.high))
+        values = (f"{100 * value:+.1f}" for value in (self.mean, self.low, self.high))
         centre, low, high = (value.replace("-", "−") for value in values)
         return f"{centre} [{low}, {high}]"
 
 
-def interval(values: Matrix, same_people: bool, level: float = LEVEL) -> Interval | None:
+def interval(values: Matrix, same_people: bool) -> Interval | None:
     """Return the estimate of a contender's accuracies, or of paired differences of two contenders.
 
     Args:
         values: float64 (seeds, clients), NaN where there is none; no seed is empty.
         same_people: Whether a column is one person in all seeds: then people count as drawn, too.
-        level: 1 - the interval's coverage.
 
     Returns:
         None with fewer than two seeds, or two people.
@@ -70,21 +69,20 @@ def interval(values: Matrix, same_people: bool, level: float = LEVEL) -> Interva
     if error == 0:
         return Interval(centre, centre, centre, float(centre == 0))
     freedom = parts.sum() ** 2 / sum(part**2 / (len(units) - 1) for part, units in zip(parts, drawn, strict=True))
-    half = float(stats.t.ppf(1 - level / 2, freedom) * error)
+    half = float(stats.t.ppf(1 - LEVEL / 2, freedom) * error)
     return Interval(centre, centre - half, centre + half, float(2 * stats.t.sf(abs(centre) / error, freedom)))
 
 
-def wins(differences: Matrix, same_people: bool = False, tie: float = TIE) -> tuple[int, int, int]:
-    """Return how many clients are ahead, even and behind, ``tie`` or less being even.
+def wins(differences: Matrix, same_people: bool = False) -> tuple[int, int, int]:
+    """Return how many clients are ahead, even and behind; even is half a point or less (``TIE``).
 
     Args:
         differences: float64 (seeds, clients), NaN where there is none.
         same_people: Whether a column is one person, who counts once, with the mean over seeds.
-        tie: As a fraction.
     """
     each = differences[:, ~np.isnan(differences).all(0)]
     each = np.nanmean(each, axis=0) if same_people else each[~np.isnan(each)]
-    ahead, behind = int((each > tie).sum()), int((each < -tie).sum())
+    ahead, behind = int((each > TIE).sum()), int((each < -TIE).sum())
     return ahead, each.size - ahead - behind, behind
 
 

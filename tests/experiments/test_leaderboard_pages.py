@@ -171,6 +171,7 @@ def test_the_tables_say_what_was_chosen_what_bytes_buy_and_who_is_on_the_frontie
     # 1 MB is the least that FedAvg sends, and nobody has its accuracy for less
     assert "| fedavg, 1 round | 1 |" in text
     assert "| ditto, 2 rounds | 4 |" in text
+    assert "| local | 0 | 55.0 ± 0.0 |" in text.partition("| on the frontier")[2]  # nobody worse is on it
 
 
 def test_the_tables_say_what_a_budget_buys_at_best():
@@ -267,10 +268,12 @@ def test_a_run_that_ends_with_an_error_has_a_row():
 def test_the_page_says_how_late_reruns_were_and_how_many_gave_the_same():
     at = "2026-11-2{}T{}:00:00+00:00".format
     lines = [
-        {"first": {"written": at(6, "23")}, "written": at(7, "02"), "same": True},
-        {"first": {"written": at(6, "12")}, "written": at(7, "14"), "same": False},
+        {"first": {"written": at(6, "23")}, "written": at(7, "02"), "same": True, "block": "d"},
+        {"first": {"written": at(6, "12")}, "written": at(7, "14"), "same": False, "block": "a"},
     ]
-    assert next(_reruns(lines)).endswith("up to 26 hours later: 1 of 2 gave the same weights, bit for bit.")
+    assert next(_reruns(lines)).endswith(
+        "(`--rerun`; a 1, d 1), up to 26 hours later: 1 of 2 gave the same weights, bit for bit."
+    )
     assert next(_reruns([])).endswith("none yet.")
 
 

@@ -12,7 +12,7 @@ from experiments.leaderboard.design import Design
 from experiments.leaderboard.measures import Measures
 from experiments.leaderboard.pages import PAGE, _made
 from experiments.leaderboard.points import nearest
-from experiments.leaderboard.readme import NAMES, PAPERS, parts, unequal, verdicts
+from experiments.leaderboard.readme import NAMES, NOBODY, PAPERS, parts, unequal, verdicts
 from experiments.parts import README, rewritten
 from sepal.errors import ConfigError
 
@@ -73,26 +73,30 @@ def test_the_advice_names_leads_and_deficits_and_who_needs_the_fewest_bytes():
     # Seven differences in each block: FedPSE is .5 behind in a, and 9 ahead in d; all others are behind.
     # FedAvg has .6, as all papers' methods but FedPSE, so nobody is behind it.
     assert first == (
-        "- **Try FedPSE (d) where data are like these.** In what a client holds, ahead of both FedAvg + fine-tuning "
-        "and FedAvg: FedPSE (d); ahead of the second only: FedPSE (a), compressed FedAvg + fine-tuning (a, d), "
-        "Local (a, d); behind both: none; behind the first only: FedPSE (a), "
+        "- **Try FedPSE (d) where data are like these.** What clients hold, in 14 tests against FedAvg with "
+        "fine-tuning and as many without it. Better than both: FedPSE (d); than without it only: FedPSE (a), "
+        "compressed FedAvg + fine-tuning (a, d), Local (a, d). Worse than both: none; than with it only: FedPSE (a), "
         "DM-PFL (a, d), Sub-FedAvg (a, d), pFedGate (a, d), Pa3dFL (a, d), compressed FedAvg + fine-tuning (a, d), "
-        "Local (a, d); the rest of 14 tests is undecided or has no verdict. "
-        "Training alone: −10.0 [−10.0, −10.0] (a), −10.0 [−10.0, −10.0] (d) points."
+        "Local (a, d). The others are undecided or have no verdict. "
+        "Training alone: −10.0 [−10.0, −10.0] (a), −10.0 [−10.0, −10.0] (d) points from fine-tuning."
     )
     assert key.startswith("a: HAR, 30 people, the past predicts the future; d: Fashion-MNIST, 10 clients")
     tests = verdicts(found)
     assert tests.startswith("**Tests** (14 of 14 planned, corrected by Holm). ")
     assert "holds: leads: FedPSE (d); deficits: FedPSE (a), DM-PFL (a, d), " in tests
-    assert "Local (a, d). Its trials chose 5 (a), 5 (d) closing epochs." in tests
+    assert "Local (a, d). Fine-tuning's trials chose 5 (a), 5 (d) closing epochs." in tests
     # FedAvg has .6, as all papers' methods but FedPSE
     assert "To FedAvg, which closes with 2 as all papers' methods do: leads: " in tests
     assert "collapsed" not in tests
-    # .5 to .9, .92 (.93) and .9: 40.7 lower on average
+    assert tests.endswith(
+        "`fedpse.keep` 0.1 (a), 0.1 (d) sent; `subfedavg.target` 0.5 (a), 0.5 (d) pruned; `pfedgate.keep` 0.5 (a), 0.5 "
+        "(d) of the blocks on; `compress.keep` 0.1 (a), 0.1 (d) sent."
+    )
+    # .5 to .9, .92 (.93) and .9: 40.7 higher on average
     assert second.startswith("- **Fine-tune also if clients will meet each other's data.** ")
-    assert "−40.7 [" in second
+    assert "+40.7 [" in second
     assert "`fedpse` 20.0 %, −0.5 [−0.5, −0.5] points (a), `fedpse` 20.0 %, +9.0" in third
-    assert "FedPSE's: 20.0 % (a)" in third
+    assert "FedPSE's cheapest: 20.0 % (a)" in third
 
 
 def test_methods_for_unequal_capacity_are_compared_with_the_smallest_width():
@@ -101,8 +105,8 @@ def test_methods_for_unequal_capacity_are_compared_with_the_smallest_width():
     told, end = unequal(found)
     assert end == ""
     assert told == (
-        "**Fashion-MNIST, 20 clients of unequal capacity, Dirichlet(.3)** (e), what a client holds, in points from "
-        "`fedavg-ft-narrow`; a 95 % interval without 0 counts, not corrected for several comparisons: "
+        "**Fashion-MNIST, 20 clients of unequal capacity, Dirichlet(.3)** (e), 5 seeds, what a client holds, in "
+        "points from `fedavg-ft-narrow`; a 95 % interval without 0 counts, not corrected for several comparisons: "
         "ahead: flanc +10.0 [+10.0, +10.0]; behind: heterofl −10.0 [−10.0, −10.0]; undecided: fedavg-narrow "
         "+0.0 [+0.0, +0.0], local-width +0.0 [+0.0, +0.0], pa3dfl-position +0.0 [+0.0, +0.0], pa3dfl "
         "+0.0 [+0.0, +0.0], fedrolex +0.0 [+0.0, +0.0]; no verdict, because a seed collapsed: none."
@@ -118,8 +122,8 @@ def test_methods_for_unequal_capacity_are_compared_with_the_smallest_width():
 @pytest.mark.parametrize(
     ("levels", "head"),
     [
-        ({"fedpse": 0.9}, "- **Start with FedAvg + fine-tuning.** "),
-        ({"fedpse": 0.9, "fedavg": 0.95}, "- **Start with FedAvg + fine-tuning.** "),
+        ({"fedpse": 0.9}, f"- **{NOBODY}.** "),
+        ({"fedpse": 0.9, "fedavg": 0.95}, f"- **{NOBODY}.** "),
         ({"fedpse": 0.9, "local": 0.96}, "- **Try Local (a) where data are like these.** "),
     ],
 )
@@ -149,26 +153,27 @@ def test_the_second_sentence_follows_the_signs():
         block.cache_clear()
 
 
-def test_the_third_sentence_names_all_of_about_the_fewest_bytes_and_how_far_fedpse_is_behind():
+def test_the_third_sentence_names_the_fewest_bytes_and_how_far_fedpse_is_behind():
     third = parts([block("a", fedpse=0.8, **{"fedavg-ft-stc": 0.9, "ditto-stc": 0.9})])["advice"][2]
     # .03 and, for Ditto's, 1 MB a round of FedAvg's 1. FedPSE is 10 points behind.
-    assert "its own: `fedavg-ft-stc` 3.0 %, +0.0 [+0.0, +0.0] points (a)." in third
-    assert "FedPSE's: not within a point, at best −10.0 [−10.0, −10.0] (a)." in third
+    assert "of its bytes: `fedavg-ft-stc` 3.0 %, +0.0 [+0.0, +0.0] points (a)." in third
+    assert "FedPSE's cheapest: not within a point, at best −10.0 [−10.0, −10.0] (a)." in third
     near = nearest(block("a", **{"fedavg-ft-stc": 0.9, "ditto-stc": 0.9, "fedavg-ft-topk-1": 0.9, "fedpse": 0.8}))
-    assert [each.entry.label for each in near[0]] == ["fedavg-ft-stc"]
+    assert near[0].entry.label == "fedavg-ft-stc"
 
 
-def test_what_differs_by_no_more_than_a_twentieth_is_told_together_the_tuned_first(monkeypatch):
+def test_a_tuned_run_goes_before_others_of_a_twentieth_less(monkeypatch):
     monkeypatch.setitem(EACH, "ditto-stc", 0.029)
     monkeypatch.setitem(EACH, "fedavg-ft-topk-1", 0.031)
     block.cache_clear()
     found = block("a", fedpse=0.8, **{"fedavg-ft-stc": 0.9, "ditto-stc": 0.9, "fedavg-ft-topk-1": 0.9})
+    assert nearest(found)[0].entry.label == "fedavg-ft-stc"
+    monkeypatch.setitem(EACH, "ditto-stc", 0.028)
     block.cache_clear()
-    assert [each.entry.label for each in nearest(found)[0]] == ["fedavg-ft-stc", "ditto-stc"]
-    assert "FedAvg + fine-tuning's, as a share of its own: `fedavg-ft-stc` and `ditto-stc` 3.0 %, +0.0 [" in (
-        third := parts([found])["advice"][2]
-    )
+    third = parts([block("a", **{"fedavg-ft-stc": 0.9, "ditto-stc": 0.9})])["advice"][2]
+    block.cache_clear()
     # A name that is no method's has its keys beside it.
+    assert "`ditto-stc` 2.8 %, +0.0 [" in third
     assert third.endswith("`ditto-stc`: `ditto` with `compress.name` = stc, `compress.keep` = 0.1.")
 
 
@@ -212,11 +217,28 @@ def test_where_a_seed_of_the_yardstick_collapsed_there_is_no_verdict_at_all():
         )
     ]
     first = parts(found)["advice"][0]
-    assert "ahead of both FedAvg + fine-tuning and FedAvg: none; " in first
-    assert "; behind both: none; the rest of 7 tests is undecided or has no v" in first
+    assert "in 7 tests against " in first
+    assert "Better than both: none" in first
+    assert "Worse than both: none. The others are undecided or have no verdict." in first
     tests = verdicts(found)
     assert "leads: none; deficits: none; no verdict, because a seed collapsed: FedPSE (a; without it " in tests
-    assert "undecided" not in tests
+    assert "undecided:" not in tests
+
+
+def test_what_is_undecided_only_by_the_correction_is_counted():
+    behind = [0.002, 0.02, 0.03, 0.04, 0.05]  # by seed: 2.8 points, t = 3.4 with 4 degrees of freedom, p = .03
+
+    def lower(row):
+        seed = row["config"]["seed"]
+        level = 0.9 - behind[seed]
+        return {"clients": {**row["clients"], "trained": [level, level + (0.02 if seed else 0.03), level]}}
+
+    some = changed(lambda who, kind, seed: (who, kind) == ("subfedavg", "rounds"), lower)
+    tests = verdicts([some, Measures(Design(read_block("d"), []))])
+    assert (
+        "; undecided: Sub-FedAvg (a). Of the undecided, 1 have an interval below 0 before the correction, and none"
+        in tests
+    )
 
 
 def test_a_block_whose_yardstick_has_an_error_is_not_told():
