@@ -119,6 +119,12 @@ def test_methods_for_unequal_capacity_are_compared_with_the_smallest_width():
     assert list(unequal([Measures(Design(read_block("e"), rows[:-1]))])) == []  # not whole
 
 
+def test_training_alone_is_the_better_of_those_that_do():
+    found = [block("a"), block("b", **{"local-each-round": 0.85}), block("d")]
+    first = parts(found)["advice"][0]
+    assert "Training alone: −10.0 [−10.0, −10.0] (a), −5.0 [−5.0, −5.0] (b), −10.0 [" in first
+
+
 @pytest.mark.parametrize(
     ("levels", "head"),
     [
