@@ -24,7 +24,7 @@ from experiments.leaderboard.measures import (
     corrected,
 )
 from experiments.leaderboard.points import panels
-from experiments.leaderboard.readme import parts, unequal, verdicts
+from experiments.leaderboard.readme import parts, untested, verdicts
 from experiments.leaderboard.statistics import LEVEL, Interval
 from experiments.leaderboard.tables import block_tables
 from experiments.parts import README, rewritten
@@ -191,7 +191,7 @@ def _made(counts: Mapping[str, int], found: Sequence[Measures], reruns: Sequence
 def _page(found: Sequence[Measures], reruns: Sequence[Row]) -> Iterator[str]:
     yield TOP
     if said := parts(found):
-        yield from (*said["advice"], "", verdicts(found), "", *unequal(found))
+        yield from (*said["advice"], "", verdicts(found), "", *untested(found))
     some = [each for each in found if any(each.runs(contender) for contender in each.block.contenders)]
     yield from (SHOWN, "") if panels(some) else ()
     family, to_dense = corrected(found), corrected(found, to_dense=True)

@@ -151,7 +151,7 @@ def _sparsity(same: Sequence[Measures]) -> str:
     return f'How sparse the trials made them, which decides what "undecided" is about: {told}.' if told else ""
 
 
-def unequal(found: Sequence[Measures]) -> Iterator[str]:
+def untested(found: Sequence[Measures]) -> Iterator[str]:
     """Yield a paragraph for each finished block without planned tests: of few seeds, or of unequal capacities."""
     for each in found:
         if not each.finished or each.block.tested:

@@ -12,7 +12,7 @@ from experiments.leaderboard.design import Design
 from experiments.leaderboard.measures import Measures
 from experiments.leaderboard.pages import PAGE, _made
 from experiments.leaderboard.points import nearest
-from experiments.leaderboard.readme import NAMES, NOBODY, PAPERS, parts, unequal, verdicts
+from experiments.leaderboard.readme import NAMES, NOBODY, PAPERS, parts, untested, verdicts
 from experiments.parts import README, rewritten
 from sepal.errors import ConfigError
 
@@ -102,7 +102,7 @@ def test_the_advice_names_leads_and_deficits_and_who_needs_the_fewest_bytes():
 def test_methods_for_unequal_capacity_are_compared_with_the_smallest_width():
     # all have .6, one has 10 points more, one 10 less
     found = [block("a"), block("e", flanc=0.7, heterofl=0.5)]
-    told, end = unequal(found)
+    told, end = untested(found)
     assert end == ""
     assert told == (
         "**Fashion-MNIST, 20 clients of unequal capacity, Dirichlet(.3)** (e), 5 seeds, what a client holds, in "
@@ -114,9 +114,9 @@ def test_methods_for_unequal_capacity_are_compared_with_the_smallest_width():
     rows = [dict(row) for row in found[1].design.rows.values()]
     mine = next(r for r in rows if (r["contender"], r["kind"], r["config"]["seed"]) == ("pa3dfl", "rounds", 3))
     mine["clients"] = {**mine["clients"], "trained": [0.1] * 3}
-    told, _ = unequal([Measures(Design(read_block("e"), rows))])
+    told, _ = untested([Measures(Design(read_block("e"), rows))])
     assert told.endswith("no verdict, because a seed collapsed: pa3dfl; without that seed +0.0 [+0.0, +0.0].")
-    assert list(unequal([Measures(Design(read_block("e"), rows[:-1]))])) == []  # not whole
+    assert list(untested([Measures(Design(read_block("e"), rows[:-1]))])) == []  # not whole
 
 
 def test_training_alone_is_the_better_of_those_that_do():
