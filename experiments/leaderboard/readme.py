@@ -13,7 +13,7 @@ from sepal.strategies import registry
 Named: TypeAlias = dict[str, list[str]]  # contender → names of blocks
 FALLEN, FAILED = "no verdict, because a seed collapsed", "no figure, because a run ended with an error"
 WORDS = {"leads": "Better", "deficits": "Worse"}  # of kinds of verdicts
-NOBODY = "Start with FedAvg + fine-tuning: it is simple, and no method is established to be better"
+NOBODY = "Start with FedAvg + fine-tuning: it is simple, and no method that was tested is established to be better"
 SPARSITY = {  # own keys that say how sparse
     "fedpse.keep": "sent",
     "subfedavg.target": "pruned",
