@@ -44,12 +44,14 @@ from sepal.protocol.flower import supernode
 from sepal.protocol.flower.versions import require_supported
 
 LOST = 75  # exit code: the client loop ended by an error (EX_TEMPFAIL in sysexits.h)
+RESTARTABLE = (0, LOST)  # exit codes after which the SuperNode is to be started again; 0: a call was not authenticated
+ENDED = "sepal: the SuperNode's loop ended: "  # begins the line that says why, before it ends with LOST
 RESTART = 1.0  # seconds before an executor that has ended is started again
 
 
 def lost(why: str) -> NoReturn:
     """End this process, all of its threads included: Flower's HTTP thread would keep it alive."""
-    print(f"sepal: the SuperNode's loop ended: {why}", file=sys.stderr, flush=True)
+    print(ENDED + why, file=sys.stderr, flush=True)
     os._exit(LOST)
 
 

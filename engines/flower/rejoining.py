@@ -10,7 +10,7 @@ from sepal.engines.flower.credentials import NodeCredentials
 from sepal.engines.flower.engine import Flower
 from sepal.engines.flower.figures import ClientFigures
 from sepal.engines.flower.lines import Lines
-from sepal.engines.flower.node import LOST
+from sepal.engines.flower.node import RESTARTABLE
 from sepal.engines.flower.probe import examine
 from sepal.engines.flower.processes import FlowerError
 from sepal.engines.flower.unpacking import clear
@@ -44,7 +44,7 @@ def stay(
     48 seconds. So a registered key that is refused is retried for a while. A SuperNode whose call is not authenticated
     ends with exit code 0: after a jump of a clock, after the server's database was replaced, or when its key was
     removed. One whose loop ended by an error that Flower does not retry, such as that of a server at its limit of
-    calls, ends with ``LOST``. Both are started again, with growing pauses.
+    calls, ends with ``node.LOST``. Both are started again, with growing pauses.
 
     Whoever knows a public key can declare its node connected, for up to an hour; then the client itself is refused. So
     a client with a key that has joined before tries again for ever, with growing pauses.
@@ -66,7 +66,7 @@ def stay(
             began = time.monotonic()
             node = flower.start_node(client, node_config, address, show, credentials, cold, poll, allow_code)
             code = node.wait()
-            again = code in (0, LOST)
+            again = code in RESTARTABLE
             if again or time.monotonic() - began > LAPSE:  # it had joined, so this is a new failure
                 deadline, joined = time.monotonic() + LAPSE, True
             if again:

@@ -18,6 +18,7 @@ import tomli_w
 from sepal.engines.flower.commands import superlink_command
 from sepal.engines.flower.credentials import ServerCredentials
 from sepal.engines.flower.engine import CONNECTION, Flower
+from sepal.engines.flower.node import ENDED, RESTARTABLE
 
 CLOCK = """
 import os, sys, time
@@ -129,27 +130,35 @@ class Federation(Flower):
             time.sleep(1)
 
     def revive(self) -> list[str]:
-        """Start again what has ended by itself with code 0, as `sepal join` or systemd would; return what it was.
+        """Start again what has ended by itself, as `sepal join` or systemd would; return what it was.
 
-        Flower's processes end if a call is not authenticated, as when a clock jumps between a call and its check.
+        Flower's processes end if a call is not authenticated, as when a clock jumps between a call and its check; a
+        SuperNode also ends if a call fails in a way that Flower does not retry, as when the SuperLink is killed.
 
         Raises:
             RuntimeError: A SuperNode or the executor has ended in another way.
         """
         found = []
         for number in range(self._clients):
-            code = self.nodes[f"node{number}"].poll()
-            if code:
-                raise RuntimeError(f"expected node {number} to run or to end with code 0, got {code}")
-            if code == 0:
-                self.start_client(number)
-                found.append("client restarted")
+            name = f"node{number}"
+            code = self.nodes[name].poll()
+            if code is None:
+                continue
+            if code not in RESTARTABLE:
+                raise RuntimeError(f"expected {name} to run or to end with one of {RESTARTABLE}, got {code}")
+            found.append(f"client restarted{self.reason(name) if code else ''}")
+            self.start_client(number)
         if self.executor.poll():
             raise RuntimeError(f"expected the executor to run or to end with code 0, got {self.executor.poll()}")
         if self.executor.poll() == 0:
             self.start_executor()
             found.append("executor restarted")
         return found
+
+    def reason(self, name: str) -> str:
+        """Return why a SuperNode has ended by an error, as its log says: `` (reason)``."""
+        lines = (self.home / f"{name}.log").read_text(errors="replace").splitlines()
+        return next((f" ({line.partition(ENDED)[2]})" for line in reversed(lines) if ENDED in line), "")
 
     def server(self) -> list[psutil.Process]:
         """Return the ServerApp's processes."""

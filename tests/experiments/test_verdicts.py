@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.chaos import __main__ as chaos
+from experiments.chaos.federation import Federation as RealFederation
 from experiments.hosts import __main__ as hosts
 from experiments.load.verdict import verdict
 
@@ -76,6 +77,42 @@ def test_an_event_that_had_no_victim_is_not_listed(tmp_path, monkeypatch):
     chaos.disturb(federation, tmp_path / "run", np.random.default_rng(0), ["server"], options, done)
     assert "disk full" in tried
     assert done == ["server (round 5)"]
+
+
+class Ended:
+    """A process that has ended; code None: one that runs."""
+
+    def __init__(self, code):
+        self.code = code
+
+    def poll(self):
+        return self.code
+
+
+class Revived(RealFederation):
+    """Has nodes that ended with these codes, and starts nothing."""
+
+    def __init__(self, home, codes):
+        self.home, self._clients, self.executor, self.started = home, len(codes), Ended(None), []
+        self.nodes.update({f"node{number}": Ended(code) for number, code in enumerate(codes)})
+
+    def start_client(self, number):
+        self.started.append(number)
+
+
+def test_a_node_that_sepal_join_would_start_again_is_started_again_and_its_reason_is_in_the_row(tmp_path):
+    (tmp_path / "node1.log").write_text("a line\nsepal: the SuperNode's loop ended: why\nanother\n")
+    (tmp_path / "node3.log").write_text("")
+    federation = Revived(tmp_path, [0, 75, None, 75])
+    assert federation.revive() == ["client restarted", "client restarted (why)", "client restarted"]
+    assert federation.started == [0, 1, 3]
+
+
+def test_a_node_that_ends_otherwise_fails_the_run(tmp_path):
+    federation = Revived(tmp_path, [1])
+    with pytest.raises(RuntimeError, match=r"expected node0 to run or to end with one of \(0, 75\), got 1"):
+        federation.revive()
+    assert federation.started == []
 
 
 def test_events_begin_in_any_round_and_the_closing_one_but_not_before_the_run_is_there(tmp_path):
