@@ -87,8 +87,9 @@ TOLD = f"""\
   before it, −2.0 [−2.7, −1.3]; Pa3dFL (b) was undecided, −2.4 [−3.8, −1.0], and has another rate since; the other three
   kept their keys. Block e was planned with three seeds. One of Pa3dFL's collapsed, so that both its contenders got
   this, too, and kept their keys, and the block got two more seeds: with three, Local at its own width (−2.7
-  [−8.5, +3.0]) and HeteroFL (−4.7 [−9.8, +0.4]) were undecided. In block c this did not fit: there Sub-FedAvg, Pa3dFL
-  and pFedGate are behind after the plain search. Which points exist is still the first seed's choice.
+  [−8.5, +3.0]) and HeteroFL (−4.7 [−9.8, +0.4]) were undecided. In block c Sub-FedAvg, Pa3dFL and pFedGate got this
+  because they were behind, and kept their keys: their figures are those of before. Which points
+  exist is still the first seed's choice.
 - **Added when all else was known**: `local-each-round` (b), `fedstc-0.5` and `fedstc-0.15`, because a reviewer asked.
 - **Keys are chosen within noise**: in block d a trial has about 360 validation images. Intervals are those of the
   chosen keys, not of the search: the next best mean is often less than a point away
