@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from experiments.chaos.events import KILLS, TROUBLES
-from experiments.chaos.federation import Federation, small_disk
+from experiments.chaos.federation import BY_ERROR, Federation, small_disk
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.in_process import run_in_process
 from sepal.rng import derive
@@ -175,11 +175,12 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="directory for what runs that differ leave")
     parser.add_argument("--out", type=Path, help="file that gets a row of JSON for each run")
     options = parser.parse_args()
-    equal = kills = 0
+    equal = kills = errors = 0
     for number in range(options.first, options.first + options.runs):
         for _ in range(TRIES):
             row = one(number, options)
             print(json.dumps(row), flush=True)
+            errors += sum(event.startswith(BY_ERROR) for event in row["events"])
             if options.out:
                 with contextlib.suppress(OSError), options.out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
@@ -187,7 +188,10 @@ def main() -> None:
                 break
         equal += bool(row["equal"] and row["kills"])
         kills += row["kills"]
-    print(f"chaos: {equal} of {options.runs} as the uninterrupted run, after {kills} kills")
+    print(
+        f"chaos: {equal} of {options.runs} as the uninterrupted run, after {kills} kills; "
+        f"clients that ended by an error and were restarted: {errors}"
+    )
     sys.exit(equal != options.runs)
 
 

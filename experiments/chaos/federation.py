@@ -20,6 +20,7 @@ from sepal.engines.flower.credentials import ServerCredentials
 from sepal.engines.flower.engine import CONNECTION, Flower
 from sepal.engines.flower.node import ENDED, RESTARTABLE
 
+BY_ERROR = "client restarted after an error"  # begins such an event
 CLOCK = """
 import os, sys, time
 from importlib.abc import Loader, MetaPathFinder
@@ -133,7 +134,7 @@ class Federation(Flower):
         """Start again what has ended by itself, as `sepal join` or systemd would; return what it was.
 
         Flower's processes end if a call is not authenticated, as when a clock jumps between a call and its check; a
-        SuperNode also ends if a call fails in a way that Flower does not retry, as when the SuperLink is killed.
+        SuperNode also ends if its loop or a thread of it ends by an error, such as a call that Flower does not retry.
 
         Raises:
             RuntimeError: A SuperNode or the executor has ended in another way.
@@ -146,7 +147,7 @@ class Federation(Flower):
                 continue
             if code not in RESTARTABLE:
                 raise RuntimeError(f"expected {name} to run or to end with one of {RESTARTABLE}, got {code}")
-            found.append(f"client restarted{self.reason(name) if code else ''}")
+            found.append(f"{BY_ERROR} ({self.reason(name)})" if code else "client restarted")
             self.start_client(number)
         if self.executor.poll():
             raise RuntimeError(f"expected the executor to run or to end with code 0, got {self.executor.poll()}")
@@ -156,9 +157,9 @@ class Federation(Flower):
         return found
 
     def reason(self, name: str) -> str:
-        """Return why a SuperNode has ended by an error, as its log says: `` (reason)``."""
+        """Return why a SuperNode has ended by an error, as its log says."""
         lines = (self.home / f"{name}.log").read_text(errors="replace").splitlines()
-        return next((f" ({line.partition(ENDED)[2]})" for line in reversed(lines) if ENDED in line), "")
+        return next((line.partition(ENDED)[2] for line in reversed(lines) if ENDED in line), "no reason in its log")
 
     def server(self) -> list[psutil.Process]:
         """Return the ServerApp's processes."""

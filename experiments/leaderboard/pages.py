@@ -87,13 +87,13 @@ TOLD = f"""\
   before it, −2.0 [−2.7, −1.3]; Pa3dFL (b) was undecided, −2.4 [−3.8, −1.0], and has another rate since; the other three
   kept their keys. Block e was planned with three seeds. One of Pa3dFL's collapsed, so that both its contenders got
   this, too, and kept their keys, and the block got two more seeds: with three, Local at its own width (−2.7
-  [−8.5, +3.0]) and HeteroFL (−4.7 [−9.8, +0.4]) were undecided. In block c Sub-FedAvg, Pa3dFL and pFedGate got this
-  because they were behind, and kept their keys: their figures are those of before. Which points
-  exist is still the first seed's choice.
+  [−8.5, +3.0]) and HeteroFL (−4.7 [−9.8, +0.4]) were undecided. In block c Sub-FedAvg, Pa3dFL and pFedGate,
+  those of the five that were behind, got this, too, and kept their keys, so their figures did not change. Which points
+  exist is still mostly the first seed's choice.
 - **Added when all else was known**: `local-each-round` (b), `fedstc-0.5` and `fedstc-0.15`, because a reviewer asked.
 - **Keys are chosen within noise**: in block d a trial has about 360 validation images. Intervals are those of the
   chosen keys, not of the search: the next best mean is often less than a point away
-  ([trials](tables/leaderboard.md)), for Sub-FedAvg (b) .03 points.
+  ([trials](tables/leaderboard.md)), for Sub-FedAvg .03 points (b, c).
 - **Not tuned alike**: `pfedgate.rate` and `pa3dfl.rate` are second keys that were tuned elsewhere, in Sepal's
   [calibration](calibration.md) on three data sets; nobody else has a second tuned key. Pa3dFL (α) and Sub-FedAvg (its
   gate) use validation data in the run itself. Local, and in block e HeteroFL, FedRolex and Local at its own width,

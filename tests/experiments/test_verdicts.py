@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.chaos import __main__ as chaos
+from experiments.chaos.federation import BY_ERROR
 from experiments.chaos.federation import Federation as RealFederation
 from experiments.hosts import __main__ as hosts
 from experiments.load.verdict import verdict
@@ -79,8 +80,8 @@ def test_an_event_that_had_no_victim_is_not_listed(tmp_path, monkeypatch):
     assert done == ["server (round 5)"]
 
 
-class Ended:
-    """A process that has ended; code None: one that runs."""
+class Process:
+    """A process that has ended with this code; None: one that runs."""
 
     def __init__(self, code):
         self.code = code
@@ -93,8 +94,8 @@ class Revived(RealFederation):
     """Has nodes that ended with these codes, and starts nothing."""
 
     def __init__(self, home, codes):
-        self.home, self._clients, self.executor, self.started = home, len(codes), Ended(None), []
-        self.nodes.update({f"node{number}": Ended(code) for number, code in enumerate(codes)})
+        self.home, self._clients, self.executor, self.started = home, len(codes), Process(None), []
+        self.nodes.update({f"node{number}": Process(code) for number, code in enumerate(codes)})
 
     def start_client(self, number):
         self.started.append(number)
@@ -104,7 +105,11 @@ def test_a_node_that_sepal_join_would_start_again_is_started_again_and_its_reaso
     (tmp_path / "node1.log").write_text("a line\nsepal: the SuperNode's loop ended: why\nanother\n")
     (tmp_path / "node3.log").write_text("")
     federation = Revived(tmp_path, [0, 75, None, 75])
-    assert federation.revive() == ["client restarted", "client restarted (why)", "client restarted"]
+    assert federation.revive() == [
+        "client restarted",
+        "client restarted after an error (why)",
+        "client restarted after an error (no reason in its log)",
+    ]
     assert federation.started == [0, 1, 3]
 
 
@@ -130,12 +135,14 @@ def test_events_begin_in_any_round_and_the_closing_one_but_not_before_the_run_is
 @pytest.mark.parametrize(("kills", "tries", "code"), [(0, 3, 1), (1, 1, 0)])
 def test_a_run_in_which_nothing_was_killed_is_repeated_and_is_no_success(monkeypatch, capsys, kills, tries, code):
     calls = []
-    monkeypatch.setattr(chaos, "one", lambda number, options: calls.append(number) or {"equal": True, "kills": kills})
+    row = {"equal": True, "kills": kills, "events": ["client restarted", f"{BY_ERROR} (why)"]}
+    monkeypatch.setattr(chaos, "one", lambda number, options: calls.append(number) or row)
     monkeypatch.setattr(sys, "argv", ["chaos", "--runs", "1"])
     with pytest.raises(SystemExit) as end:
         chaos.main()
     assert (len(calls), int(end.value.code)) == (tries, code)
-    assert f"chaos: {kills} of 1 as the uninterrupted run, after {kills} kills" in capsys.readouterr().out
+    told = f"after {kills} kills; clients that ended by an error and were restarted: {tries}"
+    assert f"chaos: {kills} of 1 as the uninterrupted run, {told}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
