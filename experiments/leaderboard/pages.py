@@ -58,7 +58,8 @@ READ = """\
   seeds, in block a over seeds and people. Differences are paired, in points: to FedAvg + fine-tuning and to FedAvg
   (in block e to those of the smallest width), at equal bytes to compressed FedAvg + fine-tuning.
 - **Local** trains in block b only in the rounds in which it is drawn, as all do; `local-each-round` trains in all.
-  "Training alone" is the better of the two. FedSTC's runs beside are named by the share of the bytes they send, in %.
+  "Training alone" is the better of the two. FedSTC's runs beside are named by about the share of the bytes, in %, that
+  they send where all take part.
 - Every accuracy and every MB is from the stored rows (`docs/results/leaderboard`, a line for each run). Those of
   earlier searches ("before it", below) were typed: the page had them then.
 """
