@@ -33,6 +33,7 @@ from sepal.server.run_state import RoundStart, RunState
 from sepal.server.run_store.disk import read_checkpoint
 from sepal.storage.home import home
 from sepal.strategies.assembly import Assembly, assemble
+from sepal.strategies.registry import as_begun
 
 log = logging.getLogger("sepal")
 
@@ -119,7 +120,7 @@ def client_model(
         ConfigError: The client has no such model here, or its networks are combined in an unknown way.
         StateError: What the server sent last cannot be made again.
     """
-    assembly = assemble(config)
+    assembly = assemble(as_begun(config))
     number = next((n for n in range(assembly.task.config.clients) if client_name(n) == client), None)
     newest = newest_state(path, assembly, client)
     if number is None or newest is None:

@@ -29,6 +29,7 @@ from sepal.server_app.stored_run import FREE, begun, stored_config, stored_summa
 from sepal.server_app.summary import plain, summarise
 from sepal.storage.files import check_owner, private_directory, write_atomically
 from sepal.strategies.assembly import Assembly
+from sepal.strategies.registry import as_begun
 
 LOCK_PATIENCE = 5.0  # seconds
 # Keys that may also change if a run goes back: what the server accepts. A method's own key is marked "free-back".
@@ -101,7 +102,7 @@ class RunDirectory:
                 raise StateError(str(path), "the keys with which the run was started, beside its files", "no file")
             method = self._assembly.method
             defaults = {**RunConfig().flat(), **flatten(method.hyper(), f"{method_name(task.config.method)}.")}
-            begun_with = {**defaults, **stored}  # a run of an earlier version lacks keys that are newer
+            begun_with = {**defaults, **as_begun(stored)}  # a run of an earlier version lacks keys that are newer
             if self.completed and self._extends(begun_with["rounds"]):
                 self._free |= {"rounds"}
             for key in {**stored, **wanted}:

@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from sepal.config import RunConfig, Settings, flatten, method_name
+from sepal.config import RunConfig, Settings, flatten, former_values, method_name
 from sepal.errors import ConfigError, suggest
 from sepal.protocol.method import Method, Scalar, resolve
 from sepal.user_modules import load
@@ -152,6 +152,31 @@ def defaults(own: str = "") -> dict[str, Scalar]:
     for method in map(get, (*names(), *([own] if ":" in own else ()))):
         keys |= flatten(method.hyper(), f"{method.name}.")
     return keys
+
+
+def former(name: str) -> dict[str, Scalar]:
+    """Return the keys of a run of the method ``name`` whose default has changed, each with its former value."""
+    if not known(name):
+        return former_values(RunConfig)
+    method = get(name)
+    return {**former_values(RunConfig), **former_values(method.hyper, f"{method.name}.")}
+
+
+def as_begun(stored: Mapping[str, Any], load: bool = True) -> dict[str, Any]:
+    """Return a stored run's flat keys, with the former value of each that it lacks (:func:`sepal.config.renewed`).
+
+    Whatever builds a run from a stored config, or compares it with another, goes through this.
+
+    Args:
+        stored: The flat keys.
+        load: Whether a method of one's own may be loaded for its keys: who looks at a run from elsewhere runs none of
+            its code.
+
+    Raises:
+        ConfigError: The method is one's own and cannot be loaded.
+    """
+    name = str(stored.get("method", ""))
+    return {**former(name if load or ":" not in name or name in _loaded else ""), **stored}
 
 
 class Hypers(Mapping[str, type[Settings]]):

@@ -18,6 +18,7 @@ from sepal.protocol.tasks.scoring import ACCURACY, Measure
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server_app.stored_run import stored_config
 from sepal.storage.files import write_atomically
+from sepal.strategies.registry import as_begun
 from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.results import Result, Variant, read_result
 from sepal.study.runs import INDEX, find_place, is_run, runs_of
@@ -203,7 +204,8 @@ def _labelled(results: Sequence[Result]) -> list[Result]:
     for result in results:
         twins = [r for r in results if (r.label, r.cell) == (result.label, result.cell)]
         keys = sorted({key for r in twins for key in _differing(result.stored.config, r.stored.config)})
-        extra = " ".join(f"{key.rpartition('.')[2]}={result.stored.config.get(key)}" for key in keys)
+        values = as_begun(result.stored.config, load=False) if keys else {}
+        extra = " ".join(f"{key.rpartition('.')[2]}={values.get(key)}" for key in keys)
         if sum(r.seed == result.seed and not any(_differing(r.stored.config, result.stored.config)) for r in twins) > 1:
             extra = f"{extra} ({result.stored.path.name})".strip()  # equal settings are not two seeds
         labelled.append(replace(result, label=" ".join(filter(None, (result.label, extra)))))
@@ -212,6 +214,8 @@ def _labelled(results: Sequence[Result]) -> list[Result]:
 
 def _differing(a: Flat, b: Flat) -> Iterator[str]:
     ignored = ("name", "out", "seed", "data-dir", "state-dir", "timeout", "checkpoint-every")
+    if a.keys() != b.keys():  # one of an earlier version lacks keys that are newer
+        a, b = as_begun(a, load=False), as_begun(b, load=False)
     yield from (key for key in {**a, **b} if key not in ignored and a.get(key) != b.get(key))
 
 

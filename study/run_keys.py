@@ -68,7 +68,12 @@ def stored(given: Flat, base: Path) -> Flat:
     if not isinstance(name, str) or not isinstance(out, str) or not name.strip("."):
         return {}
     path = base / _expanded(out) / name
-    return (stored_config(path) or {}) if begun(path) or FREE.issuperset(given) else {}
+    config = stored_config(path) if begun(path) or FREE.issuperset(given) else None
+    if config is None:
+        return {}
+    from sepal.strategies.registry import as_begun
+
+    return as_begun(config)
 
 
 def read_file(path: Path) -> Flat:

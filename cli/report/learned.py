@@ -74,7 +74,7 @@ def read(path: Path, kind: str) -> Any:
     if flat is None or reader is None:
         known = (name for name in registry.names() if kind in readers(name))
         raise ConfigError("run", f"the directory of a run of {' or '.join(known)}", str(path))
-    assembly = assemble(flat)
+    assembly = assemble(registry.as_begun(flat))
     with RunDirectory(path, assembly, IN_PROCESS) as directory:
         progress = directory.store().latest()
     if progress is None:
@@ -138,10 +138,10 @@ def _label_counts(items: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, ...], 
     from sepal.config import parse
     from sepal.data import federated_data
     from sepal.protocol.tasks.learning import CLASSIFICATION
-    from sepal.strategies.registry import Hypers
+    from sepal.strategies.registry import Hypers, as_begun
 
     try:  # without the run's model: for a run from elsewhere, building it could import code
-        config, _ = parse(dict(items), Hypers())
+        config, _ = parse(as_begun(dict(items)), Hypers())
         if config.task != CLASSIFICATION:  # asking its data for targets could import code, too
             return (), {}, f"Targets of the task {config.task} are no class numbers."
         data = federated_data(config)

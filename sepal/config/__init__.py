@@ -8,11 +8,13 @@ from sepal.config.base import (
     ShareOrAuto,
     auto,
     flatten,
+    former_values,
     kebab,
     key_types,
     marked,
     method_name,
     plainly,
+    renewed,
     validate,
 )
 from sepal.config.data import (
@@ -52,11 +54,13 @@ __all__ = [
     "SplitSettings",
     "auto",
     "flatten",
+    "former_values",
     "kebab",
     "key_types",
     "marked",
     "method_name",
     "parse",
     "plainly",
+    "renewed",
     "validate",
 ]

@@ -11,6 +11,7 @@ from sepal.errors import ConfigError
 
 M = TypeVar("M", bound=BaseModel)
 AUTO = "auto"
+FORMER = "former"  # the mark of a field whose default has changed
 # Types of a method's rates, whose default is made by :func:`auto`.
 PositiveOrAuto: TypeAlias = Annotated[float, Field(gt=0)] | Literal["auto"]
 NotNegativeOrAuto: TypeAlias = Annotated[float, Field(ge=0)] | Literal["auto"]
@@ -29,6 +30,23 @@ def auto(otherwise: float, description: str, alias: str | None = None) -> Any:
         alias: The key, if it is not the attribute's name.
     """
     return Field(AUTO, alias=alias, description=description, json_schema_extra={"otherwise": otherwise})
+
+
+def renewed(default: Any, former: Any, description: str, alias: str | None = None, **limits: Any) -> Any:
+    """Return the field of a key whose default is not what runs that are stored began with.
+
+    Such a run goes on as it began: where its config lacks the key, it means ``former``, and not the default of new runs
+    (:func:`sepal.strategies.registry.as_begun`). So a key that changes what a run does by its default has a ``former``
+    from the day on which it is new.
+
+    Args:
+        default: The value in new runs.
+        former: The value in stored runs that lack the key.
+        description: What the key means.
+        alias: The key, if it is not the attribute's name.
+        limits: Pydantic's, such as ``ge=0``.
+    """
+    return Field(default, alias=alias, description=description, json_schema_extra={FORMER: former}, **limits)
 
 
 def kebab(name: str) -> str:
@@ -59,9 +77,10 @@ class Settings(BaseModel):
         """
         update = {}
         for name, info in type(self).model_fields.items():
-            if isinstance(info.json_schema_extra, dict) and getattr(self, name) == AUTO:
+            extra = info.json_schema_extra
+            if isinstance(extra, dict) and "otherwise" in extra and getattr(self, name) == AUTO:
                 key = info.alias or kebab(name)
-                update[name] = float(calibrated.get(key, info.json_schema_extra["otherwise"]))
+                update[name] = float(calibrated.get(key, extra["otherwise"]))
         return self.model_copy(update=update)
 
     def largest_message(self, task: Any) -> int:
@@ -86,6 +105,18 @@ def key_types(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
         nested = isinstance(inner, type) and issubclass(inner, BaseModel)
         keys |= key_types(inner, f"{key}.") if nested else {key: inner}  # type: ignore[arg-type]
     return keys
+
+
+def former_values(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    """Return the flat keys of a group that :func:`renewed` has made, each with its former value."""
+    values: dict[str, Any] = {}
+    for name, info in kind.model_fields.items():
+        key, inner, extra = prefix + (info.alias or kebab(name)), info.annotation, info.json_schema_extra
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            values |= former_values(inner, f"{key}.")
+        elif isinstance(extra, dict) and FORMER in extra:
+            values[key] = extra[FORMER]
+    return values
 
 
 def marked(settings: BaseModel, mark: str, prefix: str = "") -> set[str]:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -91,7 +92,7 @@ def execute(
                 while left and len(going) < jobs and not late:
                     run = left.pop(0)
                     share = workers or max(1, cores() // min(jobs, len(left) + len(going) + 1))
-                    going[run.name] = _start(run, out, Path(scratch), share)
+                    going[run.name] = _start(as_begun(run, out), out, Path(scratch), share)
                     display.begin(run)
                 for name in [name for name, process in going.items() if process.poll() is not None]:
                     process = going.pop(name)
@@ -120,6 +121,7 @@ def has_ended(run: PlannedRun, out: Path) -> bool:
     stored = stored_config(out / run.name)
     if stored is None or not begun(out / run.name):
         return False
+    stored = registry.as_begun(stored)
     others = set(registry.table()) - {
         method_name(str(run.keys.get("method")))
     }  # a run does not store other methods' keys
@@ -133,6 +135,19 @@ def has_ended(run: PlannedRun, out: Path) -> bool:
             way = f"give another --out (in Python out=), or delete {out / run.name}"
             raise ConfigError(f"{run.name}: {key}", f"{value!r}, as in the plan", f"{stored.get(key)!r}; {way}")
     return stored_summary(out / run.name) is not None
+
+
+def as_begun(run: PlannedRun, out: Path) -> PlannedRun:
+    """Return the run as it goes on: with the value with which it began of a key whose default has changed since.
+
+    Such a key has the plan's value where the plan names it, and in a run that has not begun its new default.
+    """
+    stored = stored_config(out / run.name)
+    if stored is None or not begun(out / run.name):
+        return run
+    first = registry.as_begun(stored)
+    renewed = registry.former(str(run.keys.get("method", "")))
+    return replace(run, keys={**{key: first[key] for key in renewed if key in first}, **run.keys})
 
 
 def _check_data(runs: Sequence[PlannedRun]) -> None:
