@@ -241,7 +241,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         trainer.spent,
         figures,
         noised=shared.assembly.method.private if secret and task.config.privacy.noise else (),
-        set_request=lambda digest: setattr(trainer, "request", digest),
+        begin=trainer.begin,
         accuracies=node.accuracies,
         machine=machine,
     )

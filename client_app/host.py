@@ -16,10 +16,11 @@ from typing import Any, TypeAlias
 from flwr.app import RecordDict
 
 from sepal.client.state_store import Origin, StateStore, Stored
-from sepal.errors import ProtocolError, SepalError, StateError
+from sepal.errors import DivergedError, ProtocolError, SepalError, StateError
 from sepal.protocol.algorithms import ClientAlgorithm
 from sepal.protocol.fields import GREATEST
 from sepal.protocol.messages import (
+    DIVERGED,
     Content,
     Order,
     Reply,
@@ -31,7 +32,7 @@ from sepal.protocol.messages import (
 )
 from sepal.protocol.method import ClientInfo, Kind, Payload, Predictor
 from sepal.protocol.payloads import check_sendable, seal, unseal
-from sepal.storage.serialize import digest
+from sepal.storage.serialize import digest, not_finite
 
 log = logging.getLogger("sepal")
 
@@ -59,7 +60,8 @@ class ClientHost:
         noised: Phases whose uploads have noise that the server cannot remove; empty in a run without such noise.
             With it, a state holds an update without noise, so no digest of a state is sent, and whatever goes wrong
             once training has begun gives the same error.
-        set_request: Called with the digest of the request before the client trains.
+        begin: Called before the client trains, with the digest of the request and how often the learning rate is
+            halved in this round.
         accuracies: Whether the client evaluates models and sends the counts. If not, a reply has no figures but its
             costs, whatever the server asks for.
         machine: The run config's keys about the machine, where the server writes them. They change the bits of an
@@ -78,7 +80,7 @@ class ClientHost:
     spent: Callable[[], Mapping[str, float]] = dict
     figures: Mapping[str, float] = field(default_factory=dict)
     noised: Collection[str] = ()
-    set_request: Callable[[bytes], None] = lambda digest: None
+    begin: Callable[[bytes, int], None] = lambda request, halvings: None
     accuracies: bool = True
     machine: str = ""
     spend: Callable[[str], None] = lambda upload: None
@@ -143,9 +145,13 @@ class ClientHost:
             metrics |= self._score("kept", order, self.algorithm.predictor(state, None, plan))
         self.spent()
         after, upload = self._work(order, state, download, request.partition("|")[0])
+        diverged = "" if self.noised else not_finite(after)
+        if diverged and kind is Kind.TRAIN:
+            raise DivergedError(f"state{diverged}", "finite numbers after training", "others: it diverged")
         metrics |= {
             **self.figures,
             **self.spent(),
+            **({DIVERGED: 1.0} if diverged else {}),
             **self._score("trained", order, self.algorithm.predictor(after, None, plan)),
         }
         sane, sums = _sane(metrics)
@@ -195,7 +201,7 @@ class ClientHost:
 
     def _work(self, order: Order, state: Any, download: Payload, work: str) -> tuple[Any, Payload]:
         # The run is not part of it: in a deployment each run has its own secret, and engines must agree on the bits.
-        self.set_request(bytes.fromhex(work))
+        self.begin(bytes.fromhex(work), order.plan.halvings)
         if order.kind is Kind.TRAIN:
             return self.algorithm.train(state, download, order.plan)
         if order.kind is Kind.ADAPT:
@@ -224,6 +230,7 @@ class ClientHost:
         """
         plan, config = order.plan, self.facts.get("config", "")
         parts = [order.kind.value, plan.round, plan.phase, dict(plan.scalars), plan.novel, order.base, before, download]
+        parts += [plan.halvings] if plan.halvings else []
         return hashlib.sha256(json.dumps([*parts, config, self.machine], sort_keys=True).encode()).hexdigest()
 
 

@@ -30,7 +30,9 @@ class ServerFigures:
         self._status, self._rounds, self._done = status, 0, 0
         self._uploads: Counter[tuple[str, str]] = Counter()
         self._bytes: Counter[tuple[str, str]] = Counter()
-        self._seconds: Counter[str] = Counter()
+        self._sizes: dict[int, int] = {}  # round to the entries of its ledger that were counted
+        self._seconds: dict[int, Mapping[str, float]] = {}
+        self._diverged: dict[int, int] = {}
         self._headline: dict[str, float] = {}
         self._measure = ACCURACY
 
@@ -42,13 +44,26 @@ class ServerFigures:
         """Count the round's messages."""
         if line["phase"] != CLOSING:
             self._done = record.round
-        for entry in record.ledger:
+        self._count(record, self._sizes.pop(record.round, 0))
+        self._headline |= {view: found["mean"] for view, found in headline(line).items() if found}
+        self._measure = measure_of(line)
+
+    def undone(self, progress: RunState, record: RoundRecord) -> None:
+        """Count the messages of the round that failed; those of completed rounds that are undone were counted."""
+        repeated = [round for round in self._sizes if round > progress.round]
+        counted = sum(self._sizes.pop(round) for round in repeated)
+        for round in repeated:
+            del self._seconds[round], self._diverged[round]
+        self._count(record, counted)
+
+    def _count(self, record: RoundRecord, counted: int) -> None:
+        """Count a record's figures, and the entries of its ledger but the first ``counted``."""
+        for entry in record.ledger[counted:]:
             self._bytes[entry.direction, entry.purpose] += entry.message
             if entry.direction == "up":
                 self._uploads[entry.status, self._reason(entry.status, entry.reason)] += 1
-        self._seconds.update(record.seconds)
-        self._headline |= {view: found["mean"] for view, found in headline(line).items() if found}
-        self._measure = measure_of(line)
+        self._sizes[record.round] = len(record.ledger)
+        self._seconds[record.round], self._diverged[record.round] = record.seconds, len(record.diverged)
 
     def _reason(self, status: str, reason: str) -> str:
         word = reason.partition(": ")[0][:40] if status == "refused" else ""
@@ -85,9 +100,15 @@ class ServerFigures:
             size.add_metric(labels, count)
         yield size
         seconds = CounterMetricFamily("sepal_round_seconds", "Seconds of completed rounds", labels=["part"])
-        for part, spent in sorted(self._seconds.items()):
-            seconds.add_metric([part], spent)
+        total: Counter[str] = Counter()
+        for spent in self._seconds.values():
+            total.update(spent)
+        for part, value in sorted(total.items()):
+            seconds.add_metric([part], value)
         yield seconds
+        diverged = CounterMetricFamily("sepal_diverged_trainings", "Trainings of clients that diverged")
+        diverged.add_metric([], sum(self._diverged.values()))
+        yield diverged
         accuracy = GaugeMetricFamily("sepal_accuracy", "Mean accuracy on test data, newest round", labels=["view"])
         other = GaugeMetricFamily(
             "sepal_headline", "Mean of another task's headline metric, newest round", labels=["view", "metric"]

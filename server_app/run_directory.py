@@ -34,7 +34,7 @@ from sepal.strategies.registry import as_begun
 LOCK_PATIENCE = 5.0  # seconds
 # Keys that may also change if a run goes back: what the server accepts. A method's own key is marked "free-back".
 FREE_BACK = frozenset(
-    {"max-update-norm", "robust-mean", "on-missing", "min-replies", "roster", "oversample", "deadline"}
+    {"max-update-norm", "robust-mean", "on-divergence", "on-missing", "min-replies", "roster", "oversample", "deadline"}
 )
 
 
@@ -164,6 +164,11 @@ class RunDirectory:
     def opened(self, progress: RunState, total: int) -> None:
         """Delete the lines of rounds after ``progress``, which will be written again."""
         self._total = total
+        for name in ("metrics.jsonl", "ledger.jsonl"):
+            keep_until(self.path / name, progress.round)
+
+    def undone(self, progress: RunState, record: RoundRecord) -> None:
+        """Delete the lines of the rounds that were undone; the record of their repetition has their messages."""
         for name in ("metrics.jsonl", "ledger.jsonl"):
             keep_until(self.path / name, progress.round)
 

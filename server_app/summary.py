@@ -69,6 +69,8 @@ def summarise(
         "reasons": {view: reason(assembly, report, view) for view in CLOSING_VIEWS if view not in report.accuracy},
         "accuracy_round": report.accuracy_round,
         "model_round": report.accuracy_round - 1,
+        "diverged": report.diverged,
+        "undone": report.undone,
         "bytes": report.totals.summary(),
         "seconds": seconds(report.seconds),
         "privacy": privacy(config, assembly.method.private, report.uploads),

@@ -119,6 +119,8 @@ def complete(
     full = config.completed(method.defaults, {"partition.name": info.partition, **info.defaults})
     if not config.lora.rank and (rank := method.defaults.get("lora.rank")):
         full = full.model_copy(update={"lora": config.lora.model_copy(update={"rank": rank})})
+    limit = method.defaults.get("clip-gradient")
+    full = full.model_copy(update={"clip_gradient": full.gradient_limit(None if limit is None else float(limit))})
     found = rates(method.name, info, full.model, full.optimizer)
     scale = 1 - config.momentum if full.optimizer == "sgd" else 1.0
     if "lr" in method.defaults and not found.own_method:  # the method's own default is nearer than FedAvg's rate

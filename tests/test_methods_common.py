@@ -97,7 +97,7 @@ def test_the_ledger_counts_the_encoded_bytes(name):
             algorithm = host.algorithm
             order = Order("run", Kind.TRAIN, begun.plan, base="")
             asked = host._asked(order, seal(download).digest(), before="")  # determines the noise
-            host.set_request(bytes.fromhex(asked))
+            host.begin(bytes.fromhex(asked), 0)
             _, upload = algorithm.train(algorithm.init(), download, begun.plan)
             assert entry.payload == len(seal(upload).data)
     training = trained(run)

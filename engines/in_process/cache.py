@@ -1,8 +1,9 @@
 """Clients' states in bounded memory, and on disk beyond it, for hundreds of virtual clients in one process.
 
-In process, server and clients stop together, so the server only asks for the newest version of a state and the one
-before. At each checkpoint the newest version of every client is written to disk, and a resumed run starts from these.
-Files are those of :class:`sepal.client.state_store.DiskStateStore`.
+In process, server and clients stop together, so the server only asks for the newest version of a state, the one before
+it, and, where a round is undone (:mod:`sepal.server.recovery`), the one before that. At each checkpoint the versions in
+memory are written to disk, and a resumed run starts from these. Files are those of
+:class:`sepal.client.state_store.DiskStateStore`.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class StateCache:
     def flush(self, name: str | None = None) -> None:
         """Write the versions in memory that are not on disk, of one client or of all.
 
-        Both the newest version and the one before are written, because the server may have refused the newest.
+        Older versions than the newest are written, too, because the server may have refused the newest.
         """
         for key in list(self._entries):
             if name in (None, key[0]):
@@ -124,9 +125,10 @@ class CachedStore:
         """Return None: in process, lost states are trained again from the last checkpoint."""
 
     def save(self, version: str, stored: Stored, origin: Origin | None = None) -> None:
-        """Keep the version and the one before it; discard older ones in memory."""
+        """Keep the version and the two before it; discard older ones in memory."""
+        base = self._cache.get(self._name, self._base) if self._base else None
         for old in self._cache.versions(self._name):
-            if old not in (self._base, version):
+            if old not in (version, self._base, base.reply.base if base else ""):
                 self._cache.drop(self._name, old)
         self._cache.put(self._name, version, stored)
 

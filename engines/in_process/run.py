@@ -69,6 +69,18 @@ class FlushedStore:
         """Store the round's record."""
         self._store.commit(record)
 
+    def undo(self, record: RoundRecord) -> None:
+        """Go back to before ``record.round``."""
+        self._store.undo(record)
+
+    def undone(self, round: int) -> RoundRecord | None:
+        """Return the record of the undone attempts of ``round``."""
+        return self._store.undone(round)
+
+    def undoable(self) -> list[RoundRecord]:
+        """Return nothing, because no round is replayed."""
+        return []
+
     def checkpoint(self, progress: RunState) -> None:
         """Write the clients' states to disk, then the checkpoint."""
         self._flush()

@@ -43,13 +43,14 @@ class ParameterGroup:
 Trained: TypeAlias = Sequence[nn.Parameter] | Sequence[ParameterGroup]
 
 
-def make_optimizer(config: RunConfig, trained: Trained, round: int) -> Optimizer:
+def make_optimizer(config: RunConfig, trained: Trained, round: int, halvings: int = 0) -> Optimizer:
     """Return a new optimizer without state.
 
     Args:
         config: The run's configuration: the optimizer, and options that a group does not set.
         trained: Parameters, or groups of them.
         round: Determines the learning rate.
+        halvings: How often the learning rate of each group is halved.
 
     Raises:
         ValueError: There is no parameter.
@@ -63,13 +64,13 @@ def make_optimizer(config: RunConfig, trained: Trained, round: int) -> Optimizer
     settings = [
         {
             "params": list(group.parameters),
-            "lr": config.learning_rate(round, group.lr),
+            "lr": config.learning_rate(round, group.lr) * 0.5**halvings,
             "weight_decay": config.weight_decay if group.weight_decay is None else group.weight_decay,
             **({} if adam else {"momentum": config.momentum if group.momentum is None else group.momentum}),
         }
         for group in groups
     ]
-    return (Adam if adam else SGD)(settings, config.clip_gradient)
+    return (Adam if adam else SGD)(settings, config.gradient_limit())
 
 
 def read_state(optimizer: Optimizer, module: nn.Module) -> dict[str, npt.NDArray[np.float32]]:

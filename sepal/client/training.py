@@ -64,7 +64,8 @@ class Trainer:
         reports: The method's own figures since then; see :meth:`report`.
         secret: What the noise of ``privacy.noise`` is drawn from, known to this client only; empty to draw it from the
             run's seed, which the server knows.
-        request: Digest of the message that is answered; the noise depends on it. The host sets it.
+        request: Digest of the message that is answered; the noise depends on it. The host sets it (:meth:`begin`).
+        halvings: How often the learning rate is halved in the round that is answered (:attr:`Plan.halvings`).
         learning: Targets, loss and metrics.
         class_weights: The weight of each class in the loss, float32 (classes,); None: all alike.
         augment: Changes the inputs of each training batch; None: nothing does.
@@ -86,10 +87,19 @@ class Trainer:
     reports: dict[str, float] = field(default_factory=dict)
     secret: bytes = b""
     request: bytes = b""
+    halvings: int = 0
     learning: LearningTask = BY_CLASS
     class_weights: torch.Tensor | None = None
     augment: Augment | None = None
     meeting: Meeting | None = None
+
+    def begin(self, request: bytes, halvings: int) -> None:
+        """Set what the work on the next message depends on: the digest of its request, and halvings of the rate."""
+        self.request, self.halvings = request, halvings
+
+    def learning_rate(self, round: int) -> float:
+        """Return the run's learning rate in ``round``."""
+        return self.config.learning_rate(round) * 0.5**self.halvings
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a batch's outputs (n, …): the task's, or of classes with weights and smoothing."""
@@ -220,7 +230,8 @@ class Trainer:
         Raises:
             ModelError: ``state`` does not fit the parameters.
         """
-        made = make_optimizer(self.config, list(module.parameters()) if parameters is None else parameters, round)
+        trained = list(module.parameters()) if parameters is None else parameters
+        made = make_optimizer(self.config, trained, round, self.halvings)
         load_state(made, module, state or {})
         return made
 

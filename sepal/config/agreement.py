@@ -24,7 +24,15 @@ SERVER_ONLY = frozenset(
     {
         *("name", "out", "rounds", "clients-per-round", "evaluate-every", "evaluate-sampled", "evaluate-clients"),
         *("stop-after", "on-missing", "roster", "min-replies", "novel-clients", "timeout", "checkpoint-every"),
-        *("max-message-bytes", "max-update-norm", "robust-mean", "privacy.delta", "oversample", "deadline"),
+        *(
+            "max-message-bytes",
+            "max-update-norm",
+            "on-divergence",
+            "robust-mean",
+            "privacy.delta",
+            "oversample",
+            "deadline",
+        ),
     }
 )
 # Keys about the machine itself. Weights named by `initial-weights` are compared by their digest.

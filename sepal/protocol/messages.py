@@ -29,6 +29,8 @@ _KEY = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}\Z")
 _VERSION = re.compile(r"(0|[1-9][0-9]{0,8})-[0-9a-f]{24}\Z")
 _DEVICE = re.compile(r"[a-z][a-z0-9]{1,15}\Z")
 _ROUNDS = 10**9  # the name of a version has nine digits for the round
+DIVERGED = "diverged"  # the metric of a reply by which a client says that its model is not finite after ADAPT
+MOST_HALVINGS = 16  # of the learning rate in a repeated round
 MOST_FACT = 16_384  # characters; the keys on which both sides must agree take about 2,000
 RECORDS = frozenset({"sepal", "payload", "scalars", "plan", "metrics", "facts", "sums"})
 
@@ -146,6 +148,7 @@ def write_order(order: Order, content: Content) -> RecordDict:
             "views": ",".join(order.views),
             "keep": order.keep,
             "novel": order.plan.novel,
+            **({"halvings": order.plan.halvings} if order.plan.halvings else {}),
         }
     )
     return _write(head, content, plan=ConfigRecord(dict(order.plan.scalars)))
@@ -163,7 +166,9 @@ def read_order(records: RecordDict) -> tuple[Order, Content]:
         raise ProtocolError("who", "sampled, all or none", who)
     number = fields.number(head, "round", 0, _ROUNDS)
     scalars = fields.scalars(records, "plan")
-    plan = Plan(number, fields.text(head, "phase"), who, scalars, fields.truth(head, "novel"))  # type: ignore[arg-type]
+    halvings = fields.number(head, "halvings", 0, MOST_HALVINGS) if "halvings" in head else 0
+    novel = fields.truth(head, "novel")
+    plan = Plan(number, fields.text(head, "phase"), who, scalars, novel, halvings)  # type: ignore[arg-type]
     views = tuple(view for view in fields.text(head, "views", 1024).split(",") if view)
     refuse_unknown(views)
     keep = fields.truth(head, "keep")

@@ -27,6 +27,7 @@ from sepal.protocol.layout import Layout
 from sepal.protocol.learned import Reader
 from sepal.protocol.tasks.builtin import BY_CLASS
 from sepal.protocol.tasks.learning import LearningTask
+from sepal.storage.serialize import SPARING
 from sepal.wire.tensors import SparseTensor, Tensors, TensorSpec
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ class Plan:
             ``aggregate`` gets no upload).
         scalars: Numbers that every participant needs, such as a rate or a flag.
         novel: Whether the receiving client is a novel one, which never trained and joins in the closing round.
+        halvings: How often clients' learning rates are halved; above 0 where a round is repeated because clients
+            diverged (:mod:`sepal.server.recovery`).
     """
 
     round: int
@@ -110,6 +113,7 @@ class Plan:
     who: Literal["sampled", "all", "none"] = "sampled"
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
     novel: bool = False
+    halvings: int = field(default=0, metadata=SPARING)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ class LedgerEntry:
         payload: Encoded payload, bytes.
         message: Content of the Flower message, bytes; 0 if no message came.
         dense: Dense equivalent, bytes; 0 if the message carries no model.
-        status: ``accepted``, ``refused``, ``missing`` or ``late``.
+        status: ``accepted``, ``refused``, ``missing``, ``late``, or ``undone`` for a message of a round that was
+            repeated (:mod:`sepal.server.recovery`).
         reason: Why a message was not accepted.
     """
 

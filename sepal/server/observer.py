@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
@@ -20,3 +20,11 @@ class Observer(Protocol):
 
     def closed(self, progress: RunState, report: Report) -> None:
         """The closing round is done and its checkpoint written."""
+
+
+@runtime_checkable
+class UndoObserver(Protocol):
+    """An observer that has to know when rounds are undone (:mod:`sepal.server.recovery`)."""
+
+    def undone(self, progress: RunState, record: RoundRecord) -> None:
+        """The run has gone back to ``progress``; ``record`` has what the undone rounds have cost."""

@@ -97,6 +97,8 @@ class Report:
         stopped: Why the run ended before its limit, or in the last round of it; else None.
         metrics: View to the task's metrics in the last full evaluation, over all examples of the participants.
         classes: View to counts by class of the same examples.
+        diverged: Number of trainings of clients that diverged, also in rounds that were undone.
+        undone: Number of rounds that were repeated (:mod:`sepal.server.recovery`).
         scoring: The metrics of the run's task.
     """
 
@@ -113,6 +115,8 @@ class Report:
     stopped: Stopped | None = None
     metrics: Mapping[str, Figures] = field(default_factory=dict)
     classes: Mapping[str, Mapping[str, list[float]]] = field(default_factory=dict)
+    diverged: int = 0
+    undone: int = 0
     scoring: Scoring = BY_ACCURACY
 
     def plus(self, record: RoundRecord, phase: str = "") -> Report:
@@ -125,6 +129,8 @@ class Report:
             seconds={**self.seconds, **spent},
             digests={**self.digests, **digests},
             uploads=_with_uploads(self.uploads, record, phase),
+            diverged=self.diverged + len(record.diverged),
+            undone=self.undone + any(entry.status == "undone" for entry in record.ledger),
         )
         if not record.full:
             return after
@@ -233,6 +239,8 @@ def metrics_line(
         "novel": figures.novel_clients(key_of(scoring)),
         "bytes": {key: value for key, value in totals.summary().items() if key != "purposes"},
         "seconds": dict(record.seconds),
+        "diverged": len(record.diverged),
+        "halvings": record.halvings,
         "method": dict(method),
         "clients": [_client(record, name, sizes, figures, scoring) for name in sorted(record.replies)],
         "not_accepted": [{"client": e.client, "status": e.status, "reason": e.reason} for e in refusals],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
@@ -15,13 +16,15 @@ from flwr.app import RecordDict
 
 from sepal.errors import DeviceMemoryError, DivergedError, ProtocolError, RoundError, SepalError, in_short
 from sepal.protocol.flower.replies import CLIENT_APP_FAILED
-from sepal.protocol.messages import Content, Reply, read_reply, write_order
+from sepal.protocol.messages import DIVERGED, Content, Reply, read_reply, write_order
 from sepal.protocol.method import ClientInfo, Kind, Task
 from sepal.server.answers import check_reply
 from sepal.server.downloads import Downloads, most_message_bytes, room
 from sepal.server.exchange import Compose, Take
+from sepal.server.guard import Guard
 from sepal.server.ledger import check_size
 from sepal.server.outcome import Outcome, aggregate, too_large
+from sepal.server.recovery import NORM_FACTOR, most_diverged
 from sepal.server.requests import Request, is_full, plan_requests
 from sepal.server.round_ledger import RoundLedger
 from sepal.server.run_state import RoundRecord, RoundStart
@@ -49,6 +52,7 @@ class Round:
         evicted: Clients that are not asked.
         drawn: Who trains, if it was drawn already (``roster = "drawn"``); the last of them are spare.
         hurries: Whether it goes on without the late: ``oversample`` and ``deadline`` apply.
+        lowered_until: The last round that is to have the learning rate of this one, if that is halved.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Round:
         evicted: Collection[str] = (),
         drawn: Sequence[str] | None = None,
         hurries: bool = False,
+        lowered_until: int = 0,
     ) -> None:
         self._start, self._store, self._config = start, store, task.config
         self._plan, self._joined, self._stores = start.plan, joined, stores or {}
@@ -81,9 +86,14 @@ class Round:
         self._requests, self._spare = plan_requests(start, task.config, store.durable(), drawn, self._hurries)
         self._ledger = RoundLedger(start.plan.round, 4 * sum(parameter.size for parameter in task.layout))
         self.waiting = set(self._requests)
+        self._guard = Guard(start.algorithm, task, start.state.server)
+        self._attempts = store.undone(start.plan.round)
+        self._lowered_until = lowered_until
+        self._norm_factor = task.config.max_update_norm or (NORM_FACTOR if start.plan.halvings else 0.0)
         self._norms: dict[str, float] = {}
-        self._diverged: set[str] = set()
+        self._diverged: dict[str, str] = {}
         self.outcome: Outcome | None = None
+        self.spoilt = ""
         self._evicted: set[str] = set()
         self.evict(evicted)
 
@@ -170,7 +180,7 @@ class Round:
 
     def _counted(self) -> int:
         """Return how many clients that were asked for more than an evaluation have an accepted reply."""
-        return sum(self._requests[name].purpose != "evaluation" for name in self._replies)
+        return sum(self._trains(name) for name in self._replies)
 
     def note_late(
         self, name: str, records: RecordDict | None, reason: str = "a second reply, or one to a round that had ended"
@@ -193,18 +203,22 @@ class Round:
             check_reply(request.order, client, self._digests[name], reply, content, self._task.learning.scoring)
             if request.order.kind is Kind.TRAIN:
                 self.uploads.check(name, content)
+                if refused := self._guard.refused_change(self.uploads.changes(name, content)):
+                    raise DivergedError("upload", *refused)
         except SepalError as reason:
             self._note_refused(request, content, records, reason)
             return
         self.waiting.discard(name)
         if request.order.kind is Kind.TRAIN:
-            if self._config.max_update_norm:
+            if self._norm_factor:
                 self._norms[name] = self.uploads.norm(name, content)
             if self._store.replays or not self.uploads.holds(name):
                 self._store.spool(self._plan.round, name, content)
             self.uploads.accept(name)
         self._downloads.drop(name)
         self._replies[name] = reply
+        if reply.metrics.get(DIVERGED):
+            self._diverged[name] = "its model is not finite after training"
         self._ledger.accepted(request, content, records)
         self.settle()
 
@@ -218,8 +232,8 @@ class Round:
             self._count_failure(name, reason)
             return
         self.waiting.discard(name)  # asked again, it would fail again
-        if reported and isinstance(reason, DivergedError):
-            self._diverged.add(name)
+        if isinstance(reason, DivergedError):
+            self._diverged[name] = str(reason)
 
     def _refuse(self, name: str, reason: str) -> None:
         """Refuse an upload that was accepted before."""
@@ -234,7 +248,7 @@ class Round:
         if self.waiting and config.on_missing == "retry":
             raise RoundError(key, f"a reply of every client within {config.timeout:g} s", _some(sorted(self.waiting)))
         counted = self._counted()
-        if self._plan.round > 1 and counted < config.min_replies <= counted + len(self._diverged):
+        if self._plan.round > 1 and counted < config.min_replies and self.unstable:  # on-divergence = "keep"
             few = "no client" if not counted else "too few clients"
             log.warning("%s: %s could train from its model, which is kept; %s", key, few, ADVICE)
             for client in list(self.uploads.clients):  # too few to count
@@ -242,6 +256,16 @@ class Round:
         elif self._requests and counted < config.min_replies:
             reasons = "; ".join(self._ledger.reasons)
             raise RoundError(key, f"at least {config.min_replies} replies", f"{counted}: {reasons}")
+
+    @property
+    def unstable(self) -> bool:
+        """Whether most of the clients that answered could not train from what they got."""
+        diverged = sum(self._trains(name) for name in self._diverged)
+        well = sum(name not in self._diverged for name in self._replies if self._trains(name))
+        return most_diverged(well, diverged, self._config.min_replies)
+
+    def _trains(self, name: str) -> bool:
+        return self._requests[name].purpose != "evaluation"
 
     def record(self, server_seconds: float = 0.0) -> RoundRecord:
         """Return the round's record.
@@ -255,31 +279,40 @@ class Round:
             RoundError: Too few replies. The round does not count, and the run can be resumed.
         """
         total = time.monotonic() - self._started
-        for name, reason in too_large(self._norms, self._config.max_update_norm).items():
+        for name, reason in too_large(self._norms, self._norm_factor).items():
             self._refuse(name, reason)
         self._check_complete()
         for name, reason in self._late.items():
             self.note_late(name, None, reason)
         if not self._start.closing:
-            self.outcome, refused = aggregate(self._start, self._task, self.uploads)
-            for name, reason in refused.items():
+            result = aggregate(self._start, self._guard, self.uploads)
+            self.outcome, self.spoilt = result.outcome, result.spoilt
+            for name, reason in result.refused.items():
                 self._refuse(name, reason)
+        return self._record(total, server_seconds)
+
+    def failed(self, server_seconds: float = 0.0) -> RoundRecord:
+        """Return what the round has cost although it does not count; its replies are of no use."""
+        return replace(self._record(time.monotonic() - self._started, server_seconds), replies={})
+
+    def _record(self, total: float, server_seconds: float) -> RoundRecord:
+        before, lowered = self._attempts, self._plan.halvings
         trained = [reply.metrics.get("seconds", 0.0) for reply in self._replies.values()]
+        spent = {"total": total, "train": max(trained, default=0.0), "server": server_seconds}
         return RoundRecord(
             round=self._plan.round,
             sampled=tuple(name for name, request in self._requests.items() if request.purpose != "evaluation"),
             joined=tuple(self._joined),
             stores={name: self._stores[name] for name in sorted(self._stores)},
             replies={name: self._replies[name] for name in sorted(self._replies)},
-            ledger=self._ledger.entries,
+            ledger=(*(before.ledger if before else ()), *self._ledger.entries),
             full=self.full and bool(self._requests),
-            seconds={
-                "total": total,
-                "train": max(trained, default=0.0),
-                "server": server_seconds,
-            },
+            seconds={key: value + (before.seconds.get(key, 0.0) if before else 0.0) for key, value in spent.items()},
             novel=tuple(n for n in self._start.state.novel if n in self._requests) if self._start.closing else (),
             evicted=tuple(sorted(self._evicted)),
+            diverged=(*(before.diverged if before else ()), *sorted(self._diverged)),
+            halvings=lowered,
+            lowered_until=self._lowered_until if lowered else 0,
         )
 
 

@@ -15,6 +15,7 @@ from sepal.config import RunConfig
 from sepal.errors import ConfigError, StateError
 from sepal.protocol.method import ClientInfo, Method, Task
 from sepal.server.outcome import Outcome
+from sepal.server.recovery import first_undone, undone
 from sepal.server.report import Report, metrics_line
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, advance, start_round
 from sepal.server.run_store import RunStore
@@ -52,6 +53,7 @@ class Run:
             raise StateError("initial weights", expected, f"{weights[:12]}: another model, seed or file")
         self.fresh = stored is None
         self.state = stored or RunState(uuid.uuid4().hex, 0, self.algorithm.init(), weights)
+        self._before: tuple[RunState, Report, Stopping, RoundRecord] | None = None  # where the store replays nothing
         self._read_records()
 
     @property
@@ -62,6 +64,7 @@ class Run:
     def _read_records(self) -> None:
         """Compute what follows from the records of the rounds up to the checkpoint."""
         scoring = self.task.learning.scoring
+        self._halvings, self._lowered_until = 0, 0
         self.report = Report(scoring=scoring)
         self.stopping = Stopping.of(self.config, self.method, self.algorithm.plan, scoring)
         for record in self.store.records(self.state.round):
@@ -70,6 +73,7 @@ class Run:
     def _add(self, record: RoundRecord) -> None:
         """Add a completed round to the figures and to what decides whether the run ends."""
         self.stopping = self.stopping.plus(record)
+        self._halvings, self._lowered_until = record.halvings, record.lowered_until
         report = self.report.plus(record, self.algorithm.plan(record.round).phase)
         self.report = replace(report, stopped=self.stopping.stopped)
 
@@ -100,18 +104,54 @@ class Run:
         ends = round > self.config.rounds or self.stopping.stopped
         return not ends and self.algorithm.plan(round).who == "sampled"
 
-    def inputs(self, round: int, joined: Sequence[ClientInfo], stores: Mapping[str, str]) -> RoundStart:
+    def inputs(
+        self, round: int, joined: Sequence[ClientInfo], stores: Mapping[str, str], halvings: int = 0
+    ) -> RoundStart:
         """Return the inputs of ``round``, the next one.
 
         Args:
             round: Its number.
             joined: Clients that join the roster in it, sorted by name.
             stores: Identity of each new client's state store.
+            halvings: How often the clients' learning rate is halved.
         """
         plan, closing = self.algorithm.plan(round), round > self.config.rounds
         if self.stopping.stopped and not closing:  # it closes as at its limit, not with what the schedule has now
             plan, closing = replace(self.algorithm.plan(self.config.rounds + 1), round=round), True
-        return start_round(self.algorithm, self.state, plan, closing, joined, stores)
+        return start_round(self.algorithm, self.state, replace(plan, halvings=halvings), closing, joined, stores)
+
+    def lowered(self, round: int) -> tuple[int, int]:
+        """Return how often the learning rate of ``round``, the next one, is halved, and up to which round."""
+        attempt = self.store.undone(round)
+        if attempt:
+            return attempt.halvings, attempt.lowered_until
+        return (self._halvings, self._lowered_until) if round <= self._lowered_until else (0, 0)
+
+    def undo(self, failed: RoundRecord, spoilt: bool) -> RoundRecord:
+        """Go back to before the round whose model was at fault, which is repeated with half the learning rate.
+
+        Afterwards :attr:`state` is the one before that round, or, where the store replays rounds, that of a checkpoint
+        before it: then the recorded rounds up to it are to be replayed.
+
+        Args:
+            failed: The record of the round that failed.
+            spoilt: Whether its own result was at fault, not the model from which it started.
+
+        Returns:
+            The record of what is undone.
+        """
+        records = self.store.undoable() if self.store.replays else [self._before[-1]] if self._before else []
+        first = failed.round if spoilt else first_undone(records, failed.round)
+        repeated = [record for record in records if record.round >= first]
+        record = undone([*repeated, failed], failed.halvings + 1, failed.round)
+        self.store.undo(record)
+        if repeated and self._before:
+            self.state, self.report, self.stopping, _ = self._before
+            self._halvings, self._lowered_until, self._before = 0, 0, None
+        elif repeated and (stored := self.store.latest()):
+            self.state = stored
+            self._read_records()
+        return record
 
     def apply(
         self, record: RoundRecord, start: RoundStart, uploads: RoundUploads, outcome: Outcome | None = None
@@ -124,6 +164,8 @@ class Run:
             uploads: Its accepted uploads.
             outcome: What ``aggregate`` returns for them, if it is known.
         """
+        if not self.store.replays:
+            self._before = self.state, self.report, self.stopping, record
         self.state, metrics = advance(start, record, uploads, outcome)
         self._add(record)
         if self.stopping.stopped and not start.closing and record.round < self.config.rounds:

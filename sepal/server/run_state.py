@@ -23,6 +23,7 @@ from sepal.protocol.method import (
     Uploads,
 )
 from sepal.server.ledger import LedgerEntry
+from sepal.storage.serialize import SPARING
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,11 @@ class RoundRecord:
             work since the previous round's last reply.
         evicted: All clients that had been evicted when the round ended, sorted.
         stopped: Whether ``should_stop`` ended the run after this round (:mod:`sepal.server.stopping`).
+        diverged: Names of the clients whose training diverged, one for each time; those of undone attempts come first.
+        halvings: How often the clients' learning rate was halved (:mod:`sepal.server.recovery`).
+        lowered_until: The last round that is to have that learning rate.
+        undone: Whether the round is to be repeated: the record then has what the undone attempts have cost, and no
+            reply.
     """
 
     round: int
@@ -93,6 +99,10 @@ class RoundRecord:
     novel: tuple[str, ...] = ()
     evicted: tuple[str, ...] = ()
     stopped: bool = False
+    diverged: tuple[str, ...] = field(default=(), metadata=SPARING)
+    halvings: int = field(default=0, metadata=SPARING)
+    lowered_until: int = field(default=0, metadata=SPARING)
+    undone: bool = field(default=False, metadata=SPARING)
 
 
 @dataclass(frozen=True)

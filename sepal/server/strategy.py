@@ -18,14 +18,15 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from sepal.config import RunConfig
-from sepal.errors import ConfigError, DamagedError
+from sepal.errors import ConfigError, DamagedError, RoundError
 from sepal.protocol.algorithms import ServerAlgorithm
 from sepal.protocol.method import Method, Task
 from sepal.protocol.threads import set_threads
 from sepal.server.contact import Contact
-from sepal.server.observer import Observer
+from sepal.server.observer import Observer, UndoObserver
 from sepal.server.opening import await_clients
 from sepal.server.outcome import Outcome
+from sepal.server.recovery import MOST_HALVINGS
 from sepal.server.report import Report
 from sepal.server.roster import Connections
 from sepal.server.round import Round
@@ -38,6 +39,8 @@ from sepal.server.uploads import RoundUploads, replayed_uploads
 from sepal.storage.serialize import digest_arrays
 
 log = logging.getLogger("sepal")
+
+REMEDY = "set a lower lr or a smaller clip-gradient, or max-update-norm = 3 if an upload may be poisoned"
 
 
 class SepalStrategy(StartOnly):
@@ -179,13 +182,17 @@ class SepalStrategy(StartOnly):
             run.begin(state)
             self._tell_opened()
 
-    def _replay(self) -> None:
-        """Replay the rounds completed after the checkpoint, up to the first record that cannot be read."""
+    def _replay(self, tell: bool = True) -> None:
+        """Replay the rounds completed after the checkpoint, up to the first record that cannot be read.
+
+        Args:
+            tell: Whether observers are called; not if they have seen these rounds.
+        """
         run = self._run
         try:
             while record := run.store.replay(run.state.round + 1):
-                start = run.inputs(record.round, record.joined, record.stores)
-                self._finish(record, start, replayed_uploads(start, record, run.store, run.task))
+                start = run.inputs(record.round, record.joined, record.stores, record.halvings)
+                self._finish(record, start, replayed_uploads(start, record, run.store, run.task), tell=tell)
         except DamagedError as reason:  # clients still have every version and reply since the checkpoint
             log.warning("%s; round %d is run again", reason, run.state.round + 1)
 
@@ -195,8 +202,9 @@ class SepalStrategy(StartOnly):
         present = contact.online()
         contact.refresh(None if drawn is None else present)
         joined, stores = connections.newcomers(run.state.roster)
-        start = run.inputs(run.state.round + 1, joined, stores)
-        round = Round(start, run.task, run.store, joined, stores, connections.evicted, drawn, not contact.local)
+        halvings, until = run.lowered(run.state.round + 1)
+        start = run.inputs(run.state.round + 1, joined, stores, halvings)
+        round = Round(start, run.task, run.store, joined, stores, connections.evicted, drawn, not contact.local, until)
         if drawn is not None and round.waiting - connections.nodes.keys():  # after a restart of the server
             contact.refresh()
         self._current = round
@@ -215,24 +223,63 @@ class SepalStrategy(StartOnly):
             contact.refresh(None if drawn is None or round.full else present)
         for name, late in contact.latecomers():
             round.note_late(name, late)
+        if run.config.on_divergence != "keep" and round.unstable:
+            self._undo(round.failed(self._spent), "most clients diverged")
+            return
         record = round.record(self._spent)
+        if round.spoilt and run.config.on_divergence != "keep":
+            self._undo(round.failed(self._spent), round.spoilt, spoilt=True)
+            return
         ended = time.monotonic()
         run.store.commit(record)
         self._finish(record, start, round.uploads, round.outcome)
         self._spent = time.monotonic() - ended
 
     def _finish(
-        self, record: RoundRecord, start: RoundStart, uploads: RoundUploads, outcome: Outcome | None = None
+        self,
+        record: RoundRecord,
+        start: RoundStart,
+        uploads: RoundUploads,
+        outcome: Outcome | None = None,
+        tell: bool = True,
     ) -> None:
         """Apply a recorded round to the run. Replayed rounds use the same code as live ones."""
         line = self._run.apply(record, start, uploads, outcome)
         if record.joined:
             self._connections.pin(self.progress.roster)
-        for observer in self._observers:
+        for observer in self._observers if tell else ():
             observer.round(self.progress, record, line)
         self._run.save()
         if start.closing:
             self._tell_closed()
+
+    def _undo(self, failed: RoundRecord, reason: str, spoilt: bool = False) -> None:
+        """Go back to the last model from which most clients could train, and lower the learning rate for these rounds.
+
+        Args:
+            failed: What the failed round has cost.
+            reason: Why it failed.
+            spoilt: Whether its own result is at fault, not the model from which it started.
+
+        Raises:
+            RoundError: ``on-divergence`` says so, or lower rates did not help.
+        """
+        run, key = self._run, f"round {failed.round}"
+        names = ", ".join(sorted(set(failed.diverged))[:5])
+        got = f"{reason} ({names})" if names and not spoilt else reason
+        expected = "a model from which most clients can train"
+        if failed.halvings >= MOST_HALVINGS:
+            raise RoundError(key, expected, f"{got}, also with an eighth of the learning rate: {REMEDY}")
+        if run.config.on_divergence == "stop" or run.config.privacy.noise:
+            raise RoundError(key, expected, f"{got}: {REMEDY}")
+        record = run.undo(failed, spoilt)
+        if run.state.round < record.round - 1:
+            self._replay(tell=False)
+        words = "%s: %s: the run goes back to round %d, and goes on with 1/%d of the learning rate up to round %d"
+        log.warning(words, key, got, run.state.round, 2**record.halvings, failed.round)
+        for observer in self._observers:
+            if isinstance(observer, UndoObserver):
+                observer.undone(run.state, record)
 
     def _tell_opened(self) -> None:
         for observer in self._observers:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.protocol.algorithms import HasReference
+from sepal.protocol.means import values
 from sepal.protocol.messages import Content
 from sepal.protocol.method import ClientInfo, Kind, Payload, Task, Upload, Weights
 from sepal.protocol.payloads import unseal
@@ -63,12 +64,20 @@ class RoundUploads:
             name: The client.
             content: Its upload, if it has not been stored yet.
         """
+        return math.sqrt(sum(change**2 for change, _ in self.changes(name, content).values()))
+
+    def changes(self, name: str, content: Content | None = None) -> dict[str, tuple[float, float]]:
+        """Return the norms of the change and of its reference, for each tensor with values that ``name`` uploads.
+
+        The reference is what the client trained from; 0 for an upload that is a difference. See :meth:`norm`.
+        """
         start, payload = self._start, self._decoded.get(name) or self._decode(name, content or self._read(name))
         reference: Weights = {}
         if isinstance(start.algorithm, HasReference):
             client, download = start.state.roster[name], self._downloads.get(name).payload
             reference = start.algorithm.reference(start.state.server, client, start.plan, download)
-        return math.sqrt(sum(_squares(tensor, reference.get(each)) for each, tensor in payload.tensors.items()))
+        tensors = {key: tensor for key, tensor in payload.tensors.items() if tensor.values is not None}
+        return {key: _change(tensor, reference.get(key)) for key, tensor in tensors.items()}
 
     def refuse(self, name: str) -> None:
         """Remove the upload of client ``name`` from those that are iterated."""
@@ -108,14 +117,16 @@ class RoundUploads:
             yield Upload(self._start.state.roster[name], payload)
 
 
-def _squares(tensor: SparseTensor, reference: npt.NDArray[np.float32] | None) -> float:
-    """Return Σ (value - reference)² over the entries of ``tensor``; a reference of another shape does not count."""
-    if tensor.values is None:
-        return 0.0
-    change = tensor.values.astype(np.float64)
-    if reference is not None and reference.shape == tensor.shape:
-        change -= reference.reshape(-1)[tensor.positions()]
-    return float(np.square(change).sum())
+def _change(tensor: SparseTensor, reference: npt.NDArray[np.float32] | None) -> tuple[float, float]:
+    """Return the norms of (value - reference) over the entries of ``tensor``, and of the reference at them.
+
+    A reference of another shape does not count.
+    """
+    change = values(tensor).astype(np.float64)
+    if reference is None or reference.shape != tensor.shape:
+        return float(np.linalg.norm(change)), 0.0
+    at_entries = reference.reshape(-1)[tensor.positions()].astype(np.float64)
+    return float(np.linalg.norm(change - at_entries)), float(np.linalg.norm(at_entries))
 
 
 def replayed_uploads(start: RoundStart, record: RoundRecord, store: RunStore, task: Task) -> RoundUploads:

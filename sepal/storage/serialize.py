@@ -35,6 +35,12 @@ def flatten(value: object) -> tuple[Arrays, Any]:
     return arrays, _flatten(value, "", arrays)
 
 
+def not_finite(state: object) -> str:
+    """Return the path of the first array of ``state`` that has NaN or infinity; empty if all are finite."""
+    arrays = flatten(state)[0].items()
+    return next((path for path, array in arrays if array.dtype.kind == "f" and not np.isfinite(array).all()), "")
+
+
 def _flatten(value: object, path: str, arrays: Arrays) -> Any:
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
         return value

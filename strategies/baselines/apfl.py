@@ -120,7 +120,7 @@ class APFLClient(ClientBase[ClientState]):
         shared.load(super().arrived(state, download, plan))
         personal.load(state.personal)
         both = Mixture(shared.module, personal.module, state.alpha, self.hyper.adaptive, self.trainer.loss)
-        rate = self.task.config.learning_rate(plan.round)
+        rate = self.trainer.learning_rate(plan.round)
         parts = [*shared.module.parameters(), *personal.module.parameters()]
         hooks = Hooks(loss=both.loss, after_step=lambda module: both.move_alpha(rate))
         self.trainer.fit(both, plan.round, hooks, parameters=parts)

@@ -44,4 +44,5 @@ FedRolex = register(
     uses_capacity=True,
     deployed="received",
     needs=(LABELS,),
+    defaults={"clip-gradient": 0.0},  # it has a clip of its own
 )

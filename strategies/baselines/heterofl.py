@@ -160,4 +160,5 @@ HeteroFL = register(
     uses_capacity=True,
     deployed="received",
     needs=(LABELS,),
+    defaults={"clip-gradient": 0.0},  # it has a clip of its own
 )

@@ -266,4 +266,5 @@ PFedHN = register(
     Hyper,
     deployed="received",
     draws="a hypernetwork of its own",
+    defaults={"clip-gradient": 0.0},  # it has a clip of its own
 )

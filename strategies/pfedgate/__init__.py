@@ -17,4 +17,5 @@ PFedGate = register(
         "masks": Reader("sepal.strategies.pfedgate.learned:masks", "pFedGate's blocks"),
         "vectors": Reader("sepal.strategies.pfedgate.learned:gates", "pFedGate's gates, its Figure 4"),
     },
+    defaults={"clip-gradient": 0.0},  # it has a clip of its own
 )

@@ -260,7 +260,9 @@ def test_a_late_reply_is_refused_and_entered(monkeypatch):
 def test_clients_that_say_they_could_not_train_make_no_round_of_too_few():
     """Two of four lie; the two that are left are fewer than ``min-replies``, and the model is kept, as the log says."""
     subject = Federation(
-        FAKES["queue"][0], clients=4, settings={"evaluate_every": 0, "on_missing": "skip", "min_replies": 3}
+        FAKES["queue"][0],
+        clients=4,
+        settings={"evaluate_every": 0, "on_missing": "skip", "min_replies": 3, "on_divergence": "keep"},
     )
     watch, strategy = Watch(), subject.server()
 

@@ -25,10 +25,10 @@ class NoKeys(BaseModel):
     pass
 
 
-def step(vector: Vector, name: str, round: int) -> Vector:
-    """What "training" adds: a function of where it starts, who trains and when."""
-    push = np.sin(np.arange(vector.size) * (1 + sum(map(ord, name)) % 7) + round)
-    return (0.5 * push - 0.1 * vector).astype(np.float32)
+def step(vector: Vector, name: str, plan: Plan) -> Vector:
+    """What "training" adds: a function of where it starts, who trains and when, and of the learning rate."""
+    push = np.sin(np.arange(vector.size) * (1 + sum(map(ord, name)) % 7) + plan.round)
+    return ((0.5 * push - 0.1 * vector) * 0.5**plan.halvings).astype(np.float32)
 
 
 def largest(vector: Vector, count: int) -> npt.NDArray[np.int64]:
@@ -114,7 +114,7 @@ class QueueClient(FakeClient):
 
     def train(self, state: Held, download: Payload, plan: Plan) -> tuple[Held, Payload]:
         base = state.w + download.tensors["delta"].dense()
-        merged = step(base, self.name, plan.round) + state.extra
+        merged = step(base, self.name, plan) + state.extra
         sent = at(merged, largest(merged, 2))
         return Held(base, merged - sent.dense(), plan.round), Payload({"delta": sent})
 
@@ -175,7 +175,7 @@ class PhaseClient(FakeClient):
 
     def train(self, state: Held, download: Payload, plan: Plan) -> tuple[Held, Payload]:
         taken = download.tensors["w"].dense() if "w" in download.tensors else state.w
-        own = state.extra + step(taken, self.name, plan.round)
+        own = state.extra + step(taken, self.name, plan)
         sends = plan.phase == "share"
         return Held(state.w if sends else taken, own, plan.round), Payload({"w": whole(own)} if sends else {})
 
@@ -238,7 +238,7 @@ class ShapeClient(FakeClient):
     def train(self, state: Pruned, download: Payload, plan: Plan) -> tuple[Pruned, Payload]:
         kept = download.tensors["kept"].dense()
         full = np.zeros(SIZE, np.float32)
-        full[state.mask] = kept + step(kept, self.name, plan.round)
+        full[state.mask] = kept + step(kept, self.name, plan)
         mask = state.mask.copy()
         if mask.sum() > 2:
             alive = np.flatnonzero(mask)
@@ -303,7 +303,7 @@ class GeneratedClient(FakeClient):
 
     def train(self, state: Held, download: Payload, plan: Plan) -> tuple[Held, Payload]:
         received = download.tensors["v"]
-        new = received.dense() + step(received.dense(), self.name, plan.round)
+        new = received.dense() + step(received.dense(), self.name, plan)
         sent = replace(at(new, received.positions()), support=Support.SAME)
         return Held(sent.dense(), state.extra, plan.round), Payload({"v": sent}, {"examples": 10})
 
@@ -350,7 +350,7 @@ class LagClient(FakeClient):
 
     def train(self, state: Held, download: Payload, plan: Plan) -> tuple[Held, Payload]:
         w = state.w + download.tensors["delta"].dense()
-        merged = step(w, self.name, plan.round) + state.extra
+        merged = step(w, self.name, plan) + state.extra
         sent = at(merged, largest(merged, 2))
         return Held(w, merged - sent.dense(), plan.round), Payload({"delta": sent})
 

@@ -17,6 +17,7 @@ FLAT = {
     "partition.alpha": 1.0,
     "partition.subsample": 240,
     "lr": 0.05,
+    "clip-gradient": 0.0,
 }
 # Rates other than FLAT's, so that a new calibration moves no figure; and keys without which little happens in three
 # rounds. FedMask's signed weights have one magnitude per layer: many sums are exactly 0, and rounding decides what

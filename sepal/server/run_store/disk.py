@@ -105,7 +105,18 @@ class DiskRunStore:
         return progress
 
     def replay(self, round: int) -> RoundRecord | None:
-        """Return the record of ``round``; None if the round was not completed."""
+        """Return the record of ``round``; None if the round was not completed, or was undone."""
+        record = self._stored_record(round)
+        return None if record is None or record.undone else record
+
+    def undone(self, round: int) -> RoundRecord | None:
+        """Return the record of the undone attempts of ``round``; None if there were none."""
+        with suppress(DamagedError):  # then the round is run as if for the first time, as any whose record is damaged
+            record = self._stored_record(round)
+            return record if record and record.undone else None
+        return None
+
+    def _stored_record(self, round: int) -> RoundRecord | None:
         return self._read_record(round) if self._record(round).exists() else None
 
     def records(self, last: int) -> Iterator[RoundRecord]:
@@ -158,6 +169,26 @@ class DiskRunStore:
     def _rounds(self, part: str, wanted: Callable[[int], bool]) -> list[Path]:
         found = list((self._directory / part).iterdir())
         return [path for path in found if _ROUND.match(path.name) and wanted(int(path.name))]
+
+    def undo(self, record: RoundRecord) -> None:
+        """Go back to before ``record.round``, which is to be repeated; durable when this returns.
+
+        Checkpoints go first: a server that is killed in between replays the rounds, and most clients diverge again.
+        """
+        for path in reversed(self._files()):
+            if _round_of(path) >= record.round:
+                path.unlink()
+        self._durable = {round: versions for round, versions in self._durable.items() if round < record.round}
+        self.commit(record)
+
+    def undoable(self) -> list[RoundRecord]:
+        """Return the records of the rounds after the oldest checkpoint, in order, up to the first that is missing."""
+        records: list[RoundRecord] = []
+        round = min(self.rounds(), default=0) + 1
+        while record := self.replay(round):
+            records.append(record)
+            round += 1
+        return records
 
     def checkpoint(self, progress: RunState) -> None:
         """Store the run's state, then delete checkpoints and uploads that are no longer needed."""

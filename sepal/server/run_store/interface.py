@@ -27,7 +27,7 @@ class RunStore(Protocol):
         ...
 
     def replay(self, round: int) -> RoundRecord | None:
-        """Return the record of ``round``; None if the round was not completed.
+        """Return the record of ``round``; None if the round was not completed, or was undone.
 
         Raises:
             DamagedError: The record cannot be read.
@@ -52,6 +52,22 @@ class RunStore(Protocol):
 
     def commit(self, record: RoundRecord) -> None:
         """Store the record of a completed round; durable when this returns."""
+        ...
+
+    def undo(self, record: RoundRecord) -> None:
+        """Go back to before ``record.round``, which is to be repeated; durable when this returns.
+
+        Args:
+            record: What the undone attempts have cost; :meth:`undone` returns it until the round is committed.
+        """
+        ...
+
+    def undone(self, round: int) -> RoundRecord | None:
+        """Return the record of the undone attempts of ``round``; None if there were none."""
+        ...
+
+    def undoable(self) -> list[RoundRecord]:
+        """Return the records of the rounds after the oldest checkpoint, in order; none where no round is replayed."""
         ...
 
     def checkpoint(self, progress: RunState) -> None:

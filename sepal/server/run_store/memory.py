@@ -24,6 +24,7 @@ class MemoryRunStore:
         self._latest: RunState | None = None
         self._versions_before: Mapping[str, str] = {}
         self._round = 0
+        self._undone: RoundRecord | None = None
         self._spill = Spill(limit)
         self._scalars: dict[str, Mapping[str, Scalar]] = {}
 
@@ -61,9 +62,24 @@ class MemoryRunStore:
     def commit(self, record: RoundRecord) -> None:
         """Do nothing: records are only needed to replay rounds."""
 
+    def undo(self, record: RoundRecord) -> None:
+        """Keep the record of the undone attempts; the run itself keeps the state to which it goes back."""
+        self._undone = record
+        if self._latest and self._latest.round >= record.round:
+            self._latest = None
+
+    def undone(self, round: int) -> RoundRecord | None:
+        """Return the record of the undone attempts of ``round``."""
+        return self._undone if self._undone and self._undone.round == round else None
+
+    def undoable(self) -> list[RoundRecord]:
+        """Return nothing, because no round is replayed."""
+        return []
+
     def checkpoint(self, progress: RunState) -> None:
         """Keep the state, and the versions of the one before it: a server's state can be large."""
-        self._versions_before = (self._latest or progress).versions
+        if self._latest:
+            self._versions_before = self._latest.versions
         self._latest = progress
 
     def durable(self) -> Mapping[str, str]:

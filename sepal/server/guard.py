@@ -1,0 +1,94 @@
+"""How far a round may change what a method exchanges and keeps, so that one absurd upload cannot end a run.
+
+Every floating array counts by itself, whatever the method calls it: each tensor of an upload against what its client
+trained from, and each array of the server's state against the state before the round. An honest round changes an array
+by a part of the model's norm; ten times that norm is a model from which training diverges. So that a model does not
+die in small steps, its arrays may not grow beyond a thousand times the norm of W_0 in a whole run, either.
+
+A method names the fields of its state whose scale is not that of a model, such as sums of examples
+(``ServerBase.unbounded``). They must be finite, as everything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sepal.protocol.algorithms import ServerAlgorithm
+from sepal.protocol.method import Task
+from sepal.storage.serialize import flatten
+
+MOST_GROWTH = 10.0  # in a round, of the model's norm
+MOST_TOTAL_GROWTH = 1000.0  # in a run, of W_0's norm
+
+
+class Guard:
+    """The bounds of one round.
+
+    Args:
+        algorithm: The server algorithm.
+        task: Has W_0.
+        before: The server algorithm's state from which the round starts.
+    """
+
+    def __init__(self, algorithm: ServerAlgorithm[Any], task: Task, before: Any) -> None:
+        self._algorithm, self._task, self._before = algorithm, task, before
+        self._unbounded: tuple[str, ...] = getattr(algorithm, "unbounded", ())
+
+    @cached_property
+    def _scale(self) -> float:
+        """The norm of the model from which the round starts, at least 1; of W_0 where the server has no model."""
+        return max(1.0, _norm(self._algorithm.model(self._before) or self._task.weights))
+
+    @cached_property
+    def _first_scale(self) -> float:
+        return max(1.0, _norm(self._task.weights))
+
+    def refused_change(self, changes: Mapping[str, tuple[float, float]]) -> tuple[str, str] | None:
+        """Return what was expected of an upload and what it has, for the first tensor that changes too much.
+
+        Args:
+            changes: Tensor name to the norm of its change, and the norm of what it is a change of (0 for a difference).
+        """
+        for name, (change, reference) in changes.items():
+            most = MOST_GROWTH * max(self._scale, reference)
+            if not change <= most:  # also NaN
+                return f"a change of {name} by a norm of at most {most:.4g}", f"{change:.4g}"
+        return None
+
+    def unusable(self, after: Any) -> str:
+        """Return why the server algorithm's state ``after`` the round cannot be used; empty if it can."""
+        old = flatten(self._before)[0]
+        for name, array in flatten(after)[0].items():
+            before = old.get(name)
+            if array is before or array.dtype.kind != "f":
+                continue
+            if not np.isfinite(array).all():
+                return f"{name} is not finite"
+            if name.split("/")[1] in self._unbounded:
+                continue
+            if before is None or before.shape != array.shape:
+                before = np.zeros_like(array)
+            change, most = _length(array - before), MOST_GROWTH * max(self._scale, _length(before))
+            if not change <= most:
+                return f"{name} changes by a norm of {change:.4g}, expected at most {most:.4g}"
+            norm, limit = _length(array), MOST_TOTAL_GROWTH * self._first_scale
+            if not norm <= limit:
+                return f"{name} has a norm of {norm:.4g}, expected at most {limit:.4g}, {MOST_TOTAL_GROWTH:g} × W_0's"
+        return ""
+
+
+def _length(array: npt.NDArray[Any]) -> float:
+    """Return the Euclidean norm of an array; infinite or NaN where it overflows or is not finite."""
+    flat = array.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.sqrt(float(np.dot(flat, flat)))
+
+
+def _norm(weights: Mapping[str, npt.NDArray[np.float32]]) -> float:
+    return math.sqrt(sum(_length(array) ** 2 for array in weights.values()))

@@ -1,0 +1,161 @@
+"""A round from whose model most clients diverge is undone, and the run goes on with half the rate.
+
+Three of four clients say in round 4 that they diverged, unless its rate is halved ``enough`` times. So round 3, which
+made the model, is undone: the run repeats rounds 3 and 4 with half the rate, then with a quarter, and so on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from flwr.app import Message
+
+from sepal.errors import DivergedError, RoundError
+from sepal.protocol.messages import read_order, write_error
+from sepal.protocol.method import Kind
+from sepal.server.run_store import DiskRunStore, MemoryRunStore
+from tests.contract.fakes import FAKES
+from tests.contract.harness import Federation, Killed
+from tests.contract.test_contract import KINDS, agrees, outcome
+
+ALL = 10**6
+BAD = 4  # the round in which clients diverge
+
+
+class Diverging(Federation):
+    """Three clients diverge in round ``bad``, unless the rate is halved ``enough`` times.
+
+    The server dies when the ``killed_before``-th order to train reaches a client.
+    """
+
+    def __init__(self, kind, tmp_path=None, enough=1, bad=BAD, killed_before=0, well=("client-3",), **settings):
+        directory = tmp_path / "clients" if tmp_path else None
+        super().__init__(FAKES[kind][0], rounds=6, directory=directory, settings=settings)
+        self.well = well
+        self.enough, self.bad, self.killed_before = enough, bad, killed_before
+        self.orders: list[tuple[int, int]] = []  # (round, halvings) of each order to train
+        self.lines, self.undone_rounds = {}, []
+
+    def _handle(self, message):
+        order, _ = read_order(message.content)
+        if order.kind is Kind.TRAIN:
+            self.orders.append((order.plan.round, order.plan.halvings))
+            if len(self.orders) == self.killed_before:
+                raise Killed
+            name = self.nodes[message.metadata.dst_node_id]
+            if order.plan.round == self.bad and order.plan.halvings < self.enough and name not in self.well:
+                return Message(write_error(DivergedError("w", "numbers", "NaN"), name), reply_to=message)
+        return super()._handle(message)
+
+    def opened(self, progress, total):
+        self.lines = {round: line for round, line in self.lines.items() if round <= progress.round}
+
+    def undone(self, progress, record):
+        self.undone_rounds.append(record.round)
+        self.lines = {round: line for round, line in self.lines.items() if round <= progress.round}
+
+    def round(self, progress, record, line):
+        assert record.round not in self.lines, "each round is shown once, or again after it was undone"
+        self.lines[record.round] = line
+
+    def closed(self, progress, report):
+        pass
+
+    def start(self, store):
+        strategy = self.server(store)
+        strategy._observers = [self]
+        return self.run(strategy=strategy)
+
+
+def on_disk(federation: Federation, tmp_path: Path) -> DiskRunStore:
+    return DiskRunStore(tmp_path / "server", federation.method.server_state)
+
+
+@KINDS
+@pytest.mark.parametrize("enough", [1, 3])
+@pytest.mark.parametrize("every", [1, 2, 10])
+def test_both_sides_go_back_together(kind, enough, every, tmp_path):
+    ends = []
+    for where in ("memory", "disk"):
+        federation = Diverging(kind, tmp_path if where == "disk" else None, enough, checkpoint_every=every)
+        strategy = federation.start(on_disk(federation, tmp_path) if where == "disk" else MemoryRunStore())
+        assert strategy.progress.closed
+        assert agrees(kind, federation, strategy)
+        assert sorted(federation.lines) == [1, 2, 3, 4, 5, 6, 7]
+        ends.append((outcome(strategy), strategy.report.totals, strategy.report.diverged))
+    assert ends[0] == ends[1]
+    assert ends[0][2] == 3 * enough
+    assert Counter(federation.orders) == {
+        **{(round, 0): 4 for round in ((1, 3, 4, 5) if kind == "phase" else (1, 2, 3, 4, 5, 6))},
+        **{(round, halvings): 4 for round in (3, 4) for halvings in range(1, enough + 1)},
+    }, "round 5 has the whole rate again"
+
+
+def test_what_was_undone_stands_in_the_ledger_and_the_figures():
+    federation = Diverging("queue", enough=2)
+    strategy = federation.start(MemoryRunStore())
+    line, after = federation.lines[3], federation.lines[4]
+    assert (line["diverged"], line["halvings"], after["halvings"], federation.lines[5]["halvings"]) == (6, 2, 2, 0)
+    assert federation.undone_rounds == [3, 3]
+    assert (strategy.report.diverged, strategy.report.undone) == (6, 1)
+    assert strategy.report.totals.training.down_message > 0
+    orders = sum(round in (3, 4) for round, _ in federation.orders)
+    assert orders == 4 * 2 * 3, "rounds 3 and 4, three times"
+
+
+@pytest.mark.parametrize("killed_before", range(13, 29))
+def test_a_server_killed_at_any_order_ends_the_same(killed_before, tmp_path):
+    """Orders 13 to 16 are those of round 4, 17 to 24 those of rounds 3 and 4 again, 25 to 28 of round 5."""
+    whole = Diverging("lag", tmp_path / "whole", enough=1, checkpoint_every=2)
+    expected = whole.start(on_disk(whole, tmp_path / "whole"))
+    federation = Diverging("lag", tmp_path, enough=1, checkpoint_every=2, killed_before=killed_before)
+    with pytest.raises(Killed):
+        federation.start(on_disk(federation, tmp_path))
+    strategy = federation.start(on_disk(federation, tmp_path))
+    assert outcome(strategy) == outcome(expected)
+    assert strategy.report.totals == expected.report.totals
+    assert strategy.report.diverged == expected.report.diverged == 3
+    assert agrees("lag", federation, strategy)
+
+
+def test_the_first_round_is_repeated_itself():
+    federation = Diverging("queue", bad=1)
+    assert federation.start(MemoryRunStore()).progress.closed
+    assert federation.orders[:8] == [(1, 0)] * 4 + [(1, 1)] * 4
+    assert federation.orders[8] == (2, 0)
+
+
+def test_a_run_that_does_not_recover_ends_and_says_what_to_set(tmp_path):
+    federation = Diverging("queue", tmp_path, enough=ALL)
+    said = r"round 4: expected a model from which most clients can train, got .*eighth.*: set a lower lr"
+    with pytest.raises(RoundError, match=said):
+        federation.start(on_disk(federation, tmp_path))
+    assert {halvings for _, halvings in federation.orders} == {0, 1, 2, 3}
+    before = len(federation.orders)
+    with pytest.raises(RoundError, match=said):
+        federation.start(on_disk(federation, tmp_path))
+    assert len(federation.orders) == before + 4, "started again, it asks round 4 once more and ends"
+    stored = (tmp_path / "server" / "records" / "000003").read_text().partition("\n")[2]
+    assert json.loads(stored)["record"]["halvings"] == 3
+
+
+def test_it_ends_at_once_or_goes_on_if_the_key_says_so():
+    federation = Diverging("queue", enough=ALL, on_divergence="stop")
+    with pytest.raises(RoundError, match="round 4: expected a model from which most clients can train"):
+        federation.start(MemoryRunStore())
+    assert {halvings for _, halvings in federation.orders} == {0}
+    federation = Diverging("queue", enough=ALL, on_divergence="keep")
+    assert federation.start(MemoryRunStore()).progress.closed
+    assert federation.lines[4]["diverged"] == 3
+    assert federation.lines[4]["population"] == 1, "the one that could train counts"
+
+
+def test_a_minority_that_diverges_undoes_nothing():
+    federation = Diverging("queue", enough=ALL, well=("client-1", "client-2", "client-3"))
+    strategy = federation.start(MemoryRunStore())
+    assert strategy.progress.closed
+    assert not federation.undone_rounds
+    assert strategy.report.diverged == 1

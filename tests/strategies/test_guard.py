@@ -1,0 +1,127 @@
+"""Each method's guard: an absurd number in any array of an upload or of the server's state is refused by name.
+
+What a method exchanges and keeps is taken from two rounds of it on digits, so no method can be forgotten, whatever it
+calls its arrays. 1e5 in one entry is more than ten times the norm of any of these models (at most 60).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from sepal.engines.in_process import run_in_process
+from sepal.protocol.method import Payload, resolve
+from sepal.server.guard import Guard
+from sepal.storage.serialize import flatten, restore
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
+from sepal.wire.tensors import ValueCoding
+from tests.golden.cases import CASES
+
+METHODS = pytest.mark.parametrize("name", registry.METHODS)
+ABSURD = (1e5, np.nan, np.inf)
+
+
+class Observed:
+    """The states before and after each round, and the messages of it."""
+
+    def __init__(self):
+        self.states, self.refused = [], []
+
+    def opened(self, progress, total):
+        self.states.append(progress.server)
+
+    def round(self, progress, record, line):
+        self.states.append(progress.server)
+        self.refused += [entry for entry in record.ledger if entry.status == "refused"]
+
+    def closed(self, progress, report):
+        pass
+
+
+@cache
+def honest(name):
+    """The parts of a run with two clients in each of three rounds, and what was observed of it."""
+    assembly, observed = assemble(next(iter(CASES[name].values()))), Observed()
+    run_in_process(assembly, observers=[observed])
+    return assembly, observed
+
+
+def with_first_entry(array, value):
+    changed = np.array(array)
+    changed.reshape(-1)[0] = value
+    return changed
+
+
+@METHODS
+def test_an_honest_run_is_refused_nothing(name):
+    assembly, observed = honest(name)
+    assert not observed.refused
+    algorithm = assembly.method.make_server(assembly.task)
+    for before, after in zip(observed.states, observed.states[1:], strict=False):
+        assert Guard(algorithm, assembly.task, before).unusable(after) == ""
+
+
+@METHODS
+@pytest.mark.parametrize("value", ABSURD)
+def test_an_absurd_number_in_any_array_of_the_servers_state_is_named(name, value):
+    assembly, observed = honest(name)
+    algorithm = assembly.method.make_server(assembly.task)
+    unbounded = getattr(algorithm, "unbounded", ())
+    before, after = observed.states[-3], observed.states[-2]  # the last one is the closing round's
+    guard = Guard(algorithm, assembly.task, before)
+    arrays, structure = flatten(after)
+    for path, array in arrays.items():
+        if array.dtype.kind != "f" or not array.size or (path.split("/")[1] in unbounded and np.isfinite(value)):
+            continue
+        planted = restore(type(after), {**arrays, path: with_first_entry(array, value)}, structure)
+        assert path in guard.unusable(planted), path
+
+
+def planted_values(tensor, value):
+    """One absurd entry; of ±μ, which is one number for all entries, an absurd μ."""
+    if tensor.coding is ValueCoding.SIGN:
+        return np.sign(tensor.values) * np.float32(value)
+    return with_first_entry(tensor.values, value)
+
+
+class Planting:
+    """Makes client classes whose upload in round 2 has an absurd number in its ``place``-th tensor with values."""
+
+    def __init__(self, name, value, place):
+        method = registry.get(name)
+        self.named = ""
+
+        class Client(resolve(method.client)):
+            def train(client, state, download, plan):
+                after, upload = super().train(state, download, plan)
+                names = [key for key, t in upload.tensors.items() if t.values is not None and t.values.size]
+                if plan.round == 2 and place < len(names):
+                    self.named = names[place]
+                    tensor = upload.tensors[self.named]
+                    planted = replace(tensor, values=planted_values(tensor, value))
+                    upload = Payload({**upload.tensors, self.named: planted}, upload.scalars)
+                return after, upload
+
+        self.method = replace(method, client=Client)
+
+
+@METHODS
+def test_an_absurd_number_in_any_tensor_of_an_upload_is_refused_and_counts_as_diverged(name):
+    """1e5 in one tensor of everybody's upload, tensor by tensor. It comes through the wire's formats unharmed."""
+    keys = {**next(iter(CASES[name].values())), "rounds": 2, "on-divergence": "keep", "min-replies": 1}
+    place = 0
+    while True:
+        planting, observed = Planting(name, 1e5, place), Observed()
+        strategy = run_in_process(assemble(keys, planting.method), observers=[observed])
+        if not planting.named:
+            break
+        reasons = [entry.reason for entry in observed.refused]
+        assert reasons, planting.named
+        assert all(f"a change of {planting.named} by a norm of at most " in reason for reason in reasons)
+        assert strategy.report.diverged == len(reasons)
+        place += 1
+    assert place or name in ("local", "local-width", "fedmask"), "only these send no values"
