@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import get_args
 
 import numpy as np
@@ -14,7 +15,7 @@ from sepal.cli.main import app
 from sepal.client_app.app import handle
 from sepal.client_app.build import Node
 from sepal.client_app.guard import check_split
-from sepal.config import RunConfig, Settings, parse
+from sepal.config import RunConfig, Settings, kebab, parse
 from sepal.config.base import flat_keys
 from sepal.config.data import PartitionName
 from sepal.data.federation import federated_data
@@ -89,14 +90,25 @@ def test_a_number_of_examples_tells_no_label_counts_of_a_nodes_own_files(keys, t
         examples(True, **keys)
 
 
-# A value of each key that deals and splits data, other than its default.
+# A value, other than the default, of each key that deals or splits data or whose description speaks of labels.
 TRIED = {
     **{f"partition.{key}": value for key, value in {"alpha": 0.01, "lambda": 0.5, "classes": 1, "shards": 1}.items()},
     **{"partition.shard-size": 3, "partition.min-examples": 5, "partition.subsample": 30, "split.test-fraction": 0.4},
     **{"split.test-of-labels": True, "split.by": "time", "split.validation": 0.3, "split.seed": 3},
-    "own.class-weights": "balanced",
+    **{"own.class-weights": "balanced", "folder.classes": "0,1,2", "label-smoothing": 0.1},
 }
+BESIDE = {"partition.name", "metric", "task", "hf.label", "own.classes"}  # tried below, or says what targets are
 BY_LABEL = {"partition.subsample": 30, "split.test-of-labels": True, "split.by": "time"}
+
+
+def described(kind, prefix=""):
+    """The flat keys of a group with their descriptions."""
+    for name, field in kind.model_fields.items():
+        key = prefix + (field.alias or kebab(name))
+        if hasattr(field.annotation, "model_fields"):
+            yield from described(field.annotation, f"{key}.")
+        else:
+            yield key, field.description or ""
 
 
 def owned(path, labels):
@@ -132,7 +144,8 @@ def test_every_key_that_deals_or_splits_a_nodes_own_files_acts_by_number_or_is_r
     """The same rows with other labels: the numbers of examples are the same, for people and for a test part, too."""
     monkeypatch.setenv("SEPAL_CACHE", str(tmp_path / "cache"))
     keys = {key for key in flat_keys(RunConfig) if key.startswith(("partition.", "split."))}
-    assert set(TRIED) == keys - {"partition.name"} | {"own.class-weights"}, "a new key: which numbers does it change?"
+    keys |= {key for key, words in described(RunConfig) if re.search("label|class", words)}
+    assert set(TRIED) == keys - BESIDE, "a new key: does it change a number of examples by label?"
     by_person = [0] * 20 + [1] * 40
     other = [int(n) for n in np.random.default_rng(0).permutation([0] * 5 + [1] * 31 + [2] * 24)]
     for write, names in ((owned, ("iid", "natural")), (with_test_part, ("iid",))):
