@@ -210,10 +210,10 @@ def decoders(source):
         for name in names:
             if name.split(".")[0] in libraries or name.startswith("torchvision.io"):
                 yield name
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            called = f"{node.value.id}.{node.attr}"
+        if isinstance(node, ast.Attribute):
+            called = ast.unparse(node)
             opening = ("Image.open", "pq.read_table", "parquet.read_table", "pa.dataset")
-            if called in opening or node.attr in LOADERS or called.startswith("pd.read"):
+            if called in opening or called.startswith("pd.read") or node.attr in LOADERS:
                 yield called
 
 
@@ -239,8 +239,9 @@ def test_one_function_opens_images_and_no_library_reads_a_data_set():
     assert opening == ["decoded"]
 
 
-@pytest.mark.parametrize(
-    "line", ["import PIL", "from PIL import Image", "def f():\n    import datasets.load", "Image.open(x)"]
-)
+LINES = ["import PIL", "from PIL import Image", "def f():\n    import datasets.load", "Image.open(x)", "x().imread(y)"]
+
+
+@pytest.mark.parametrize("line", LINES)
 def test_a_decoder_would_be_noticed(line):
     assert list(decoders(line))
