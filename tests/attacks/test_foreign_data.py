@@ -188,6 +188,16 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(writer, tmp
         read_example(path)
 
 
+def test_a_file_of_too_many_bytes_is_no_image(tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "MOST_BYTES", 1000)
+    path = tmp_path / "a.png"
+    path.write_bytes(encoded("PNG").ljust(1000))
+    assert read_example(path).shape == (8, 8, 3)
+    path.write_bytes(encoded("PNG").ljust(1001))
+    with pytest.raises(DataError, match="image of at most 1,000 bytes, got more"):
+        read_example(path)
+
+
 def test_a_table_of_too_many_columns_is_refused_in_one_line(tmp_path):
     for count, words in ((MOST_COLUMNS + 1, f"expected at most {MOST_COLUMNS:,} columns, got 100,001"), (20_000, "")):
         path = tmp_path / f"{count}.csv"
