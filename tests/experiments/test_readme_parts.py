@@ -198,6 +198,7 @@ def test_few_bytes_are_judged_by_what_is_deployed():
     third = parts([found])["advice"][2]
     assert "−1.0 [−1.0, −1.0] for 3.0 % (a)" in third
     assert re.search(r"−10\.7 \[[−.,\d ]+\] with `fedstc-1` \(a\)", third)  # .8, without the second client's .02
+    assert "`fedavg-ft-stc` 3.0 % (a)" in third  # and not FedSTC's 1.0 %
     assert "FedPSE's cheapest such run: none, at best −10.0 [−10.0, −10.0] (a)" in third
 
 
