@@ -203,13 +203,16 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         shared.digests[node.client] = data_digest(data, f"{getattr(store, 'secret', '')}|{data_keys(task.config)}")
     info = ClientInfo(node.client, len(data.train), capacity, device.partition(":")[0], shared.digests[node.client])
     train, validation, test = (columns(part, device) for part in (data.train, data.validation, data.test))
+    shown = judged = validation
+    if task.config.evaluate.validation_apart:
+        shown, judged = ((validation[0][first::2], validation[1][first::2]) for first in (0, 1))
     refuse_streams(task.config, data, node.client)
     balanced = task.config.own.class_weights == "balanced"
     trainer = Trainer(
         info,
         task.config,
         *train,
-        *validation,
+        *shown,
         shared.assembly.make,
         shared.networks,
         device,
@@ -222,7 +225,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     algorithm = shared.assembly.method.make_client(task, trainer)
     evaluator = Evaluator(
         test,
-        validation,
+        judged,
         lambda: scaled(pooled(shared, source, clients), data.scale),
         lambda: shift(shared, source, clients, node.client, len(test[1]), data.scale),
         lambda: corrupted(shared, node.client, data.test),

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from experiments.calibrate.search import ADAM, GROWTH, OWN, SGD, SHORT
 
 EVERYWHERE = {"split.validation": 0.2, "evaluate-every": 0, "evaluate-sampled": False, "pooled-samples": 1}
+# Methods that choose by a client's validation data themselves: their trials are judged by examples that they do not see.
+CHOOSING = ("pa3dfl",)
 PAPERS = ("fedpse", "dmpfl", "subfedavg", "pfedgate", "pa3dfl")
 # The five papers' methods and eight baselines, where all 29 do not fit.
 MAIN = (
@@ -58,7 +60,8 @@ class Setting:
 
     def run_keys(self, method: str) -> Mapping[str, int | float | str]:
         """Return the run-config keys of a method's trials."""
-        return {**EVERYWHERE, **self.keys, **(self.longer_keys if method in self.longer else {})}
+        apart = {"evaluate.validation-apart": True} if method in CHOOSING and self.has_margin(method) else {}
+        return {**EVERYWHERE, **self.keys, **(self.longer_keys if method in self.longer else {}), **apart}
 
     def own_keys(self, method: str) -> Mapping[str, tuple[float, ...]]:
         """Return a method's own keys and their values; the first is used while the rate is searched."""

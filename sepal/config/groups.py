@@ -19,6 +19,11 @@ class EvaluateSettings(Settings):
     shift: bool = Field(False, description="also evaluate with 0 … 100 % of test data drawn from all clients")
     corruption: Corruption = Field("none", description="also evaluate on test images with this corruption")
     severity: int = Field(3, ge=1, le=5, description="severity of the corruption, as in CIFAR-10-C")
+    validation_apart: bool = Field(
+        False,
+        description="show the method every other validation example of a client, and take validation figures from the "
+        "others only: for searches that compare methods of which one chooses by validation data itself, as Pa3dFL does",
+    )
 
 
 class CapacitySettings(Settings):

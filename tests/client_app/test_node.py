@@ -103,3 +103,16 @@ def test_an_empty_home_is_the_default_home_for_states_and_for_runs_alike(tmp_pat
     open_store(SimpleNamespace(assembly=assembly), Node(name="a"), "run-1")
     assert (tmp_path / "user" / ".sepal" / "state" / "run-1" / "a" / "identity").exists()
     assert home() == default_base("flower") == Path.home() / ".sepal"
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_with_validation_apart_no_example_is_both_shown_to_the_method_and_judged(apart):
+    keys = {"dataset": "digits", "method": "pa3dfl", "clients": 4, "evaluate.validation-apart": apart}
+    shared, node = Shared.of(keys, "cpu"), Node(1, 4)
+    host = build_host(shared, node, "run", None)
+    whole = shared.assembly.data.client(1, 4, node.client).validation
+    shown, judged = host.algorithm.trainer.y_validation, host.evaluate.validation[1]
+    assert len(shown) + len(judged) == len(whole) * (1 if apart else 2)
+    if apart:
+        assert shown.tolist() == whole.y[0::2].tolist()
+        assert judged.tolist() == whole.y[1::2].tolist()
