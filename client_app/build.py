@@ -245,6 +245,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         figures,
         noised=shared.assembly.method.private if secret and task.config.privacy.noise else (),
         begin=trainer.begin,
+        tells_divergence=not task.config.privacy.noise,
         accuracies=node.accuracies,
         machine=machine,
     )

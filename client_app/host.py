@@ -69,6 +69,8 @@ class ClientHost:
         spend: Called with the run and the request of an upload with noise before training, and with a name of each
             upload before it is stored and sent; see :meth:`sepal.client_app.upload_count.UploadCount.spend`.
         deliver: Called in the closing round with each view and its predictor, whatever is evaluated.
+        tells_divergence: Whether a state that is not finite after training is an error. Not in a run with noise, which
+            also hides that an update is not finite; the engines must agree on it, with a secret or without.
     """
 
     run: str
@@ -85,6 +87,7 @@ class ClientHost:
     machine: str = ""
     spend: Callable[[str], None] = lambda upload: None
     deliver: Callable[[str, Predictor | None], None] = lambda view, predictor: None
+    tells_divergence: bool = True
 
     def handle(self, records: RecordDict) -> RecordDict:
         """Answer one message. A SepalError becomes an error reply with all details; other exceptions are raised."""
@@ -145,7 +148,7 @@ class ClientHost:
             metrics |= self._score("kept", order, self.algorithm.predictor(state, None, plan))
         self.spent()
         after, upload = self._work(order, state, download, request.partition("|")[0])
-        diverged = "" if self.noised else not_finite(after)
+        diverged = not_finite(after) if self.tells_divergence else ""
         if diverged and kind is Kind.TRAIN:
             raise DivergedError(f"state{diverged}", "finite numbers after training", "others: it diverged")
         metrics |= {

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from experiments.calibrate.search import ADAM, GROWTH, OWN, SGD, SHORT
 
 EVERYWHERE = {"split.validation": 0.2, "evaluate-every": 0, "evaluate-sampled": False, "pooled-samples": 1}
-# Methods that choose by a client's validation data themselves: their trials are judged by examples that they do not see.
+# Methods that choose by validation data themselves: their trials are judged by validation examples they do not see.
 CHOOSING = ("pa3dfl",)
 PAPERS = ("fedpse", "dmpfl", "subfedavg", "pfedgate", "pa3dfl")
 # The five papers' methods and eight baselines, where all 29 do not fit.
