@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from sepal.masks.packed import Dense, Mask, Masks
 from sepal.masks.selection import count, largest
@@ -57,11 +58,11 @@ def pruned_step(
     return after
 
 
-def _below_percentile(sizes: Dense, share: float) -> int:
+def _below_percentile(sizes: npt.NDArray[np.float32], share: float) -> int:
     return int(np.count_nonzero(sizes < np.percentile(sizes, 100 * share))) if sizes.size else 0
 
 
-def cut_at_once(score: Dense, mask: Mask, least: int) -> Mask:
+def cut_at_once(score: npt.NDArray[np.float32], mask: Mask, least: int) -> Mask:
     """Return a convolution's channels after the authors' cut: without those up to the 45th percentile of |γ|.
 
     Their threshold is the entry at ⌊.45·n⌋ of the n sizes in order, and only what is above it stays, so ⌊.45·n⌋ + 1 go.
