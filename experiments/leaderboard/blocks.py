@@ -24,6 +24,9 @@ EVERYWHERE: Mapping[str, Any] = {
     "split.validation": 0.2,
     "evaluate-sampled": False,
     "pooled-samples": 1,
+    # The defaults of the first rows. A block may try another value for everyone (also).
+    "clip-gradient": 0.0,
+    "on-divergence": "keep",
 }
 
 Config: TypeAlias = dict[str, Any]  # run-config keys

@@ -182,6 +182,22 @@ def test_further_keys_are_tried_in_turn_at_the_chosen_point_where_the_block_says
     assert "0.125, 0.3, momentum = 0.5, ditto.epochs = 2" in words
 
 
+def test_every_planned_run_names_every_key_whose_default_has_changed_and_older_rows_have_its_former_value(tmp_path):
+    """Else the rows of before would be another run's now, or be made again with other keys."""
+    for name in NAMES:
+        block = read_block(name)
+        for contender in block.everybody:
+            chosen = {"lr": 0.1, **{key: values[0] for key, values in contender.own.items()}}
+            former = registry.former(contender.method or contender.name)
+            assert "clip-gradient" in former
+            config = block.config(contender, chosen, TUNING[0])
+            assert former.keys() <= config.keys(), contender.name
+            older = {key: value for key, value in config.items() if key not in former}
+            rows.add(name, {"config": older}, tmp_path)
+            read = rows.read(name, tmp_path)[-1]["config"]
+            assert read == {**older, **former}
+
+
 def test_every_further_key_is_one_that_its_method_has():
     for contender in read_contenders().values():
         for key, values in contender.also.items():
