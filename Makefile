@@ -20,7 +20,7 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 CLIENTS ?= 3
 export CLIENTS
 
-.PHONY: help setup demo compose-demo test check docs e2e bench gpu paper leaderboard defaults chaos chaos-quick load load-quick hosts fuzz mutants mutate flower flower-quick flower-next requirements sbom clean
+.PHONY: help setup demo compose-demo test check docs e2e bench gpu paper leaderboard defaults stability chaos chaos-quick load load-quick hosts fuzz mutants mutate flower flower-quick flower-next requirements sbom clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -79,6 +79,9 @@ leaderboard: $(STAMP) ## run what the leaderboard lacks for HOURS a block, then 
 
 defaults: $(STAMP) ## run every method with all its defaults on digits and HAR, and compare with fine-tuned FedAvg: hours
 	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.defaults
+
+stability: $(STAMP) ## every method with its defaults under each arithmetic of this processor: seven hours; HOURS=1 for a part
+	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.stability --hours $(or $(HOURS),24)
 
 chaos: $(STAMP) ## kill processes of 20 deployed runs at random, stop clients for a minute; RUNS=100 for more
 	$(BIN)/python -m experiments.chaos --runs $(or $(RUNS),20) --stop 60

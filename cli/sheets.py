@@ -16,6 +16,7 @@ from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server_app.places import IN_PROCESS
 from sepal.strategies import registry
 from sepal.study.comparison import Comparison
+from sepal.study.divergence import divergence
 from sepal.study.frontier import CLOSE_TO, Close, close_to
 from sepal.study.majority import warning
 from sepal.study.results import DIRECTIONS, LEAST_POINTS, Variant
@@ -167,6 +168,13 @@ def no_better(variants: Sequence[Variant]) -> Iterator[str]:
             yield f"{variant.label}: {words}."
 
 
+def diverged(variants: Sequence[Variant]) -> Iterator[str]:
+    """Yield a line for each variant in which clients' training diverged."""
+    for variant in variants:
+        if words := divergence([result.stored.summary or {} for result in variant.results]):
+            yield f"{variant.label}: {words}."
+
+
 def rounds_run(variants: Sequence[Variant]) -> str:
     """Return a line with the rounds of each variant if a run ended before its limit, or nothing."""
     limits = {variant.label: variant.first.stored.config["rounds"] for variant in variants}
@@ -179,6 +187,7 @@ def remarks(comparison: Comparison, cell: str) -> Iterator[str]:
     """Yield what is said about a cell's tables: convergence, rounds, conclusions."""
     variants = comparison.variants(cell)
     yield from no_better(variants)
+    yield from diverged(variants)
     yield from convergence(variants)
     yield from filter(None, (rounds_run(variants), basis(variants)))
     yield from conclusions(comparison, cell)

@@ -21,6 +21,7 @@ from sepal.cli.sheets import (
     conclusions,
     cost_sheet,
     difference_sheet,
+    diverged,
     legend,
     no_better,
     novel_line,
@@ -41,6 +42,7 @@ from sepal.server_app.json_lines import Line
 from sepal.server_app.stored_run import StoredRun
 from sepal.strategies import registry
 from sepal.study.comparison import Comparison
+from sepal.study.divergence import divergence
 from sepal.study.majority import warning
 from sepal.study.results import MEGA
 
@@ -70,6 +72,8 @@ def print_run(console: Console, run: StoredRun, yardstick: StoredRun | None = No
         console.print(figures_table(run, yardstick))
         view, lr = registry.deployed(run.config["method"]), run.config["lr"]
         if words := warning([run.summary], view, lr):
+            console.print(f"Warning: {printable(words)}", style="yellow", soft_wrap=True, highlight=False)
+        if words := divergence([run.summary]):
             console.print(f"Warning: {printable(words)}", style="yellow", soft_wrap=True, highlight=False)
         if words := together_line(run.summary):
             console.print(printable(words), highlight=False)
@@ -238,7 +242,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
             console.print(escape(cell), style="bold", highlight=False)
         paragraphs(sentences.headline(comparison, cell))
         print_sheet(console, accuracy_sheet(variants))
-        paragraphs(*no_better(variants), *convergence(variants), rounds_run(variants))
+        paragraphs(*no_better(variants), *diverged(variants), *convergence(variants), rounds_run(variants))
         print_sheet(console, cost_sheet(variants))
         paragraphs(basis(variants), sentences.frontier_sentence(comparison, cell))
         print_sheet(console, difference_sheet(comparison, cell))

@@ -30,6 +30,15 @@ SHARE = 0.5  # of the memory that is available
 MOST = 0.8  # of it, for all that an answer takes
 NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "Cannot allocate memory")  # torch's words
 
+# Of the keys that deal and split a node's own files: the values that never act by label, and how a message names them.
+BY_NUMBER: dict[str, tuple[tuple[Any, ...], str]] = {
+    "hf.person": (("",), "none"),  # any column, also that of labels, of which `natural` tells how often a value occurs
+    "partition.name": (("iid", "natural"), "iid or natural"),
+    "partition.subsample": ((0,), "0"),  # draws by class: with `natural`, a person's count tells its share of a class
+    "split.by": (("random",), "random"),
+    "split.test-of-labels": ((False,), "false"),
+}
+
 
 def on_one_machine() -> bool:
     """Return whether this process is an actor of Flower's simulation, whose clients trust the server."""
@@ -92,23 +101,22 @@ def check_noise(node: Node, config: RunConfig, order: Order, private: Collection
 def check_split(node: Node, config: RunConfig) -> None:
     """Check that the number of examples tells no label counts, if the node sends no accuracies, which tell them, too.
 
-    The node's own files are dealt and split by the server's keys. Rules that go by label would answer, without an
-    upload, how many examples each label has.
+    The node's own files are dealt and split by the server's keys. Rules that act by label would answer, without an
+    upload, how many examples each label has. So each key has one of the values ``BY_NUMBER``, under which no number of
+    examples depends on the labels.
 
     Raises:
-        ProtocolError: A key goes by label.
+        ProtocolError: A key acts by label.
     """
     from sepal.data.sources import FILES
 
     if node.accuracies or node.data or config.dataset not in FILES:
         return
-    expected = "{}, for this node's own files: others tell label counts (sepal join --no-accuracies)"
-    if config.hf.person:  # any column, also that of labels, of which `natural` would tell how often each value occurs
-        raise ProtocolError("hf.person", expected.format("none"), "a column of the server's choice")
-    if config.partition.name not in ("iid", "natural"):
-        raise ProtocolError("partition.name", expected.format("iid or natural"), config.partition.name)
-    if config.split.by != "random" or config.split.test_of_labels:
-        raise ProtocolError("split", expected.format("by = random, without test-of-labels"), "a split by label")
+    keys = config.flat()
+    for key, (values, words) in BY_NUMBER.items():
+        if keys[key] not in values:
+            expected = f"{words}, for this node's own files: others tell label counts (sepal join --no-accuracies)"
+            raise ProtocolError(key, expected, keys[key])
 
 
 def available() -> int:

@@ -126,11 +126,16 @@ def picture(panels: Panels, theme: str = "", columns: int = 2) -> str:
     words = (on_frontier(places, panels.measure) for places in panels.places.values())
     spec = whole.properties(description=" ".join(words)).to_dict(validate=True)
     drawing: str = vl_convert.vegalite_to_svg({**spec, "config": CONFIG, "padding": PADDING}, vl_version=VEGA_LITE)
-    return _coloured(drawing, theme)
+    return coloured(drawing, theme)
 
 
-def _coloured(drawing: str, theme: str) -> str:
-    """Return a drawing with the page's colours in place of their names, or with both themes' beside the names."""
+def coloured(drawing: str, theme: str = "") -> str:
+    """Return a drawing with the page's colours in place of their names, or with both themes' beside the names.
+
+    Args:
+        drawing: An SVG whose colours are names such as ``var(--ink)``.
+        theme: ``light`` or ``dark``; empty for one that follows the reader's settings.
+    """
     css = (files(__package__) / "page.css").read_text()
     light, dark = (
         dict(re.findall(r"(--\w+): (#\w+)", block)) for block in re.findall(r":root.*?\{(.+?)\}", css, re.S)[:2]

@@ -17,9 +17,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 
 from experiments.calibrate.pages import write_pages
 from experiments.calibrate.rows import Evidence, Row, commit_now
-from experiments.calibrate.search import Trial, Trials
+from experiments.calibrate.search import Result, Trial, Trials
 from experiments.calibrate.settings import SETTINGS
 from experiments.calibrate.trial import quiet, run_trial
+from sepal.config.run import GRADIENT_NORM
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -44,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _search(evidence: Evidence, dataset: str, method: str) -> Trials:
     setting = SETTINGS[dataset]
-    return evidence.trials(dataset, method, setting.grid, setting.own_keys(method), setting.growth)
+    clip = GRADIENT_NORM if setting.has_margin(method) else 0.0
+    return evidence.trials(dataset, method, setting.grid, setting.own_keys(method), setting.growth, clip)
 
 
 def methods_of(dataset: str) -> tuple[str, ...]:
@@ -59,7 +61,7 @@ def run_all(searches: Sequence[Trials], evidence: Evidence, jobs: int, hours: fl
     begun, commit = time.monotonic(), commit_now()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, initializer=quiet) as pool:
-        going: dict[Future[tuple[float, int, float]], Trial] = {}
+        going: dict[Future[Result], Trial] = {}
         while True:
             late = time.monotonic() - begun > hours * 3600
             for trial in _next(searches, set(going.values())):
@@ -70,10 +72,11 @@ def run_all(searches: Sequence[Trials], evidence: Evidence, jobs: int, hours: fl
                 return
             for future in wait(going, return_when=FIRST_COMPLETED).done:
                 trial = going.pop(future)
-                validation, rounds, seconds = future.result()
-                evidence.add(Row.of(trial, validation, rounds, seconds, commit), searches)
+                result = future.result()
+                evidence.add(Row.of(trial, result, commit), searches)
                 words = ", ".join(f"{key} {value:g}" for key, value in trial.keys)
-                print(f"{trial.dataset} {trial.method} {words} seed {trial.seed}: {100 * validation:.1f}", flush=True)
+                figures = f"{100 * result.validation:.1f}" + f", {result.diverged} diverged" * bool(result.diverged)
+                print(f"{trial.dataset} {trial.method} {words} seed {trial.seed}: {figures}", flush=True)
 
 
 def _next(searches: Sequence[Trials], going: set[Trial]) -> Iterator[Trial]:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from experiments.calibrate.rows import ROOT, Evidence
-from experiments.calibrate.search import GROWTH, Keys, Trials, mean, standard_error
+from experiments.calibrate.search import CLIP, GROWTH, Keys, Trials, mean, standard_error
 from experiments.calibrate.settings import SETTINGS, Setting
+from sepal.config.run import GRADIENT_NORM
 from sepal.data.catalogue import CATALOGUE
 from sepal.storage.files import write_atomically
 
@@ -59,7 +60,8 @@ def toml(evidence: Evidence) -> str:
         parts += ["", f"[{name}]", *(f'{key} = "{value}"' for key, value in facts.items())]
         parts += [f"size = {math.prod(info.input_shape)}", "", f"[{name}.rates]"]
         for trials in ended:
-            keys = ", ".join(f"{_quoted(key)} = {_float(value)}" for key, value in _lr_first(trials.chosen()))
+            chosen = [(key, value) for key, value in _lr_first(trials.chosen()) if key != CLIP]
+            keys = ", ".join(f"{_quoted(key)} = {_float(value)}" for key, value in chosen)
             parts.append(f"{trials.method} = {{ {keys} }}")
     return "\n".join(parts) + "\n"
 
@@ -99,7 +101,7 @@ def _row(trials: Trials, rates: list[float]) -> str:
     chosen = trials.chosen()
     base = {dict(keys)["lr"]: keys for keys in trials.grid_keys()}
     cells = [_figure(trials, base[rate]) if rate in base else "" for rate in rates]
-    words = ", ".join(f"{key} = {value:g}" for key, value in _lr_first(chosen))
+    words = ", ".join(f"{key} = {value:g}" for key, value in _lr_first(chosen) if key != CLIP)
     return f"| `{trials.method}` | {words} | {_figure(trials, chosen)} | {' | '.join(cells)} |"
 
 
@@ -120,13 +122,27 @@ def _figure(trials: Trials, keys: Keys) -> str:
 
 
 def _ended(evidence: Evidence, dataset: str, setting: Setting) -> Iterator[Trials]:
-    """Yield the methods of a data set whose trials have all ended, in the registry's order."""
+    """Yield the methods of a data set whose trials have all ended, in the registry's order.
+
+    The searches with a margin replace those of before once all of them have ended: until then the table would compare
+    rates that were chosen by two rules.
+    """
     from sepal.strategies import registry
 
-    for method in setting.methods or registry.METHODS:
-        trials = evidence.trials(dataset, method, setting.grid, setting.own_keys(method), setting.growth)
+    methods = setting.methods or registry.METHODS
+    new = {method: _trials(evidence, dataset, setting, method) for method in methods if setting.has_margin(method)}
+    replaced = all(trials.found and not trials.needed() for trials in new.values())
+    for method in methods:
+        trials = (
+            new[method] if replaced and method in new else _trials(evidence, dataset, setting, method, margin=False)
+        )
         if trials.found and not trials.needed():
             yield trials
+
+
+def _trials(evidence: Evidence, dataset: str, setting: Setting, method: str, margin: bool = True) -> Trials:
+    clip = GRADIENT_NORM if margin and setting.has_margin(method) else 0.0
+    return evidence.trials(dataset, method, setting.grid, setting.own_keys(method), setting.growth, clip)
 
 
 def _lr_first(keys: Keys) -> list[tuple[str, float]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.calibrate.search import GROWTH, Keys, Trial, Trials
+from experiments.calibrate.search import CLIP, GROWTH, Keys, Result, Trial, Trials
 from sepal.storage.files import write_atomically
 
 ROOT = Path(__file__).parents[2]
@@ -18,18 +18,22 @@ FILE = ROOT / "docs" / "results" / "calibration.ndjson"
 
 @dataclass(frozen=True)
 class Row:
-    """One trial: keys as in the run config, ``validation`` in [0, 1], ``seconds`` of wall time on one core."""
+    """One trial: keys as in the run config, ``validation`` in [0, 1], ``seconds`` of wall time on one core.
+
+    ``diverged`` counts the trainings of clients that diverged; a run that ended with an error has at least one.
+    """
 
     trial: Trial
     validation: float
     rounds: int
     seconds: float
     commit: str
+    diverged: int = 0
 
     @classmethod
-    def of(cls, trial: Trial, validation: float, rounds: int, seconds: float, commit: str) -> Row:
+    def of(cls, trial: Trial, result: Result, commit: str) -> Row:
         """Return the row of a trial that has ended."""
-        return cls(trial, validation, rounds, round(seconds, 1), commit)
+        return cls(trial, result.validation, result.rounds, round(result.seconds, 1), commit, result.diverged)
 
 
 @dataclass
@@ -59,14 +63,19 @@ class Evidence:
         grid: tuple[float, ...],
         own: Mapping[str, tuple[float, ...]],
         growth: int = GROWTH,
+        clip: float = 0.0,
     ) -> Trials:
         """Return what is known of a method on a data set; see :class:`Trials`."""
-        found = {
-            keys: {int(seed): value for seed, value in line["validation"].items()}
+        lines = {
+            keys: line
             for (d, m, keys), line in self.lines.items()
-            if (d, m) == (dataset, method)
+            if (d, m, dict(keys).get(CLIP, 0.0)) == (dataset, method, clip)
         }
-        return Trials(dataset, method, grid, found, own, growth)
+        found, diverged = (
+            {keys: {int(seed): value for seed, value in line.get(part, {}).items()} for keys, line in lines.items()}
+            for part in ("validation", "diverged")
+        )
+        return Trials(dataset, method, grid, found, own, growth, clip, diverged)
 
     def add(self, row: Row, searches: Sequence[Trials] = ()) -> None:
         """Add a trial to the searches and to the file."""
@@ -76,9 +85,12 @@ class Evidence:
         line["validation"][seed] = row.validation
         line.setdefault("seconds", {})[seed] = row.seconds
         line.setdefault("commit", {})[seed] = row.commit
+        if CLIP in dict(trial.keys):
+            line.setdefault("diverged", {})[seed] = row.diverged
         for search in searches:
             if (search.dataset, search.method) == (trial.dataset, trial.method):
                 search.found.setdefault(trial.keys, {})[trial.seed] = row.validation
+                search.diverged.setdefault(trial.keys, {})[trial.seed] = row.diverged
         ordered = [self.lines[key] for key in sorted(self.lines)]
         write_atomically(self.path, "".join(f"{json.dumps(line)}\n" for line in ordered).encode())
 

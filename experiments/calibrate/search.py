@@ -11,6 +11,11 @@ For each method on each data set:
    more with .009 than with .03 in 10 rounds, and 1.7 less in 30; the latter was seen on test data.
 
 A trial is judged by validation accuracy alone, in the view that the method deploys.
+
+**With a margin** (``Trials.clip``): trials clip gradients as runs do by default, and a rate is only eligible if no
+client diverged with any seed, and if the next rate up does not collapse with any seed either: a rate at the edge of
+divergence is one that another seed, or a processor that rounds otherwise, decides. Finalists have five seeds, and the
+one with the highest mean minus its standard error is chosen; of an own key, the first value listed among equals.
 """
 
 from __future__ import annotations
@@ -21,6 +26,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 SEEDS = (101, 102, 103)  # no results page uses them
+MARGIN_SEEDS = (*SEEDS, 104, 105)
+COLLAPSED = 2 / 3  # of the mean with the rate below: less is a collapse
+CLIP = "clip-gradient"
 SGD = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0)
 SHORT = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # grows where its best is at an edge
 ADAM = (0.0003, 0.001, 0.003, 0.01, 0.03)
@@ -63,6 +71,23 @@ class Trial:
     seed: int
 
 
+@dataclass(frozen=True)
+class Result:
+    """What a trial has given.
+
+    Attributes:
+        validation: Validation accuracy in the method's deployed view, in [0, 1]; 0 for a run that ended with an error.
+        rounds: The run's rounds.
+        seconds: Wall time.
+        diverged: Trainings of clients that diverged; 1 for a run that ended with an error.
+    """
+
+    validation: float
+    rounds: int
+    seconds: float
+    diverged: int = 0
+
+
 @dataclass
 class Trials:
     """The results of one method on one data set.
@@ -70,6 +95,8 @@ class Trials:
     Attributes:
         found: Keys → seed → validation accuracy in [0, 1].
         growth: How often the grid of an own key may grow.
+        clip: ``clip-gradient`` of the trials, which are then judged with a margin; 0 for a search of before.
+        diverged: Keys → seed → trainings of clients that diverged.
     """
 
     dataset: str
@@ -78,20 +105,44 @@ class Trials:
     found: dict[Keys, dict[int, float]] = field(default_factory=dict)
     own: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     growth: int = GROWTH
+    clip: float = 0.0
+    diverged: dict[Keys, dict[int, int]] = field(default_factory=dict)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of finalists."""
+        return MARGIN_SEEDS if self.clip else SEEDS
 
     def needed(self) -> list[Trial]:
         """Return the trials that are needed next; none once all is chosen. Ask again when these have ended."""
         first = self._missing(self.grid_keys(), SEEDS[:1])
         if first:
             return first
-        finalists = self._missing(self.finalists(), SEEDS)
-        if finalists:
-            return finalists
+        finalists = self.finalists()
+        missing = self._missing(finalists, self.seeds)
+        if self.clip and not missing:
+            missing = self._missing([self.above(keys) for keys in finalists], self.seeds)
+        if missing:
+            return missing
         for _, grid in self.own_grids():
-            missing = self._missing(grid, SEEDS)
+            missing = self._missing(grid, self.seeds)
             if missing:
                 return missing
         return []
+
+    def above(self, keys: Keys) -> Keys:
+        """Return the keys with the next rate up."""
+        lr, rates = dict(keys)["lr"], self.rates()
+        return _keys({**dict(keys), "lr": min((rate for rate in rates if rate > lr), default=_round(2 * lr))})
+
+    def eligible(self, keys: Keys) -> bool:
+        """Return whether nothing that has run speaks against ``keys``: no diverged client, no collapse just above."""
+        if any(self.diverged.get(keys, {}).values()):
+            return False
+        above = self.above(keys)
+        least = COLLAPSED * mean(self.found[keys].values())
+        ended = self.found.get(above, {}).values()
+        return not any(self.diverged.get(above, {}).values()) and all(value >= least for value in ended)
 
     def own_grids(self) -> Iterator[tuple[str, list[Keys]]]:
         """Yield each own key with its grid, at the keys chosen before it. Its trials must end before the next one."""
@@ -105,7 +156,7 @@ class Trials:
     def _grown(self, grid: list[Keys], key: str) -> list[Keys]:
         """Return the grid of an own key, with further values where the chosen one is at an edge."""
         for _ in range(self.growth):
-            if self._missing(grid, SEEDS):
+            if self._missing(grid, self.seeds):
                 break
             values = sorted(dict(keys)[key] for keys in grid)
             new = _beyond(dict(self.pick(grid))[key], values)
@@ -129,7 +180,7 @@ class Trials:
         while not self._missing([self._keys(rate) for rate in rates], SEEDS[:1]):
             finalists = self._best([self._keys(rate) for rate in rates])
             ends = [dict(self._best([self._keys(rate) for rate in rates], 1)[0])["lr"]]
-            ends += [] if self._missing(finalists, SEEDS) else [dict(self.pick(finalists))["lr"]]
+            ends += [] if self._missing(finalists, self.seeds) else [dict(self.pick(finalists))["lr"]]
             if rates[0] in ends and rates[0] / 2 >= LEAST:
                 rates.insert(0, _round(rates[0] / 2))
             elif rates[-1] in ends and rates[-1] * 2 <= MOST:
@@ -139,8 +190,13 @@ class Trials:
         return rates
 
     def finalists(self) -> list[Keys]:
-        """Return the keys of the best rates with the first seed, the smallest rate first."""
-        return self._best(self.grid_keys())
+        """Return the keys of the best rates with the first seed, the smallest rate first.
+
+        With a margin, of the eligible ones, or of all if there are none.
+        """
+        grid = self.grid_keys()
+        sound = [keys for keys in grid if self.eligible(keys)] if self.clip else []
+        return self._best(sound or grid)
 
     def _best(self, grid: Sequence[Keys], count: int = FINALISTS) -> list[Keys]:
         ranked = sorted(grid, key=lambda keys: (-self.found[keys][SEEDS[0]], keys))
@@ -150,8 +206,11 @@ class Trials:
         """Return the first keys of ``grid`` that the best ones are not ahead of by more than a standard error.
 
         The standard error is that of the difference over seeds. So a smaller rate, or the paper's own value, is kept
-        where the choice makes no difference; the best of a noisy grid is often close to divergence.
+        where the choice makes no difference; the best of a noisy grid is often close to divergence. With a margin it is
+        the highest mean minus its standard error; those with a diverged client come last.
         """
+        if self.clip:
+            return max(grid, key=lambda keys: (not any(self.diverged.get(keys, {}).values()), self._assured(keys)))
         best = max(grid, key=lambda keys: mean(self.found[keys].values()))
         for keys in grid:
             gaps = [self.found[best][seed] - self.found[keys][seed] for seed in SEEDS]
@@ -159,8 +218,13 @@ class Trials:
                 return keys
         return best
 
+    def _assured(self, keys: Keys) -> float:
+        values = [self.found[keys][seed] for seed in self.seeds]
+        return round(mean(values) - (standard_error(values) or 0.0), 9)
+
     def _keys(self, rate: float) -> Keys:
-        return _keys({"lr": rate, **{f"{self.method}.{name}": values[0] for name, values in self.own.items()}})
+        own = {f"{self.method}.{name}": values[0] for name, values in self.own.items()}
+        return _keys({"lr": rate, **({CLIP: self.clip} if self.clip else {}), **own})
 
     def _missing(self, grid: Sequence[Keys], seeds: Sequence[int]) -> list[Trial]:
         return [

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from experiments.calibrate.search import ADAM, GROWTH, OWN, SGD, SHORT
 
 EVERYWHERE = {"split.validation": 0.2, "evaluate-every": 0, "evaluate-sampled": False, "pooled-samples": 1}
+PAPERS = ("fedpse", "dmpfl", "subfedavg", "pfedgate", "pa3dfl")
 # The five papers' methods and eight baselines, where all 29 do not fit.
 MAIN = (
-    *("fedpse", "dmpfl", "subfedavg", "pfedgate", "pa3dfl"),
+    *PAPERS,
     *("fedavg", "fedavg-ft", "local", "fedstc", "ditto", "fedper", "fedrep", "feddst"),
 )
 
@@ -37,6 +38,7 @@ class Setting:
         longer_keys: Their keys beyond ``keys``.
         longer_words: What is less than the data set's defaults in their runs.
         own: Method → its own keys with other values than those of ``OWN``.
+        margin: The methods that are searched with a margin; empty for all.
     """
 
     keys: Mapping[str, int | float | str]
@@ -47,6 +49,11 @@ class Setting:
     longer_keys: Mapping[str, int | float | str] = field(default_factory=dict)
     longer_words: str = ""
     own: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+    margin: tuple[str, ...] = PAPERS
+
+    def has_margin(self, method: str) -> bool:
+        """Return whether a method is searched with a margin, and with gradients clipped."""
+        return not self.margin or method in self.margin
 
     @property
     def growth(self) -> int:
@@ -64,7 +71,7 @@ class Setting:
 
 
 SETTINGS: Mapping[str, Setting] = {
-    "digits": Setting({"clients": 10}),
+    "digits": Setting({"clients": 10}, margin=()),
     "har": Setting(
         {"clients": 30, "rounds": 10, "partition.subsample": 2400},
         grid=SHORT,
@@ -72,6 +79,7 @@ SETTINGS: Mapping[str, Setting] = {
         longer=("fedavgm", "flasc", "lg-fedavg", "tailorfl", "pfedhn"),
         longer_keys={"rounds": 30, "partition.subsample": 0},
         longer_words="30 of 300 rounds, all windows",
+        margin=(),
     ),
     "mnist": Setting(
         {"clients": 10, "rounds": 10, "partition.subsample": 1500},

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from threading import Thread
 
-from experiments.calibrate.search import Trial
+from experiments.calibrate.search import CLIP, Result, Trial
 from experiments.calibrate.settings import SETTINGS
 from sepal.engines.in_process.run import run_in_process
 from sepal.errors import SepalError
@@ -31,11 +31,8 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def run_trial(trial: Trial) -> tuple[float, int, float]:
-    """Run one trial; return its validation accuracy in the method's deployed view, its rounds, and its seconds.
-
-    A run that ends with an error, for example because its weights are no longer finite, has accuracy 0.
-    """
+def run_trial(trial: Trial) -> Result:
+    """Run one trial. A run that ends with an error, because most of its clients diverge, has accuracy 0."""
     last: list[RoundRecord] = []
 
     class Last:
@@ -50,13 +47,14 @@ def run_trial(trial: Trial) -> tuple[float, int, float]:
 
     begun = time.monotonic()
     setting = SETTINGS[trial.dataset].run_keys(trial.method)
-    flat = {**setting, **dict(trial.keys), "dataset": trial.dataset, "method": trial.method}
+    flat = {CLIP: 0.0, **setting, **dict(trial.keys), "dataset": trial.dataset, "method": trial.method}
     assembly = assemble({**flat, "seed": trial.seed})
     rounds = assembly.task.config.rounds
     try:
-        run_in_process(assembly, observers=[Last()])
+        strategy = run_in_process(assembly, observers=[Last()])
     except SepalError:
-        return 0.0, rounds, time.monotonic() - begun
+        return Result(0.0, rounds, time.monotonic() - begun, 1)
     metrics = [reply.metrics for reply in last[0].replies.values()]
     figures = view_figures(metrics, assembly.method.deployed, "validation-")
-    return round(figures["mean"], 6) if figures else 0.0, rounds, time.monotonic() - begun
+    validation = round(figures["mean"], 6) if figures else 0.0
+    return Result(validation, rounds, time.monotonic() - begun, strategy.report.diverged)

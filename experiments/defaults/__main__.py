@@ -1,13 +1,14 @@
 """``make defaults``: run every method with all its defaults, and compare each with FedAvg + fine-tuning.
 
-A method must not be more than ``MOST_BEHIND`` behind, in the view that it deploys, or more than ``BEHIND`` says if
-``NOTES`` explains why the method itself is behind, and not a default. The exit status is 1 if one is. A run that is
-killed is continued by the same command.
+With no seed may a method be more than ``MOST_BEHIND`` behind, in the view that it deploys, or more than ``BEHIND`` says
+if ``NOTES`` explains why the method itself is behind, and not a default: a mean would hide a seed that failed. The exit
+status is 1 if one is. A run that is killed is continued by the same command.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.calibrate.rows import commit_now
-from experiments.defaults.rows import YARDSTICK, rows_of, store
+from experiments.defaults.rows import YARDSTICK, by_seed, lowest_words, rows_of, store, worst
 from sepal.cli.progress import PlanDisplay
 from sepal.strategies import registry
 from sepal.study.comparison import read_comparison, write_index
@@ -29,13 +30,14 @@ from sepal.study.statistics import Estimate
 HERE = Path(__file__).parent
 MOST_BEHIND, NOISE = 0.05, 0.03
 NOTES = HERE.parents[1] / "strategies" / "baselines" / "NOTES.md"
-# Data set → method → by how many points the stored runs are behind, which NOTES explains with measurements. NOISE is
-# what other seeds and another processor may add.
+# Data set → method → by how many points the worst stored seed is behind, which NOTES explains with measurements. NOISE
+# is what other seeds and another processor may add.
 BEHIND: Mapping[str, Mapping[str, float]] = {
-    "digits": {"fedmask": 14.3, "fedsa-lora": 20.6, "flasc": 18.1},
+    "digits": {"fedmask": 16.4, "fedsa-lora": 26.6, "flasc": 24.1},
     "har": {
-        **{"fedavg": 5.3, "fedstc": 5.4, "fedscr": 5.3, "fedprox": 5.2, "flasc": 12.5, "feddst": 6.0},
-        **{"heterofl": 5.1, "fjord": 5.4, "fedrolex": 5.1, "flanc": 5.5, "tailorfl": 5.3},
+        **{"fedavg": 5.7, "fedstc": 5.7, "fedscr": 6.0, "fedprox": 5.7, "flasc": 17.2, "feddst": 6.2},
+        **{"heterofl": 6.0, "fjord": 5.8, "fedrolex": 6.0, "flanc": 5.8, "tailorfl": 5.8},
+        **{"fedadam": 5.3, "fedyogi": 5.0, "fedadagrad": 5.2},
     },
 }
 
@@ -62,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         bad += [f"{name} on {dataset}" for name, words in verdicts.items() if words == "behind"]
         bad += [f"{name} on {dataset} (no result)" for name in missing]
     if bad:
-        sys.exit(f"defaults: expected at most {100 * MOST_BEHIND:g} points behind {YARDSTICK}, got {', '.join(bad)}")
+        bar = f"expected each seed at most {100 * MOST_BEHIND:g} points behind {YARDSTICK}"
+        sys.exit(f"defaults: {bar}, got {', '.join(bad)}")
 
 
 def run(
@@ -85,12 +88,11 @@ def seeds_of(dataset: str) -> list[int]:
 
 
 def verdict(dataset: str, group: Variant, yardstick: Variant | None) -> str:
-    """Return "" for a method that is not behind, "explained" or "behind"."""
-    ours, theirs = deployed(group), deployed(yardstick) if yardstick else None
-    if ours is None or theirs is None or ours.mean >= theirs.mean - MOST_BEHIND:
+    """Return "" for a method that is behind with no seed, "explained" or "behind"."""
+    lowest = worst(by_seed(group), by_seed(yardstick)) if yardstick else None
+    if lowest is None or lowest[0] >= -100 * MOST_BEHIND:
         return ""
-    known = BEHIND[dataset].get(group.method)
-    explained = known is not None and theirs.mean - ours.mean <= known / 100 + NOISE
+    explained = -lowest[0] <= BEHIND[dataset].get(group.method, -math.inf) + 100 * NOISE
     return "explained" if explained else "behind"
 
 
@@ -102,14 +104,17 @@ def deployed(group: Variant) -> Estimate | None:
 def shown(dataset: str, groups: Mapping[str, Variant], verdicts: Mapping[str, str]) -> Table:
     """Return the table of a data set."""
     table = Table(title=f"{dataset}: all defaults, accuracy of the deployed model in %, mean ± SD over seeds")
-    for name in ("method", "lr", "deployed", "accuracy", f"minus {YARDSTICK}", ""):
+    for name in ("method", "lr", "deployed", "accuracy", f"minus {YARDSTICK}", "worst seed", ""):
         table.add_column(name, justify="right" if name not in ("method", "deployed", "") else "left")
     yardstick = deployed(groups[YARDSTICK]) if YARDSTICK in groups else None
     for label, group in groups.items():
         found = deployed(group)
         gap = f"{100 * (found.mean - yardstick.mean):+.1f}" if found and yardstick else "-"
+        lowest = worst(by_seed(group), by_seed(groups[YARDSTICK])) if YARDSTICK in groups else None
         rate = f"{group.results[0].stored.config['lr']:g}"
-        table.add_row(label, rate, group.deployed, found.text() if found else "-", gap, verdicts[label])
+        table.add_row(
+            label, rate, group.deployed, found.text() if found else "-", gap, lowest_words(lowest), verdicts[label]
+        )
     return table
 
 

@@ -40,7 +40,6 @@ DEPLOYED = Measure("deployed", "deployed")
 KEPT = Measure("kept", "kept")
 SHIFT = Measure("held, full shift", f"{HELD}-shift-100")
 SENT_SHIFT = Measure("received, full shift", "received-shift-100")
-HEADLINES = (HOLDS, NEWCOMER)
 Key: TypeAlias = tuple[str, str, Measure]  # block, contender, what is measured
 ALL = (HOLDS, NEWCOMER, VISIT, DEPLOYED, KEPT, SHIFT, SENT_SHIFT)
 
@@ -148,10 +147,10 @@ class Measures:
             return None
         return interval(values, self.block.same_people)
 
-    def without_collapsed(self, contender: Contender, other: Contender) -> Interval | None:
-        """Return the difference to another in what a client holds, of the seeds in which neither has collapsed."""
+    def without_collapsed(self, contender: Contender, other: Contender, measure: Measure = HOLDS) -> Interval | None:
+        """Return the difference to another in a measure, of the seeds in which neither has collapsed."""
         fell = self.collapsed(contender) | self.collapsed(other)
-        sides = ({s: v for s, v in self.by_seed(each, HOLDS).items() if s not in fell} for each in (contender, other))
+        sides = ({s: v for s, v in self.by_seed(each, measure).items() if s not in fell} for each in (contender, other))
         values = _paired(*sides)
         return interval(values, self.block.same_people) if len(values) > 1 else None
 
@@ -168,7 +167,7 @@ class Measures:
 
     def tested(self, contender: Contender, measure: Measure) -> bool:
         """Return whether a difference has a p-value: of those named before the runs, with seeds and clients enough."""
-        if measure is not HOLDS or contender.name not in self.block.tested:
+        if measure not in (HOLDS, DEPLOYED) or contender.name not in self.block.tested:
             return False
         values = self.differences(contender, measure)
         return len(values) >= LEAST_SEEDS and int((~np.isnan(values)).sum(1).min()) >= LEAST_CLIENTS
@@ -237,7 +236,9 @@ def _clients(row: Row, measure: Measure) -> Iterator[tuple[str, float]]:
             yield name, value
 
 
-def corrected(found: Sequence[Measures], to_dense: bool = False) -> dict[Key, tuple[Interval, float | None]]:
+def corrected(
+    found: Sequence[Measures], to_dense: bool = False, ranked: Measure = HOLDS
+) -> dict[Key, tuple[Interval, float | None]]:
     """Return (block, contender, measure) → difference and p by Holm, of all that have all seeds.
 
     Those with a p (:meth:`Measures.tested`) are one family over all blocks; of the others p is None. It has as many
@@ -246,13 +247,14 @@ def corrected(found: Sequence[Measures], to_dense: bool = False) -> dict[Key, tu
     Args:
         found: All blocks of the family.
         to_dense: Differences to dense FedAvg instead of those to the yardstick.
+        ranked: What the family compares: what a client holds, or what both sides deploy.
     """
     there = {
         (each.block.name, contender.name, measure): (difference, each.tested(contender, measure))
         for each in found
         for contender in each.block.contenders
         if each.whole(contender, to := each.block.dense if to_dense else each.block.yardstick)
-        for measure in HEADLINES
+        for measure in (ranked, NEWCOMER)
         if (difference := each.difference(contender, measure, to=to))
     }
     family = {key: difference.p for key, (difference, tested) in there.items() if tested}

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeAlias
 
-from experiments.leaderboard import rows
+from experiments.leaderboard import density, forest, overview, rows
 from experiments.leaderboard.blocks import LAST_RATE, NAMES, TUNING, read_block, text
 from experiments.leaderboard.design import TRIALS, Design, Row
 from experiments.leaderboard.estimate import hours_left, hours_whole
@@ -23,8 +23,7 @@ from experiments.leaderboard.measures import (
     Measures,
     corrected,
 )
-from experiments.leaderboard.points import panels
-from experiments.leaderboard.readme import parts, untested, verdicts
+from experiments.leaderboard.readme import compared_blocks, parts, untested, verdicts, who_is_ahead
 from experiments.leaderboard.statistics import LEVEL, Interval
 from experiments.leaderboard.tables import block_tables
 from experiments.parts import README, rewritten
@@ -33,10 +32,18 @@ from sepal.cli.sheets import NONE
 from sepal.storage.files import write_atomically
 
 PAGE, TABLES = rows.PLACE.with_suffix(".md"), rows.PLACE.parent / "tables" / "leaderboard.md"
-PICTURE = PAGE.with_suffix(".svg")
+OVERVIEW, BLOCKS, CAPACITY, DENSITY = (
+    PAGE.with_name(f"leaderboard{name}.svg") for name in ("", "-blocks", "-capacity", "-density")
+)
 NOTE = """\
 <!-- Made by `python -m experiments.leaderboard --pages` from docs/results/leaderboard, rows of
 {}: do not edit. -->"""
+UNEQUAL_BLOCK = "e"
+READING = ("What a client holds: points from fine-tuning, 95 % intervals.", "Bytes: in per cent of FedAvg's.")
+READING_UNEQUAL = (
+    "Points from FedAvg + fine-tuning of the smallest width.",
+    "95 % intervals. Bytes: in per cent of FedAvg's.",
+)
 Family: TypeAlias = Mapping[Key, tuple[Interval, float | None]]
 TOP = """\
 # Leaderboard: one search, one view, all bytes
@@ -48,7 +55,9 @@ at the end, never what a method chooses to show. All views, trials and equal byt
 READ = """\
 - **What a client holds**: its model after the closing round, in which it gets the last download and does its method's
   local work once more (view *trained*), on its own test data. The same for all methods: of FedAvg it is the global
-  model after local epochs. What a method *deploys* is a column of the tables, and ranks nobody.
+  model after local epochs.
+- **Deployed** is the model that a user of the method predicts with: of FedAvg and FedSTC the one for all, before any
+  local epoch. It ranks nobody, because a user of FedAvg may well fine-tune; but who sends little is judged by it.
 - **What a newcomer gets**: what the server sends to a client that has never trained, before any step (*received*). A
   fifth of the clients are held out for this, drawn by the seed. A dash: nothing is sent.
 - **Block e**: `fedavg-ft-narrow` and `fedavg-narrow` are one model for all of the smallest client's width, a
@@ -64,11 +73,31 @@ READ = """\
   earlier searches ("before it", below) were typed: the page had them then.
 """
 SHOWN = """\
-![What a client holds against the MB sent, a panel for each block; Local is a line](leaderboard.svg)
+![What a client holds, from FedAvg + fine-tuning: methods are rows, blocks columns](leaderboard-blocks.svg)
 
-All contenders with all rounds; of the runs at equal bytes and of those beside, the ones on the frontier. Bars: 95 %
-intervals of each by itself; differences are paired, and have their own. "1 fell": a seed collapsed, and
-there is no bar. Dotted: sends nothing. No run is cheaper and better than the line."""
+Bars: 95 % intervals of the paired differences. Local is the better of those that train alone. Bytes are in per cent of
+dense FedAvg's, from the block with the fewest to the one with the most.
+
+![The model that each deploys, points from FedAvg + fine-tuning against the MB sent](leaderboard.svg)
+
+Means over blocks a to d, of MB the geometric ones; a run that collapsed counts. Thin lines go from the lowest block to
+the highest, and are no intervals of a mean. FedAvg deploys one model for all. ▼: further behind than is drawn.
+"""
+UNEQUAL = """\
+![Block e: difference to FedAvg + fine-tuning of the smallest width in what a client holds](leaderboard-capacity.svg)
+"""
+SPARSE = """\
+## How sparse they are
+
+The trials chose nearly the densest values in some blocks. These are the papers' own values beside them, as far as rows
+are stored.
+"""
+SPARSE_SHOWN = """\
+![Validation accuracy in the trials against the share of the weights, a panel for each block](leaderboard-density.svg)
+
+The search tried five rates or more at the paper's first value, and one to three at others. DM-PFL's α is no density:
+both its models keep half of the weights.
+"""
 TOLD = f"""\
 - **Tuning**: {TRIALS} trials for each contender, and up to twice as many by the rules below, over all rounds with the
   schedule of these, by validation accuracy of what a client holds, with seeds {", ".join(map(str, TUNING))}, which no
@@ -112,8 +141,9 @@ TOLD = f"""\
 - **Beside**: contenders that have another one's chosen keys (`-topk-…`, `-stc`, `-untuned`, `fedpse-…`, `fedstc-…`)
   are not tuned for what they send.
 - **Optimizer**: SGD without momentum for all, also where a paper has another one (Sub-FedAvg's has momentum .5),
-  batches of 20. The rate falls each round, to {LAST_RATE:g} of the first in the last round, however many rounds a run
-  has. Models: `har-cnn` (a), `lenet5` (c), `cnn2-small` (b, d, e).
+  batches of 20. pFedGate alone clips its gradients, of the model and of the gate to norm 10 each, as its authors' code
+  does: nobody else has that against divergence. The rate falls each round, to {LAST_RATE:g} of the first in the last
+  round, however many rounds a run has. Models: `har-cnn` (a), `lenet5` (c), `cnn2-small` (b, d, e).
 - **Equal bytes**: own runs within 3, 10 and 30 % of what dense FedAvg sends in all rounds, of as many rounds as that
   buys with every seed, with the keys of the trials, which were chosen for all rounds. The closing download of all
   clients that train counts, too: what they hold needs it. None has more rounds than all have with 100 %, so methods
@@ -125,7 +155,8 @@ TOLD = f"""\
 - **Several comparisons**: p-values are corrected by Holm's method over one family, chosen before any run: what
   clients hold with the five methods, compressed FedAvg + fine-tuning, and Local, in blocks a, b and d; a test that
   has not run would count as 1. The same differences to FedAvg are corrected by themselves; they were added after
-  block a's runs. All else has intervals without a p-value, and so has a contender with fewer than {LEAST_SEEDS} seeds
+  block a's runs. So are those of the model that each deploys to the one that FedAvg deploys, which were added last. All
+  else has intervals without a p-value, and so has a contender with fewer than {LEAST_SEEDS} seeds
   or {LEAST_CLIENTS} clients in one.
 - **Power**: with five seeds and 21 differences, one that is not bold may still be as large as its interval says.
 - **Collapsed** is a seed in which what clients hold after all rounds is, on average, below two thirds of the
@@ -143,17 +174,30 @@ TOLD = f"""\
 
 
 def write_pages() -> list[Path]:
-    """Write the page, its picture and tables, and README's parts; return their paths."""
+    """Write the page, its pictures and tables, and README's parts; return their paths."""
     counts = count_rows()
     found, reruns = measured(counts)
-    made = _made(counts, found, reruns)
-    if drawn := panels(found):
-        from sepal.cli.report.frontier import picture
-
-        made[PICTURE] = picture(drawn)
+    made = {**_made(counts, found, reruns), **pictures(found)}
     for path, whole in made.items():
         write_atomically(path, whole.encode())
     return list(made)
+
+
+def pictures(found: Sequence[Measures]) -> dict[Path, str]:
+    """Return path → SVG of the pictures whose blocks are whole; that needs the extra ``report``."""
+    same, unequal = (
+        compared_blocks(found),
+        [each for each in found if each.finished and each.block.name == UNEQUAL_BLOCK],
+    )
+    if not same:
+        return {}
+    made = {
+        OVERVIEW: overview.picture(found),
+        BLOCKS: forest.picture(same, who_is_ahead(found), READING),
+        CAPACITY: forest.picture(unequal, "Clients of unequal capacity, by what a client holds", READING_UNEQUAL),
+        DENSITY: density.picture(same),
+    }
+    return {path: drawn for path, drawn in made.items() if drawn}
 
 
 def count_rows() -> dict[str, int]:
@@ -195,13 +239,16 @@ def _page(found: Sequence[Measures], reruns: Sequence[Row]) -> Iterator[str]:
     if said := parts(found):
         yield from (*said["advice"], "", verdicts(found), "", *untested(found))
     some = [each for each in found if any(each.runs(contender) for contender in each.block.contenders)]
-    yield from (SHOWN, "") if panels(some) else ()
+    if compared_blocks(found):
+        yield from (SHOWN, UNEQUAL)
     family, to_dense = corrected(found), corrected(found, to_dense=True)
     if some:
         yield from _headline(some, HOLDS, family, to_dense)
     yield from ("# Appendix", "")
     if some:
         yield from _headline(some, NEWCOMER, family)
+    if same := compared_blocks(found):
+        yield from (SPARSE, *density.papers_table(same), SPARSE_SHOWN)
     yield from ("## How to read it", "", READ)
     yield from ("## What is missing", "", *_missing(found))
     yield from ("## How it was done", "", TOLD, *_budget(found), *_reruns(reruns))
@@ -272,11 +319,13 @@ def _budget(found: Sequence[Measures]) -> Iterator[str]:
 
 def _reruns(lines: Sequence[Row]) -> Iterator[str]:
     same = sum(line["same"] for line in lines)
+    machines = sorted({machine for line in lines for machine in (line["first"]["machine"], line["machine"])})
+    kinds = f"one kind of CPU ({machines[0]})" if len(machines) == 1 else f"{len(machines)} kinds of CPU"
     later = max((_hours(line["first"]["written"], line["written"]) for line in lines), default=0.0)
     blocks = ", ".join(f"{name} {count}" for name, count in sorted(Counter(line["block"] for line in lines).items()))
     yield (
         f"**Reruns** of random rows (`--rerun`; {blocks}), up to {later:.0f} hours later: {same} of {len(lines)} gave "
-        "the same weights, bit for bit."
+        f"the same weights, bit for bit, on {kinds}."
         if lines
         else "**Reruns** of random rows (`--rerun`): none yet."
     )

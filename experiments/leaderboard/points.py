@@ -1,17 +1,16 @@
-"""The points of the frontier picture: what a client holds against the MB sent, for every run of a block."""
+"""The points of the frontier: what a client holds, or deploys, against the MB sent, for all runs of a block."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from experiments.leaderboard.blocks import BUDGETS, Contender
-from experiments.leaderboard.measures import HOLDS, Measures
+from experiments.leaderboard.measures import HOLDS, Measure, Measures
 from experiments.leaderboard.statistics import interval
 from sepal.cli.markdown import table
-from sepal.cli.report.frontier import Panels
 from sepal.study.frontier import POINT, Entry, frontier
 
 ALIKE = 0.05  # of MB: those that differ by no more are about the same
@@ -31,44 +30,27 @@ class Point(NamedTuple):
     entry: Entry
 
 
-def panels(measures: Sequence[Measures]) -> Panels | None:
-    """Return a panel for each block whose contenders have all seeds, for :func:`sepal.cli.report.frontier.picture`.
-
-    It has the contenders' runs of all rounds. Of those at equal bytes, and of those beside, it has the ones on the
-    frontier: others would hide it.
-    """
-    drawn = {}
-    for found in (each for each in measures if each.compared):
-        points = {point.entry.label: point for point in points_of(found)}
-        places = frontier([point.entry for point in points.values()])
-        main = {label for label, point in points.items() if not point.budget and not point.contender.tuned_as}
-        shown = [place for place in places if place.frontier or place.entry.label in main]
-        drawn[f"{found.block.name}: {found.block.title}"] = shown
-    order = list(dict.fromkeys(each.name for found in measures for each in found.block.everybody))
-    return Panels(drawn, order=order) if drawn else None
-
-
-def points_of(found: Measures) -> Iterator[Point]:
+def points_of(found: Measures, measure: Measure = HOLDS) -> Iterator[Point]:
     """Yield all points of a block that are there, a run once; MB are those of all clients together."""
     seen: set[str] = set()  # contenders whose trials chose what another has, and budgets that buy as many rounds
     for contender in found.block.everybody:
         for budget in (0.0, *(() if contender.tuned_as else BUDGETS)):
             rounds = found.design.bought(contender, budget) if budget else found.block.rounds
-            values = found.values(contender, HOLDS, budget) if rounds else np.empty(0)
+            values = found.values(contender, measure, budget) if rounds else np.empty(0)
             if rounds and values.size:
                 result = str([(row["clients"], row["spent"]) for row in found.runs(contender, budget).values()])
                 if result not in seen:
                     seen.add(result)
-                    yield Point(contender, budget, rounds, _entry(found, contender, budget, rounds))
+                    yield Point(contender, budget, rounds, _entry(found, contender, budget, rounds, measure))
 
 
-def _entry(found: Measures, contender: Contender, budget: float, rounds: int) -> Entry:
-    values, clients = found.values(contender, HOLDS, budget), found.by_seed(contender, HOLDS, budget)
+def _entry(found: Measures, contender: Contender, budget: float, rounds: int, measure: Measure) -> Entry:
+    values, clients = found.values(contender, measure, budget), found.by_seed(contender, measure, budget)
     means = {seed: float(np.mean(list(each.values()))) for seed, each in clients.items()}
     label = contender.name + (f", {rounds} round{'s' * (rounds > 1)}" if budget else "")
     bar = interval(values, found.block.same_people) if len(values) > 1 else None
     ends = (max(bar.low, 0.0), min(bar.high, 1.0)) if bar else None
-    figure = found.figure(contender, HOLDS, budget)
+    figure = found.figure(contender, measure, budget)
     if figure and figure.rest:  # a bar would cross the whole picture
         label, ends = f"{label} ({len(figure.collapsed)} fell)", (figure.mean, figure.mean)
     return Entry(label, found.megabytes(contender, budget) or 0.0, means, interval=ends)
@@ -88,7 +70,7 @@ def frontier_table(found: Measures) -> Iterator[str]:
     yield from _near(found)
 
 
-def nearest(found: Measures, method: str = "") -> tuple[Point, Point] | None:
+def nearest(found: Measures, method: str = "", measure: Measure = HOLDS) -> tuple[Point, Point] | None:
     """Return the point of least MB to within a point of the yardstick's accuracy, and the yardstick's of all rounds.
 
     A tuned one goes before others of up to 5 % less.
@@ -96,11 +78,12 @@ def nearest(found: Measures, method: str = "") -> tuple[Point, Point] | None:
     Args:
         found: A block.
         method: Only points of this method; by default of all that send something.
+        measure: What is compared: what a client holds, or what is deployed.
 
     Returns:
         None without such a point.
     """
-    points = [point for point in points_of(found) if point.entry.megabytes]
+    points = [point for point in points_of(found, measure) if point.entry.megabytes]
     best = next((p for p in points if p.contender.name == found.block.yardstick and not p.budget), None)
     if best is None:
         return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from experiments.leaderboard.measures import HOLDS, SENT_SHIFT, SHIFT, Measures, corrected
+from experiments.leaderboard.blocks import Contender
+from experiments.leaderboard.measures import DEPLOYED, HOLDS, SENT_SHIFT, SHIFT, Measure, Measures, corrected
 from experiments.leaderboard.points import Point, nearest
 from experiments.leaderboard.statistics import LEVEL, Interval
 from sepal.strategies import registry
@@ -13,6 +14,7 @@ from sepal.strategies import registry
 Named: TypeAlias = dict[str, list[str]]  # contender → names of blocks
 FALLEN, FAILED = "no verdict, because a seed collapsed", "no figure, because a run ended with an error"
 WORDS = {"leads": "Better", "deficits": "Worse"}  # of kinds of verdicts
+RIVAL = "fedavg-ft-stc"  # the compressed baseline, which the advice for few bytes is about
 NOBODY = "Start with FedAvg + fine-tuning: it is simple, and no method that was tested is established to be better"
 SPARSITY = {  # own keys that say how sparse
     "fedpse.keep": "sent",
@@ -21,6 +23,7 @@ SPARSITY = {  # own keys that say how sparse
     "compress.keep": "sent",
 }
 HALF = 0.5  # of the yardstick's bytes; what needs more saves little
+MOST_LOST = 0.05  # what is further behind is not advised, however little it sends
 HAR = "a"  # the block of the table's figures
 PAPERS = {  # what each does
     "fedpse": "each client sends the largest entries of its update and receives its own mixture of the others'",
@@ -74,7 +77,7 @@ def _chosen(found: Measures, name: str) -> str:
 
 def advice(found: Sequence[Measures]) -> Iterator[str]:
     """Yield three points and a key to the letters, of finished blocks with FedAvg + fine-tuning of all seeds."""
-    same = _compared(found)
+    same = compared_blocks(found)
     yield from (_start(found, same), _shift(same), _bytes(same))
     if same:
         blocks = "; ".join(f"{each.block.name}: {each.block.title}" for each in same)
@@ -82,7 +85,8 @@ def advice(found: Sequence[Measures]) -> Iterator[str]:
         yield from ("", f"{blocks}. {end}")
 
 
-def _compared(found: Sequence[Measures]) -> list[Measures]:
+def compared_blocks(found: Sequence[Measures]) -> list[Measures]:
+    """Return the blocks of advice and pictures: finished, with FedAvg and FedAvg + fine-tuning of all seeds."""
     same = [each for each in found if each.finished and each.block.yardstick == "fedavg-ft"]
     return [each for each in same if each.whole(each.yardstick) and each.whole(each.named(each.block.dense))]
 
@@ -90,19 +94,56 @@ def _compared(found: Sequence[Measures]) -> list[Measures]:
 def _start(found: Sequence[Measures], same: Sequence[Measures]) -> str:
     """Say who is ahead and behind, of those that were named before the runs, after Holm's correction, and of whom."""
     tuned, plain = _verdicts(found, same), _verdicts(found, same, to_dense=True)
-    leads, told = "", list[str]()
-    for kind, words in WORDS.items():
+    leads, words = "", list[str]()
+    for kind, word in WORDS.items():
         only = _without(tuned[kind], plain[kind])
         both = _without(tuned[kind], only)
         leads = _listed(both) if kind == "leads" else leads
         whose = {"both": both, "with it only": only, "without it only": _without(plain[kind], tuned[kind])}
         said = [f"than {of}: {_listed(named) or 'none'}" for of, named in whose.items() if named or of == "both"]
-        told.append(f"{words} {'; '.join(said)}.")
+        words.append(f"{word} {'; '.join(said)}.")
     head = f"Try {leads} where data are like these" if leads else NOBODY
     return (
-        f"- **{head}.** What clients hold, in {_tests(same)} tests against FedAvg with fine-tuning and as many without "
-        f"it. {' '.join(told)} The others are undecided or have no verdict. Training alone: {_each(same, _local)} "
-        "points from fine-tuning."
+        f"- **{head}.** What clients hold after their local epochs, in {_tests(same)} tests against FedAvg with "
+        f"fine-tuning and as many without it. {' '.join(words)} The others are undecided or have no verdict. "
+        f"{_over_plain(found, same)}Training alone: {_each(same, _local)} points from fine-tuning."
+    )
+
+
+def _over_plain(found: Sequence[Measures], same: Sequence[Measures]) -> str:
+    """Say who deploys a better or a worse model than FedAvg, which deploys one for all: tests and differences."""
+    if not same:
+        return ""
+    verdicts = _verdicts(found, same, to_dense=True, measure=DEPLOYED)
+    blocks = {each.block.name: each for each in same}
+
+    def shown(named: Named) -> str:
+        return "; ".join(
+            f"{NAMES[name]} {', '.join(f'{_points_from_dense(blocks[block], name)} ({block})' for block in there)}"
+            for name, there in named.items()
+        )
+
+    leads, tests = sum(map(len, verdicts["leads"].values())), _tests(same)
+    worse = f"; worse: {shown(verdicts['deficits'])}" if verdicts["deficits"] else ""
+    listed = f": {shown(verdicts['leads'])}" if leads else ""
+    return (
+        f"**Deployed against deployed**, where FedAvg has one model for all and no local epochs: of {tests} tests, "
+        f"{leads or 'none'} {'finds' if leads == 1 else 'find'} a lead over it that survives Holm's correction{listed}"
+        f"{worse}. "
+    )
+
+
+def _points_from_dense(found: Measures, name: str) -> str:
+    """Return a deployed model's difference to FedAvg's, in points: ``+4.1``."""
+    difference = found.difference(found.named(name), DEPLOYED, to=found.block.dense)
+    return difference.text().partition(" ")[0] if difference else "–"
+
+
+def who_is_ahead(found: Sequence[Measures]) -> str:
+    """Return who leads over FedAvg + fine-tuning in what a client holds, after Holm's correction, as a finding."""
+    leads = _listed(_verdicts(found, compared_blocks(found))["leads"])
+    return (
+        f"Ahead of FedAvg + fine-tuning: {leads}" if leads else "No method is established to beat FedAvg + fine-tuning"
     )
 
 
@@ -118,7 +159,7 @@ def _tests(blocks: Sequence[Measures]) -> int:
 
 def verdicts(found: Sequence[Measures]) -> str:
     """Return what each test found that was planned before the runs, and the same against plain FedAvg."""
-    same = _compared(found)
+    same = compared_blocks(found)
     tuned, plain = _verdicts(found, same), _verdicts(found, same, to_dense=True)
     told = [kind for kind in tuned if tuned[kind] or kind in ("leads", "deficits")]
     return (
@@ -180,22 +221,25 @@ def _kinds(verdicts: Mapping[str, Named], kinds: Sequence[str]) -> str:
     return "; ".join(f"{kind}: {_listed(verdicts[kind]) or 'none'}" for kind in kinds)
 
 
-def _verdicts(found: Sequence[Measures], same: Sequence[Measures], to_dense: bool = False) -> dict[str, Named]:
+def _verdicts(
+    found: Sequence[Measures], same: Sequence[Measures], to_dense: bool = False, measure: Measure = HOLDS
+) -> dict[str, Named]:
     """Return kind of verdict → contender → blocks, of all that were named before the runs.
 
-    Where a seed collapsed, the contender's or that of whom it is compared with, there is no verdict.
+    ``measure`` is what is compared: what a client holds, or what both sides deploy. Where a seed collapsed, the
+    contender's or that of whom it is compared with, there is no verdict.
     """
     verdicts: dict[str, Named] = {kind: {} for kind in ("leads", "deficits", "undecided", FALLEN, FAILED)}
-    known = corrected(found, to_dense)
+    known = corrected(found, to_dense, measure)
     for each in same:
         reference = each.named(each.block.dense) if to_dense else each.yardstick
         for name in each.block.tested:
             contender, words = each.named(name), each.block.name
-            difference, p = known.get((each.block.name, name, HOLDS), (None, None))
+            difference, p = known.get((each.block.name, name, measure), (None, None))
             if difference is None or p is None:
                 kind = FAILED
             elif each.collapsed(contender) or each.collapsed(reference):
-                kind, without = FALLEN, each.without_collapsed(contender, reference)
+                kind, without = FALLEN, each.without_collapsed(contender, reference, measure)
                 words += f"; without it {without.text()}" if without else ""
             else:
                 kind = "undecided" if p >= LEVEL else "leads" if difference.mean > 0 else "deficits"
@@ -215,9 +259,16 @@ def _epochs(found: Measures) -> str:
 
 def _local(found: Measures) -> str:
     """Return the best difference of those that train alone."""
-    alone = (each for each in found.block.contenders if (each.method or each.name) == "local")
-    known = [difference for each in alone if (difference := found.difference(each, HOLDS))]
-    return max(known, key=lambda each: each.mean).text() if known else "–"
+    best = alone(found)
+    difference = found.difference(best, HOLDS) if best else None
+    return difference.text() if difference else "–"
+
+
+def alone(found: Measures, measure: Measure = HOLDS) -> Contender | None:
+    """Return the best of those that train alone."""
+    there = (each for each in found.block.contenders if (each.method or each.name) in ("local", "local-width"))
+    known = [(difference.mean, each) for each in there if (difference := found.difference(each, measure))]
+    return max(known, key=lambda pair: pair[0])[1] if known else None
 
 
 def _shift(same: Sequence[Measures]) -> str:
@@ -242,40 +293,73 @@ def _shifted(found: Measures) -> str:
 
 
 def _bytes(same: Sequence[Measures]) -> str:
-    """Say who needs the fewest bytes to be within a point of the yardstick, and how FedPSE does."""
-    shares = [_share(near) for each in same if (near := nearest(each))]
-    head = "Send less if bytes bind" if shares and max(shares) <= HALF else "Sending less costs accuracy somewhere"
+    """Say what compressed fine-tuning deploys for its bytes, who else needs few, and how FedSTC and FedPSE do."""
+    lost = [rival.mean for each in same if (rival := each.difference(each.named(RIVAL), DEPLOYED))]
+    shares = [share for each in same if (share := _share_of(each, RIVAL)) is not None]
+    cheap = shares and max(shares) <= HALF and min(lost, default=-1.0) >= -MOST_LOST
+    head = f"Send less if bytes bind: {few_bytes(same)}" if cheap else "Sending less costs accuracy somewhere"
     return (
-        f"- **{head}.** The cheapest run, picked afterwards, whose mean is at most a point below FedAvg + "
-        f"fine-tuning's sends of its bytes: {_each(same, _fewest)}. FedPSE's cheapest: {_each(same, _fedpse)}."
-        f"{_keys(same)}"
+        f"- **{head}.** Deployed models, points from FedAvg + fine-tuning's: {_each(same, _rival)}. The cheapest run, "
+        f"picked afterwards, that deploys at most a point less: {_each(same, _fewest)}. FedPSE's cheapest such run: "
+        f"{_each(same, _fedpse)}. FedSTC sends as little, and its clients hold as much after local epochs, but what it "
+        f"deploys is one model for all: {_each(same, _fedstc)}.{_keys(same)}"
     )
+
+
+def few_bytes(same: Sequence[Measures]) -> str:
+    """Return what compressed fine-tuning, deployed, sends and loses: ``… sends 2–9 % of the bytes and loses …``."""
+    shares = [round(100 * share) for each in same if (share := _share_of(each, RIVAL)) is not None]
+    lost = [round(-100 * rival.mean) for each in same if (rival := each.difference(each.named(RIVAL), DEPLOYED))]
+    if not shares or not lost:
+        return "no figure yet"
+    return f"{NAMES[RIVAL]} sends {_span(shares)} % of the bytes and loses {_span(lost)} points"
+
+
+def _span(values: Sequence[int]) -> str:
+    """Return the least and the largest: ``2–9``, or one of them if they are the same."""
+    ends = [f"{value:d}".replace("-", "−") for value in dict.fromkeys((min(values), max(values)))]
+    return " to ".join(ends) if min(values) < 0 else "–".join(ends)
+
+
+def _share_of(found: Measures, name: str) -> float | None:
+    """Return the bytes of a contender's reported runs, as a share of the yardstick's."""
+    ours, whole = found.megabytes(found.named(name)), found.megabytes(found.yardstick)
+    return ours / whole if ours is not None and whole else None
+
+
+def _rival(found: Measures) -> str:
+    difference, share = found.difference(found.named(RIVAL), DEPLOYED), _share_of(found, RIVAL)
+    return f"{difference.text()} for {100 * share:.1f} %" if difference and share is not None else "–"
 
 
 def _keys(same: Sequence[Measures]) -> str:
     """Say with which keys those of the fewest bytes run whose name is no method's."""
-    found = (near[0].contender for each in same if (near := nearest(each)))
-    named = {one.name: one for one in found if one.method and one.method != one.name}
+    there = (near[0].contender for each in same if (near := nearest(each, measure=DEPLOYED)))
+    named = {one.name: one for one in there if one.method and one.method != one.name}
     keys = {name: ", ".join(f"`{key}` = {value}" for key, value in one.keys.items()) for name, one in named.items()}
     return "".join(f" `{name}`: `{one.method}` with {keys[name]}." for name, one in named.items())
 
 
 def _fewest(found: Measures) -> str:
-    near = nearest(found)
-    if near is None:
-        return "–"
-    (least, best), difference = near, found.of_runs(*((each.contender, each.budget) for each in near))
-    words = f"`{least.entry.label}` {100 * _share((least, best)):.1f} %"
-    return f"{words}, {difference.text()} points" if difference else words
+    near = nearest(found, measure=DEPLOYED)
+    return f"`{near[0].entry.label}` {100 * _share(near):.1f} %" if near else "none"
+
+
+def _fedstc(found: Measures) -> str:
+    """Return what FedSTC's cheapest run whose clients hold a model within a point deploys; else that of its trials."""
+    near = nearest(found, "fedstc")
+    contender, budget = (near[0].contender, near[0].budget) if near else (found.named("fedstc"), 0.0)
+    difference = found.difference(contender, DEPLOYED, budget)
+    return f"{difference.text()} with `{near[0].entry.label if near else contender.name}`" if difference else "–"
 
 
 def _fedpse(found: Measures) -> str:
-    """Return FedPSE's share of the bytes, or how far its best run of all rounds is behind."""
-    if near := nearest(found, "fedpse"):
+    """Return FedPSE's share of the bytes, or how far the best model that it deploys after all rounds is behind."""
+    if near := nearest(found, "fedpse", DEPLOYED):
         return f"{100 * _share(near):.1f} %"
     runs = [each for each in found.block.everybody if (each.method or each.name) == "fedpse"]
-    behind = [difference for each in runs if (difference := found.difference(each, HOLDS))]
-    return f"not within a point, at best {max(behind, key=lambda each: each.mean).text()}" if behind else "–"
+    behind = [difference for each in runs if (difference := found.difference(each, DEPLOYED))]
+    return f"none, at best {max(behind, key=lambda each: each.mean).text()}" if behind else "–"
 
 
 def _share(near: tuple[Point, Point]) -> float:

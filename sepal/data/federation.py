@@ -19,7 +19,6 @@ from sepal.data.examples import ClientData, DatasetInfo, Examples, Index
 from sepal.data.locations import cache_directory, data_directory
 from sepal.data.own import OWN, OwnData, own_info
 from sepal.data.sources import FOLDER, HUB, LAYOUT, folder_key, info, load, version
-from sepal.data.sources.hub import local_copy
 from sepal.data.spec import DataSpec
 from sepal.errors import ConfigError, DataError
 from sepal.protocol.tasks.learning import CLASSIFICATION
@@ -120,6 +119,8 @@ def federated_data(config: RunConfig) -> FederatedData:
     folder, partition, data_dir = config.folder, config.partition, config.data_dir
     if config.dataset == HUB:
         folder = HubReading.model_validate({**folder.model_dump(), "task": config.task, "hf": config.hf})
+        from sepal.data.sources.hub import local_copy  # imports pyarrow
+
         data_dir = str(local_copy(config.hf.name, data_dir))
     elif config.dataset == FOLDER and config.task != CLASSIFICATION:
         folder = FolderReading.model_validate({**folder.model_dump(), "task": config.task})

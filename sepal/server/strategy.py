@@ -230,6 +230,9 @@ class SepalStrategy(StartOnly):
         if round.spoilt and run.config.on_divergence != "keep":
             self._undo(round.failed(self._spent), round.spoilt, spoilt=True)
             return
+        if record.diverged and not run.report.diverged:
+            words = "round %d: the training of %d of %d clients diverged and does not count: %s"
+            log.warning(words, record.round, len(record.diverged), round.asked, REMEDY)
         ended = time.monotonic()
         run.store.commit(record)
         self._finish(record, start, round.uploads, round.outcome)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+from typing import get_args
 
+import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 from typer.testing import CliRunner
@@ -12,7 +15,10 @@ from sepal.cli.main import app
 from sepal.client_app.app import handle
 from sepal.client_app.build import Node
 from sepal.client_app.guard import check_split
-from sepal.config import RunConfig
+from sepal.config import RunConfig, Settings, kebab, parse
+from sepal.config.base import flat_keys
+from sepal.config.data import PartitionName
+from sepal.data.federation import federated_data
 from sepal.engines.in_process import worker
 from sepal.errors import ConfigError, ProtocolError
 from sepal.protocol.flower.replies import enter_run
@@ -57,6 +63,7 @@ def test_whatever_the_server_asks_for_no_model_is_evaluated_and_only_costs_are_s
 SPLITS = [
     {"partition.name": "pathological", "partition.classes": 1, "clients": 3},
     {"partition.name": "dirichlet"},
+    {"partition.subsample": 40},
     {"split.by": "time"},
     {"split.test-of-labels": True},
 ]
@@ -81,6 +88,76 @@ def test_a_number_of_examples_tells_no_label_counts_of_a_nodes_own_files(keys, t
     assert examples(True) == examples(False), "a split that goes by number alone"
     with pytest.raises(ProtocolError, match=r"this node's own files.*label counts \(sepal join --no-accuracies\)"):
         examples(True, **keys)
+
+
+# A value, other than the default, of each key that deals or splits data or whose description speaks of labels.
+TRIED = {
+    **{f"partition.{key}": value for key, value in {"alpha": 0.01, "lambda": 0.5, "classes": 1, "shards": 1}.items()},
+    **{"partition.shard-size": 3, "partition.min-examples": 5, "partition.subsample": 30, "split.test-fraction": 0.4},
+    **{"split.test-of-labels": True, "split.by": "time", "split.validation": 0.3, "split.seed": 3},
+    **{"own.class-weights": "balanced", "folder.classes": "0,1,2", "label-smoothing": 0.1},
+}
+BESIDE = {"partition.name", "metric", "task", "hf.label", "own.classes"}  # tried below, or says what targets are
+BY_LABEL = {"partition.subsample": 30, "split.test-of-labels": True, "split.by": "time"}
+
+
+def described(kind, prefix=""):
+    """The flat keys of a group with their descriptions."""
+    for name, field in kind.model_fields.items():
+        key = prefix + (field.alias or kebab(name))
+        if hasattr(field.annotation, "model_fields"):
+            yield from described(field.annotation, f"{key}.")
+        else:
+            yield key, field.description or ""
+
+
+def owned(path, labels):
+    """A table of sixty rows of three people."""
+    path.mkdir()
+    rows = [f"{n},{n % 7},{n // 20},{label}" for n, label in enumerate(labels)]
+    (path / "data.csv").write_text("a,b,person,label\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def with_test_part(path, labels):
+    """Sixty rows, of which the last twenty are a test part."""
+    path.mkdir()
+    x = np.arange(120, dtype=np.float32).reshape(60, 2)
+    np.savez(path / "data.npz", x=x[:40], y=labels[:40], x_test=x[40:], y_test=labels[40:])
+    return path
+
+
+def dealt(directory, keys):
+    """How many examples each of three clients has in each part; None if the keys are refused."""
+    flat = {"method": "m", "dataset": "folder", "data-dir": str(directory), "clients": 3, **keys}
+    config, _ = parse(flat, {"m": Settings})
+    try:
+        check_split(Node(accuracies=False), config)
+    except ProtocolError:
+        return None
+    data = federated_data(config)
+    clients = [data.client(number, 3, "") for number in range(3)]
+    return [tuple(map(len, (client.train, client.validation, client.test))) for client in clients]
+
+
+def test_every_key_that_deals_or_splits_a_nodes_own_files_acts_by_number_or_is_refused(tmp_path, monkeypatch):
+    """The same rows with other labels: the numbers of examples are the same, for people and for a test part, too."""
+    monkeypatch.setenv("SEPAL_CACHE", str(tmp_path / "cache"))
+    keys = {key for key in flat_keys(RunConfig) if key.startswith(("partition.", "split."))}
+    keys |= {key for key, words in described(RunConfig) if re.search("label|class", words)}
+    assert set(TRIED) == keys - BESIDE, "a new key: does it change a number of examples by label?"
+    by_person = [0] * 20 + [1] * 40
+    other = [int(n) for n in np.random.default_rng(0).permutation([0] * 5 + [1] * 31 + [2] * 24)]
+    for write, names in ((owned, ("iid", "natural")), (with_test_part, ("iid",))):
+        one, two = (write(tmp_path / f"{write.__name__}{n}", labels) for n, labels in enumerate((by_person, other)))
+        for name in names:
+            assert dealt(one, {"partition.name": name}) == dealt(two, {"partition.name": name}) is not None
+            for key, value in TRIED.items():
+                tried = {"partition.name": name, key: value}
+                assert dealt(one, tried) == dealt(two, tried), tried
+                assert (dealt(one, tried) is None) == (key in BY_LABEL), tried
+    by_name = {name: dealt(one, {"partition.name": name}) for name in get_args(PartitionName) if name != "natural"}
+    assert [name for name, numbers in by_name.items() if numbers] == ["iid"]
 
 
 def test_no_column_of_the_servers_choice_deals_a_nodes_own_files():

@@ -26,6 +26,51 @@ def search(accuracy, grid=(0.1, 0.2, 0.4), own=None):
     return trials, count
 
 
+def with_margin(accuracy, diverges=lambda lr, seed: 0, grid=(0.1, 0.2, 0.4, 0.8)):
+    """The same with a margin, of functions of (rate, seed)."""
+    trials = Trials("digits", "ditto", grid, clip=5.0)
+    while needed := trials.needed():
+        for trial in needed:
+            lr = dict(trial.keys)["lr"]
+            trials.found.setdefault(trial.keys, {})[trial.seed] = accuracy(lr, trial.seed)
+            trials.diverged.setdefault(trial.keys, {})[trial.seed] = diverges(lr, trial.seed)
+    return trials, dict(trials.chosen())
+
+
+def test_with_a_margin_a_rate_below_one_that_collapses_on_any_seed_is_not_chosen():
+    """.4 is best, but of .8 the fifth seed has .5, less than two thirds of .93: so .2."""
+    trials, chosen = with_margin(lambda lr, seed: 0.5 if (lr, seed) == (0.8, 105) else 0.93 - abs(lr - 0.4) / 10)
+    assert chosen == {"lr": 0.2, "clip-gradient": 5.0}
+    assert not trials.eligible((("clip-gradient", 5.0), ("lr", 0.4)))
+
+
+def test_with_a_margin_a_diverged_client_of_any_seed_excludes_a_rate_and_the_one_below():
+    trials, chosen = with_margin(
+        lambda lr, seed: 0.9 - abs(lr - 0.8) / 10, lambda lr, seed: int((lr, seed) == (0.8, 104)) * 3
+    )
+    assert chosen["lr"] == 0.2
+    assert {seed for by_seed in trials.found.values() for seed in by_seed} == {101, 102, 103, 104, 105}
+
+
+def test_with_a_margin_the_highest_mean_minus_its_standard_error_is_chosen():
+    """.2 has .80 for all five seeds. .4 has .85 .85 .85 .85 .65: mean .81, standard deviation .0894, error .04: .77."""
+    _, chosen = with_margin(
+        lambda lr, seed: {0.1: 0.7, 0.2: 0.8, 0.4: 0.65 if seed == 105 else 0.85, 0.8: 0.6}.get(lr, 0.5)
+    )
+    assert chosen["lr"] == 0.2
+
+
+def test_with_a_margin_the_best_rate_at_the_end_needs_the_next_one():
+    trials, chosen = with_margin(lambda lr, seed: 0.9 - abs(lr - 0.8) / 10)
+    assert chosen["lr"] == 0.8
+    assert (("clip-gradient", 5.0), ("lr", 1.6)) in trials.found
+
+
+def test_if_all_rates_diverge_one_is_chosen_all_the_same():
+    _, chosen = with_margin(lambda lr, seed: 0.5, lambda lr, seed: 1)
+    assert chosen
+
+
 def test_the_best_rate_of_all_seeds_is_chosen():
     # Best at .2 by a constant margin. Runs: 3 rates with the first seed, and 3 finalists with two more seeds.
     trials, count = search(lambda lr, _, seed: 0.9 - abs(lr - 0.2) + (seed - 102) / 100)
@@ -105,11 +150,12 @@ def test_nothing_is_tried_below_0_or_above_a_whole():
 
 def test_a_stored_trial_is_not_needed_again(tmp_path):
     from experiments.calibrate.rows import Row
+    from experiments.calibrate.search import Result
 
     stored = Evidence(tmp_path / "trials.ndjson")
     first = stored.trials("digits", "fedavg", (0.1, 0.2), {})
     wanted = first.needed()
-    stored.add(Row.of(wanted[0], 0.5, 30, 1.0, "abc"), [first])
+    stored.add(Row.of(wanted[0], Result(0.5, 30, 1.0), "abc"), [first])
     assert wanted[0] not in first.needed()
     again = Evidence.read(tmp_path / "trials.ndjson").trials("digits", "fedavg", (0.1, 0.2), {})
     assert again.needed() == first.needed()
@@ -123,8 +169,13 @@ def test_table_and_page_are_made_from_the_stored_trials():
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpse"])
 def test_a_cell_again(method):
-    # Another kind of processor rounds differently, and a validation part has about 15 examples: within 4 points.
+    """With the smallest rate, far from divergence, a processor that rounds differently changes hardly anything.
+
+    Measured on an AMD EPYC, ATEN_CPU_CAPABILITY = default, avx2 and avx512, each with ONEDNN_MAX_CPU_ISA = SSE41 and
+    AVX512_CORE: FedAvg is the stored figure in all six, FedPSE in four; in two it is .0053 above, which is one example.
+    """
     trials = Evidence.read().trials("digits", method, (), {})
-    keys, by_seed = max(trials.found.items(), key=lambda item: (len(item[1]), item[1][SEEDS[0]]))
-    validation, _, _ = run_trial(Trial("digits", method, keys, SEEDS[0]))
-    assert validation == pytest.approx(by_seed[SEEDS[0]], abs=0.04)
+    keys = min((keys for keys in trials.found), key=lambda keys: dict(keys)["lr"])
+    result = run_trial(Trial("digits", method, keys, SEEDS[0]))
+    assert result.validation == pytest.approx(trials.found[keys][SEEDS[0]], abs=0.01)
+    assert not result.diverged

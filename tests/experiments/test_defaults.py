@@ -8,19 +8,22 @@ from types import SimpleNamespace
 import pytest
 
 from experiments.defaults import __main__ as command
-from sepal.study.statistics import Estimate
 
 
 def group(method, mean, deployed="kept"):
-    accuracies = {deployed: Estimate(mean, 0.0, 3)}
-    return SimpleNamespace(method=method, label=method, deployed=deployed, accuracy=accuracies.get)
+    """A method's runs of two seeds: one has half a point more than FedAvg + fine-tuning's .95, and one ``mean``."""
+    results = [
+        SimpleNamespace(seed=seed, accuracy={deployed: {"mean": value}}.get)
+        for seed, value in enumerate((mean if method == "fedavg-ft" else 0.955, mean))
+    ]
+    return SimpleNamespace(method=method, label=method, deployed=deployed, results=results)
 
 
 @pytest.mark.parametrize(
     ("mean", "words"),
     [(0.95, ""), (0.9001, ""), (0.8999, "behind")],
 )
-def test_more_than_five_points_is_behind(mean, words):
+def test_more_than_five_points_with_one_seed_is_behind(mean, words):
     assert command.verdict("digits", group("fedpse", mean), group("fedavg-ft", 0.95, "trained")) == words
 
 
@@ -35,3 +38,11 @@ def test_explanations_exist():
     for dataset, method in ((dataset, method) for dataset, found in command.BEHIND.items() for method in found):
         told = [part for part in parts if part.startswith(method) or re.search(rf"\b{dataset}\b", part)]
         assert any(re.search(rf"(?<![\w-]){method}(?![\w-])", part) for part in told), (dataset, method)
+
+
+def test_a_seed_without_a_result_is_behind():
+    one = group("fedpse", 0.95)
+    one.results[1].accuracy = {}.get
+    assert command.verdict("digits", one, group("fedavg-ft", 0.95, "trained")) == "behind"
+    one.results.pop()
+    assert command.verdict("digits", one, group("fedavg-ft", 0.95, "trained")) == "behind"

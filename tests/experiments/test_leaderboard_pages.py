@@ -13,7 +13,7 @@ from experiments.leaderboard.blocks import TUNING, read_block
 from experiments.leaderboard.design import Design, Run
 from experiments.leaderboard.measures import DEPLOYED, HOLDS, NEWCOMER, SHIFT, Measures, corrected
 from experiments.leaderboard.pages import PAGE, TABLES, _headline, _missing, _reruns, counted, pages, write_pages
-from experiments.leaderboard.points import panels, points_of
+from experiments.leaderboard.points import points_of
 from experiments.leaderboard.runs import again, run
 from experiments.leaderboard.statistics import Interval
 from experiments.leaderboard.tables import _edge, _trajectory, block_tables
@@ -207,23 +207,10 @@ def test_the_tables_say_what_is_chosen_at_an_end_of_what_was_tried(measures):
     assert [_edge(measures, each) for each in BLOCK.contenders[:2]] == ["–", "–"]
 
 
-def test_the_picture_has_the_runs_of_all_rounds_and_the_frontier(measures):
+def test_there_is_a_point_for_all_rounds_and_for_all_that_bytes_buy(measures):
     fedavg = BLOCK.contenders[0]
     rounds = {each.name: [p.rounds for p in points_of(measures) if p.contender is each] for each in (fedavg, OWN)}
     assert rounds == {"fedavg": [40, 1, 4, 12], "ditto": [40, 2, 6, 20]}
-    (places,) = panels([measures]).places.values()
-    shown = {place.entry.label: place.frontier for place in places}
-    assert shown == {
-        "local": True,
-        "fedavg, 1 round": True,
-        "ditto, 2 rounds": True,
-        "fedavg": False,
-        "ditto": False,
-    }
-    rows = [
-        each for each in stored() if (each["contender"], each["config"]["seed"], each["kind"]) != ("ditto", 1, "rounds")
-    ]
-    assert panels([Measures(Design(BLOCK, rows))]) is None
 
 
 def planned(seed):
@@ -268,12 +255,12 @@ def test_a_run_that_ends_with_an_error_has_a_row():
 def test_the_page_says_how_late_reruns_were_and_how_many_gave_the_same():
     at = "2026-11-2{}T{}:00:00+00:00".format
     lines = [
-        {"first": {"written": at(6, "23")}, "written": at(7, "02"), "same": True, "block": "d"},
-        {"first": {"written": at(6, "12")}, "written": at(7, "14"), "same": False, "block": "a"},
+        {"first": {"written": at(6, "23"), "machine": "M"}, "written": at(7, "02"), "same": True, "block": "d"},
+        {"first": {"written": at(6, "12"), "machine": "M"}, "written": at(7, "14"), "same": False, "block": "a"},
     ]
-    assert next(_reruns(lines)).endswith(
-        "(`--rerun`; a 1, d 1), up to 26 hours later: 1 of 2 gave the same weights, bit for bit."
-    )
+    words = "(`--rerun`; a 1, d 1), up to 26 hours later: 1 of 2 gave the same weights, bit for bit, on "
+    for machine, kinds in (("M", "one kind of CPU (M)"), ("N", "2 kinds of CPU")):
+        assert next(_reruns([{**line, "machine": machine} for line in lines])).endswith(f"{words}{kinds}.")
     assert next(_reruns([])).endswith("none yet.")
 
 
@@ -303,7 +290,7 @@ def test_the_picture_is_made_from_the_rows_of_the_page(monkeypatch):
     monkeypatch.setattr(
         "experiments.leaderboard.pages.read_block", lambda name: BLOCK.model_copy(update={"name": name})
     )
-    monkeypatch.setattr("experiments.leaderboard.pages.panels", seen.append)
+    monkeypatch.setattr("experiments.leaderboard.pages.pictures", lambda found: seen.append(found) or {})
     monkeypatch.setattr("experiments.leaderboard.pages.write_atomically", lambda path, text: None)
     write_pages()
     assert {len(found[0].design.rows) for found in seen if found} == {21}

@@ -10,7 +10,6 @@ The background is white (255) and ink is dark, as published.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from sepal.data.catalogue import CATALOGUE
 from sepal.data.examples import Source
+from sepal.data.sources.images import Look, from_cell
 from sepal.errors import DataError
 
 _WHERE = "femnist/{train,test}/*.json (LEAF), or femnist/*.parquet (flwrlabs/femnist on Hugging Face)"
@@ -84,13 +84,15 @@ def _leaf(path: Path) -> Iterator[_Rows]:
 def _parquet(path: Path) -> Iterator[_Rows]:
     """Yield the rows of a Parquet file in batches."""
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
-    from PIL import Image
 
+    look, row = Look(channels=1), 0
     try:
-        with pq.ParquetFile(path) as file:
+        with path.open("rb") as stored, pq.ParquetFile(stored) as file:
             for batch in file.iter_batches(4096, columns=["image", "writer_id", "character"]):
                 columns = batch.to_pydict()
-                images = [np.asarray(Image.open(io.BytesIO(cell["bytes"])).convert("L")) for cell in columns["image"]]
+                cells = enumerate(columns["image"], row)
+                images = [from_cell(f"{path}, row {number}, column image", cell, look) for number, cell in cells]
+                row += len(images)
                 y = np.asarray(columns["character"], dtype=np.int64)
                 yield _checked(str(path), np.stack(images), y, np.asarray(columns["writer_id"], dtype=str))
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,7 +1,7 @@
 """A data set of the Hugging Face hub, or a local copy of one: ``dataset = "hf"``.
 
-``hf.name`` is its name on the hub. It is downloaded once, to ``hf/`` in the directory of data sets, and read from there
-later, without a network. Without ``hf.name``, ``data-dir`` is a local copy:
+``hf.name`` is its name on the hub. Its Parquet files are downloaded once, as they are, to ``hf/`` in the directory of
+data sets, and read from there later, without a network. Without ``hf.name``, ``data-dir`` is a local copy:
 
 1. a directory that ``save_to_disk`` of the library ``datasets`` wrote; or
 2. Parquet files. A file belongs to the part that its name, or its first directory, begins with: ``train-0.parquet``,
@@ -9,15 +9,16 @@ later, without a network. Without ``hf.name``, ``data-dir`` is a local copy:
 
 The keys ``hf.*`` name columns and parts. Inputs are one column of images or of arrays, or columns of numbers, which are
 standardised like those of a CSV file. Images become what ``folder.resize`` and ``folder.channels`` say. The parts are
-read into memory once, and cached.
+read into memory once, and cached. Nothing that a data set names is opened or fetched: an image is its cell's bytes.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,17 @@ from sepal.config import FolderSettings, HubReading, HubSettings
 from sepal.data import cache
 from sepal.data.examples import Source
 from sepal.data.locations import data_directory, downloads_allowed
+from sepal.data.sources.arrow import PART, PARTS, Part, read_parts
 from sepal.data.sources.folder import source_of, table_of, task_of
-from sepal.data.sources.images import Look, as_array, check_alike
-from sepal.data.sources.table import refuse_gaps
+from sepal.data.sources.images import Look, check_alike, from_cell
+from sepal.data.sources.table import check_width, refuse_gaps
 from sepal.errors import DataError, one_line
 from sepal.protocol.tasks.learning import CLASSIFICATION
 
-MARKS = ("dataset_dict.json", "state.json")  # of directories that save_to_disk wrote: of several parts, and of one
-PART = re.compile(r"[-_.]")
+CONVERTED = "refs/convert/parquet"  # the hub's copy of a data set: CONFIGURATION/PART/0000.parquet
+INCOMPLETE = "partial-"  # begins a part's name where the hub converted its first rows only
+READABLE = "images, numbers, or arrays of one shape"
+WORD = re.compile(r"[-_.]")  # ends the first word of a name
 
 
 def local_copy(name: str, data_dir: str | Path) -> Path:
@@ -69,26 +73,63 @@ def _download(name: str, place: Path) -> None:
     expected = f"{name} from the Hugging Face hub, or without hf.name a local copy in data-dir"
     if not downloads_allowed():
         raise DataError("hf.name", expected, f"SEPAL_DOWNLOAD=0 and nothing in {place}")
-    import datasets
-
-    where, _, configuration = name.partition(":")
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".hf-", dir=place.parent) as temporary:
         try:
-            found = datasets.load_dataset(where, configuration or None, cache_dir=f"{temporary}/cache")
-            found.save_to_disk(f"{temporary}/copy")
-        except Exception as error:  # of the hub's client, of its network library, or of a file format
+            copy = _fetched(name, Path(temporary) / "copy")
+        except DataError:
+            raise
+        except Exception as error:  # of the hub's client, or of its network library
             words = one_line(f"{type(error).__name__}: {error}", 160)
             raise DataError("hf.name", expected, words) from error
         shutil.rmtree(place, ignore_errors=True)
-        (Path(temporary) / "copy").rename(place)
+        copy.rename(place)
+
+
+def _fetched(name: str, directory: Path) -> Path:
+    """Download a data set's Parquet files, and return the directory below ``directory`` that is a local copy.
+
+    The hub converts what is public. The library ``datasets`` would take the files that the data set's own page names,
+    which may be addresses of anything, and convert them here.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import RevisionNotFoundError
+
+    hub = huggingface_hub.HfApi()
+    repository, _, configuration = name.partition(":")
+    try:
+        listed = hub.dataset_info(repository, revision=CONVERTED)
+        converted = True
+    except RevisionNotFoundError:
+        listed = hub.dataset_info(repository)
+        converted = False
+    tables = [file.rfilename for file in listed.siblings or () if file.rfilename.endswith(".parquet")]
+    beginnings = sorted({path.partition("/")[0] for path in tables}) if converted or configuration else []
+    if beginnings:
+        configuration = configuration or (beginnings[0] if len(beginnings) == 1 else "default")
+        if configuration not in beginnings:
+            raise DataError("hf.name", f"{repository}:CONFIGURATION, one of {', '.join(beginnings)}", name)
+        tables = [path for path in tables if path.startswith(f"{configuration}/")]
+    if not tables:
+        raise DataError("hf.name", "a data set of which the hub has Parquet files", f"{name}, without any")
+    parts = sorted({path.split("/")[1] for path in tables}) if converted else []
+    if any(part.startswith(INCOMPLETE) for part in parts):
+        raise DataError("hf.name", "a data set of which the hub has all rows as Parquet", f"{name}: {', '.join(parts)}")
+    for path in tables:
+        hub.hf_hub_download(repository, path, repo_type="dataset", revision=listed.sha, local_dir=directory)
+    shutil.rmtree(directory / ".cache", ignore_errors=True)  # the client's notes
+    copy = directory / configuration
+    if converted:
+        (copy / PARTS).write_text(json.dumps({"splits": parts}), encoding="utf-8")
+    return copy
 
 
 def files(directory: Path) -> list[Path] | None:
     """Return the files to read; None if there is no local copy."""
-    saved = sorted(path for mark in MARKS for path in directory.glob(mark))
-    tables = sorted(directory.rglob("*.arrow")) if saved else sorted(directory.rglob("*.parquet"))
-    return [*saved, *tables] if tables else None
+    lists = [path for path in (directory / PARTS, directory / PART) if path.is_file()]
+    saved = sorted(path for path in directory.rglob("*.arrow") if path.is_file()) if lists else []
+    tables = saved or sorted(path for path in directory.rglob("*.parquet") if path.is_file())
+    return [*lists, *tables] if tables else None
 
 
 def read(directory: Path, keys: FolderSettings | None = None) -> Source:
@@ -105,40 +146,30 @@ def read(directory: Path, keys: FolderSettings | None = None) -> Source:
     found = files(directory)
     if found is None:
         raise DataError("data-dir", "a directory of save_to_disk, or with Parquet files", str(directory))
-    parts = _parts(directory, found)
+    parts = read_parts(directory, found, lambda path: _part_of(path.relative_to(directory)))
     if keys.hf.train not in parts:
         raise DataError("hf.train", f"one of {', '.join(sorted(parts))}", keys.hf.train)
     return _source(str(directory), parts[keys.hf.train], parts.get(keys.hf.test), keys)
 
 
-def _parts(directory: Path, found: Sequence[Path]) -> Mapping[str, Any]:
-    """Return the parts by name, each a ``datasets.Dataset`` over its files."""
-    import datasets
-    from pyarrow import parquet  # type: ignore[import-untyped]
-
-    try:
-        if found[0].name in MARKS:
-            stored = datasets.load_from_disk(str(directory))
-            return stored if isinstance(stored, datasets.DatasetDict) else {"train": stored}
-        by_part: dict[str, list[Any]] = {}
-        for path in found:
-            steps = [PART.split(step)[0] for step in path.relative_to(directory).parts]
-            part = next((step for step in steps if step in ("train", "validation", "test")), "train")
-            by_part.setdefault(part, []).append(datasets.Dataset(parquet.read_table(path)))
-        return {part: datasets.concatenate_datasets(tables) for part, tables in by_part.items()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        expected = "a directory of save_to_disk, or with Parquet files of the same columns"
-        raise DataError(str(directory), expected, one_line(f"{type(error).__name__}: {error}", 160)) from error
+def _part_of(path: Path) -> str:
+    """Return the part that a Parquet file belongs to by its path in the local copy."""
+    words = (WORD.split(step)[0] for step in path.parts)
+    return next((word for word in words if word in ("train", "validation", "test")), "train")
 
 
-def _source(key: str, train: Any, test: Any | None, keys: HubReading) -> Source:
+def _source(key: str, train: Part, test: Part | None, keys: HubReading) -> Source:
     """Return the examples of both parts; columns and classes are those of the training part."""
     hub, task = keys.hf, task_of(keys)
     for name in (hub.label, *hub.columns, *filter(None, [hub.person])):
-        if name not in train.column_names:
-            raise DataError("hf.label, hf.inputs, hf.person", f"columns among {', '.join(train.column_names)}", name)
+        for part in filter(None, [train, test]):
+            if name not in part.names:
+                raise DataError("hf.label, hf.inputs, hf.person", f"columns among {', '.join(part.names)}", name)
+            if part.is_strange(name):
+                raise DataError(f"{key}, column {name}", READABLE, part.kind(name))
     if hub.person and test is not None:
         raise DataError("hf.person", "no test part, as each person's own is held out (hf.test)", hub.test)
+    check_width(key, len(train.names))
     columns = hub.columns or _inputs(train, hub)
     look = Look(keys.size, keys.channels)
     names = keys.names or _names(train, hub.label) if task == CLASSIFICATION else ()
@@ -147,67 +178,61 @@ def _source(key: str, train: Any, test: Any | None, keys: HubReading) -> Source:
         for name, part in ((hub.train, train), (hub.test, test))
         if part is not None
     ]
-    people = np.asarray(train[hub.person][:]) if hub.person else None
+    people = np.asarray(train.cells(hub.person)) if hub.person else None
     if _is_table(train, columns):
-        for part, (x, _) in zip((hub.train, hub.test), pairs, strict=False):
+        for name, (x, _) in zip((hub.train, hub.test), pairs, strict=False):
             if keys.missing == "refuse":
-                refuse_gaps(f"{key} {part}", x, columns)
+                refuse_gaps(f"{key} {name}", x, columns)
         found = table_of(key, pairs, people, names, columns, keys)
     else:
         found = source_of(key, pairs[0], pairs[1] if len(pairs) > 1 else None, people, names=names, task=task)
     return replace(found, info=replace(found.info, name="hf"))
 
 
-def _inputs(part: Any, hub: HubSettings) -> list[str]:
+def _inputs(part: Part, hub: HubSettings) -> list[str]:
     """Return the column of images if there is one, and otherwise all columns of numbers but label and person."""
-    rest = [name for name in part.column_names if name not in (hub.label, hub.person)]
-    images = [name for name in rest if _kind(part, name) == "Image"]
-    found = images or [name for name in rest if _is_table(part, [name])]
+    rest = [name for name in part.names if name not in (hub.label, hub.person)]
+    images = [name for name in rest if part.is_image(name)]
+    found = images or [name for name in rest if part.is_number(name)]
     if not found or len(images) > 1:
         raise DataError("hf.inputs", f"one or more of {', '.join(rest)}", "nothing")
     return found
 
 
-def _kind(part: Any, name: str) -> str:
-    return type(part.features[name]).__name__
-
-
-def _is_table(part: Any, columns: Sequence[str]) -> bool:
+def _is_table(part: Part, columns: Sequence[str]) -> bool:
     """Return whether each of the columns holds a number in each row."""
-    kinds = [getattr(part.features[name], "dtype", "") for name in columns if _kind(part, name) == "Value"]
-    return len(kinds) == len(columns) and all(re.match(r"u?int|float|bool", kind) for kind in kinds)
+    return all(part.is_number(name) for name in columns)
 
 
-def _names(part: Any, label: str) -> tuple[str, ...]:
+def _names(part: Part, label: str) -> tuple[str, ...]:
     """Return the classes that the label's column declares; of texts, all that occur, sorted; of numbers none."""
-    feature = part.features[label]
-    if _kind(part, label) == "ClassLabel":
-        return tuple(feature.names)
-    return tuple(sorted(set(part[label]))) if getattr(feature, "dtype", "") in ("string", "large_string") else ()
+    if label in part.labels:
+        return part.labels[label]
+    return tuple(sorted({text for text in part.cells(label) if text is not None})) if part.is_text(label) else ()
 
 
-def _x(key: str, part: Any, columns: Sequence[str], look: Look) -> NDArray[Any]:
+def _x(key: str, part: Part, columns: Sequence[str], look: Look) -> NDArray[Any]:
     """Return the inputs: images as bytes, an array's column as float32, and otherwise a row of numbers."""
     if _is_table(part, columns):
-        return np.stack([np.asarray(part[name][:], dtype=np.float32) for name in columns], axis=1)
+        return np.stack([part.numbers(name) for name in columns], axis=1)
     if len(columns) != 1:
         raise DataError("hf.inputs", "one column, or several of numbers", ", ".join(columns))
     (name,) = columns
-    if _kind(part, name) == "Image":
-        arrays = [as_array(f"{key}, row {row}", cell, look) for row, cell in enumerate(part[name])]
+    if part.is_image(name):
+        cells = enumerate(cell.as_py() for cell in part.column(name))
+        arrays = [from_cell(f"{key}, row {row}, column {name}", cell, look) for row, cell in cells]
         check_alike(key, arrays)
         return np.stack(arrays)
     try:
-        found = np.asarray(part[name][:])
+        found = np.asarray(part.cells(name))
         return found.astype(np.int64 if found.dtype.kind in "iu" else np.float32)
-    except ValueError as error:
-        got = f"{getattr(part.features[name], 'dtype', part.features[name])}"
-        raise DataError(f"{key}, column {name}", "images, numbers, or arrays of one shape", got) from error
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{key}, column {name}", READABLE, part.kind(name)) from error
 
 
-def _y(key: str, part: Any, label: str, names: Sequence[str]) -> NDArray[Any]:
+def _y(key: str, part: Part, label: str, names: Sequence[str]) -> NDArray[Any]:
     """Return the labels: numbers of classes, or targets as they are."""
-    cells = part[label][:]
+    cells = part.cells(label)
     odd = next((row for row, cell in enumerate(cells) if cell is None), None)
     if odd is not None:
         raise DataError(f"{key}, row {odd}, column {label}", "a label", "nothing")

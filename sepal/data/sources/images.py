@@ -1,8 +1,13 @@
-"""Reads images and arrays, one example per file, and brings images to one size and one number of channels."""
+"""Reads images and arrays, one example per file, and brings images to one size and one number of channels.
+
+All images of data sets are decoded by one function here, :func:`decoded`, from bytes.
+"""
 
 from __future__ import annotations
 
+import io
 import struct
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,6 +21,10 @@ from sepal.errors import DataError
 IMAGES = (".png", ".jpg", ".jpeg")
 EXAMPLES = (*IMAGES, ".npy")  # a file's suffix, in lower case
 FILES = ".png, .jpg or .npy files"
+ORIENTATION = 0x0112  # EXIF's tag
+FORMATS = ("PNG", "JPEG")  # other decoders of PIL are never started; that of EPS runs Ghostscript
+MOST_PIXELS = 2**26  # 8,192 × 8,192, more than a camera of 64 megapixels takes
+MOST_BYTES = 4 * MOST_PIXELS  # of an image file; more than the pixels themselves take
 NAMED, KINDS = 3, 4  # files and kinds of files that a message names, at most
 
 
@@ -44,31 +53,73 @@ def read_example(path: Path, look: Look = AS_IS) -> NDArray[Any]:
 
 
 def _image(path: Path, look: Look) -> NDArray[np.uint8]:
-    """Return the image upright: a JPEG's EXIF data may say how far to rotate its pixels."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise DataError(str(path), "a PNG or JPEG image", str(error)) from error
+    if len(content) > MOST_BYTES:
+        raise DataError(str(path), f"a PNG or JPEG image of at most {MOST_BYTES:,} bytes", "more")
+    return decoded(str(path), content, look)
+
+
+def from_cell(key: str, cell: Any, look: Look = AS_IS) -> NDArray[np.uint8]:
+    """Return the image in a cell of a table, ``{"bytes": …, "path": …}``, as :func:`decoded`. The path is not opened.
+
+    Raises:
+        DataError: The cell has no bytes, or other ones than an image's; ``key`` says where it is.
+    """
+    content = cell.get("bytes") if isinstance(cell, dict) else None
+    if not isinstance(content, bytes):
+        named = isinstance(cell, dict) and cell.get("path") is not None
+        got = "a path, which is never opened" if named else "nothing"
+        raise DataError(key, "the bytes of a PNG or JPEG image", got)
+    return decoded(key, content, look)
+
+
+def decoded(key: str, content: bytes, look: Look = AS_IS) -> NDArray[np.uint8]:
+    """Return the image in the bytes of a PNG or JPEG file as bytes, (H, W) or (H, W, 3).
+
+    It is upright: a JPEG's EXIF data may say how far to rotate its pixels.
+
+    Raises:
+        DataError: It is none, or has more than ``MOST_PIXELS``; ``key`` says where it is from.
+    """
     from PIL import Image
 
     try:
-        with Image.open(path, formats=("PNG", "JPEG")) as stored:
-            return as_array(str(path), stored, look)
-    except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
-        raise DataError(str(path), "a PNG or JPEG image", str(error)) from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our limit is lower
+            with Image.open(io.BytesIO(content), formats=FORMATS) as stored:
+                return as_array(key, stored, look)
+    except Image.DecompressionBombError as error:
+        raise DataError(key, f"a PNG or JPEG image of at most {MOST_PIXELS:,} pixels", str(error)) from error
+    except (OSError, ValueError, SyntaxError, struct.error) as error:
+        raise DataError(key, "a PNG or JPEG image", str(error)) from error
 
 
 def as_array(key: str, stored: Any, look: Look) -> NDArray[np.uint8]:
     """Return a PIL image as bytes, (H, W) or (H, W, 3).
 
     Raises:
-        DataError: It is none, or cannot be decoded; ``key`` says where it is from.
+        DataError: It is none, is too large, or cannot be decoded; ``key`` says where it is from.
     """
     from PIL import Image, ImageOps
 
     if not isinstance(stored, Image.Image):
         raise DataError(key, "an image", "nothing" if stored is None else type(stored).__name__)
+    if stored.width * stored.height > MOST_PIXELS:  # before anything is decoded
+        size = f"{stored.width:,} × {stored.height:,}"
+        raise DataError(key, f"an image of at most {MOST_PIXELS:,} pixels", size)
     try:
-        image = ImageOps.exif_transpose(stored)
-        image = image.convert("L" if image.mode in ("1", "L", "I", "I;16", "F") else "RGB")
+        image = stored  # copied only where that changes it: a large one takes hundreds of megabytes
+        if stored.getexif().get(ORIENTATION, 1) != 1:
+            image = ImageOps.exif_transpose(stored)
+        modes = ["L" if image.mode in ("1", "L", "I", "I;16", "F") else "RGB"]
         if look.channels != "auto":
-            image = image.convert("L" if look.channels == 1 else "RGB")
+            modes.append("L" if look.channels == 1 else "RGB")
+        for mode in modes:
+            image = image if image.mode == mode else image.convert(mode)
         if look.size:  # scaled and cut around the centre; bilinear over all pixels that a smaller one covers
             image = ImageOps.fit(image, look.size[::-1], Image.Resampling.BILINEAR)
         return np.asarray(image)

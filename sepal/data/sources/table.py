@@ -22,6 +22,7 @@ from sepal.errors import DataError
 NOT_FEATURES = ("label", "person")
 TARGET = "label:"  # begins the names of several target columns
 MISSING = ("", "na", "nan")  # a missing cell as spreadsheets, R, and NumPy write it; in lower case
+MOST_COLUMNS = 100_000  # of a table; more than a genome has genes
 NAMED = 4  # columns with missing cells that a message names, at most
 
 
@@ -72,13 +73,15 @@ def read_table(
     if not rows:
         raise DataError(str(path), "rows under a header", "no row")
     targets = [str(name) for name in rows[0] if name == "label" or str(name).startswith(TARGET)] if numbers else []
-    found = tuple(str(name) for name in rows[0] if name not in (*NOT_FEATURES, *targets))
+    others = {*NOT_FEATURES, *targets}
+    found = tuple(str(name) for name in rows[0] if name not in others)
     if labelled and "label" not in rows[0] and not targets:
         raise DataError(f"{path}, header", "the column with labels to be called `label`", ", ".join(found))
     wanted = tuple(columns) or found
-    if lacking := [name for name in wanted if name not in found]:
+    if lacking := sorted(set(wanted) - set(found), key=wanted.index):
         raise DataError(f"{path}, header", f"all columns of the model, also {', '.join(lacking)}", ", ".join(found))
-    ignored = tuple(name for name in found if name not in wanted)
+    asked = set(wanted)
+    ignored = tuple(name for name in found if name not in asked)
     x = _numbers(path, rows, wanted, gaps=True)
     if not fill:
         refuse_gaps(str(path), x, wanted, first=2)
@@ -108,6 +111,12 @@ def refuse_gaps(key: str, x: NDArray[Any], columns: Sequence[str], first: int = 
         raise DataError(where, expected, f"{len(rows)} without one: {count_gaps(x, columns)}")
 
 
+def check_width(key: str, columns: int) -> None:
+    """Raise a DataError if a table has more than ``MOST_COLUMNS``."""
+    if columns > MOST_COLUMNS:
+        raise DataError(key, f"at most {MOST_COLUMNS:,} columns", f"{columns:,}")
+
+
 def count_gaps(x: NDArray[Any], columns: Sequence[str]) -> str:
     """Return how many numbers are missing in which columns, most first; empty if none is."""
     counts = Counter({name: int(count) for name, count in zip(columns, np.isnan(x).sum(axis=0), strict=True) if count})
@@ -119,7 +128,9 @@ def _rows(path: Path) -> list[dict[Any, Any]]:
     """Return the rows of a CSV file, none with more cells than the header."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:  # Excel writes a byte-order mark
-            rows: list[dict[Any, Any]] = list(csv.DictReader(file, strict=True))
+            reader = csv.DictReader(file, strict=True)
+            check_width(str(path), len(reader.fieldnames or ()))  # before there is a dict of each row
+            rows: list[dict[Any, Any]] = list(reader)
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(str(path), "a CSV file with a header", str(error)) from error
     for line, row in enumerate(rows, 2):

@@ -20,7 +20,7 @@ import sys, numpy as np
 from sepal.config import PartitionSettings
 from sepal.data import DataSpec, client_data
 data = client_data(DataSpec("digits", partition=PartitionSettings(name="iid"), clients=4), 2)
-heavy = sorted({"torch", "torchvision", "flwr_datasets", "datasets", "sklearn", "PIL"} & set(sys.modules))
+heavy = sorted({"torch", "torchvision", "flwr_datasets", "datasets", "pyarrow", "sklearn", "PIL"} & set(sys.modules))
 print(float(data.train.x.sum()), int(data.test.y.sum()), heavy)
 """
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -129,29 +134,123 @@ def test_a_directory_as_name_is_refused_with_how_a_local_copy_is_given(tmp_path,
         hub.local_copy("hf_two", tmp_path / "data")
 
 
-def test_a_data_set_is_downloaded_once_and_what_cannot_be_reached_is_named(tmp_path, monkeypatch):
-    asked = []
+CONVERTED = "refs/convert/parquet"
 
-    def load_dataset(name, configuration, cache_dir):
-        asked.append((name, configuration))
-        if len(asked) == 1:
-            raise ConnectionError("no route\nto host")
-        return datasets.DatasetDict({"train": table()})
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+class Hub(BaseHTTPRequestHandler):
+    """A hub on this machine."""
+
+    def do_GET(self):
+        path = unquote(self.path)
+        self.server.requests.append(path)
+        content = self.server.files.get(path)
+        self.send_response(404 if content is None else 200)
+        if content is None:
+            self.send_header("X-Error-Code", "RevisionNotFound" if path.endswith(CONVERTED) else "RepoNotFound")
+        self.send_header("X-Repo-Commit", "0" * 40)
+        self.send_header("ETag", hashlib.sha256(content or b"").hexdigest())
+        self.send_header("Content-Length", str(len(content or b"")))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content or b"")
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *arguments):
+        pass
+
+
+def publish(server, name, files, revision=CONVERTED):
+    """Let the hub have the files of a data set."""
+    listed = {"id": name, "sha": "0" * 40, "siblings": [{"rfilename": file} for file in files]}
+    address = f"/api/datasets/{name}"
+    server.files[address if revision == "main" else f"{address}/revision/{revision}"] = json.dumps(listed).encode()
+    server.files |= {f"/datasets/{name}/resolve/{'0' * 40}/{file}": content for file, content in files.items()}
+
+
+@pytest.fixture
+def server(monkeypatch):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        server.files, server.requests = {}, []
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setenv("SEPAL_DOWNLOAD", "1")
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def parquet(rows=ROWS):
+    file = io.BytesIO()
+    table(rows).to_parquet(file)
+    return file.getvalue()
+
+
+def test_a_data_set_is_downloaded_once_as_the_hub_has_it(server, tmp_path, monkeypatch):
+    """Also a part of another name than train and test. README.md is not asked for.
+
+    The library ``datasets`` would open what it names, and render the templates of such a file: code ran.
+    """
+    parts = {"train/0000": 20, "train/0001": 4, "test/0000": 6, "unsupervised/0000": 50}
+    files = {f"raw/{part}.parquet": parquet(rows) for part, rows in parts.items()}
+    named = f"reference://*::http://127.0.0.1:{server.server_port}/templates.json"
+    readme = f"---\nconfigs:\n- config_name: raw\n  data_files: '{named}'\n---\n"
+    publish(server, "me/herbs", {**files, "other/train/0000.parquet": b"x", ".gitattributes": b"x"})
+    publish(server, "me/herbs", {"README.md": readme.encode()}, "main")
+    copy = hub.local_copy("me/herbs:raw", tmp_path)
+    asked = len(server.requests)
+    unasked = ("README", "/other/", "templates")
+    assert [path for path in server.requests if any(word in path for word in unasked)] == []
+    assert hub.local_copy("me/herbs:raw", tmp_path) == copy
+    assert len(server.requests) == asked
+    source = hub.read(copy, reading())
+    assert (source.train_count, len(source.y)) == (24, 30)
+    assert len(hub.read(copy, reading(train="unsupervised", test="")).y) == 50
+    assert sorted(path.name for path in (tmp_path / "hf").iterdir() if path.is_dir()) == [copy.name]
+    monkeypatch.setenv("SEPAL_DOWNLOAD", "0")
+    with pytest.raises(DataError, match="SEPAL_DOWNLOAD=0"):
+        hub.local_copy("me/other", tmp_path)
+
+
+def test_a_data_set_that_the_hub_did_not_convert_is_taken_from_its_own_parquet_files(server, tmp_path):
+    publish(server, "me/herbs", {"data/train-0.parquet": parquet(), "data/test-0.parquet": parquet(6)}, "main")
+    source = hub.read(hub.local_copy("me/herbs", tmp_path), reading())
+    assert (source.train_count, len(source.y)) == (ROWS, ROWS + 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "words"),
+    [
+        ("me/herbs", ["a/train/0.parquet", "b/train/0.parquet"], "me/herbs:CONFIGURATION, one of a, b, got me/herbs"),
+        ("me/herbs:c", ["a/train/0.parquet"], "me/herbs:CONFIGURATION, one of a, got me/herbs:c"),
+        ("me/herbs", ["a/partial-train/0.parquet"], "all rows as Parquet, got me/herbs: partial-train"),
+        ("me/herbs", ["a.csv"], "a data set of which the hub has Parquet files, got me/herbs, without any"),
+        ("me/weeds", ["a/train/0.parquet"], "me/weeds from the Hugging Face hub, or without hf.name a local copy"),
+    ],
+)
+def test_what_the_hub_does_not_have_is_one_line(name, files, words, server, tmp_path):
+    publish(server, "me/herbs", dict.fromkeys(files, b""))
+    with pytest.raises(DataError) as refused:
+        hub.local_copy(name, tmp_path)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert [path for path in (tmp_path / "hf").iterdir() if path.is_dir()] == [], "nothing half-written"
+
+
+def test_a_hub_that_cannot_be_reached_is_named(tmp_path, monkeypatch):
+    def unreachable(self, *arguments, **keys):
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", unreachable)
     monkeypatch.setenv("SEPAL_DOWNLOAD", "1")
     with pytest.raises(DataError) as refused:
         hub.local_copy("me/herbs:raw", tmp_path)
     expected = "me/herbs:raw from the Hugging Face hub, or without hf.name a local copy in data-dir"
     assert str(refused.value) == f"hf.name: expected {expected}, got ConnectionError: no route to host"
-    assert [path for path in (tmp_path / "hf").iterdir() if path.is_dir()] == [], "nothing half-written"
-    place = hub.local_copy("me/herbs:raw", tmp_path)
-    assert hub.local_copy("me/herbs:raw", tmp_path) == place
-    assert asked == [("me/herbs", "raw")] * 2
-    assert len(hub.read(place).y) == ROWS
-    monkeypatch.setenv("SEPAL_DOWNLOAD", "0")
-    with pytest.raises(DataError, match="SEPAL_DOWNLOAD=0"):
-        hub.local_copy("me/other", tmp_path)
 
 
 def test_a_node_downloads_what_its_operator_allows_and_reads_its_own_copy_first():

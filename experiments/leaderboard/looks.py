@@ -1,0 +1,56 @@
+"""How a contender looks in every picture of the leaderboard: its name, colour and mark.
+
+The five papers' methods have a colour each; baselines are grey. Each has a mark of its own, so that they are told
+apart without colour, too. Colours are names of the report's, which has one of each for light and dark grounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sepal.cli.report.looks import SHAPES
+
+INK, GREY, GROUND, LINE = "var(--ink)", "var(--muted)", "var(--card)", "var(--line)"
+
+
+class Look(NamedTuple):
+    """How one contender is drawn.
+
+    Attributes:
+        name: Its name in pictures.
+        colour: The name of its colour.
+        shape: Its mark, an SVG path.
+        filled: Whether the mark is filled, or an outline.
+    """
+
+    name: str
+    colour: str
+    shape: str
+    filled: bool = True
+
+
+PAPERS: Mapping[str, Look] = {
+    "fedpse": Look("FedPSE", "var(--c0)", SHAPES[0]),
+    "dmpfl": Look("DM-PFL", "var(--c1)", SHAPES[1]),
+    "subfedavg": Look("Sub-FedAvg", "var(--c2)", SHAPES[2]),
+    "pfedgate": Look("pFedGate", "var(--c3)", SHAPES[3]),
+    "pa3dfl": Look("Pa3dFL", "var(--c4)", SHAPES[4]),
+    "pa3dfl-position": Look("… by position", "var(--c4)", SHAPES[4], filled=False),
+}
+BASELINES: Mapping[str, Look] = {
+    "fedavg-ft-stc": Look("Compressed FT", GREY, SHAPES[0]),
+    "fedavg-ft": Look("Fine-tuning", GREY, SHAPES[1]),
+    "fedavg": Look("FedAvg", GREY, SHAPES[2]),
+    "fedstc": Look("FedSTC", GREY, SHAPES[5]),
+    "local": Look("Local", GREY, SHAPES[3]),
+    "ditto": Look("Ditto", GREY, SHAPES[4]),
+    "fedper": Look("FedPer", GREY, SHAPES[0], filled=False),
+    "fedrep": Look("FedRep", GREY, SHAPES[1], filled=False),
+    "feddst": Look("FedDST", GREY, SHAPES[2], filled=False),
+    "heterofl": Look("HeteroFL", GREY, SHAPES[3], filled=False),
+    "fedrolex": Look("FedRolex", GREY, SHAPES[5], filled=False),
+    "flanc": Look("FLANC", GREY, SHAPES[6]),
+}
+SAME = {"fedavg-ft-narrow": "fedavg-ft", "fedavg-narrow": "fedavg", "local-width": "local", "local-each-round": "local"}
+LOOKS: Mapping[str, Look] = {**PAPERS, **BASELINES, **{name: BASELINES[other] for name, other in SAME.items()}}

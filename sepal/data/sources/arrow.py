@@ -1,0 +1,185 @@
+"""Reads Parquet files, and what ``save_to_disk`` of the library ``datasets`` wrote, with pyarrow alone.
+
+The library would open, fetch and decode what a cell names: a path of an image may be an address, or a file whose
+templates run as code. Here a cell is what is in the file. Of the library's metadata only the names of classes and of
+column types are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+from pyarrow import types
+
+from sepal.errors import DataError, one_line
+
+PARTS, PART = "dataset_dict.json", "state.json"  # the library's lists of a data set's parts, and of a part's files
+METADATA = b"huggingface"
+READ = {"Value", "ClassLabel", "Image", "List", "LargeList", "Sequence", *(f"Array{axes}D" for axes in range(2, 6))}
+BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, NotImplementedError, RecursionError, MemoryError)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a data set, for example its training part.
+
+    Attributes:
+        table: The ``pyarrow.Table``.
+        kinds: The library's types in each column that its metadata describes, also nested ones, sorted.
+        labels: The names of classes of each column that declares some.
+    """
+
+    table: Any
+    kinds: Mapping[str, tuple[str, ...]]
+    labels: Mapping[str, tuple[str, ...]]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.table.column_names)
+
+    def column(self, name: str) -> Any:
+        """Return a column as a ``pyarrow.ChunkedArray`` of Arrow's own types, without dictionaries."""
+        column = self.table.column(name)
+        if isinstance(column.type, pa.BaseExtensionType):
+            column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+        return column.cast(column.type.value_type) if types.is_dictionary(column.type) else column
+
+    def cells(self, name: str) -> list[Any]:
+        """Return a column's cells as numbers, texts, bytes, lists and dicts; None where there is nothing."""
+        return list(self.column(name).to_pylist())
+
+    def numbers(self, name: str) -> NDArray[np.float32]:
+        """Return a column of numbers, float32 (n,); NaN where there is none."""
+        wide = self.column(name).cast(pa.float64(), safe=False).to_numpy()
+        return np.asarray(wide, dtype=np.float32)
+
+    def kind(self, name: str) -> str:
+        """Return the type of a column in words: one that only a library could decode, or else Arrow's."""
+        strange = [kind for kind in self.kinds.get(name, ()) if kind not in READ]
+        return strange[0] if strange else str(self.column(name).type)
+
+    def is_strange(self, name: str) -> bool:
+        """Return whether a column holds what only a library could decode, such as audio or video."""
+        return not READ.issuperset(self.kinds.get(name, ()))
+
+    def is_image(self, name: str) -> bool:
+        """Return whether a column's cells are ``{"bytes", "path"}``, as those of images are."""
+        kind = self.column(name).type
+        field = kind.get_field_index("bytes") if types.is_struct(kind) else -1
+        return field >= 0 and not self.is_strange(name) and _is_binary(kind.field(field).type)
+
+    def is_number(self, name: str) -> bool:
+        """Return whether a column holds numbers that are no classes."""
+        kind = self.column(name).type
+        plain = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+        return plain and self.kinds.get(name, ("Value",)) == ("Value",)
+
+    def is_text(self, name: str) -> bool:
+        """Return whether a column holds texts."""
+        kind = self.column(name).type
+        return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _is_binary(kind: Any) -> bool:
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def read_parts(directory: Path, files: Sequence[Path], part_of: Callable[[Path], str]) -> dict[str, Part]:
+    """Return the parts of a local copy by name.
+
+    Args:
+        directory: The local copy.
+        files: Its files. No other is read, whatever these name.
+        part_of: Function that returns the part of a Parquet file by its path, where no list of parts is among them.
+
+    Raises:
+        DataError: A file is damaged, names files elsewhere, or has other columns than those of the same part.
+    """
+    try:
+        return _read_parts(directory, files, part_of)
+    except BROKEN as error:
+        expected = "a directory of save_to_disk, or with Parquet files of the same columns"
+        raise DataError(str(directory), expected, one_line(f"{type(error).__name__}: {error}", 160)) from error
+
+
+def _read_parts(directory: Path, files: Sequence[Path], part_of: Callable[[Path], str]) -> dict[str, Part]:
+    if directory / PARTS in files:
+        names = json.loads((directory / PARTS).read_text(encoding="utf-8"))["splits"]
+        plain = _plain(directory / PARTS, names, "directories", {path.parent for path in files})
+        return {name: _part(directory / name, files) for name in plain}
+    if directory / PART in files:
+        return {"train": _part(directory, files)}
+    by_part: dict[str, list[Path]] = {}
+    for path in files:
+        by_part.setdefault(part_of(path), []).append(path)
+    return {name: _joined([_parquet(path) for path in paths]) for name, paths in by_part.items()}
+
+
+def _part(directory: Path, files: Sequence[Path]) -> Part:
+    """Read the files of one part, in the order of its list if it has one."""
+    if not (directory / PART).is_file():  # downloaded from the hub, as Parquet
+        return _joined([_parquet(path) for path in files if path.parent == directory])
+    state = json.loads((directory / PART).read_text(encoding="utf-8"))
+    if state.get("_indices_data_files"):
+        raise ValueError("rows chosen by a list of numbers, of an old version of the library: save it again")
+    names = [entry["filename"] for entry in state["_data_files"]]
+    return _joined([_stream(directory / name) for name in _plain(directory / PART, names, ".arrow files", files)])
+
+
+def _plain(key: Path, names: Sequence[Any], what: str, present: Collection[Path]) -> Sequence[str]:
+    """Return names of a list if each is a plain name of what is there.
+
+    Raises:
+        DataError: One is a path, or an address.
+    """
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or key.parent / name not in present:
+            raise DataError(str(key), f"names of {what} beside it", one_line(str(name), 80))
+    return names
+
+
+def _parquet(path: Path) -> Any:
+    with path.open("rb") as file, pq.ParquetFile(file) as table:
+        return table.read()
+
+
+def _stream(path: Path) -> Any:
+    return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()  # the table keeps the file open
+
+
+def _joined(tables: Sequence[Any]) -> Part:
+    """Return tables of the same columns as one part; its metadata is that of the first."""
+    first = tables[0]
+    names = first.column_names
+    if len(set(names)) < len(names):
+        raise ValueError("two columns of one name")
+    if any(set(table.column_names) != set(names) for table in tables):
+        raise ValueError("files with other columns")
+    whole = pa.concat_tables([table.select(names) for table in tables])
+    whole.validate(full=True)
+    stored = (first.schema.metadata or {}).get(METADATA, b"{}")
+    features = json.loads(stored).get("info", {}).get("features") or {}
+    kinds = {name: tuple(sorted(set(_kinds(feature)))) for name, feature in features.items()}
+    labels = {
+        name: tuple(map(str, feature["names"])) for name, feature in features.items() if kinds[name] == ("ClassLabel",)
+    }
+    return Part(whole, kinds, labels)
+
+
+def _kinds(feature: Any) -> list[str]:
+    """Return the types in a column's description, also nested ones."""
+    if isinstance(feature, list):
+        return [kind for inner in feature for kind in _kinds(inner)]
+    if not isinstance(feature, dict):
+        return []
+    kind = feature.get("_type")
+    return ([kind] if isinstance(kind, str) else []) + [kind for inner in feature.values() for kind in _kinds(inner)]

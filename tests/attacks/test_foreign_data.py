@@ -1,0 +1,257 @@
+"""Data sets of elsewhere: nothing that one names is opened, fetched or run; one function decodes images."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import struct
+import zlib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pyarrow as pa
+import pytest
+from PIL import EpsImagePlugin, Image
+from pyarrow import parquet
+
+from sepal.config import HubReading, HubSettings
+from sepal.data import load
+from sepal.data.sources import hub, images
+from sepal.data.sources.images import MOST_PIXELS, Look, read_example
+from sepal.data.sources.table import MOST_COLUMNS, read_table
+from sepal.errors import DataError
+from tests.test_imports import PACKAGES, ROOT
+
+CELL = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+READING = HubReading(resize="8", hf=HubSettings(test=""))
+
+
+def encoded(kind, size=(8, 8)):
+    file = io.BytesIO()
+    Image.new("RGB", size).save(file, kind)
+    return file.getvalue()
+
+
+def features(**kinds):
+    """The metadata from which the library ``datasets`` takes what to decode."""
+    found = {"label": {"dtype": "int64", "_type": "Value"}}
+    found |= {name: {"_type": kind} for name, kind in kinds.items()}
+    return {"huggingface": json.dumps({"info": {"features": found}})}
+
+
+def cells_in_parquet(place, cells, kind="Image", name="image"):
+    table = pa.table({name: pa.array(cells, CELL), "label": [n % 2 for n in range(len(cells))]})
+    place.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(table.replace_schema_metadata(features(**{name: kind})), place / "train-0.parquet")
+    return place
+
+
+def cells_saved_to_disk(place, cells, kind="Image", name="image"):
+    """A directory as ``save_to_disk`` writes it."""
+    schema = pa.schema({name: CELL, "label": pa.int64()}, features(**{name: kind}))
+    (place / "train").mkdir(parents=True)
+    with pa.OSFile(str(place / "train" / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+        labels = [n % 2 for n in range(len(cells))]
+        stream.write_table(pa.table({name: pa.array(cells, CELL), "label": labels}, schema=schema))
+    (place / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    state = {"_data_files": [{"filename": "a.arrow"}], "_fingerprint": "0", "_format_columns": None, "_split": None}
+    state |= {"_format_kwargs": {}, "_format_type": None, "_output_all_columns": False}
+    (place / "train" / "state.json").write_text(json.dumps(state))
+    info = json.loads(features(**{name: kind})["huggingface"])["info"]
+    (place / "train" / "dataset_info.json").write_text(json.dumps(info))
+    return place
+
+
+def cells_of_femnist(place, cells, kind="Image", name="image"):
+    """The layout of ``flwrlabs/femnist``."""
+    columns = {name: pa.array(cells, CELL), "character": [n % 2 for n in range(len(cells))]}
+    (place / "femnist").mkdir(parents=True)
+    parquet.write_table(pa.table({**columns, "writer_id": ["a"] * len(cells)}), place / "femnist" / "0.parquet")
+    return place
+
+
+WRITERS = [cells_in_parquet, cells_saved_to_disk, cells_of_femnist]
+
+
+def refusal(writer, place, cells):
+    """The line by which reading them is refused."""
+    writer(place, cells)
+    with pytest.raises(DataError) as refused:
+        load("femnist", place) if writer is cells_of_femnist else hub.read(place, READING)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.fixture
+def asked():
+    """The address of a server on this machine, and what it was asked for."""
+    requests = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            requests.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", requests
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_the_path_of_an_image_runs_no_code(writer, tmp_path):
+    """fsspec renders the templates of a reference file system without a sandbox."""
+    code = f"{{{{ cycler.__init__.__globals__.os.mkdir('{tmp_path / 'ran'}') }}}}"
+    reference = {"version": 1, "gen": [{"key": code, "url": "x", "dimensions": {"i": [0]}}]}
+    (tmp_path / "x.json").write_text(json.dumps(reference))
+    cell = {"bytes": None, "path": f"reference://x::{tmp_path / 'x.json'}"}
+    words = refusal(writer, tmp_path / "data", [cell] * 2)
+    assert not (tmp_path / "ran").exists()
+    assert "image: expected the bytes of a PNG or JPEG image, got a path, which is never opened" in words
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_the_path_of_an_image_is_not_fetched_nor_opened(writer, asked, tmp_path):
+    address, requests = asked
+    (tmp_path / "private.png").write_bytes(encoded("PNG"))
+    for number, path in enumerate((f"{address}/x.png", f"zip://a.png::{address}/x.zip", str(tmp_path / "private.png"))):
+        words = refusal(writer, tmp_path / str(number), [{"bytes": None, "path": path}] * 2)
+        assert requests == []
+        assert "got a path, which is never opened" in words
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("kind", ["EPS", "GIF", "TIFF", "BMP", "PPM"])
+def test_bytes_of_other_formats_are_not_decoded(kind, writer, tmp_path, monkeypatch):
+    """For EPS, PIL starts Ghostscript."""
+    started = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *arguments: started.append(1) or Image.new("L", (8, 8)))
+    words = refusal(writer, tmp_path / "data", [{"bytes": encoded(kind, (28, 28)), "path": None}] * 2)
+    assert not started
+    assert "expected a PNG or JPEG image" in words
+
+
+@pytest.mark.parametrize("writer", [cells_in_parquet, cells_saved_to_disk])
+@pytest.mark.parametrize("kind", ["Audio", "Video", "Pdf", "Nifti", "Mesh"])
+def test_a_column_that_a_library_would_decode_is_refused_by_name(kind, writer, tmp_path):
+    writer(tmp_path / "data", [{"bytes": b"RIFF", "path": None}] * 2, kind, "cell")
+    reading = HubReading(hf=HubSettings(inputs="cell", test=""))
+    with pytest.raises(DataError, match=rf"column cell: expected images, numbers, or arrays of one shape, got {kind}$"):
+        hub.read(tmp_path / "data", reading)
+
+
+@pytest.mark.parametrize("name", ["../secret.arrow", "{tmp}/secret.arrow", "reference://x"])
+def test_a_saved_data_set_names_no_file_beyond_its_directory(name, tmp_path):
+    outside = cells_saved_to_disk(tmp_path / "outside", [{"bytes": encoded("PNG"), "path": None}] * 4)
+    (outside / "train" / "a.arrow").rename(tmp_path / "secret.arrow")
+    cells_saved_to_disk(tmp_path / "data", [{"bytes": encoded("PNG"), "path": None}] * 4)
+    state = tmp_path / "data" / "train" / "state.json"
+    for old, where in (("a.arrow", name.format(tmp=tmp_path)), ("../secret.arrow", "../../secret.arrow")):
+        state.write_text(state.read_text().replace(old, where))
+    with pytest.raises(DataError, match=r"train/state.json: expected names of \.arrow files beside it"):
+        hub.read(tmp_path / "data", READING)
+    (tmp_path / "data" / "dataset_dict.json").write_text('{"splits": ["../outside/train"]}')
+    with pytest.raises(DataError, match=r"dataset_dict.json: expected names of directories beside it"):
+        hub.read(tmp_path / "data", READING)
+
+
+def huge(pixels):
+    """A small PNG file that says how large its image is."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", pixels // 1024, 1024, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(writer, tmp_path):
+    most = f"image of at most {MOST_PIXELS:,} pixels"
+    assert most in refusal(writer, tmp_path / "data", [{"bytes": huge(MOST_PIXELS + 1024), "path": None}] * 2)
+    path = tmp_path / "a.png"
+    path.write_bytes(huge(MOST_PIXELS + 1024))
+    with pytest.raises(DataError, match=f"{most}, got 65,537 × 1,024"):
+        read_example(path)
+    with pytest.raises(DataError, match=most), Image.open(path) as opened:  # as somebody gives it to a model
+        images.as_array("data", opened, Look((8, 8)))
+    path.write_bytes(huge(MOST_PIXELS))
+    with pytest.raises(DataError, match="expected a PNG or JPEG image"):  # it holds none of them
+        read_example(path)
+
+
+def test_a_file_of_too_many_bytes_is_no_image(tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "MOST_BYTES", 1000)
+    path = tmp_path / "a.png"
+    path.write_bytes(encoded("PNG").ljust(1000))
+    assert read_example(path).shape == (8, 8, 3)
+    path.write_bytes(encoded("PNG").ljust(1001))
+    with pytest.raises(DataError, match="image of at most 1,000 bytes, got more"):
+        read_example(path)
+
+
+def test_a_table_of_too_many_columns_is_refused_in_one_line(tmp_path):
+    for count, words in ((MOST_COLUMNS + 1, f"expected at most {MOST_COLUMNS:,} columns, got 100,001"), (20_000, "")):
+        path = tmp_path / f"{count}.csv"
+        path.write_text(",".join(["label", *map(str, range(count - 1))]) + "\n" + ",".join(["1"] * count) + "\n")
+        if words:
+            with pytest.raises(DataError, match=words):
+                read_table(path)
+        else:
+            assert read_table(path).x.shape == (1, count - 1)
+
+
+def decoders(source):
+    """The lines of a module that reach a library that opens, fetches or decodes what data names."""
+    libraries = {"PIL", "datasets", "fsspec", "huggingface_hub", "cv2", "imageio", "skimage", "tifffile", "soundfile"}
+    libraries |= {"librosa", "torchaudio", "torchcodec", "av", "decord", "webdataset", "polars", "h5py"}
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            if name.split(".")[0] in libraries or name.startswith("torchvision.io"):
+                yield name
+        if isinstance(node, ast.Attribute):
+            called = ast.unparse(node)
+            opening = ("Image.open", "pq.read_table", "parquet.read_table", "pa.dataset")
+            if called in opening or called.startswith("pd.read") or node.attr in LOADERS:
+                yield called
+
+
+LOADERS = ("load_dataset", "load_from_disk", "cast_column", "from_file", "to_pandas", "read_image", "imread")
+ALLOWED = {
+    "sepal/data/sources/images.py": {"PIL.Image", "PIL.ImageOps", "Image.open"},  # the one function
+    "sepal/data/sources/pictures.py": {"PIL.Image"},  # an image of an array
+    "sepal/data/sources/hub.py": {"huggingface_hub", "huggingface_hub.errors.RevisionNotFoundError"},  # downloads files
+    # Tables of row numbers, labels and persons, from our own arrays:
+    "sepal/data/partition.py": {"datasets.Dataset"},
+    "sepal/data/partitioners.py": {"datasets.Dataset"},
+}
+
+
+def test_one_function_opens_images_and_no_library_reads_a_data_set():
+    files = {path.relative_to(ROOT).as_posix(): path for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
+    reaching = {name: set(decoders(path.read_text())) for name, path in files.items()}
+    assert {name: uses for name, uses in reaching.items() if uses} == ALLOWED
+    tree = ast.parse((ROOT / "sepal/data/sources/images.py").read_text())
+    opening = [
+        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and "Image.open" in ast.unparse(node)
+    ]
+    assert opening == ["decoded"]
+
+
+LINES = ["import PIL", "from PIL import Image", "def f():\n    import datasets.load", "Image.open(x)", "x().imread(y)"]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_decoder_would_be_noticed(line):
+    assert list(decoders(line))
