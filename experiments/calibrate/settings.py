@@ -21,10 +21,6 @@ MAIN = (
 )
 
 
-# Keys whose default has changed since a method's stored trials. Its line goes when its trials are made anew.
-OF_STORED_TRIALS: Mapping[str, Mapping[str, int | float | str]] = {"pfedgate": {"pfedgate.keep": 0.0}}
-
-
 @dataclass(frozen=True)
 class Setting:
     """One data set's federation.
@@ -63,7 +59,7 @@ class Setting:
     def run_keys(self, method: str) -> Mapping[str, int | float | str]:
         """Return the run-config keys of a method's trials."""
         longer = self.longer_keys if method in self.longer else {}
-        return {**EVERYWHERE, **OF_STORED_TRIALS.get(method, {}), **self.keys, **longer}
+        return {**EVERYWHERE, **self.keys, **longer}
 
     def own_keys(self, method: str) -> Mapping[str, tuple[float, ...]]:
         """Return a method's own keys and their values; the first is used while the rate is searched."""
