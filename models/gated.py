@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from sepal.errors import ModelError
-from sepal.models.gate import Gate, straight_through
+from sepal.models.gate import Gate, straight_through, straight_through_one
 from sepal.models.gated_layers import LAYERS, Gated, Mask
 from sepal.modules import OTHERWISE, described_layer, frozen_names, refuse_tied
 
@@ -47,10 +47,11 @@ class GatedModule(nn.Module):
         blocks: Each parameter's block sizes, positive, in the order of the blocks' numbers; L in all.
         choose: The knapsack: from G, float32 (N, L), to the blocks that are on, bool (N, L).
         gating: Whether M' is made by ``sample``, ``batch`` (mean of the gate's outputs) or ``client``.
-        paths: 2; or 1, where G is M, M' = M·I*, and there is no straight-through gradient.
+        paths: 2; or 1, where G is M (:func:`sepal.models.gate.straight_through_one`).
         start: See :class:`sepal.models.gate.Gate`.
         shift: See :class:`sepal.models.gate.Gate`.
         without: See :class:`sepal.models.gate.Gate`.
+        variance: See :class:`sepal.models.gate.Gate`.
 
     Attributes:
         model: θ. Its ``state_dict`` has the names of the plain model.
@@ -77,6 +78,7 @@ class GatedModule(nn.Module):
         start: Literal["one", "half"] = "half",
         shift: float = 0.0,
         without: str = "none",
+        variance: str = "biased",
     ) -> None:
         super().__init__()
         refuse_tied(model, "to gate them")
@@ -87,7 +89,7 @@ class GatedModule(nn.Module):
         starts = np.cumsum([0, *map(len, blocks.values())]).tolist()
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)  # a run starts from ``sepal.models.initial_weights``
-            self.gate = Gate(input_shape, starts[-1], paths, start, shift, without)
+            self.gate = Gate(input_shape, starts[-1], paths, start, shift, without, variance)
         self.model, self.choose, self.gating, self.paths = model, choose, gating, paths
         self.on, self.ever = np.zeros(starts[-1], bool), np.zeros(starts[-1], bool)
         self._spans = {name: (blocks[name], start) for name, start in zip(blocks, starts, strict=False)}
@@ -158,8 +160,9 @@ class GatedModule(nn.Module):
         weights, importance = outputs[:, : len(self.on)], outputs[:, -len(self.on) :]
         on = self.choose(importance.detach().cpu().numpy())
         chosen = torch.from_numpy(on).to(weights)
-        gates = straight_through(weights, importance, chosen) if self.paths == 2 else weights * chosen
-        return gates, np.asarray(on.any(0))
+        if self.paths == 2:
+            return straight_through(weights, importance, chosen), np.asarray(on.any(0))
+        return weights * chosen if on.all() else straight_through_one(weights, chosen), np.asarray(on.any(0))
 
     @torch.no_grad()
     def pool(self, batches: Iterable[torch.Tensor]) -> None:

@@ -34,6 +34,7 @@ HEAD = """\
   paper's 1, and how often DM-PFL and FedDST readjust masks, because a short run says nothing of that in a long one.
   Keys that are not on this page have the same default everywhere. The learning rate is searched with the first value
   listed; for FedAdagrad on Fashion-MNIST that is .03, because with .1 no learning rate had more than 22 %.
+- **pFedGate's trials** without clipping have s = 1 (`pfedgate.keep = 0`), its default at the time; that is .5 now.
 - **Choice**: the smallest rate (of an own key: the first value listed) that the best is not ahead of by more than a
   standard error of the difference. The best of a noisy grid is often close to divergence.
 - A run that ends with an error, for example because its weights are no longer finite, counts as accuracy 0.

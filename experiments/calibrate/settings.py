@@ -60,8 +60,9 @@ class Setting:
 
     def run_keys(self, method: str) -> Mapping[str, int | float | str]:
         """Return the run-config keys of a method's trials."""
+        longer = self.longer_keys if method in self.longer else {}
         apart = {"evaluate.validation-apart": True} if method in CHOOSING and self.has_margin(method) else {}
-        return {**EVERYWHERE, **self.keys, **(self.longer_keys if method in self.longer else {}), **apart}
+        return {**EVERYWHERE, **self.keys, **longer, **apart}
 
     def own_keys(self, method: str) -> Mapping[str, tuple[float, ...]]:
         """Return a method's own keys and their values; the first is used while the rate is searched."""

@@ -17,6 +17,7 @@ from sepal.server.accuracy import view_figures
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.strategies.assembly import assemble
+from sepal.strategies.registry import former
 
 
 def quiet() -> None:
@@ -47,7 +48,9 @@ def run_trial(trial: Trial) -> Result:
 
     begun = time.monotonic()
     setting = SETTINGS[trial.dataset].run_keys(trial.method)
-    flat = {CLIP: 0.0, **setting, **dict(trial.keys), "dataset": trial.dataset, "method": trial.method}
+    keys = dict(trial.keys)
+    before = {} if CLIP in keys else former(trial.method)  # a search of before had the defaults of then
+    flat = {**before, **setting, **keys, "dataset": trial.dataset, "method": trial.method}
     assembly = assemble({**flat, "seed": trial.seed})
     rounds = assembly.task.config.rounds
     try:

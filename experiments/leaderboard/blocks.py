@@ -24,6 +24,9 @@ EVERYWHERE: Mapping[str, Any] = {
     "split.validation": 0.2,
     "evaluate-sampled": False,
     "pooled-samples": 1,
+    # The defaults of the first rows. A block may try another value for everyone (also).
+    "clip-gradient": 0.0,
+    "on-divergence": "keep",
 }
 
 Config: TypeAlias = dict[str, Any]  # run-config keys
@@ -35,6 +38,8 @@ class Contender(BaseModel):
     Attributes:
         own: At most one key, and its three values; the first is used while the rate is searched.
         beyond: One more value of that key, ``low`` or ``high``, tried if the best of the three is that end.
+        also: Further keys, each with values beside its default, such as what the authors' code does where it differs
+            from the paper. They are tried at the chosen point in the blocks that say so (``widened``).
         tuned_as: The contender whose chosen keys it has, where its own do not differ; empty if it has trials itself.
     """
 
@@ -44,6 +49,7 @@ class Contender(BaseModel):
     keys: Config = Field(default_factory=dict)
     own: dict[str, tuple[Any, Any, Any]] = Field(default_factory=dict, max_length=1)
     beyond: dict[Literal["low", "high"], Any] = Field(default_factory=dict)
+    also: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     tuned_as: str = ""
 
     @property
@@ -63,6 +69,8 @@ class Block(BaseModel):
         tested: Those whose difference to it, in what a client holds, has a p-value.
         doubted: Papers' methods whose search is doubted, mostly because they were found behind: all their points are
             judged by all tuning seeds.
+        widened: Contenders whose further keys (``also``) are tried, too.
+        also: Further keys that are tried for everyone, each with values beside the block's; nobody gains by one alone.
         rival: The contender that those at equal bytes are compared with: the compressed baseline, where there is one.
         dense: The contender whose bytes are 100 %.
         same_people: Whether a client is the same person with every seed; intervals are then over seeds and people, and
@@ -79,6 +87,8 @@ class Block(BaseModel):
     yardstick: str
     tested: tuple[str, ...] = ()
     doubted: tuple[str, ...] = ()
+    widened: tuple[str, ...] = ()
+    also: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     rival: str
     dense: str
     same_people: bool = False
@@ -91,6 +101,10 @@ class Block(BaseModel):
     def everybody(self) -> tuple[Contender, ...]:
         """All contenders, those beside last."""
         return (*self.contenders, *self.beside)
+
+    def further_keys(self, contender: Contender) -> dict[str, tuple[Any, ...]]:
+        """Return the keys that are tried at a contender's chosen point, in order, with their values."""
+        return {**self.also, **(contender.also if contender.name in self.widened else {})}
 
     def config(self, contender: Contender, chosen: Mapping[str, Any], seed: int, rounds: int = 0) -> Config:
         """Return the keys of a run whose schedule ends with it; a run is a function of these and of the code.

@@ -12,6 +12,8 @@ Trials, 15 for each contender, and more where step 4 or 5 says so, over the full
    The best mean is chosen; of equal ones, the smaller rate.
 5. Where its own key is at an end of its three values, one value beyond that end, at its rate, with all three seeds. It
    is chosen if its mean is better.
+6. Where the block widens the search (``also``, ``widened``), each further key in turn: its values at the point chosen
+   so far, with all three seeds. One is chosen if its mean is better.
 
 A trial is judged by validation accuracy of what a client holds after the closing round. One that ends with an error has
 0. Reported seeds go round the contenders, so that a block that is not finished is balanced. A run at equal bytes has as
@@ -142,8 +144,17 @@ class Design:
         return self._chosen[contender.name]
 
     def _choose(self, contender: Contender) -> Config | None:
+        return self._widened(contender)[1]
+
+    def _widened(self, contender: Contender) -> tuple[list[Config], Config | None]:
+        """Return the points of the further keys that are known, and the choice; None until their trials have ended."""
         best, further = self._best_mean(contender, self.finalists(contender)), self.further(contender)
-        return self._best_mean(contender, [best, further]) if best and further else best
+        best, tried = self._best_mean(contender, [best, further]) if best and further else best, list[Config]()
+        for key, values in self.block.further_keys(contender).items():
+            if best is not None:
+                points = [{**best, key: value} for value in values]
+                tried, best = tried + points, self._best_mean(contender, [best, *points])
+        return tried, best
 
     def further(self, contender: Contender) -> Config | None:
         """Return the point beyond the own key's end at which the best finalist is; None without one, or not yet."""
@@ -189,6 +200,7 @@ class Design:
         yield from ((keys, seed) for seed in TUNING[1:] for keys in self.finalists(contender))
         if further := self.further(contender):
             yield from ((further, seed) for seed in TUNING)
+        yield from ((keys, seed) for keys in self._widened(contender)[0] for seed in TUNING)
 
     def tried(self, contender: Contender) -> int:
         """Return how many trials it has, as far as is known."""
@@ -197,7 +209,7 @@ class Design:
     def all_points(self, contender: Contender) -> list[Config]:
         """Return all points that the first seed has tried or will try, as far as they are known."""
         further = self.further(contender)
-        return [*self.points(contender), *([further] if further else [])]
+        return [*self.points(contender), *([further] if further else []), *self._widened(contender)[0]]
 
     def points(self, contender: Contender) -> list[Config]:
         """Return the points of the first seed as far as they are known."""

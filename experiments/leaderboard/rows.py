@@ -14,6 +14,7 @@ from typing import Any
 from experiments.calibrate.rows import ROOT
 from experiments.calibrate.rows import commit_now as commit_of_checkout
 from sepal.errors import ConfigError
+from sepal.strategies.registry import as_begun
 
 PLACE = ROOT / "docs" / "results" / "leaderboard"
 RERUNS = "reruns"  # the name of the file with what second runs found
@@ -25,10 +26,15 @@ def path_of(name: str, place: Path = PLACE) -> Path:
 
 
 def read(name: str, place: Path = PLACE) -> list[dict[str, Any]]:
-    """Return the rows of a block; a last line that a kill cut off is left out, and its run is made again."""
+    """Return the rows of a block; a last line that a kill cut off is left out, and its run is made again.
+
+    A new row names every key whose default has ever changed. One that lacks such a key is from before, and is given the
+    key with its former value, so that it is found in the plan and can be made again.
+    """
     path = path_of(name, place)
     whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
-    return [json.loads(line) for line in whole.splitlines()]
+    found = map(json.loads, whole.splitlines())
+    return [{**row, "config": as_begun(row["config"])} if "config" in row else row for row in found]
 
 
 def add(name: str, row: Mapping[str, Any], place: Path = PLACE) -> None:

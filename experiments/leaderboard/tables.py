@@ -102,7 +102,8 @@ def tuning(found: Measures) -> Iterator[str]:
 
 def _words(contender: Contender, keys: Config) -> str:
     own = f", {keys[contender.own_key]}" if contender.own_key else ""
-    return f"{keys['lr']:g}{own}"
+    further = "".join(f", {key} = {keys[key]}" for key in keys if key not in ("lr", contender.own_key))
+    return f"{keys['lr']:g}{own}{further}"
 
 
 def _edge(found: Measures, contender: Contender) -> str:
@@ -112,7 +113,7 @@ def _edge(found: Measures, contender: Contender) -> str:
         return NONE
     tried = found.design.all_points(contender)
     ends = []
-    for key in chosen:
+    for key in tried[0]:  # the rate and the own key: what is tried further has no ends
         values = [keys[key] for keys in tried]
         ends += [key] if chosen[key] in (min(values), max(values)) else []
     return ", ".join(ends) or NONE

@@ -38,6 +38,21 @@ def no_examples() -> Examples:
     return torch.empty(0), torch.empty(0, dtype=torch.int64)
 
 
+@dataclass(frozen=True, eq=False)
+class ByBatch:
+    """A predictor whose outputs depend on which examples come together, and in which order.
+
+    Under test-time shift, each share of replaced examples is a test set of its own: an own example and the one that
+    replaces it have the same place in it. Predictions for one share are not those for another.
+    """
+
+    predict: Predictor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the outputs for inputs (n, …), which come together."""
+        return self.predict(x)
+
+
 @dataclass
 class Evaluator:
     """Evaluates the views of one client.
@@ -82,7 +97,12 @@ class Evaluator:
         return {"sums": sums} if sums else {}
 
     def _shifted(self, predictor: Predictor, percent: int) -> Mapping[str, Figure]:
-        """Count with ``percent`` % of the test examples replaced. Predictions are reused for all percentages."""
+        """Count with ``percent`` % of the test examples replaced.
+
+        Predictions are reused for all percentages, except those of a predictor :class:`ByBatch`.
+        """
+        if isinstance(predictor, ByBatch):
+            return self._replaced(predictor, percent)
         if self._last is None or self._last[0] is not predictor:
             shift = self.shift()
             if shift is None or not len(self.test[1]):
@@ -102,6 +122,19 @@ class Evaluator:
             return {"sums": added([self.learning.sums(*pair) for pair in pairs if len(pair[1])])}
         right = int(own[replaced:].sum()) + int(others[:replaced].sum())
         return {"correct": float(right), "examples": float(len(own))}
+
+    def _replaced(self, predictor: Predictor, percent: int) -> Mapping[str, Figure]:
+        """Predict the test part as it is with ``percent`` % of its examples replaced."""
+        shift = self.shift()
+        if shift is None or not len(self.test[1]):
+            return {}
+        x, y = (column[:].clone() for column in self.test)
+        count = min(round(len(y) * percent / 100), len(shift.others[1]))
+        places = shift.order[:count]
+        x[places], y[places] = shift.others[0][:count], shift.others[1][:count]
+        if not self.learning.scoring.counted:
+            return {"sums": total(self.learning, predictor, x, y)}
+        return {"correct": float(correct(predictor, x, y).sum()), "examples": float(len(y))}
 
 
 def outputs(predictor: Predictor, x: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,8 @@ received global model. *Received* is the global model; *trained* is v_i. A deplo
 *kept*.
 
 Deviations: both models train for epochs, not for s steps, and on batches in different orders; v_i has its own
-statistics of normalisation layers. As in the paper, v_i starts at W_0 and is trained only in rounds in which the client
-takes part.
+statistics of normalisation layers; clients count in the global mean by n_i, as in FedAvg (in the authors' code all
+count alike). As in the paper, v_i starts at W_0 and is trained only in rounds in which the client takes part.
 """
 
 from __future__ import annotations

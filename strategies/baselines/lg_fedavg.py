@@ -11,7 +11,8 @@ script for convolutional networks does the reverse: it averages the two convolut
 The script's setting is the default here.
 
 Deviations: models start at W_0 (the authors' experiments start from a model trained by FedAvg); only the supervised
-loss is used; a new client starts at W_0 and uses no ensemble of other clients' representations.
+loss is used; a new client starts at W_0 and uses no ensemble of other clients' representations; clients count in the
+mean by n_i, as in FedAvg (in the authors' code all count alike).
 """
 
 from __future__ import annotations

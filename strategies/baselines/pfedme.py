@@ -9,7 +9,8 @@ and w start each round at the received model, as in the authors' code. The run's
 client predicts with θ_i of its last training, which is *kept*.
 
 Deviations: R is the number of batches in ``local-epochs`` passes (the authors take 20 batches); only sampled clients
-train; statistics of normalisation layers are θ's, and averaged. The multiply-adds count all K steps.
+train; statistics of normalisation layers are θ's, and averaged. The multiply-adds count all K steps. The authors' code
+tests w_i as the personal model; the paper's personal model is θ_i, and it is what we test.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from pydantic import Field, field_validator
 
 from sepal.config import Settings, ShareOrAuto, auto
 from sepal.masks.budgets import erk, uniform
-from sepal.masks.packed import Masks, Packed
-from sepal.masks.selection import random_subset
+from sepal.masks.packed import Masks, Packed, pack
+from sepal.masks.selection import largest, random_subset
 from sepal.protocol.layout import Layout, Role
 from sepal.protocol.method import Schema, Task, Weights
 from sepal.protocol.tensors import at_masks_specs
@@ -43,6 +43,10 @@ class Hyper(Settings):
     dense_first: bool = Field(False, description="keep the first layer dense (uniform: on top of keep; erk: within it)")
     # Unpublished; our choice.
     initial_mask: Literal["common", "own"] = Field("common", description="initial personal masks: one for all, or own")
+    # Unpublished, too. The largest |W_0| is as a dense model prunes.
+    mask_by: Literal["random", "magnitude"] = Field(
+        "random", description="initial masks: drawn, or where W_0 is largest in size, the same for all clients"
+    )
     # Unpublished; RigL's and FedDST's schedule from .5.
     alpha: ShareOrAuto = auto(0.5, "initial fraction of a mask to readjust, cosine to 0; 0: fixed")
     # FedDST's interval by A.1.4; DM-PFL's own is unpublished.
@@ -173,7 +177,10 @@ def masked_parts(layout: Layout, budget: Mapping[str, int]) -> Layout:
 
 
 def first_masks(task: Task, budget: Mapping[str, int], client: str = "") -> Packed:
-    """Return a client's initial m_c, or without a name the initial m_g; drawn from the seed, so it need not be sent."""
+    """Return a client's initial m_c, or without a name the initial m_g, which both sides derive."""
+    if task.hyper.mask_by == "magnitude":
+        parts = masked_parts(task.layout, budget)
+        return pack({p.name: largest(task.weights[p.name], budget[p.name]) for p in parts}, parts)
     own = [client] if client and task.hyper.initial_mask == "own" else []
     drawn = {}
     for p in masked_parts(task.layout, budget):

@@ -45,6 +45,9 @@ class DmPflServer(ServerBase[ServerState]):
         if self.hyper.adaptive_inference and not task.learning.classifies:
             expected = f"false for the task {task.learning.name}, whose outputs are no probabilities of classes"
             raise ConfigError("dmpfl.adaptive-inference", expected, "true")
+        if self.hyper.mask_by == "magnitude" and self.hyper.initial_mask == "own":
+            expected = "common with dmpfl.mask-by = magnitude: W_0 is the same for all clients"
+            raise ConfigError("dmpfl.initial-mask", expected, "own")
         self.budget = budgets(self.layout, self.hyper)
         self.parts = masked_parts(self.layout, self.budget)
         self.phases = phases(self.hyper, task.config.rounds)

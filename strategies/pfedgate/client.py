@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from sepal.client.algorithm import ClientBase
 from sepal.client.columns import Part, equal_parts
+from sepal.client.evaluation import ByBatch
 from sepal.client.hooks import Hooks
 from sepal.client.network import Network
 from sepal.client.training import ParameterGroup, Trainer, read_state
@@ -60,7 +61,7 @@ class PFedGateClient(ClientBase[ClientState]):
             with torch.no_grad():
                 return torch.cat([module(part) for part in self._parts(x)])
 
-        return predict
+        return ByBatch(predict) if self.hyper.gating == "batch" else predict
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train θ and φ_i, and send Δθ of the blocks that were on at least once."""

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from sepal.config import PositiveOrAuto, Settings, auto
+from sepal.config import AUTO, PositiveOrAuto, Settings, ShareOrAuto, auto, renewed
 from sepal.errors import ConfigError
 from sepal.masks.flat import Flat
 from sepal.models.gated import GatedModule
@@ -32,6 +32,8 @@ from sepal.strategies.pfedgate.blocks import Blocks, Mask, split
 from sepal.strategies.pfedgate.knapsack import Knapsack
 from sepal.wire.tensors import Index, SparseTensor, Support, Tensors, TensorSpec, ValueCoding, Values, members
 
+SPARSE = 0.5  # s where neither a key nor a profile of capacities says it
+
 
 class Hyper(Settings):
     """pFedGate's keys."""
@@ -39,8 +41,12 @@ class Hyper(Settings):
     gating: Literal["sample", "batch", "client"] = Field(
         "sample", description="one sparse model per example, per batch (the authors' code), or per client"
     )
-    keep: float = Field(
-        0.0, ge=0, le=1, description="s, every client's budget as a share of the model; 0: its capacity"
+    # Half is the larger of the paper's two sparse budgets; at 1 the method is FedAvg until its gate moves.
+    keep: ShareOrAuto = renewed(
+        AUTO,
+        0.0,
+        "s, every client's budget as a share of the model; 0: its capacity; auto: its capacity with a "
+        f"capacity.profile, else {SPARSE:g}, or a node's capacity if that is less",
     )
     # Table 7: 5 of 2, 5 and 10.
     blocks: int = Field(5, ge=2, le=100, description="B, number of blocks that each tensor is cut into")
@@ -57,6 +63,11 @@ class Hyper(Settings):
     # The paper's start halves the signal at each layer and is random by example; NOTES.md has the measurements.
     start: Literal["one", "half"] = Field(
         "one", description="where the gate's weight M starts; half: the paper's, near .5 and different by example"
+    )
+    norm_variance: Literal["biased", "unbiased"] = Field(
+        "biased",
+        description="variance in the gate's first norm; unbiased: over n - 1 values, the running one starts at 0 (the "
+        "authors' code)",
     )
     shift: float = Field(0.0, ge=-10, le=10, description="added before the gate's sigmoid")
     # Table 4: .05 to 1.5 by data set and s; EMNIST .1 at s = 1 and .5.
@@ -96,24 +107,24 @@ class Gated:
         """Check the keys and the model.
 
         Raises:
-            ConfigError: ``batch-size`` or ``evaluate.shift`` does not fit, or s_min is above the budget.
+            ConfigError: ``batch-size`` does not fit, or s_min is above the budget.
             ModelError: The model has layers that cannot be gated, as text models do.
         """
         self.task, self.flat = task, Flat(trained(task.layout))
         self.hyper: Hyper = task.hyper
         if task.config.batch_size < 2:
             raise ConfigError("batch-size", "at least 2: the gate normalises over the batch", task.config.batch_size)
-        if self.hyper.gating == "batch" and task.config.evaluate.shift:
-            expected = "false where pfedgate.gating = batch: what is predicted depends on how examples are batched"
-            raise ConfigError("evaluate.shift", expected, True)
-        module, example = self.module(self.hyper.keep or 1.0).eval(), torch.zeros(1, *task.input_shape)
+        module, example = self.module(self.keep(ClientInfo("", 0))).eval(), torch.zeros(1, *task.input_shape)
         module.pool([example])
         with torch.no_grad():
             module(example)  # refuses what only a forward pass shows, before the run
 
     def keep(self, client: ClientInfo) -> float:
         """Return s_i."""
-        return self.hyper.keep or client.capacity
+        if self.hyper.keep == AUTO:
+            ideal = self.task.config.capacity.profile == "ideal"
+            return min(SPARSE, client.capacity) if ideal else client.capacity
+        return float(self.hyper.keep) or client.capacity
 
     def blocks(self, keep: float) -> Blocks:
         """Return the blocks at a budget.
@@ -136,6 +147,7 @@ class Gated:
             start=hyper.start,
             shift=hyper.shift,
             without=hyper.without,
+            variance=hyper.norm_variance,
         )
         costs = None if hyper.cost == "weights" else blocks.costs(self.multiply_adds)  # of a model that can be gated
         module.choose = Knapsack(blocks, keep, hyper.solver, costs)

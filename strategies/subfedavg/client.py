@@ -111,13 +111,21 @@ class SubFedAvgClient(ClientBase[ClientState]):
         self.trainer.report("distance", entries)
         if self.prunable.channels:
             self.trainer.report("channel-distance", channels)
-        if self.accuracy(weights, kept) < self.hyper.accuracy:
+        if self.tested(weights, kept, last) < self.hyper.accuracy:
             return after
         if channels >= self.hyper.channel_distance:
             after = self.prunable.within({**kept, **{p.name: last[p.name] for p in self.prunable.channels}})
         if entries >= self.hyper.distance:
             after |= self.prunable.prune_weights(weights, after, self.capacity)
         return after
+
+    def tested(self, weights: Weights, kept: Masks, last: Masks) -> float:
+        """Return the accuracy that the gate is about: before the step to the masks ``last``, or after it."""
+        if self.hyper.accuracy_of == "before":
+            return self.accuracy(weights, kept)
+        after = self.prunable.within(last)
+        masks = self.prunable.masks(after)
+        return self.accuracy({name: array * masks[name] for name, array in weights.items()}, after)
 
     def accuracy(self, weights: Weights, kept: Masks) -> float:
         """Return the accuracy on the validation part, or the task's other share; 0 without one: it never prunes."""

@@ -28,12 +28,25 @@ class Hyper(Settings):
     channel_target: float = Field(0.5, ge=0, lt=1, description="hy: share of all convolution channels to prune")
     # Section 4.2.1: 5 to 10 % per iteration; the authors' code takes 10 % of what is left.
     step: float = Field(0.1, gt=0, lt=1, description="share of the remaining entries that one step prunes")
+    step_by: Literal["count", "percentile"] = Field(
+        "count",
+        description="weights of a step: count: their share, rounded; percentile: those below that percentile of the "
+        "sizes that are left (the authors' code), one more of 13 at 10 %",
+    )
+    channel_cut: Literal["steps", "at-once"] = Field(
+        "steps",
+        description="hy: cut channels by step, ranked over all convolutions; at-once: 45 % of each convolution's when "
+        "the gate opens, down to the target in each (the authors' code)",
+    )
     accuracy: float = Field(
         0.5,
         ge=0,
         le=1,
         description="minimum validation accuracy for a client to prune; of another task macro-f1 (multilabel), "
         "r2 (regression), dice (segmentation), accuracy (tokens)",
+    )
+    accuracy_of: Literal["before", "after"] = Field(
+        "before", description="whose accuracy that is: the model's before the step, or after it (the authors' code)"
     )
     # Section 4.1.
     distance: float = Field(1e-4, ge=0, le=1, description="least distance between first and last epochs' weight masks")

@@ -29,7 +29,7 @@ from sepal.protocol.layout import Layout, Parameter, Role, trained
 from sepal.protocol.method import Schema, SpecLike, Task, Weights
 from sepal.protocol.tensors import at_masks_specs, positions
 from sepal.strategies.subfedavg.contract import Hyper
-from sepal.strategies.subfedavg.pruning import distance, floor, pruned_step
+from sepal.strategies.subfedavg.pruning import cut_at_once, distance, floor, pruned_step
 from sepal.wire.tensors import SparseTensor, Support, Tensors, TensorSpec, members
 
 
@@ -44,6 +44,8 @@ class Prunable:
         whole: The masks of the whole model.
         size: Number of the model's parameters.
         least_channels: How many channels are left in all at the run's target.
+        least_of_each: How many are left in each convolution where channels are cut at once.
+        at_once: Whether channels are cut at once.
     """
 
     def __init__(self, task: Task) -> None:
@@ -71,7 +73,10 @@ class Prunable:
         self.parts = (*self.channels, *self.weights)
         self.whole = unpack({}, self.parts)
         self.size = parameters(self.layout)
-        self.least_channels = floor(sum(p.size for p in self.channels), self.hyper.channel_target)
+        self.least_of_each = {p.name: floor(p.size, self.hyper.channel_target) for p in self.channels}
+        self.at_once = self.hyper.channel_cut == "at-once"
+        whole = floor(sum(p.size for p in self.channels), self.hyper.channel_target)
+        self.least_channels = sum(self.least_of_each.values()) if self.at_once else whole
 
     def cut(self, kept: Masks) -> Cut:
         """Return the cut to the channels of ``kept``."""
@@ -121,10 +126,14 @@ class Prunable:
 
     def prune_weights(self, weights: Weights, kept: Masks, capacity: float) -> dict[str, Mask]:
         """Return the weights' masks after one step in each layer, by |w|, down to :meth:`least`."""
-        return pruned_step(weights, self.of_weights(kept), self.least(kept, capacity), self.hyper.step)
+        least, by = self.least(kept, capacity), self.hyper.step_by
+        return pruned_step(weights, self.of_weights(kept), least, self.hyper.step, by)
 
     def prune_channels(self, weights: Weights, kept: Masks) -> dict[str, Mask]:
-        """Return the channels' masks after one step over all of them, by |γ|, down to the target."""
+        """Return the channels' masks after one step by |γ|, down to the target, over all of them or at once in each."""
+        if self.at_once:
+            scores = {p.name: weights[self.scales[p.name]] for p in self.channels}
+            return {name: cut_at_once(score, kept[name], self.least_of_each[name]) for name, score in scores.items()}
         return self.fewer_channels(weights, kept, self.least_channels, self.hyper.step)
 
     def fewer_channels(self, weights: Weights, kept: Masks, least: int, step: float) -> dict[str, Mask]:

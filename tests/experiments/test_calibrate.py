@@ -6,11 +6,13 @@ import math
 
 import pytest
 
+from experiments.calibrate import trial as trial_module
 from experiments.calibrate.pages import PAGE, TABLE, markdown, toml
 from experiments.calibrate.rows import Evidence
 from experiments.calibrate.search import GROWTH, MOST, SEEDS, Trial, Trials
 from experiments.calibrate.settings import SETTINGS
 from experiments.calibrate.trial import run_trial
+from sepal.strategies import registry
 
 
 def search(accuracy, grid=(0.1, 0.2, 0.4), own=None):
@@ -179,3 +181,22 @@ def test_a_cell_again(method):
     result = run_trial(Trial("digits", method, keys, SEEDS[0]))
     assert result.validation == pytest.approx(trials.found[keys][SEEDS[0]], abs=0.01)
     assert not result.diverged
+
+
+def test_a_trial_of_before_has_the_defaults_of_then_and_one_with_a_margin_those_of_now(monkeypatch):
+    """pFedGate's stored trials without clipping had s = 1 without a key; a search with a margin clips, and names it."""
+    seen = []
+
+    def assembled(flat):
+        seen.append(flat)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(trial_module, "assemble", assembled)
+    for keys in ((("lr", 0.2),), (("clip-gradient", 10.0), ("lr", 0.2))):
+        with pytest.raises(ZeroDivisionError):
+            run_trial(Trial("digits", "pfedgate", keys, SEEDS[0]))
+    before, now = seen
+    assert {key: before[key] for key in registry.former("pfedgate")} == registry.former("pfedgate")
+    assert before["pfedgate.keep"] == 0.0
+    assert now["clip-gradient"] == 10.0
+    assert not {"pfedgate.keep", "on-divergence"} & now.keys()

@@ -9,11 +9,20 @@ from typing import Any
 import pytest
 
 from experiments.leaderboard import rows
-from experiments.leaderboard.blocks import EVERYWHERE, LAST_RATE, NAMES, TUNING, Block, Contender, read_block
+from experiments.leaderboard.blocks import (
+    EVERYWHERE,
+    LAST_RATE,
+    NAMES,
+    TUNING,
+    Block,
+    Contender,
+    read_block,
+    read_contenders,
+)
 from experiments.leaderboard.design import TRIALS, Design, Run
 from experiments.leaderboard.estimate import hours_left, hours_whole
 from experiments.leaderboard.measures import Measures
-from experiments.leaderboard.tables import _edge
+from experiments.leaderboard.tables import _edge, tuning
 from sepal.config import parse
 from sepal.errors import ConfigError
 from sepal.strategies import registry
@@ -139,6 +148,61 @@ def test_the_best_over_three_seeds_is_chosen_not_that_of_the_first():
 
     design, _ = searched(by_seed)
     assert design.chosen(OWN) != {"lr": 0.125, "ditto.lambda": 0.3}
+
+
+def test_further_keys_are_tried_in_turn_at_the_chosen_point_where_the_block_says_so():
+    """Momentum gains for everyone, one of Ditto's epochs and not the other; only then is the other key tried.
+
+    λ = .3 is chosen at .125 (above); each value adds three trials, and rows from before keep their keys.
+    """
+
+    def gains(config):
+        own = {0: 0.0, 2: 0.05, 3: -0.05}[config.get("ditto.epochs", 0)]
+        return quality(config) + 0.02 * (config.get("momentum", 0) == 0.5) + own
+
+    wider = OWN.model_copy(update={"also": {"ditto.epochs": (3, 2)}})
+    contenders = (BLOCK.contenders[0], wider, BLOCK.contenders[2])
+    plain = BLOCK.model_copy(update={"contenders": contenders})
+    block = plain.model_copy(update={"also": {"momentum": (0.5,)}, "widened": ("ditto",)})
+    before, _ = searched(gains)
+    assert Design(plain, list(before.rows.values())).chosen(wider) == {"lr": 0.125, "ditto.lambda": 0.3}
+    stored = list(before.rows.values())
+    assert {run.kind for run in Design(block, stored).needed()} == {"trial"}
+    while run := next(Design(block, stored).needed(), None):
+        stored.append(row(run, gains(run.config)))
+    design = Design(block, stored)
+    point = {"lr": 0.125, "ditto.lambda": 0.3, "momentum": 0.5}
+    assert design.chosen(wider) == {**point, "ditto.epochs": 2}
+    assert design.all_points(wider)[-3:] == [point, {**point, "ditto.epochs": 3}, {**point, "ditto.epochs": 2}]
+    assert (design.tried(wider), before.tried(OWN)) == (TRIALS + 9, TRIALS)
+    assert design.chosen(BLOCK.contenders[0])["momentum"] == 0.5
+    assert "ditto.epochs" not in design.chosen(BLOCK.contenders[2])
+    assert {row["config"].get("ditto.epochs") for row in design.counted() if row["kind"] == "rounds"} == {None, 2}
+    words = "\n".join(tuning(Measures(design)))
+    assert "0.125, 0.3, momentum = 0.5, ditto.epochs = 2" in words
+
+
+def test_every_planned_run_names_every_key_whose_default_has_changed_and_older_rows_have_its_former_value(tmp_path):
+    """Else the rows of before would be another run's now, or be made again with other keys."""
+    for name in NAMES:
+        block = read_block(name)
+        for contender in block.everybody:
+            chosen = {"lr": 0.1, **{key: values[0] for key, values in contender.own.items()}}
+            former = registry.former(contender.method or contender.name)
+            assert "clip-gradient" in former
+            config = block.config(contender, chosen, TUNING[0])
+            assert former.keys() <= config.keys(), contender.name
+            older = {key: value for key, value in config.items() if key not in former}
+            rows.add(name, {"config": older}, tmp_path)
+            read = rows.read(name, tmp_path)[-1]["config"]
+            assert read == {**older, **former}
+
+
+def test_every_further_key_is_one_that_its_method_has():
+    for contender in read_contenders().values():
+        for key, values in contender.also.items():
+            for value in values:
+                parse({"method": contender.method or contender.name, **contender.keys, key: value}, registry.Hypers())
 
 
 def test_where_the_three_best_have_one_rate_others_are_judged_by_all_seeds_too():

@@ -41,7 +41,7 @@ KEYS = {
     "mtl": {"mtl.lambda": 0.01},
     "feddst": {"rounds": 4},
     "pa3dfl": {"pa3dfl.rate": 0.1},
-    "pfedgate": {"pfedgate.start": "half", "pfedgate.rate": 0.1},
+    "pfedgate": {"pfedgate.keep": 0.0, "pfedgate.start": "half", "pfedgate.rate": 0.1},
 }
 MIXED = {"capacity.profile": "0.07,0.25,1"}
 VARIANTS = {  # method: variant: its keys

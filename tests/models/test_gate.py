@@ -4,11 +4,17 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from sepal.errors import ModelError
 from sepal.models.gate import Gate, SwitchNorm
 
 
-def test_switchable_norm_by_definition():
-    norm = SwitchNorm(3).double()
+@pytest.mark.parametrize("variance", ["biased", "unbiased"])
+def test_switchable_norm_by_definition(variance):
+    """Unbiased, as published: the instance variance is over n - 1 = 29 values instead of 30, and the others follow.
+
+    The layer's and the batch's are means of it plus the biased variance of the means: E[var + mean²] - E[mean]².
+    """
+    norm = SwitchNorm(3, variance=variance).double()
     with torch.no_grad():
         for parameter in norm.parameters():
             parameter.copy_(torch.randn_like(parameter))
@@ -24,12 +30,24 @@ def test_switchable_norm_by_definition():
     axes = ((2, 3), (1, 2, 3), (0, 2, 3))  # instance, layer, batch
     means = [x.mean(a, keepdim=True) for a in axes]
     variances = [x.var(a, correction=0, keepdim=True) for a in axes]
+    if variance == "unbiased":
+        instance = variances[0] * 30 / 29
+        whole = instance + means[0] ** 2
+        variances = [instance, *(whole.mean(a, keepdim=True) - m**2 for a, m in ((1, means[1]), (0, means[2])))]
     torch.testing.assert_close(norm(x), definition(means, variances))
-    running = [0.1 * means[2], 0.9 + 0.1 * variances[2]]  # from 0 and 1, momentum .1
+    first = 0.9 if variance == "biased" else 0.0
+    running = [0.1 * means[2], first + 0.1 * variances[2]]  # from 0, and from 1 or 0; momentum .1
     torch.testing.assert_close(norm.running_mean, running[0].flatten())
     torch.testing.assert_close(norm.running_var, running[1].flatten())
     norm.eval()
     torch.testing.assert_close(norm(x), definition([*means[:2], running[0]], [*variances[:2], running[1]]))
+
+
+def test_a_channel_of_one_value_has_no_unbiased_variance():
+    with pytest.raises(ModelError, match="model: expected inputs of more than one value a channel"):
+        Gate((4, 1), 3, variance="unbiased")
+    with pytest.raises(ValueError, match="variance: expected one of biased, unbiased"):
+        SwitchNorm(3, variance="other")
 
 
 def test_large_constant_images_have_no_negative_variance():

@@ -30,6 +30,26 @@ def test_straight_through_of_the_worked_example():
     assert torch.equal(weights.grad, chosen)
 
 
+@pytest.mark.parametrize(("keep", "derivative"), [(0.5, 0.375), (1.0, 0.25)])
+@pytest.mark.parametrize("gating", ["sample", "batch"])
+def test_with_one_path_the_gradient_is_that_of_the_authors_code(gating, keep, derivative):
+    """At the logit z = 0, M = G = σ(0) = .5 and dσ/dz = .25.
+
+    Of a block that is on, M' = M·(1 + M - M.detach()), so dM'/dz = .25·1 + .5·.25 = .375; without the second term, as
+    at s = 1, .25. Of one that is off it is 0. By batch, M is the mean over N examples, each of which has 1/N of it.
+    """
+    module, blocks = gated("digits-cnn", keep=keep, gating=gating, paths=1)
+    logits = torch.zeros(6, len(blocks.names), requires_grad=True)
+    module.gate.forward = lambda _: logits.sigmoid()
+    gates, on = module.sparse_weights(batch("digits-cnn"))
+    assert on.all() == (keep == 1)
+    assert torch.equal(gates, 0.5 * torch.from_numpy(on).expand_as(gates))
+    gates.sum().backward()
+    examples = 6 if gating == "sample" else 1
+    expected = examples * derivative * torch.from_numpy(on).float()
+    torch.testing.assert_close(logits.grad.sum(0), expected)
+
+
 def numeric(function, tensor, index, step=1e-6):
     flat = tensor.data.view(-1)
     before = flat[index].item()
@@ -44,9 +64,9 @@ def numeric(function, tensor, index, step=1e-6):
 @pytest.mark.parametrize("gating", ["sample", "batch"])
 @pytest.mark.parametrize("paths", [1, 2])
 def test_gradients_against_finite_differences(gating, paths):
-    # With one path M' = M·I*, which has true gradients for θ and φ while I* stays. With two, the gradient goes to G's
-    # half as if I* were G, so finite differences exist for M's half of the linear layer only.
-    module, blocks = gated("digits-cnn", gating=gating, paths=paths)
+    # With one path and all blocks on, M' = M has true gradients for θ and φ. With two, the gradient goes to G's half as
+    # if I* were G, so finite differences exist for M's half of the linear layer only.
+    module, blocks = gated("digits-cnn", keep=0.5 if paths == 2 else 1.0, gating=gating, paths=paths)
     module.double()
     x, y = batch("digits-cnn", dtype=torch.float64), torch.arange(6)
     count = len(blocks.names)

@@ -35,7 +35,6 @@ SIM = "sim:1"  # not the current one: a tensor made on "sim" without a number is
 DEVICE = SIM  # or a real one, on which the same is tried by `make gpu`
 SMALL = {"clients": 2, "clients-per-round": 2, "rounds": 2, "partition.subsample": 40, "evaluate-every": 1}
 SMALL |= {"checkpoint-every": 1, "batch-size": 8, "pooled-samples": 20, "engine.batch": 1}
-NO_SHIFT = {"pfedgate-batch"}  # its predictions depend on how examples are batched
 # A step of these waits twice, by design: pFedGate's knapsack is solved on the host.
 WAITS = dict.fromkeys(("pfedgate", "pfedgate-batch", "pfedgate-client"), 2)
 
@@ -145,7 +144,7 @@ def compare_exports(keys, directory):
 
 def compare(name):
     """Return the error of a case, or an empty text, and its figures."""
-    keys = flat(name, **SMALL, **{"evaluate.shift": name not in NO_SHIFT})
+    keys = flat(name, **SMALL, **{"evaluate.shift": True})
     begun, waits, plain = time.process_time(), [], Trainer.batches
     here = run_in_process(assemble({**keys, "device": "cpu"}))
     between = time.process_time()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sepal.engines.in_process import run_in_process
+from sepal.errors import ConfigError
 from sepal.masks.packed import spread, unpack
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.means import mean_of_holders
@@ -38,6 +39,17 @@ def test_eq_5_by_hand():
     held = mean_of_holders([upload(1, [0, 1], [2, 4]), upload(3, [1], [8])], {"w": (3,)})
     assert held.over({"w": np.full(3, 9, np.float32)})["w"].tolist() == [2, 7, 9]
     assert held.holders["w"].tolist() == [1, 2, 0]
+
+
+def test_eq_5_of_three_clients_by_hand():
+    """|D| = 5, 3, 2 hold (1, 1, ·), (2, ·, ·) and (·, 3, 5).
+
+    (5·1 + 3·2) / 8 = 1.375; (5·1 + 2·3) / 7 = 1.5714; 2·5 / 2 = 5.
+    """
+    uploads = [upload(5, [0, 1], [1, 1]), upload(3, [0], [2]), upload(2, [1, 2], [3, 5])]
+    held = mean_of_holders(uploads, {"w": (3,)})
+    assert held.over({"w": np.zeros(3, np.float32)})["w"].tolist() == pytest.approx([1.375, 11 / 7, 5])
+    assert held.holders["w"].tolist() == [2, 2, 1]
 
 
 def test_eq_5_counts_a_regrown_zero():
@@ -148,6 +160,29 @@ def test_first_masks_are_common_or_own():
         same = [all(np.array_equal(m[name], common[name]) for name in common) for m in masks]
         assert same == [wanted == "common"] * 2
         assert any(not np.array_equal(masks[0][n], masks[1][n]) for n in common) == (wanted == "own")
+
+
+def test_first_masks_by_magnitude_hold_the_largest_first_weights():
+    """The same for all, of as many entries as those that are drawn; all that is left out is smaller."""
+    server, host, assembly = parts(**{"dmpfl.mask-by": "magnitude"})
+    state, client = server.init(), host.algorithm.init()
+    drawn = unpack(parts()[0].init().global_mask, server.layout)
+    masks, theirs = unpack(state.global_mask, server.layout), unpack(client.mask, server.layout)
+    assert {part.name for part in server.parts} == {"conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"}
+    for name, mask in masks.items():
+        size = np.abs(assembly.task.weights[name])
+        assert np.array_equal(mask, theirs[name])
+        assert mask.sum() == drawn[name].sum()
+        assert mask.all() or size[~mask].max() <= size[mask].min()
+    assert any(not np.array_equal(masks[part.name], drawn[part.name]) for part in server.parts)
+    run_in_process(assemble({**FLAT, "dmpfl.mask-by": "magnitude", "rounds": 4}))
+
+
+def test_own_masks_by_magnitude_are_refused():
+    """W_0 is the same for all clients, and so would the masks be."""
+    keys = {"dmpfl.mask-by": "magnitude", "dmpfl.initial-mask": "own"}
+    with pytest.raises(ConfigError, match=r"dmpfl\.initial-mask: expected common with dmpfl\.mask-by = magnitude"):
+        run_in_process(assemble({**FLAT, **keys}))
 
 
 @pytest.mark.parametrize("optimizer", [{"momentum": 0.9, "weight-decay": 0.01}, {"optimizer": "adam", "lr": 0.01}])

@@ -270,11 +270,13 @@ def test_a_gate_that_starts_at_one_learns(without):
 def test_keys_reach_the_gated_module():
     """L = 40 blocks of digits-cnn; one path has one output for each block."""
     plain, keys = alone(4).gated.module(0.5), {"paths": 1, "shift": 2.0, "start": "one", "solver": "greedy-value"}
+    keys["norm-variance"] = "unbiased"
     other = alone(4, **{f"pfedgate.{key}": value for key, value in keys.items()}).gated.module(0.5)
     assert (plain.paths, other.paths) == (2, 1)
     assert len(plain.gate.linear.weight) == 2 * len(other.gate.linear.weight) == 2 * len(plain.on)
     assert (plain.gate.shift, other.gate.shift) == (0.0, 2.0)
     assert (plain.gate.start, other.gate.start) == ("half", "one")
+    assert (plain.gate.norm.correction, other.gate.norm.correction) == (0, 1)
     values = np.random.default_rng(0).random((50, len(plain.on)))
     exact, greedy = plain.choose(values), other.choose(values)
     assert (values * exact).sum() > (values * greedy).sum()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, ModelError, ProtocolError, SepalError, WireError
-from sepal.protocol.method import Payload, Plan
+from sepal.protocol.method import ClientInfo, Payload, Plan
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.contract import Gated
@@ -81,6 +81,47 @@ def test_a_run_reports_a_share_within_each_clients_budget():
         assert metrics["masks"] >= 1
 
 
+@pytest.mark.parametrize(
+    ("keys", "capacity", "budget"),
+    [
+        ({}, 1.0, 0.5),  # the default without a profile of capacities
+        ({}, 0.2, 0.2),  # a node that sets its own capacity
+        ({"capacity.profile": "0.2,1"}, 1.0, 1.0),
+        ({"capacity.profile": "0.2,1"}, 0.2, 0.2),
+        ({"pfedgate.keep": 0.0}, 1.0, 1.0),
+        ({"pfedgate.keep": 0.0}, 0.2, 0.2),
+        ({"pfedgate.keep": 0.3}, 0.2, 0.3),
+    ],
+)
+def test_without_a_budget_a_client_has_half_or_its_capacity(keys, capacity, budget):
+    flat = {key: value for key, value in FLAT.items() if key != "pfedgate.keep"}
+    server = PFedGateServer(assemble({**flat, **keys}).task)
+    assert server.gated.keep(ClientInfo("a", 5, capacity)) == budget
+
+
+def test_by_default_half_of_the_blocks_are_off():
+    """At s = 1 with M at one, pFedGate is FedAvg on updates: a default that does nothing."""
+    flat = {key: value for key, value in FLAT.items() if not key.startswith("pfedgate")}
+    found = []
+
+    class Watch(Lines):
+        def round(self, progress, record, line):
+            found.extend(client["metrics"]["share"] for client in line["clients"])
+
+    run_in_process(assemble({**flat, "rounds": 1}), observers=[Watch()])
+    assert len(found) >= 4
+    assert all(0.2 <= share <= 0.5 for share in found)
+
+
+def test_by_batch_every_share_of_shift_is_evaluated():
+    """Without a replaced example it is the test part itself, in the same batches."""
+    strategy = run_in_process(assemble({**FLAT, **BATCH, "evaluate.shift": True, "rounds": 2}))
+    accuracy = strategy.report.accuracy
+    for view in ("received", "trained", "kept"):
+        assert accuracy[f"{view}-shift-0"]["mean"] == accuracy[view]["mean"]
+        assert {f"{view}-shift-{percent}" for percent in (20, 40, 60, 80, 100)} <= accuracy.keys()
+
+
 # Bad input
 
 
@@ -89,7 +130,6 @@ def test_a_run_reports_a_share_within_each_clients_budget():
     [
         ({"batch-size": 1}, "batch-size: expected at least 2: the gate normalises over the batch, got 1"),
         ({"pfedgate.least": 0.4}, r"pfedgate.least: expected at most the budget of every client, here 0.3, got 0.4"),
-        ({**BATCH, "evaluate.shift": True}, "evaluate.shift: expected false where pfedgate.gating = batch"),
     ],
 )
 @pytest.mark.parametrize("side", ["server", "client"])

@@ -73,6 +73,60 @@ def test_one_step_takes_a_tenth_of_what_is_left_of_each_layer_and_no_bias():
     assert run.metrics["paper-cost"] == pytest.approx(paper_cost(9258, 917 / 9258))
 
 
+def test_a_step_by_percentile_takes_what_the_authors_code_takes():
+    """|w| = 1 … 13 at 10 %: the percentile is 1 + .1·12 = 2.2, below which are 1 and 2, so 11 stay. .1·13 = 1.3 is 1.
+
+    Of 11 entries the percentile is the second smallest itself, so only one is below it.
+    """
+    for size, percentile, by_count in ((13, 11, 12), (11, 10, 10)):
+        score, masks = {"w": np.arange(1, size + 1, dtype=np.float32)}, {"w": np.ones(size, bool)}
+        for by, expected in (("percentile", percentile), ("count", by_count)):
+            after = pruned_step(score, masks, {"w": 1}, 0.1, by)["w"]
+            assert np.flatnonzero(after).tolist() == list(range(size - expected, size))
+    assert pruned_step(score, masks, {"w": 11}, 0.1, "percentile")["w"].all(), "not beyond the target"
+    algorithm = parts(**{"subfedavg.step-by": "percentile"})[1].algorithm
+    after = algorithm.candidate(algorithm.task.weights, algorithm.prunable.whole)
+    # of 144, 4608, 4096 and 320 distinct sizes, ⌈.1·(n - 1)⌉: 14.3, 460.7, 409.5 and 31.9, rounded up
+    gone = {name: mask.size - mask.sum() for name, mask in after.items()}
+    assert gone == {"conv1.weight": 15, "conv2.weight": 461, "fc1.weight": 410, "fc2.weight": 32}
+
+
+GAMMAS = (
+    [0.642, 0.84, 0.804, 0.544, 0.745, 0.584],
+    [0.817, 0.446, 0.703, 0.499, 0.6, 0.13, 0.832, 0.78, 0.01, 0.888, 0.538, 0.054, 0.19, 0.948, 0.395, 0.286],
+)
+
+
+def test_the_authors_cut_of_channels_at_once():
+    """LeNet-5's 6 and 16 channels, γ as above: ⌊.45·6⌋ + 1 = 3 go of one layer and ⌊.45·16⌋ + 1 = 8 of the other.
+
+    The sizes in order are .544 .584 .642 | .745 … and … .446 .499 | .538 …: 22 → 3 + 8, the floor, in one step. Ours
+    ranks both layers together, a tenth of what is left at a time: 22, 20, 18, 16, 14, 13, 12, 11.
+    """
+    found = {}
+    for cut in ("at-once", "steps"):
+        prunable = of_model("lenet5-bn", (3, 32, 32), **{"subfedavg.channel-cut": cut}).prunable
+        kept, weights = prunable.whole, {}
+        for name, gammas in zip(("conv1", "conv2"), GAMMAS, strict=True):
+            weights[prunable.scales[name]] = -np.array(gammas, np.float32)  # the sign does not matter
+        found[cut] = [22]
+        while len(found[cut]) < 9:
+            kept = {**kept, **prunable.prune_channels(weights, kept)}
+            found[cut].append(prunable.channels_left(kept))
+            if cut == "at-once":
+                assert kept["conv1"].astype(int).tolist() == [0, 1, 1, 0, 1, 0]
+                assert kept["conv2"].astype(int).tolist() == [1, 0, 1, 0, 1, 0, 1, 1, 0, 1, 1, 0, 0, 1, 0, 0]
+    assert found == {"at-once": [22] + 8 * [11], "steps": [22, 20, 18, 16, 14, 13, 12, 11, 11]}
+
+
+@pytest.mark.parametrize("cut", ["at-once", "steps"])
+def test_channels_of_odd_layers_reach_their_target_over_the_wire(cut):
+    """At .7, 48 channels leave 14; cut at once, 16 and 32 leave 16 - 11 = 5 and 32 - 22 = 10 in two steps."""
+    keys = {**HYBRID, "subfedavg.channel-cut": cut, "subfedavg.channel-target": 0.7, "subfedavg.step": 0.5}
+    run = rounds(3, **keys)
+    assert run.server.prunable.channels_left(run.host.algorithm.kept(run.client)) == (15 if cut == "at-once" else 14)
+
+
 # One round by hand
 
 
@@ -176,11 +230,33 @@ def test_gates_open_at_equality():
         assert algorithm.prunable.pruned(after) == pytest.approx(pruned)
 
 
+@pytest.mark.parametrize("keys", [{}, HYBRID])
+def test_the_gate_is_about_the_model_before_or_after_the_step(keys):
+    """The paper tests before pruning, the authors' code after it: with the step's masks, and nothing else changed."""
+    algorithm = parts(**{**keys, "subfedavg.accuracy": 0.5})[1].algorithm
+    weights, whole = algorithm.task.weights, algorithm.prunable.whole
+    last = algorithm.prunable.within(algorithm.candidate(weights, whole))
+    masks, seen = algorithm.prunable.masks(last), []
+    for of, expected in (("before", whole), ("after", last)):
+        algorithm.hyper = algorithm.hyper.model_copy(update={"accuracy_of": of})
+
+        def note(tested, kept, expected=expected):
+            seen.append(tested)
+            assert all(np.array_equal(kept[name], mask) for name, mask in expected.items())
+            return 0.0
+
+        algorithm.accuracy = note
+        algorithm.gated(weights, whole, whole)
+    assert all(np.array_equal(seen[0][name], array) for name, array in weights.items())
+    assert all(np.array_equal(seen[1][name], array * masks[name]) for name, array in weights.items())
+
+
 def test_defaults_are_the_papers():
     """Acc_th is the ground truth's; see NOTES.md."""
     hyper = Hyper()
     assert (hyper.variant, hyper.target, hyper.channel_target, hyper.step) == ("un", 0.5, 0.5, 0.1)
     assert (hyper.accuracy, hyper.distance, hyper.channel_distance) == (0.5, 1e-4, 0.05)
+    assert (hyper.step_by, hyper.channel_cut, hyper.accuracy_of) == ("count", "steps", "before")
 
 
 def test_channels_are_ranked_by_size_over_all_layers_and_the_largest_of_each_stays():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sepal.client.evaluation import Evaluator, Shift
+from sepal.client.evaluation import ByBatch, Evaluator, Shift
 from sepal.data import DatasetInfo
 from sepal.data.corruption import STRENGTH, corrupt
 from sepal.engines.in_process import run_in_process
@@ -33,6 +33,29 @@ def test_shift_replaces_in_the_drawn_order():
     found = {p: evaluator(says_input, f"trained-shift-{p}") for p in (0, 25, 50, 100)}
     assert {p: f["correct"] for p, f in found.items()} == {0: 2, 25: 2, 50: 1, 100: 3}
     assert all(f["examples"] == 4 for f in found.values())
+
+
+def most_of_the_batch(x):
+    """Predicts for all examples that come together the class that most inputs among them name."""
+    classes = torch.bincount(x[:, 0].long(), minlength=4).argmax().repeat(len(x))
+    return torch.nn.functional.one_hot(classes, 4).float()
+
+
+def test_what_is_predicted_by_batch_is_predicted_anew_for_each_degree():
+    """Own inputs 0 0 0 1, others' 1 1 2 2; order 1, 0, 3, 2.
+
+    0 %: 0 0 0 1, all are called 0, and three are. 25 %: example 1 becomes 1; 0 1 0 1 is called 0, the first of the
+    largest: two. 50 %: 1 1 0 1 is called 1: three. 100 %: 1 1 2 2 in the places 1, 0, 3, 2 is called 1: two. Own and
+    others' predictions made apart would give 2 and 2 in the middle: 0 for the own, 1 for the others'.
+    """
+    own = torch.tensor([[0.0], [0.0], [0.0], [1.0]]), torch.tensor([0, 0, 0, 1])
+    others = torch.tensor([[1.0], [1.0], [2.0], [2.0]]), torch.tensor([1, 1, 2, 2])
+    evaluator = Evaluator(own, own, shift=lambda: Shift(torch.tensor([1, 0, 3, 2]), others))
+    found = {p: evaluator(ByBatch(most_of_the_batch), f"trained-shift-{p}") for p in (0, 25, 50, 100)}
+    assert {p: f["correct"] for p, f in found.items()} == {0: 3, 25: 2, 50: 3, 100: 2}
+    assert {p: f["examples"] for p, f in found.items()} == dict.fromkeys(found, 4)
+    assert own[0].tolist() == [[0.0], [0.0], [0.0], [1.0]], "the client's own examples stay"
+    assert Evaluator(own, own)(ByBatch(most_of_the_batch), "trained-shift-40") == {}
 
 
 def test_no_shift_where_others_data_cannot_be_had():
