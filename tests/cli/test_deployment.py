@@ -9,12 +9,12 @@ from typer.testing import CliRunner
 
 from sepal.cli.joining import shares
 from sepal.cli.main import app
-from sepal.cli.notices import loopback
 from sepal.engines.flower import rejoining, submission
 from sepal.engines.flower.probe import Finding
 from sepal.engines.flower.processes import FlowerError, free_port
 from sepal.engines.flower.submission import alone
 from sepal.errors import ConfigError
+from sepal.protocol.addresses import loopback
 
 
 def sepal(*arguments):
@@ -107,8 +107,17 @@ def test_plain_text_beyond_this_machine_must_be_asked_for(here, monkeypatch, com
 
 
 def test_which_addresses_are_this_machine():
-    mine = ("127.0.0.1", "127.0.0.2", "localhost", "::1", "[::1]")
-    others = ("0.0.0.0", "::", "10.0.0.5", "fl.example", "localhost.example", "127.0.0.1.example")
+    mine = ("127.0.0.1", "127.0.0.2", "localhost", "LOCALHOST", "::1", "[::1]", "::ffff:127.0.0.1")
+    others = (
+        "",
+        "0.0.0.0",
+        "::",
+        "::ffff:10.0.0.5",
+        "10.0.0.5",
+        "fl.example",
+        "localhost.example",
+        "127.0.0.1.example",
+    )
     assert [loopback(host) for host in (*mine, *others)] == [True] * len(mine) + [False] * len(others)
 
 
@@ -165,7 +174,7 @@ class Nodes:
         self.started += 1
         return self
 
-    def wait(self):
+    def wait(self, timeout):
         if not self.codes:
             raise Interrupted
         seconds, code = self.codes.pop(0)
@@ -196,6 +205,7 @@ def test_a_supernode_that_ends_by_itself_is_started_again(monkeypatch, tmp_path,
     with pytest.raises(ends):
         rejoining.stay("site", {}, "127.0.0.1:1", credentials, False, 3.0)
     assert nodes.started == len(codes) + (ends is Interrupted)
+    assert (tmp_path / rejoining.ALIVE).read_text() == ("running\n" if ends is Interrupted else "waiting\n")
     assert not (tmp_path / "apps").exists(), "a kill may have left a bundle half unpacked"
 
 
