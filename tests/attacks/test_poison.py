@@ -62,7 +62,7 @@ def poisoned(name):
     return replace(method, client=Poisoning)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedpse", "fedstc", "fedscr"])
+@pytest.mark.parametrize("name", ["fedavg", "fedpse", "fedstc", "fedscr", "flasc", "fedadam"])
 def test_an_absurd_upload_is_refused_by_its_norm_and_the_run_goes_on(name):
     kept = Kept()
     strategy = run_in_process(assemble({**KEYS, "max-update-norm": 10.0}, poisoned(name)), observers=[kept])
