@@ -15,6 +15,7 @@ from sepal.engines.flower.lines import Lines
 from sepal.engines.flower.node import RESTARTABLE
 from sepal.engines.flower.probe import examine
 from sepal.engines.flower.processes import FlowerError
+from sepal.engines.flower.submission import alone
 from sepal.engines.flower.unpacking import clear
 from sepal.errors import ConfigError
 from sepal.protocol.method import Scalar
@@ -22,6 +23,7 @@ from sepal.protocol.operation import STATS, serve
 from sepal.storage.home import private_home
 
 LAPSE, AGAIN = 90.0, 5.0  # seconds for which a refused node is retried, and between two attempts
+ENDING = 10.0  # seconds that the process of before may take to end
 ALIVE, BEAT = (
     "alive",
     10.0,
@@ -58,11 +60,15 @@ def stay(
     a client with a key that has joined before tries again for ever, with growing pauses.
 
     Raises:
-        ConfigError: As in :func:`wait_until_welcome`.
+        ConfigError: As in :func:`wait_until_welcome`; or another process keeps this client running.
         FlowerError: The SuperNode still ends with an error, and has no key or has never joined.
     """
     deadline, pause, rejoining, joined = time.monotonic() + LAPSE, AGAIN, False, False
-    with Flower(private_home() / "clients" / client, directory=Path.cwd(), tell=tell_command) as flower:
+    home = private_home() / "clients" / client
+    with (
+        alone(home, f"client {client}", depth=2, patience=ENDING),
+        Flower(home, directory=Path.cwd(), tell=tell_command) as flower,
+    ):
         file, alive = flower.home / "node.log", flower.home / ALIVE
         show = Lines(file, tell, verbose)
         tell(f"sepal: log of the SuperNode: {file}")

@@ -135,6 +135,19 @@ def test_a_second_server_of_the_same_home_is_refused(tmp_path):
         pass
 
 
+def test_a_second_process_of_a_client_is_refused_before_it_touches_its_home(tmp_path, monkeypatch):
+    """It emptied the first one's directory of apps and wrote into its log, before the server refused its key."""
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path))
+    monkeypatch.setattr(rejoining, "ENDING", 0.0)
+    monkeypatch.setattr(rejoining, "wait_until_welcome", lambda *arguments: pytest.fail("it began"))
+    app = tmp_path / "clients" / "site" / "apps" / "one"
+    app.mkdir(parents=True, mode=0o700)
+    refused = pytest.raises(ConfigError, match="SEPAL_HOME: expected a directory of its own for each client site, got")
+    with alone(tmp_path / "clients" / "site"), refused:
+        rejoining.stay("site", {}, "127.0.0.1:1", None, False, 3.0)
+    assert app.exists()
+
+
 def test_only_a_client_that_was_welcome_before_waits_for_a_server_that_answers_wrongly(monkeypatch):
     """As one that just starts may; at a first try it is another server, and the user has to know."""
     wrong, now = [Finding("API", False, "no gRPC")] * 3, [0.0]
