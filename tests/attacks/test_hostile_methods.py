@@ -69,19 +69,34 @@ LIES = {
 }
 
 
+class Seals:
+    """Replaces ``seal`` of the client, and makes lies of what it has sealed."""
+
+    def __init__(self):
+        self.sealed = {}
+
+    def __call__(self, payload):
+        content = seal(payload)
+        self.sealed[content.digest()] = payload
+        return content
+
+    def lie(self, round, head, content):
+        """Head and content of the lie of a round, from the second on."""
+        payload = self.sealed[content.digest()]
+        name = max(payload.tensors, key=lambda one: payload.tensors[one].size)
+        make, _ = list(LIES.values())[round - 2]
+        lie = seal(Payload(make(name, payload.tensors[name]), payload.scalars))
+        return replace(head, version=version(head.round, head.base, head.download, lie.digest())), lie
+
+
 class Liar:
     """Replaces what one client says in training, by round; keeps the ledger of that client's uploads."""
 
     def __init__(self, monkeypatch):
-        self.sealed, self.entries, self.lines = {}, [], []
+        self.seals, self.entries, self.lines = Seals(), [], []
         answer = InProcessGrid.answer
-        monkeypatch.setattr(host, "seal", self.seal)
+        monkeypatch.setattr(host, "seal", self.seals)
         monkeypatch.setattr(InProcessGrid, "answer", lambda grid, message: self.lie(message, answer(grid, message)))
-
-    def seal(self, payload):
-        content = seal(payload)
-        self.sealed[content.digest()] = payload
-        return content
 
     def lie(self, message, reply):
         order, _ = read_order(message.content)
@@ -109,12 +124,7 @@ class InUploads(Liar):
     def change(self, message, order, head, content, reply):
         if order.kind is not Kind.TRAIN or order.plan.round == 1:
             return reply
-        payload = self.sealed[content.digest()]
-        name = max(payload.tensors, key=lambda one: payload.tensors[one].size)
-        make, _ = list(LIES.values())[order.plan.round - 2]
-        lie = seal(Payload(make(name, payload.tensors[name]), payload.scalars))
-        named = replace(head, version=version(head.round, head.base, head.download, lie.digest()))
-        return Message(write_reply(named, lie), reply_to=message)
+        return Message(write_reply(*self.seals.lie(order.plan.round, head, content)), reply_to=message)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -187,7 +197,7 @@ class InCounts(Liar):
         if head.client.name != LIAR:
             return reply
         if order.kind is Kind.TRAIN:
-            self.sent = {n: t.dense() for n, t in self.sealed[content.digest()].tensors.items()}
+            self.sent = {n: t.dense() for n, t in self.seals.sealed[content.digest()].tensors.items()}
         head = replace(head, client=replace(head.client, examples=10**9))
         return Message(write_reply(head, content), reply_to=message)
 
