@@ -47,7 +47,7 @@ def stay(
     """Keep a SuperNode running; with ``metrics``, serve its figures there (:func:`sepal.protocol.operation.serve`).
 
     Its output goes to ``node.log``; ``tell`` is called with Sepal's lines of it, with ``verbose`` with all. The file
-    ``alive`` beside it says ``running`` or ``waiting``, and is written at least every two minutes: for probes, which
+    ``alive`` beside it says ``running`` or ``waiting``, and is never older than three minutes: for probes, which
     then need no port that others reach, too.
 
     Flower refuses a key whose node it believes to be online, as a second copy; a killed node counts as online for about

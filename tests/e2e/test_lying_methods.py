@@ -1,4 +1,4 @@
-"""Lies in a real method's uploads, with a registered key and over real sockets (tests/attacks/test_hostile_methods.py)."""
+"""Lies in a real method's uploads, by a registered client and over sockets (tests/attacks/test_hostile_methods.py)."""
 
 from __future__ import annotations
 
