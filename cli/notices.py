@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from sepal.errors import ConfigError, one_line
+from sepal.protocol.addresses import loopback
 
 if TYPE_CHECKING:
     from sepal.config import Flat
@@ -51,7 +51,7 @@ def set_log(form: str) -> None:
     if form not in ("", "json"):
         raise ConfigError("--log", "json", form)
     if form:
-        from sepal.protocol.operation import LOG  # http.server is behind it
+        from sepal.protocol.operation import LOG
 
         os.environ[LOG] = form
 
@@ -83,11 +83,3 @@ def check_plain_text(host: str, allowed: bool) -> None:
         "sepal: warning: without --certs nothing is encrypted, and anybody who reaches the server can join under any "
         "name, read models and updates, and change them"
     )
-
-
-def loopback(host: str) -> bool:
-    """Return whether ``host`` is an address that only this machine reaches."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from sepal.cli.serving import serve
 from sepal.client_app.build import client_name
+from sepal.engines.flower import rejoining
 from sepal.strategies.assembly import assemble
 from sepal.study.run_keys import gather_to_serve
 from tests.test_monitoring import COMPOSE, ROOT
@@ -143,9 +146,50 @@ def test_ports_are_those_of_the_code_and_of_compose():
     assert CLIENT["args"][:2] == ["join", f"sepal-server:{fleet}"]
     service = OBJECTS["Service", "sepal-server"]["spec"]
     assert [(port["port"], port["targetPort"]) for port in service["ports"]] == [(fleet, "fleet")]
-    for probe in ("livenessProbe", "readinessProbe"):
-        assert CLIENT[probe]["httpGet"]["port"] == "figures"
-    assert CLIENT["readinessProbe"]["httpGet"]["path"] == "/healthz"
+
+
+def test_no_probe_asks_a_port_that_others_reach():
+    """Whoever keeps the port busy would have the container restarted. The kernel alone accepts a connection."""
+    pairs = [(name, key, probe) for name, (_, each) in CONTAINERS.items() for key, probe in each.items()]
+    probes = {(name, key): probe for name, key, probe in pairs if key.endswith("Probe")}
+    others = {where for where, probe in probes.items() if "exec" not in probe}
+    assert others == {("sepal-server/superlink", "readinessProbe")}
+    assert "tcpSocket" in probes[others.pop()]
+
+
+@pytest.mark.skipif(not shutil.which("find"), reason="find is not installed")
+def test_a_clients_probes_read_what_it_writes(tmp_path, monkeypatch):
+    """Alive while it waits or runs, ready while it runs; neither once it has not written for minutes."""
+    home = Path({item["name"]: item.get("value") for item in CLIENT["env"]}["SEPAL_HOME"])
+    file = tmp_path / "clients" / "client-00002" / rejoining.ALIVE
+
+    def good(probe):
+        command = [word.replace(str(home), str(tmp_path)) for word in CLIENT[probe]["exec"]["command"]]
+        assert str(home) in CLIENT[probe]["exec"]["command"][-1]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    def both():
+        return good("livenessProbe"), good("readinessProbe")
+
+    ends = [subprocess.TimeoutExpired("node", 1), 0]
+
+    def waited(timeout):
+        end = ends.pop(0)
+        if end:
+            raise end
+        return end
+
+    assert both() == (False, False)
+    file.parent.mkdir(parents=True)
+    monkeypatch.setattr(rejoining, "examine", lambda *arguments: iter(()))
+    rejoining.wait_until_welcome("h:1", None, beat=lambda: file.write_text("waiting\n"))
+    assert both() == (True, False)
+    seen = []
+    assert rejoining._ended(SimpleNamespace(wait=waited), lambda: seen.append(file.write_text("running\n"))) == 0
+    assert (len(seen), both()) == (2, (True, True))
+    long_ago = file.stat().st_mtime - 600
+    os.utime(file, (long_ago, long_ago))
+    assert not good("livenessProbe")
 
 
 def test_the_superlink_is_composes():

@@ -13,12 +13,11 @@ import secrets
 import sys
 import webbrowser
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 from sepal.cli.report.page import live_parts, render
 from sepal.cli.report.state import state
 from sepal.errors import ConfigError, SepalError
+from sepal.protocol.listener import Listener, Page
 from sepal.study.comparison import Comparison, read_comparison
 
 LOCAL = "127.0.0.1"
@@ -39,7 +38,7 @@ def open_in_browser(url: str) -> bool:
         return False
 
 
-class ReportServer(ThreadingHTTPServer):
+class ReportServer(Listener):
     """Serves the report of ``places`` on 127.0.0.1.
 
     Args:
@@ -75,17 +74,14 @@ class ReportServer(ThreadingHTTPServer):
         return read_comparison(self.places)
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Page):
     """Serves the page, and what has changed in it."""
 
     server: ReportServer
 
-    def do_GET(self) -> None:
+    def answer(self) -> None:
         """Answer ``/SECRET/`` with the page, and ``/SECRET/data`` with the parts that change."""
-        host = self.headers.get("Host", "").rpartition(":")[0]
-        if host not in (LOCAL, "localhost"):  # another site's name that was made to lead here (DNS rebinding)
-            self.send_error(403)
-        elif (part := self.server.part(self.path)) == "":
+        if (part := self.server.part(self.path)) == "":
             self._send("text/html; charset=utf-8", self._page())
         elif part == "data":
             self._send("application/json", self._data())
@@ -112,6 +108,3 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
         self.wfile.write(body)
-
-    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002  (the base class's name)
-        """Keep the terminal quiet."""

@@ -21,10 +21,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from sepal.engines.flower.credentials import NodeCredentials
 from sepal.errors import ConfigError
-from sepal.protocol.flower.fleet import AHEAD, BAD_CLOCK, BUSY, KNOWN_KEY, OLD, activation
+from sepal.protocol.flower.fleet import AHEAD, BAD_CLOCK, BUSY, KNOWN_KEY, OLD, Ask, activation
 from sepal.protocol.flower.versions import FlowerChangedError, require_supported, speaks_http, transport
 
 DAY = 86_400
+LONGEST = 100.0  # seconds for all calls of the Fleet API: the search for a clock may take hundreds
 NOT_REGISTERED = (
     "not registered: put key.pub into server/nodes on the server as NAME.pub; "
     "a key that was removed there stays refused: make a new one (see `sepal certs`)"
@@ -208,26 +209,45 @@ def _fleet(address: str, credentials: NodeCredentials | None, timeout: float) ->
             yield Finding("curve", False, f"{credentials.key} is no key on a NIST curve, which Flower expects")
             return
         key = loaded
-    with activation(address, key, credentials.authority if credentials else None, timeout) as ask:
-        refusal = ask(0.0)
-        if refusal == BAD_CLOCK:
-            skew = clock_skew(lambda offset: ask(offset) != BAD_CLOCK)
-            yield Finding("clock", False, _skew_words(skew))
-            if skew is None:
-                return
-            refusal = ask(skew)
-        elif isinstance(refusal, int):  # from here on it is the Fleet API that answers
-            skew = clock_skew(lambda offset: ask(offset) != BAD_CLOCK)
-            yield Finding("clock", True, _skew_words(skew))
-    if refusal == BUSY:
-        yield Finding("port", False, f"{address}: {BUSY}")
-    elif isinstance(refusal, str):
+    with activation(address, key, credentials.authority if credentials else None, timeout) as call:
+        ask = _limited(call)
+        try:
+            refusal = ask(0.0)
+            if refusal == BAD_CLOCK:
+                skew = clock_skew(lambda offset: ask(offset) != BAD_CLOCK)
+                yield Finding("clock", False, _skew_words(skew))
+                if skew is None:
+                    return
+                refusal = ask(skew)
+            elif isinstance(refusal, int):  # from here on it is the Fleet API that answers
+                skew = clock_skew(lambda offset: ask(offset) != BAD_CLOCK)
+                yield Finding("clock", True, _skew_words(skew))
+        except TimeoutError:
+            yield Finding("port", False, f"{address}: {BUSY}")
+            return
+    if isinstance(refusal, str):
         yield Finding("API", False, refusal)
     elif credentials is None:
         yield Finding("API", True, "Flower's Fleet API answers")
     else:
         known = refusal == KNOWN_KEY
         yield Finding("key", known, "registered" if known else NOT_REGISTERED)
+
+
+def _limited(call: Ask) -> Ask:
+    """Return ``call`` as it is for ``LONGEST`` seconds from now, for a server that is not busy.
+
+    What it returns raises TimeoutError otherwise.
+    """
+    end = time.monotonic() + LONGEST
+
+    def ask(offset: float) -> int | str:
+        answer = call(offset)
+        if answer == BUSY or time.monotonic() > end:
+            raise TimeoutError
+        return answer
+
+    return ask
 
 
 def clock_skew(accepted: Callable[[float], bool]) -> float | None:

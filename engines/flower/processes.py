@@ -7,6 +7,7 @@ environment, which its children inherit. At the end of the block, all processes 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import shlex
 import shutil
@@ -20,8 +21,6 @@ import sysconfig
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -272,13 +271,43 @@ def dialled(host: str) -> str:
 
 
 def healthy(port: int, authority: Path | None = None) -> bool:
-    """Return whether a SuperLink answers on ``port``, over TLS if an ``authority``'s certificate is given."""
-    context = ssl.create_default_context(cafile=authority) if authority else None
-    scheme = "https" if authority else "http"
+    """Return whether a SuperLink answers on ``port``, over TLS if an ``authority``'s certificate is given.
+
+    Whatever answers there has a second for the connection and one for its answer; its body is not read.
+    """
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+    if authority:
+        context = ssl.create_default_context(cafile=authority)
+        client = http.client.HTTPSConnection("127.0.0.1", port, timeout=1, context=context)
     try:
-        handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
-        opener = urllib.request.build_opener(*handlers)
-        with opener.open(f"{scheme}://127.0.0.1:{port}/health", timeout=1) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+        with contextlib.closing(client):
+            client.connect()
+            with cut_off(client.sock, 1.0):
+                client.request("GET", "/health")
+                return client.getresponse().status == 200
+    except (http.client.HTTPException, OSError):
         return False
+
+
+@contextlib.contextmanager
+def cut_off(connection: socket.socket, seconds: float) -> Iterator[None]:
+    """Shut a connection down after so many seconds; its own timeout starts again with each byte that comes.
+
+    Raises:
+        TimeoutError: It was shut down, so what was read of it may not be whole.
+    """
+    late = threading.Event()
+
+    def shut() -> None:
+        late.set()
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, shut)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+    if late.is_set():
+        raise TimeoutError

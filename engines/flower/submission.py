@@ -20,18 +20,25 @@ from sepal.storage.files import private_directory
 
 
 @contextmanager
-def alone(place: Path) -> Iterator[None]:
-    """Keep a second server out of ``place``: it would share the first one's database and connection.
+def alone(place: Path, who: str = "server", depth: int = 1, patience: float = 0.0) -> Iterator[None]:
+    """Keep a second process out of ``place``: it would share the first one's database, connection, apps and log.
+
+    Args:
+        place: A directory of ``SEPAL_HOME``.
+        who: What the process is, for the error: a server or a client.
+        depth: How many levels it is below ``SEPAL_HOME``.
+        patience: Seconds to wait for a process that is just ending.
 
     Raises:
-        ConfigError: Another server is there.
+        ConfigError: Another process is there.
     """
     private_directory(place)
     lock = FileLock(place / ".lock")
     try:
-        lock.acquire(blocking=False)
+        lock.acquire(timeout=patience)
     except Timeout:
-        raise ConfigError("SEPAL_HOME", "a directory of its own for each server", str(place.parent)) from None
+        home = str(place.parents[depth - 1])
+        raise ConfigError("SEPAL_HOME", f"a directory of its own for each {who}", home) from None
     try:
         yield
     finally:

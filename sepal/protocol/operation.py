@@ -9,23 +9,21 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sepal.errors import ConfigError
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+    from sepal.protocol.listener import Listener
+
 METRICS = "SEPAL_METRICS"  # [HOST:]PORT of a ServerApp's figures
 LOG = "SEPAL_LOG"  # json
 STATS = "SEPAL_STATS"  # file to which a client writes a line for each message
 CLOSING = "the closing evaluation begins"  # how a client's line ends, by which its reply is told from a round's
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-CALLERS, PATIENCE = 16, 10.0  # connections at a time, and seconds that each may say nothing
 
 
 class Collector(Protocol):
@@ -48,11 +46,8 @@ def place_of(text: str, key: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def serve(place: str, collector: Collector, well: Callable[[], str] = str, key: str = METRICS) -> ThreadingHTTPServer:
-    """Serve ``/metrics`` and ``/healthz`` in a thread until ``shutdown``.
-
-    On the loopback address a web page does not get them: under DNS rebinding, it asks for a host of another name. And
-    nobody can take the files and threads of this process, which keeps a run or a client going, by many connections.
+def serve(place: str, collector: Collector, well: Callable[[], str] = str, key: str = METRICS) -> Listener:
+    """Serve ``/metrics`` and ``/healthz`` in a thread until ``shutdown``, as :mod:`sepal.protocol.listener` says.
 
     Args:
         place: ``[HOST:]PORT``.
@@ -63,6 +58,8 @@ def serve(place: str, collector: Collector, well: Callable[[], str] = str, key: 
     Raises:
         ConfigError: The place is not one, is taken, or prometheus-client is not installed.
     """
+    from sepal.protocol.listener import Listener, Page  # http.server is behind it
+
     try:
         from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
     except ImportError as missing:
@@ -71,17 +68,8 @@ def serve(place: str, collector: Collector, well: Callable[[], str] = str, key: 
     registry.register(collector)
     ProcessCollector(registry=registry)
 
-    address, callers = place_of(place, key), threading.BoundedSemaphore(CALLERS)
-
-    class Answer(BaseHTTPRequestHandler):
-        timeout = PATIENCE
-
-        def do_GET(self) -> None:
-            name = self.headers.get("Host", LOOPBACK[0])
-            name = (name.rpartition(":")[0] if name.rpartition(":")[2].isdecimal() else name).strip("[]").lower()
-            if address[0] in LOOPBACK and name not in LOOPBACK:
-                self.send_error(403)
-                return
+    class Figures(Page):
+        def answer(self) -> None:
             trouble = well() if self.path == "/healthz" else ""
             pages = {"/metrics": lambda: generate_latest(registry), "/healthz": (trouble or "ok").encode}
             page = pages.get(self.path)
@@ -90,24 +78,8 @@ def serve(place: str, collector: Collector, well: Callable[[], str] = str, key: 
             self.end_headers()
             self.wfile.write(page() if page else b"/metrics or /healthz")
 
-        def log_message(self, *arguments: Any) -> None:
-            """Say nothing: a scrape every few seconds is no news."""
-
-    class Server(ThreadingHTTPServer):
-        address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        daemon_threads = True
-
-        def verify_request(self, *_: Any) -> bool:
-            return callers.acquire(blocking=False)
-
-        def process_request_thread(self, *caller: Any) -> None:
-            try:
-                super().process_request_thread(*caller)
-            finally:
-                callers.release()
-
     try:
-        server = Server(address, Answer)
+        server = Listener(place_of(place, key), Figures)
     except OSError as reason:
         raise ConfigError(key, "a port of this machine that is free", f"{place}: {reason.strerror}") from None
     threading.Thread(target=server.serve_forever, daemon=True).start()

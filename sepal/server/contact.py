@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from flwr.app import RecordDict
@@ -15,11 +16,11 @@ from sepal.protocol.messages import Content, Order, Reply, read_reply, write_ord
 from sepal.protocol.method import Kind, Plan
 from sepal.server.answers import check_answer
 from sepal.server.downloads import largest_reply, most_message_bytes
-from sepal.server.drawing import Ahead, Draw, newly
+from sepal.server.drawing import POLL, Draw, newly
 from sepal.server.exchange import Compose, Exchange, LocalGrid, Take
 from sepal.server.ledger import check_size
-from sepal.server.roster import PATIENCE, Connections
-from sepal.server.round import Deliver
+from sepal.server.questions import Questions
+from sepal.server.roster import PATIENCE, Connections, Pending
 from sepal.server.run import Run
 
 log = logging.getLogger("sepal")
@@ -39,7 +40,7 @@ class Contact:
         self._grid, self._run, self.connections, self._pause = grid, run, connections, pause
         self.local = isinstance(grid, LocalGrid)
         self._exchange = Exchange(grid)
-        self._ahead = Ahead(self._read_answer)
+        self._questions = Questions(self._exchange, self._query, self._read_answer, connections.silent)
         connections.tell = self._tell
         if not self.local:
             from sepal.protocol.flower.nodes import names  # imports Flower's database: a second
@@ -62,31 +63,59 @@ class Contact:
         return self.connections.evicted
 
     def refresh(self, before: Sequence[int] | None = None) -> None:
-        """Ask the nodes that are not known yet; with ``before``, only those that have come since."""
+        """Ask the nodes that are not known yet; with ``before``, only those that have come since.
+
+        Nobody is waited for: who answers later is there in a later refresh. In process, all answer at once.
+        """
         self.note_evicted()
         online = self.online()
+        self._questions.forget(online)
         _warn(self.connections.refresh(online, self.ask, None if before is None else newly(online, before)))
 
-    def ask(self, nodes: Sequence[int], timeout: float = PATIENCE) -> dict[int, Reply | SepalError]:
+    def look_for(self, names: Collection[str]) -> None:
+        """Ask all nodes until the clients ``names`` are there, nobody is left to answer, or ``PATIENCE`` is over.
+
+        After a restart of the server, which knows its clients by names that none of the nodes has told it yet.
+        """
+        begun = time.monotonic()
+        self.refresh()
+        while set(names) - self.connections.nodes.keys() and self.connections.pending:
+            if time.monotonic() - begun > min(PATIENCE, self._run.config.timeout):
+                break
+            time.sleep(POLL)
+            _warn(self.connections.refresh(self.online(), self.ask, again=True))
+
+    def ask(self, nodes: Sequence[int], timeout: float = PATIENCE) -> Mapping[int, Reply | SepalError | Pending]:
         """Query nodes for the roster (:class:`sepal.server.roster.Ask`)."""
-        replies = self._ahead.take(nodes)
-        nodes = [node for node in nodes if node not in replies]
-        if not nodes:
-            return replies
-        order = self._query()
+        limit = min(timeout, self._run.config.timeout)
+        if not self.local:
+            return self._questions.ask(nodes, limit)
+        replies: dict[int, Reply | SepalError] = {}
+        order, _ = self._query()
         records = write_order(order, Content())
 
         def take(node: int, content: RecordDict) -> None:
             replies[node] = self._read_answer(node, order, content)
 
-        limit = min(timeout, self._run.config.timeout)
         silent = self.deliver(limit, nodes, lambda node: (Kind.QUERY, records), take)
-        known = {node: reason for node, reason in self.connections.silent.items() if node not in nodes}
-        self.connections.silent = {**known, **silent}
+        others = {node: reason for node, reason in self.connections.silent.items() if node not in nodes}
+        self.connections.silent = {**others, **silent}
         return replies
 
-    def _query(self) -> Order:
-        return Order(self._run.state.run, Kind.QUERY, Plan(self._run.state.round))
+    def ask_ahead(self, online: Sequence[int]) -> None:
+        """Ask the nodes that the next round will probably draw, while this one trains.
+
+        Otherwise each round would first wait until its new clients have looked for messages.
+        """
+        number = self._run.state.round + 2
+        if self._run.samples(number):
+            how = Draw.of(self._run.config, self._pause)
+            upcoming = how.order(online, number)[: how.count]
+            unknown = [node for node in upcoming if node not in self.connections.names]
+            self._questions.send_ahead(unknown, min(PATIENCE, self._run.config.timeout))
+
+    def _query(self) -> tuple[Order, str]:
+        return Order(self._run.state.run, Kind.QUERY, Plan(self._run.state.round)), self._group
 
     def _read_answer(self, node: int, order: Order, content: RecordDict) -> Reply | SepalError:
         try:
@@ -118,15 +147,10 @@ class Contact:
         """Send a message to each node and pass on the replies (:meth:`sepal.server.exchange.Exchange.deliver`)."""
         return self._exchange.deliver(nodes, compose, self._group, timeout, take, enough)
 
-    def delivery(self, timeout: float, enough: Callable[[], bool], upcoming: Sequence[int]) -> Deliver:
-        """Return what sends a round's messages, and asks the nodes ``upcoming`` who they are at the same time."""
-        return self._ahead.beside(partial(self.deliver, timeout, enough=enough), upcoming, self._query())
-
     def latecomers(self) -> Iterator[tuple[str, RecordDict]]:
         """Yield the replies that came too late since the last call, with the name of the client or node."""
         for node, late in self._exchange.latecomers():
-            if not self._ahead.note(node, late):
-                yield self.connections.names.get(node, f"node {node}"), late
+            yield self.connections.names.get(node, f"node {node}"), late
 
     def draw(self) -> list[str]:
         """Draw the round's clients from the nodes, the spare ones last; nobody if the round draws nobody."""
@@ -140,14 +164,6 @@ class Contact:
         fresh = len(set(names) - self._run.state.roster.keys())
         log.info("round %d: %d clients drawn, %d for the first time", number, len(names), fresh)
         return names
-
-    def upcoming(self, online: Sequence[int]) -> list[int]:
-        """Return the nodes that the next round will probably draw and that were never asked."""
-        number = self._run.state.round + 2
-        if not self._run.samples(number):
-            return []
-        how = Draw.of(self._run.config, self._pause)
-        return [node for node in how.order(online, number)[: how.count] if node not in self.connections.names]
 
 
 def _warn(refusals: Sequence[SepalError]) -> None:

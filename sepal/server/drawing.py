@@ -10,22 +10,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-
-from flwr.app import RecordDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from sepal.config import RunConfig
 from sepal.errors import RosterError, RoundError, SepalError
-from sepal.protocol.messages import Content, Order, Reply, write_order
-from sepal.protocol.method import Kind
 from sepal.rng import derive
-from sepal.server.exchange import Compose, Take
 from sepal.server.roster import Ask, Connections
-from sepal.server.round import Deliver
 from sepal.server.sampling import spare
 
 log = logging.getLogger("sepal")
+
+STEP = 10.0  # seconds that a draw waits for a new node before it draws another one in its place; a sixth of timeout
+POLL = 0.1  # seconds between two looks for answers
 
 
 def await_nodes(online: Callable[[], Sequence[int]], needed: int, timeout: float) -> None:
@@ -73,7 +70,11 @@ class Draw:
     def clients(
         self, connections: Connections, online: Callable[[], Sequence[int]], ask: Ask, round: int
     ) -> tuple[list[str], list[SepalError]]:
-        """Return the clients' names in the order in which they were drawn, and why nodes were refused.
+        """Draw nodes uniformly, ask those that are new together, and draw on for those that cannot take part.
+
+        A new node that has not answered after a while is replaced, too: it may be anybody's and never answer.
+        It takes part in a later round that draws it. As many more are asked each time as were asked in vain, so that
+        few seconds pass until those that do answer are found among many that do not.
 
         Args:
             connections: Updated in place.
@@ -81,81 +82,38 @@ class Draw:
             ask: Queries nodes.
             round: The round.
 
+        Returns:
+            The clients' names in the order in which they were drawn, and why nodes were refused.
+
         Raises:
             RoundError: There are too few.
         """
-        begun, refusals = time.monotonic(), list[SepalError]()
+        begun, refusals, order = time.monotonic(), list[SepalError](), list[int]()
+        reach, again, step = self.count, False, min(STEP, self.timeout / 6)
         while True:
-            names = self._once(connections, online(), ask, round, refusals)
-            if len(names) >= self.least:
-                return names, refusals
+            here = online()
+            before = set(order)
+            order += [node for node in self.order(here, round) if node not in before]
+            refusals += connections.refresh(here, ask, order[:reach], again)
+            names = {node: name for name, node in connections.nodes.items()}
+            drawn = [names[node] for node in order[:reach] if node in names][: self.count]
+            awaited = connections.awaited(order[:reach], step)
+            again = awaited > 0
+            short = self.count - len(drawn) - awaited
+            if short > 0 and reach < len(order):
+                reach += max(short, connections.overdue(order[:reach], step))
+                again = True
+                continue
+            if len(drawn) == self.count or (len(drawn) >= self.least and not awaited):
+                return drawn, refusals
             if time.monotonic() - begun > self.timeout:
-                raise RoundError(f"round {round}", f"{self.least} clients within {self.timeout:g} s", len(names))
-            time.sleep(self.pause)
+                raise RoundError(f"round {round}", f"{self.least} clients within {self.timeout:g} s", len(drawn))
+            time.sleep(POLL if connections.pending else self.pause)
 
     def order(self, online: Sequence[int], round: int) -> list[int]:
         """Return the nodes in the order in which ``round`` draws them."""
         nodes = sorted(online)
         return [nodes[number] for number in derive(self.seed, "draw", round).permutation(len(nodes))]
-
-    def _once(
-        self, connections: Connections, online: Sequence[int], ask: Ask, round: int, refusals: list[SepalError]
-    ) -> list[str]:
-        """Draw nodes uniformly, ask those that are new together, and draw on for those that cannot take part."""
-        left = self.order(online, round)
-        drawn: list[str] = []
-        while left and len(drawn) < self.count:
-            missing = self.count - len(drawn)
-            some, left = left[:missing], left[missing:]
-            refusals += connections.refresh(online, ask, some)
-            names = {node: name for name, node in connections.nodes.items()}
-            drawn += [names[node] for node in some if node in names]
-        return drawn
-
-
-@dataclass
-class Ahead:
-    """Nodes that the next round will draw and that were never asked: they are asked while this round trains.
-
-    Otherwise each round would first wait until its new clients have looked for messages.
-
-    Attributes:
-        read: Returns a node's answer from the content of its reply to an order.
-        asked: Node id to the order that it has not answered yet.
-        answers: Node id to its answer.
-    """
-
-    read: Callable[[int, Order, RecordDict], Reply | SepalError]
-    asked: dict[int, Order] = field(default_factory=dict)
-    answers: dict[int, Reply | SepalError] = field(default_factory=dict)
-
-    def note(self, node: int, content: RecordDict) -> bool:
-        """Keep a node's answer; return whether it was asked."""
-        order = self.asked.pop(node, None)
-        if order is not None:
-            self.answers[node] = self.read(node, order, content)
-        return order is not None
-
-    def take(self, nodes: Sequence[int]) -> dict[int, Reply | SepalError]:
-        """Return the answers that ``nodes`` have given, once. The others are asked again, and no answer is awaited."""
-        for node in nodes:
-            self.asked.pop(node, None)
-        return {node: self.answers.pop(node) for node in nodes if node in self.answers}
-
-    def beside(self, deliver: Deliver, nodes: Sequence[int], order: Order) -> Deliver:
-        """Return a ``deliver`` that also asks ``nodes`` who they are."""
-        records = write_order(order, Content())
-
-        def both(others: Sequence[int], compose: Compose, take: Take) -> Mapping[int, str]:
-            self.asked |= dict.fromkeys(nodes, order)
-            missing = deliver(
-                [*nodes, *others],  # questions are small
-                lambda node: (Kind.QUERY, records) if node in nodes else compose(node),
-                lambda node, content: None if self.note(node, content) else take(node, content),
-            )
-            return {node: reason for node, reason in missing.items() if node not in nodes}
-
-        return both
 
 
 def newly(online: Sequence[int], before: Collection[int]) -> list[int]:

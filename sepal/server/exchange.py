@@ -11,6 +11,8 @@ nothing the loop pauses for at least as long as it took, so that the SuperLink i
 A SuperLink also marks a message as delivered when a node asks for it, so a connection that breaks at that moment loses
 the message. A node that takes three times as long as its slowest reply so far is therefore asked once more, and so is a
 node whose reply the SuperLink no longer has. That is safe: a client answers the same order with the same bits.
+
+A message may also be posted: nobody waits for its reply, which is taken by whichever exchange or look comes next.
 """
 
 from __future__ import annotations
@@ -70,6 +72,23 @@ class Sent:
     at: float
 
 
+@dataclass(frozen=True)
+class Posted:
+    """A message on its way whose reply nobody waits for.
+
+    Attributes:
+        node: Its node.
+        until: Seconds of the monotonic clock; it is forgotten after that.
+        take: Called with node id and content of the reply.
+        fail: Called with node id and reason if there will be no reply.
+    """
+
+    node: int
+    until: float
+    take: Take
+    fail: Callable[[int, str], None]
+
+
 @dataclass
 class Lost:
     """Nodes that are asked a second time, because their message or their reply may have been lost.
@@ -112,6 +131,7 @@ class Exchange:
     _stale: dict[str, int] = field(default_factory=dict)
     _longest: dict[tuple[int, Kind], float] = field(default_factory=dict)
     _late: list[tuple[int, RecordDict]] = field(default_factory=list)
+    _posted: dict[str, Posted] = field(default_factory=dict)
 
     def latecomers(self) -> list[tuple[int, RecordDict]]:
         """Return the late replies since the last call, as (node id, content)."""
@@ -122,6 +142,42 @@ class Exchange:
         """Send a message to which no reply is expected."""
         message = Message(records, dst_node_id=node, message_type=MESSAGE_TYPES[kind], ttl=ttl, group_id=group)
         list(self.grid.push_messages([message]))
+
+    def post(
+        self,
+        nodes: Sequence[int],
+        kind: Kind,
+        records: RecordDict,
+        group: str,
+        ttl: float,
+        take: Take,
+        fail: Callable[[int, str], None],
+    ) -> None:
+        """Send a message to each node without waiting for replies.
+
+        Args:
+            nodes: Node ids.
+            kind: Kind of the message.
+            records: Its content.
+            group: Flower's group id, the round.
+            ttl: Seconds for which a node may answer.
+            take: Called with node id and content of each reply, in a later call of this exchange.
+            fail: Called with node id and reason if there will be no reply. It is not called when the time is over.
+        """
+        about: dict[str, Any] = {"message_type": MESSAGE_TYPES[kind], "ttl": ttl, "group_id": group}
+        until = time.monotonic() + ttl
+        for first in range(0, len(nodes), WAVE):
+            wave = nodes[first : first + WAVE]
+            names = self.grid.push_messages([Message(records, dst_node_id=node, **about) for node in wave])
+            for node, name in zip(wave, names, strict=True):
+                if name:
+                    self._posted[name] = Posted(node, until, take, fail)
+                else:
+                    fail(node, "not accepted by the SuperLink")
+
+    def look(self) -> float:
+        """Take the replies that have arrived to messages without a wait; return the seconds spent if there was none."""
+        return self._collect({}, Lost(0.0), {}, lambda node, content: None)[1]
 
     def deliver(
         self,
@@ -222,7 +278,8 @@ class Exchange:
     def _collect(self, waiting: dict[str, Sent], lost: Lost, missing: dict[int, str], take: Take) -> tuple[int, float]:
         """Process the replies that have arrived; return their number, and the seconds spent if there was none."""
         found, begun = 0, time.monotonic()
-        for batch, pull in self._looks([*waiting, *self._stale]):
+        self._posted = {name: posted for name, posted in self._posted.items() if posted.until >= begun}
+        for batch, pull in self._looks([*waiting, *self._stale, *self._posted]):
             try:
                 replies = list(pull())
             except Exception as error:  # Flower decodes replies here, so a malformed one can raise any exception
@@ -230,6 +287,8 @@ class Exchange:
                 log.warning("%s", reason)
                 for name in batch:
                     self._stale.pop(name, None)
+                    if posted := self._posted.pop(name, None):
+                        posted.fail(posted.node, reason)
                     sent = waiting.pop(name, None)
                     if sent is not None and not _asked(sent.node, waiting) and not lost.note(sent.node):
                         missing[sent.node] = reason
@@ -241,6 +300,12 @@ class Exchange:
 
     def _sort(self, reply: Message, waiting: dict[str, Sent], lost: Lost, missing: dict[int, str], take: Take) -> None:
         name = reply.metadata.reply_to_message_id
+        if posted := self._posted.pop(name, None):
+            if reply.has_error():
+                posted.fail(posted.node, _words(reply))
+            else:
+                posted.take(posted.node, reply.content)
+            return
         sent = waiting.pop(name, None)
         if sent is None:
             asker = self._stale.pop(name, None)
@@ -250,13 +315,17 @@ class Exchange:
         elif reply.has_error():
             gone = reply.error.code in REPLY_GONE
             if not _asked(sent.node, waiting) and not (gone and lost.note(sent.node)):
-                missing[sent.node] = one_line(f"error {reply.error.code}: {reply.error.reason}", 300)
+                missing[sent.node] = _words(reply)
         else:
             for other in [key for key, value in waiting.items() if value.node == sent.node]:
                 self._stale[other] = waiting.pop(other).node
             spent = time.monotonic() - sent.at
             self._longest[sent.node, sent.kind] = max(spent, self._longest.get((sent.node, sent.kind), 0.0))
             take(sent.node, reply.content)
+
+
+def _words(reply: Message) -> str:
+    return one_line(f"error {reply.error.code}: {reply.error.reason}", 300)
 
 
 def _asked(node: int, waiting: dict[str, Sent]) -> bool:

@@ -46,6 +46,12 @@ class Guard:
         return max(1.0, _norm(self._algorithm.model(self._before) or self._task.weights))
 
     @cached_property
+    def _noise(self) -> float:
+        """What ``privacy.*`` may add to a change: √d standard deviations over d entries, and six to spare."""
+        privacy, entries = self._task.config.privacy, sum(parameter.size for parameter in self._task.layout)
+        return privacy.clip * (1 + privacy.noise * (math.sqrt(entries) + 6))
+
+    @cached_property
     def _first_scale(self) -> float:
         return max(1.0, _norm(self._task.weights))
 
@@ -56,7 +62,7 @@ class Guard:
             changes: Tensor name to the norm of its change, and the norm of what it is a change of (0 for a difference).
         """
         for name, (change, reference) in changes.items():
-            most = MOST_GROWTH * max(self._scale, reference)
+            most = MOST_GROWTH * max(self._scale, reference) + self._noise
             if not change <= most:  # also NaN
                 return f"a change of {name} by a norm of at most {most:.4g}", f"{change:.4g}"
         return None
@@ -74,10 +80,11 @@ class Guard:
                 continue
             if before is None or before.shape != array.shape:
                 before = np.zeros_like(array)
-            change, most = _length(array - before), MOST_GROWTH * max(self._scale, _length(before))
+            change, most = _length(array - before), MOST_GROWTH * max(self._scale, _length(before)) + self._noise
             if not change <= most:
                 return f"{name} changes by a norm of {change:.4g}, expected at most {most:.4g}"
-            norm, limit = _length(array), MOST_TOTAL_GROWTH * self._first_scale
+            norm = _length(array)
+            limit = MOST_TOTAL_GROWTH * self._first_scale + self._task.config.rounds * self._noise
             if not norm <= limit:
                 return f"{name} has a norm of {norm:.4g}, expected at most {limit:.4g}, {MOST_TOTAL_GROWTH:g} × W_0's"
         return ""

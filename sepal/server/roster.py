@@ -2,12 +2,13 @@
 
 A client that restarts without a node key gets a new node id from Flower, and the old id stays listed for a while.
 So nodes are queried in every round and mapped to client names. The identity of its state store tells a restarted
-client from a second client with the same name.
+client from a second client with the same name. Whoever has not answered yet keeps nobody else waiting.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import time
@@ -36,11 +37,22 @@ class EvictedError(RosterError):
     """A client was evicted by an operator. Unlike other unsuitable clients, it does not keep a run from starting."""
 
 
-class Ask(Protocol):
-    """Queries nodes. Returns node id to reply or error; nodes that do not answer are left out."""
+@dataclass(frozen=True)
+class Pending:
+    """A node was asked and may still answer.
 
-    def __call__(self, nodes: Sequence[int], timeout: float = PATIENCE) -> Mapping[int, Reply | SepalError]:
-        """Return the answers that came within ``timeout`` seconds."""
+    Attributes:
+        since: When it was asked, in seconds of the monotonic clock.
+    """
+
+    since: float
+
+
+class Ask(Protocol):
+    """Queries nodes. Returns node id to reply, error or ``Pending``; nodes that do not answer are left out."""
+
+    def __call__(self, nodes: Sequence[int], timeout: float = PATIENCE) -> Mapping[int, Reply | SepalError | Pending]:
+        """Return the answers that have come, of those that come within ``timeout`` seconds."""
         ...
 
 
@@ -64,6 +76,7 @@ class Connections:
         tell: Tells a node why it was refused.
         names: Node id to client name, for every node that ever answered; Flower never uses an id again.
         silent: Node id to the reason why its last query has no answer.
+        pending: Node id to when it was asked, in seconds of the monotonic clock, for those that may still answer.
     """
 
     weights: str = ""
@@ -81,29 +94,48 @@ class Connections:
     tell: Callable[[int, str], None] = lambda node, reason: None
     names: dict[int, str] = field(default_factory=dict)
     silent: dict[int, str] = field(default_factory=dict)
+    pending: dict[int, float] = field(default_factory=dict)
     _turn: int = 0
     _resting: dict[int, tuple[int, int]] = field(default_factory=dict)  # node id to (until which turn, for how long)
+    _undecided: dict[int, Reply] = field(default_factory=dict)  # of nodes whose name another node has
 
-    def refresh(self, online: Sequence[int], ask: Ask, among: Collection[int] | None = None) -> list[SepalError]:
+    def refresh(
+        self, online: Sequence[int], ask: Ask, among: Collection[int] | None = None, again: bool = False
+    ) -> list[SepalError]:
         """Query the nodes that are not yet known (only those ``among``), and return why nodes were refused.
 
-        A node that did not answer or was refused is skipped for 1, 2, 4, … refreshes before it is asked again, so that
-        it does not delay every round.
+        A node that did not answer or was refused is skipped for 1, 2, 4, … refreshes before it is asked again.
+
+        Args:
+            online: The ids of the registered nodes.
+            ask: Queries nodes.
+            among: Which of them are queried; None for all.
+            again: Whether this only looks whether nodes have answered that were asked before: no refresh that counts.
         """
-        self._turn += 1
+        if not again:
+            self._turn += 1
         here = set(online)
         self.nodes = {n: node for n, node in self.nodes.items() if node in here and n not in self.evicted}
         self._resting = {node: rest for node, rest in self._resting.items() if node in here}
         known = set(self.nodes.values())
         asked = here if among is None else here & set(among)
         fresh = [node for node in online if node in asked and node not in known and self._rested(node)]
-        answers = ask(fresh) if fresh else {}
-        bound = self.bound() if answers else {}
+        undecided = {node: self._undecided.pop(node) for node in fresh if node in self._undecided}
+        self._undecided = {node: reply for node, reply in self._undecided.items() if node in here}
+        unasked = [node for node in fresh if node not in undecided]
+        answers = {**(ask(unasked) if unasked else {}), **undecided}
+        self.pending = {node: since for node, since in self.pending.items() if node in here and node not in fresh}
+        bound = self.bound() if any(isinstance(answer, Reply) for answer in answers.values()) else {}
         refusals = []
         for node in sorted(fresh):
             answer = answers.get(node)
             own = bound.get(node, "")
             reason = self._refusal(node, answer, own, ask) if isinstance(answer, Reply) else answer
+            if isinstance(reason, Pending):
+                self.pending[node] = reason.since
+                if isinstance(answer, Reply):
+                    self._undecided[node] = answer
+                continue
             if reason:
                 refusals.append(reason)
                 self.tell(node, str(reason))
@@ -130,7 +162,17 @@ class Connections:
     def _rested(self, node: int) -> bool:
         return self._resting.get(node, (0, 0))[0] <= self._turn
 
-    def _refusal(self, node: int, reply: Reply, own: str, ask: Ask) -> SepalError | None:
+    def awaited(self, nodes: Collection[int], patience: float) -> int:
+        """Return how many of ``nodes`` were asked for the first time, and less than ``patience`` seconds ago."""
+        now = time.monotonic()
+        return sum(now - self.pending.get(node, -math.inf) < patience for node in nodes if node not in self._resting)
+
+    def overdue(self, nodes: Collection[int], patience: float) -> int:
+        """Return how many of ``nodes`` were asked for the first time, at least ``patience`` seconds ago, in vain."""
+        asked = sum(node in self.pending and node not in self._resting for node in nodes)
+        return asked - self.awaited(nodes, patience)
+
+    def _refusal(self, node: int, reply: Reply, own: str, ask: Ask) -> SepalError | Pending | None:
         """Return why ``node`` is refused as the client it claims to be; None if it is accepted."""
         name, store, weights = reply.client.name, reply.facts.get("store", ""), reply.facts.get("weights", "")
         if (reason := self._refused_name(node, name, own)) is not None:
@@ -147,10 +189,18 @@ class Connections:
         if self.weights and weights and weights != self.weights:
             expected = f"digest {self.weights[:12]} (frozen tensors included)"
             return RosterError(f"{name}: initial weights", expected, weights[:12])
-        if small := self._too_small(reply.client):
-            return small
+        return self._too_small(reply.client) or self._second(node, reply, ask)
+
+    def _second(self, node: int, reply: Reply, ask: Ask) -> SepalError | Pending | None:
+        """Return why ``node`` is refused if another node of its name answers; ``Pending`` as long as it may."""
+        name = reply.client.name
         other = self.nodes.get(name)
-        if other is not None and isinstance(ask([other], PATIENCE / 3).get(other), Reply):
+        if other is None:
+            return None
+        answer = ask([other], PATIENCE / 3).get(other)
+        if isinstance(answer, Pending):
+            return answer
+        if isinstance(answer, Reply):
             got = f"a second one (node {node}) on the same state directory"
             return RosterError(f"client {name}", "one client of that name", got)
         return None  # the other node is listed but does not answer: the client was restarted
@@ -201,7 +251,7 @@ def wait(
         needed: Client names (for a resumed run), a number of clients, or 0 to start once nobody new has registered
             for ``settle`` seconds.
         timeout: Seconds before giving up.
-        settle: Seconds without a new client.
+        settle: Seconds without a new client; ``PATIENCE`` as long as nodes may still answer.
         enough: Start with this many known clients once nobody new has registered for ``settle`` seconds; 0 waits for
             all.
         gone: Returns the clients that are no longer needed, because they were evicted.
@@ -224,7 +274,7 @@ def wait(
         present, now = len(connections.nodes), time.monotonic()
         if present != before:
             before, since = present, now
-        settled = now - since >= settle
+        settled = now - since >= (PATIENCE if connections.pending else settle)
         if isinstance(needed, int):
             if needed and present > needed:
                 raise RosterError("clients", f"exactly {needed}", f"{present}: {', '.join(sorted(connections.nodes))}")

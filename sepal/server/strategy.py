@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
@@ -206,16 +207,16 @@ class SepalStrategy(StartOnly):
         start = run.inputs(run.state.round + 1, joined, stores, halvings)
         round = Round(start, run.task, run.store, joined, stores, connections.evicted, drawn, not contact.local, until)
         if drawn is not None and round.waiting - connections.nodes.keys():  # after a restart of the server
-            contact.refresh()
+            contact.look_for(round.waiting)
         self._current = round
         begun, patience = time.monotonic(), run.config.deadline or math.inf
         deadline = begun + run.config.timeout
         settled: Callable[[], bool] = lambda: round.settle(time.monotonic() - begun > patience)  # noqa: E731
-        upcoming = contact.upcoming(present) if drawn else []
+        if drawn:
+            contact.ask_ahead(present)
         while True:
             remaining = max(1.0, deadline - time.monotonic())
-            round.send(connections.nodes, contact.delivery(remaining, settled, upcoming))
-            upcoming = []
+            round.send(connections.nodes, partial(contact.deliver, remaining, enough=settled))
             round.evict(contact.note_evicted())
             if settled() or run.config.on_missing == "skip" or time.monotonic() > deadline:
                 break

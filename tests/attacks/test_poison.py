@@ -63,7 +63,7 @@ def poisoned(name, factor=1e6):
     return replace(method, client=Poisoning)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedpse", "fedstc", "fedscr"])
+@pytest.mark.parametrize("name", ["fedavg", "fedpse", "fedstc", "fedscr", "flasc", "fedadam"])
 @pytest.mark.parametrize(("factor", "bound"), [(1e6, {}), (8, {"max-update-norm": 3.0})], ids=["guard", "bound"])
 def test_an_absurd_upload_is_refused_by_its_norm_and_the_run_goes_on(name, factor, bound):
     kept = Kept()

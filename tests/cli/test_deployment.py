@@ -9,12 +9,12 @@ from typer.testing import CliRunner
 
 from sepal.cli.joining import shares
 from sepal.cli.main import app
-from sepal.cli.notices import loopback
 from sepal.engines.flower import rejoining, submission
 from sepal.engines.flower.probe import Finding
 from sepal.engines.flower.processes import FlowerError, free_port
 from sepal.engines.flower.submission import alone
 from sepal.errors import ConfigError
+from sepal.protocol.addresses import loopback
 
 
 def sepal(*arguments):
@@ -107,8 +107,17 @@ def test_plain_text_beyond_this_machine_must_be_asked_for(here, monkeypatch, com
 
 
 def test_which_addresses_are_this_machine():
-    mine = ("127.0.0.1", "127.0.0.2", "localhost", "::1", "[::1]")
-    others = ("0.0.0.0", "::", "10.0.0.5", "fl.example", "localhost.example", "127.0.0.1.example")
+    mine = ("127.0.0.1", "127.0.0.2", "localhost", "LOCALHOST", "::1", "[::1]", "::ffff:127.0.0.1")
+    others = (
+        "",
+        "0.0.0.0",
+        "::",
+        "::ffff:10.0.0.5",
+        "10.0.0.5",
+        "fl.example",
+        "localhost.example",
+        "127.0.0.1.example",
+    )
     assert [loopback(host) for host in (*mine, *others)] == [True] * len(mine) + [False] * len(others)
 
 
@@ -124,6 +133,19 @@ def test_a_second_server_of_the_same_home_is_refused(tmp_path):
         pass
     with alone(tmp_path / "server"):
         pass
+
+
+def test_a_second_process_of_a_client_is_refused_before_it_touches_its_home(tmp_path, monkeypatch):
+    """It emptied the first one's directory of apps and wrote into its log, before the server refused its key."""
+    monkeypatch.setenv("SEPAL_HOME", str(tmp_path))
+    monkeypatch.setattr(rejoining, "ENDING", 0.0)
+    monkeypatch.setattr(rejoining, "wait_until_welcome", lambda *arguments: pytest.fail("it began"))
+    app = tmp_path / "clients" / "site" / "apps" / "one"
+    app.mkdir(parents=True, mode=0o700)
+    refused = pytest.raises(ConfigError, match="SEPAL_HOME: expected a directory of its own for each client site, got")
+    with alone(tmp_path / "clients" / "site"), refused:
+        rejoining.stay("site", {}, "127.0.0.1:1", None, False, 3.0)
+    assert app.exists()
 
 
 def test_only_a_client_that_was_welcome_before_waits_for_a_server_that_answers_wrongly(monkeypatch):
@@ -165,7 +187,7 @@ class Nodes:
         self.started += 1
         return self
 
-    def wait(self):
+    def wait(self, timeout):
         if not self.codes:
             raise Interrupted
         seconds, code = self.codes.pop(0)
@@ -196,6 +218,7 @@ def test_a_supernode_that_ends_by_itself_is_started_again(monkeypatch, tmp_path,
     with pytest.raises(ends):
         rejoining.stay("site", {}, "127.0.0.1:1", credentials, False, 3.0)
     assert nodes.started == len(codes) + (ends is Interrupted)
+    assert (tmp_path / rejoining.ALIVE).read_text() == ("running\n" if ends is Interrupted else "waiting\n")
     assert not (tmp_path / "apps").exists(), "a kill may have left a bundle half unpacked"
 
 

@@ -8,6 +8,7 @@ API would replace this.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 from base64 import b64encode
@@ -32,6 +33,7 @@ BAD_CLOCK = "Invalid timestamp"  # the server's answer to any other timestamp
 BUSY = "busy: at its limit of calls, or too slow to answer"
 KNOWN_KEY = int(ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL)
 FLEET_CODES = range(2000, 3000)  # others are about the call itself
+MOST_ANSWER = 64 << 10  # bytes of an answer by HTTP; gRPC has a limit of its own
 NOT_REFUSED = "an activation that should have been refused"
 
 
@@ -46,7 +48,7 @@ def activation(address: str, key: ec.EllipticCurvePrivateKey, authority: Path | 
         address: HOST:PORT of the Fleet API.
         key: The node's private key.
         authority: CA certificate of the server's; None for plain text.
-        timeout: Seconds for a call.
+        timeout: Seconds for a call with its whole answer.
     """
     public = public_key_to_bytes(key.public_key())
     request = ActivateNodeRequest(public_key=public, heartbeat_interval=-1.0)
@@ -80,9 +82,9 @@ def _grpc(
             stub.ActivateNode(request, timeout=timeout, metadata=tuple(values.items()))
         except grpc.RpcError as error:
             details = error.details() or ""
-            known = FlowerError.from_json(details)
+            known = _flower_error(details)
             if known is not None:
-                return int(known.code)
+                return known
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 return details
             if error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -116,23 +118,37 @@ def _http(
 
     later: Any = importlib.import_module("flwr.supercore.constant")  # names that 1.39 lacks
 
+    async def answered(headers: dict[str, str]) -> tuple[httpx.Response, bytes]:
+        body = bytearray()
+        content = request.SerializeToString()
+        async with (
+            asyncio.timeout(timeout),  # httpx itself limits only the wait for the next byte
+            client.stream("POST", "/v1/fleet/activate-node", content=content, headers=headers) as answer,
+        ):
+            async for part in answer.aiter_raw():
+                body += part
+                if len(body) > MOST_ANSWER:
+                    raise httpx.TransportError(f"an answer of more than {MOST_ANSWER} bytes")
+        return answer, bytes(body)
+
     def ask(offset: float) -> int | str:
         stamp, signature = signed(offset)
         headers = {
             "content-type": "application/protobuf",
+            "accept-encoding": "identity",
             later.FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public).decode(),
             names.TIMESTAMP_HEADER: stamp,
             later.FLEET_HTTP_SIGNATURE_HEADER: b64encode(signature).decode(),
         }
         try:
-            answer = client.post("/v1/fleet/activate-node", content=request.SerializeToString(), headers=headers)
-        except httpx.TimeoutException:
+            answer, body = runner.run(answered(headers))
+        except (httpx.TimeoutException, TimeoutError):
             return BUSY
         except httpx.TransportError as error:
             return f"no HTTP: another port, or a SuperLink of Flower 1.39 ({one_line(str(error), 120)})"
-        known = FlowerError.from_json(answer.text)
-        if known is not None and int(known.code) in FLEET_CODES:
-            return int(known.code)
+        known = _flower_error(body.decode(errors="replace"))
+        if known is not None and known in FLEET_CODES:
+            return known
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             return BAD_CLOCK  # key and signature are ours, so it is the timestamp
         if answer.status_code in (429, 502, 503, 504):
@@ -142,5 +158,19 @@ def _http(
 
     context = ssl.create_default_context(cadata=trust.decode()) if trust else False
     base = f"{'https' if trust else 'http'}://{address}"
-    with httpx.Client(base_url=base, verify=context, timeout=timeout, trust_env=False) as client:
-        yield ask
+    client = httpx.AsyncClient(base_url=base, verify=context, timeout=timeout, trust_env=False)
+    with asyncio.Runner() as runner:
+        try:
+            yield ask
+        finally:
+            with contextlib.suppress(TimeoutError):
+                runner.run(asyncio.wait_for(client.aclose(), timeout))
+
+
+def _flower_error(text: str) -> int | None:
+    """Return the code of one of Flower's errors; None if ``text`` is something else."""
+    try:
+        error = FlowerError.from_json(text)
+    except (ValueError, RecursionError):  # a number of many digits; lists in lists
+        return None
+    return None if error is None else int(error.code)

@@ -159,7 +159,7 @@ class Forgetful(Deployed):
 
 @pytest.mark.parametrize("on_missing", ["skip", "retry"])
 def test_a_client_whose_first_question_was_lost_loses_no_upload(on_missing):
-    """Its reply to training was taken for the answer to the question."""
+    """Its reply to training was taken for the answer to the question. It is asked again when it is drawn."""
     subject = federation(on_missing=on_missing)
     strategy, watch, grid = subject.server(), Watch(), Forgetful(subject)
     strategy._observers = [watch]

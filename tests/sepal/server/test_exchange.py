@@ -219,3 +219,44 @@ def test_replies_are_pulled_a_few_at_a_time():
     assert Exchange(grid, poll=0.001).deliver(range(100), compose, "1", 5.0, got.setdefault) == {}
     assert max(map(len, grid.asked)) == WAVE
     assert len(got) == 100
+
+
+def posted(life=60.0, ids=None):
+    """A grid and an exchange with a message to node 5 whose reply nobody waits for, and how that ends."""
+    grid = Script(ids)
+    exchange, ends = Exchange(grid, poll=0.001), []
+    take = lambda node, records: ends.append((node, records["x"]["value"]))  # noqa: E731
+    exchange.post([5], *compose(5), "1", life, take, lambda *end: ends.append(end))
+    return grid, exchange, ends
+
+
+def fail_to_decode(sent):
+    raise ValueError("no message")
+
+
+@pytest.mark.parametrize(
+    ("reply", "end"),
+    [
+        (lambda sent: [answer(sent[0], 9)], (5, 9)),
+        (lambda sent: [Message(Error(5, "gone"), reply_to=sent[0])], (5, "error 5: gone")),
+        (fail_to_decode, (5, "a reply that cannot be read: ValueError: no message")),
+    ],
+)
+def test_a_message_that_nobody_waits_for_ends_once(reply, end):
+    grid, exchange, ends = posted()
+    grid.pulls = [reply]
+    exchange.look()
+    exchange.look()
+    assert ends == [end]
+    assert (len(grid.asked), exchange.latecomers()) == (1, []), "nothing is left to look for"
+    assert posted(ids=[""])[2] == [(5, "not accepted by the SuperLink")]
+
+
+def test_a_reply_that_nobody_waits_for_is_taken_beside_others_and_not_after_its_time():
+    grid, exchange, ends = posted()
+    grid.pulls = [lambda sent: [answer(sent[0], 9), answer(sent[1], 1)]]
+    got, missing, _ = deliver(grid, 6, exchange=exchange)
+    assert (list(got), missing, ends) == ([6], {}, [(5, 9)])
+    grid, exchange, ends = posted(life=-1.0)
+    exchange.look()
+    assert (grid.asked, ends) == ([], [])
