@@ -20,7 +20,7 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 CLIENTS ?= 3
 export CLIENTS
 
-.PHONY: help setup demo compose-demo test check docs e2e bench gpu paper leaderboard defaults stability chaos chaos-quick load load-quick hosts fuzz mutants mutate flower flower-quick flower-next requirements sbom clean
+.PHONY: help setup demo compose-demo test check docs e2e test-arithmetic matrix-python bench gpu paper leaderboard defaults stability chaos chaos-quick load load-quick hosts fuzz mutants mutate flower flower-quick flower-next requirements sbom clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -60,6 +60,13 @@ check: $(STAMP) docs sbom ## ruff, mypy --strict, import-linter, hadolint, the s
 
 docs: $(STAMP) ## build the documentation site into build/site; a dead link or anchor is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+test-arithmetic: $(STAMP) ## the tests that train, once more with the arithmetic of a processor without AVX
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup \
+		tests/test_golden.py tests/test_methods_common.py tests/experiments/test_calibrate.py tests/strategies tests/models
+
+matrix-python: $(STAMP) ## the fast tests on Python 3.12 and 3.13, with the newest and the lowest versions: gigabytes
+	$(BIN)/python -m experiments.pythons
 
 e2e: $(STAMP) ## run the end-to-end tests: real processes (two files at a time: they mostly wait)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m e2e -n 2 --dist loadfile --durations=15
