@@ -93,7 +93,7 @@ class RoundDisplay:
             return
         which = CLOSING if closing else f"{round}/{self._total}"
         text = f"{self._label} {which} {figures}{'' if closing else self._left(round)}"
-        self._console.print(text, soft_wrap=True, highlight=False)
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def _left(self, round: int) -> str:
         """Return the estimated time left, from the time since the first line, which excludes start-up."""
