@@ -73,7 +73,7 @@ class StoredData:
 
 
 def write_about(path: Path, assembly: Assembly, alone: bool) -> None:
-    """Write ``about.json`` to the run directory ``path``, unless it is there.
+    """Write ``about.json`` to the run directory ``path``.
 
     Args:
         path: The directory.
@@ -81,8 +81,6 @@ def write_about(path: Path, assembly: Assembly, alone: bool) -> None:
         alone: Whether server and clients are one process or one machine's simulation, so that the server's data is that
             of the clients. A deployment stores nothing about data.
     """
-    if (path / ABOUT).exists():
-        return
     method, task, info = assembly.method, assembly.task, assembly.info
     about: dict[str, Any] = {"method": {"name": method.name, "title": method.title, "deployed": method.deployed}}
     about |= described(task.learning.scoring)

@@ -28,7 +28,7 @@ from sepal.server_app.about import write_about
 from sepal.server_app.json_lines import append, keep_until
 from sepal.server_app.places import IN_PROCESS
 from sepal.server_app.privacy import check_accountant
-from sepal.server_app.stored_run import FREE, begun, stored_config, stored_summary
+from sepal.server_app.stored_run import ABOUT, FREE, begun, stored_config, stored_summary
 from sepal.server_app.summary import plain, summarise
 from sepal.storage.files import check_owner, private_directory, write_atomically
 from sepal.strategies.assembly import Assembly
@@ -167,7 +167,8 @@ class RunDirectory:
     def opened(self, progress: RunState, total: int) -> None:
         """Write ``about.json``, and delete the lines of rounds after ``progress``, which will be written again."""
         self._total = total
-        write_about(self.path, self._assembly, alone=self._engine == IN_PROCESS or on_one_machine())
+        if not progress.round or not (self.path / ABOUT).exists():  # before its first round, a run may be another one
+            write_about(self.path, self._assembly, alone=self._engine == IN_PROCESS or on_one_machine())
         for name in ("metrics.jsonl", "ledger.jsonl"):
             keep_until(self.path / name, progress.round)
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -269,5 +270,6 @@ def _data(config: Mapping[str, Any]) -> dict[str, Any]:
     keys = {key: value for key, value in keys.items() if key not in NOT_DATA}
     if config.get("dataset") in FILES:  # a public data set is the same wherever it is stored
         keys |= {key: value for key, value in config.items() if key.startswith(("folder.", "hf."))}
-        keys["data-dir"] = str(data_directory(str(config.get("data-dir", ""))))
+        with suppress(RuntimeError):  # a run from elsewhere may name the home of a user whom this machine does not know
+            keys["data-dir"] = str(data_directory(str(config.get("data-dir", ""))))
     return keys
