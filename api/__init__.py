@@ -50,6 +50,7 @@ def run(
     Raises:
         SepalError: A key is invalid, or the run cannot be completed.
     """
+    from sepal.config.elsewhere import named_code
     from sepal.server_app.places import IN_PROCESS, default_base
     from sepal.study.run import execute, prepare
     from sepal.study.run_keys import gather
@@ -59,25 +60,25 @@ def run(
     if not progress:
         _log(prepared.assembly.notes)
     execute(prepared, workers, None, list(_displays(prepared) if progress else ()))
-    return Run(prepared.path)
+    return Run(prepared.path, frozenset(named_code(prepared.settings.flat()).values()))
 
 
-def load(run: str | Path, *, code: Iterable[Function] = ()) -> Run:
-    """Return a run that there is: by its directory, or by its name.
+def load(run: str | Path, *, code: Iterable[Function | str] = ()) -> Run:
+    """Return a run that there is: by its directory, or by its name. Nothing that it names is imported.
 
     Args:
         run: Its directory or name.
-        code: The functions and classes of a notebook or script with which it was run, for :meth:`Run.model`, if this
-            session has not given them to :func:`run`. A run's directory has their names alone.
+        code: The functions and classes with which it was run, for :meth:`Run.model`, or their names,
+            ``package.module:NAME``: what else its keys name is refused. Those of a notebook or script need not be given
+            if this session has given them to :func:`run`. A run's directory has their names alone.
 
     Raises:
         ConfigError: There is no such run.
     """
     from sepal.study.runs import find_run
 
-    for function in code:
-        code_key("code", function)
-    return Run(find_run(str(run)))
+    names = frozenset(code_key("code", function) for function in code)
+    return Run(find_run(str(run)), names)
 
 
 def compare(
@@ -112,8 +113,8 @@ def compare(
     Raises:
         SepalError: A key is invalid, or a run failed.
     """
-    from rich.console import Console
-
+    from sepal.cli.console import console
+    from sepal.cli.printing import say
     from sepal.cli.progress import PlanDisplay
     from sepal.study.plans.model import PlanFile
     from sepal.study.plans.plan import make_plan
@@ -132,14 +133,14 @@ def compare(
     def displays(notes: Sequence[str]) -> PlanDisplay:
         if not progress:
             _log(notes)
-        return PlanDisplay(Console(stderr=True, quiet=not progress), notes)
+        return PlanDisplay(console(stderr=True, quiet=not progress), notes)
 
     done = run_plan(plan, place, displays, jobs=jobs)
     if bad := done.lost:
         raise failure("compare", len(done.runs), bad)
     made = Compared(place)
     for one in made.comparison.tuning if progress else ():
-        print(f"tuned: {one.label}{f', {one.cell}' * bool(one.cell)}: {one.chosen or 'nothing'}", file=sys.stderr)
+        say(f"tuned: {one.label}{f', {one.cell}' * bool(one.cell)}: {one.chosen or 'nothing'}", err=True)
     return made
 
 
@@ -149,9 +150,8 @@ def _log(notes: Iterable[str]) -> None:
 
 
 def _displays(prepared: Any) -> Iterable[Any]:
-    from rich.console import Console
-
+    from sepal.cli.console import console
     from sepal.cli.progress import RoundDisplay
 
     settings = prepared.settings
-    yield RoundDisplay(Console(file=sys.stderr), f"{settings.method} on {settings.dataset}", prepared.assembly.notes)
+    yield RoundDisplay(console(file=sys.stderr), f"{settings.method} on {settings.dataset}", prepared.assembly.notes)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sepal.server_app.stored_run import StoredRun
     from sepal.study.comparison import Comparison
 
+HOW = "you allow: sepal.load(RUN, code=[…])"
 HEIGHT = 720  # pixels of a report in a notebook
 
 
@@ -29,9 +30,12 @@ class Run:
 
     Attributes:
         path: The run's directory (docs/run-directory.md).
+        code: Code that its keys may name: of a run of this session that which it ran with, of another one what
+            :func:`sepal.load` was given.
     """
 
     path: Path
+    code: frozenset[str] = frozenset()
 
     @cached_property
     def stored(self) -> StoredRun:
@@ -48,9 +52,7 @@ class Run:
     @property
     def deployed(self) -> str:
         """The view of the model that a client's user predicts with: ``received``, ``trained`` or ``kept``."""
-        from sepal.strategies import registry
-
-        return registry.deployed(self.stored.config["method"])
+        return self.stored.deployed
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -141,20 +143,32 @@ class Run:
         from sepal.client_app.preparing import prepared, read
         from sepal.study.runs import model_of
 
-        origin = model_of(self.path, client).origin
+        origin = model_of(self.path, client, allow=self._allowed(), how=HOW).origin
         return prepared(origin, read(origin, data).x)
+
+    def _allowed(self) -> frozenset[str]:
+        """Return the code that may be imported; functions of this session are known to it alone."""
+        from sepal import user_modules
+        from sepal.config.elsewhere import named_code
+
+        here = (name for name in named_code(self.stored.config).values() if name.startswith(f"{user_modules.DEFINED}:"))
+        return self.code.union(here)
 
     def _loaded(self, client: str | int, view: str) -> Loaded:
         from sepal.client_app.client_model import write_model
         from sepal.study.runs import model_of
 
-        found = model_of(self.path, client, view)
+        found = model_of(self.path, client, view, self._allowed(), HOW)
         with tempfile.TemporaryDirectory() as scratch:
             return write_model(found, Path(scratch) / "model.safetensors")
 
-    def plot(self) -> Report:
-        """Return the run's report, which a notebook shows."""
-        return Report((str(self.path),))
+    def plot(self, data: bool = False) -> Report:
+        """Return the run's report, which a notebook shows.
+
+        Args:
+            data: Whether the data that the run's keys name may be read, for the labels of a run of an earlier version.
+        """
+        return Report((str(self.path),), self.code, data)
 
 
 @dataclass(frozen=True)
@@ -254,16 +268,20 @@ class Report:
     """A report: shown by a notebook, or written with :meth:`save`."""
 
     places: tuple[str, ...]
+    code: frozenset[str] = frozenset()
+    data: bool = False
 
     def save(self, path: str | Path) -> Path:
         """Write the report as one HTML file."""
         from sepal.cli.report import write_html
+        from sepal.server_app.stored_run import Allowed
 
-        return write_html(self.places, Path(path))
+        return write_html(self.places, Path(path), Allowed(self.code, self.data))
 
     def _repr_html_(self) -> str:
         from sepal.cli.report import render
+        from sepal.server_app.stored_run import Allowed
         from sepal.study.comparison import read_comparison
 
-        page = html.escape(render(read_comparison(self.places)))
+        page = html.escape(render(read_comparison(self.places, Allowed(self.code, self.data))))
         return f'<iframe srcdoc="{page}" style="width: 100%; height: {HEIGHT}px; border: 0"></iframe>'

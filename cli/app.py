@@ -16,6 +16,7 @@ from typer.core import TyperArgument, TyperGroup
 from typer.models import ArgumentInfo
 
 from sepal import __version__
+from sepal.cli.printing import say
 from sepal.errors import SepalError
 from sepal.user_modules import described, in_own_code
 
@@ -38,15 +39,15 @@ class OneLine(TyperGroup):
             return super().invoke(ctx)
         except (SepalError, click.ClickException) as error:
             words = error.format_message() if isinstance(error, click.ClickException) else str(error)
-            typer.echo(f"sepal: {' '.join(words.split())}", err=True)
+            say(f"sepal: {' '.join(words.split())}", err=True)
             raise typer.Exit(BAD_INPUT) from None
         except KeyboardInterrupt:
-            typer.echo("sepal: interrupted", err=True)
+            say("sepal: interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
             if not in_own_code(error):  # then it is a fault of Sepal, and its traceback is wanted
                 raise
-            typer.echo(f"sepal: {' '.join(described(error).split())}", err=True)
+            say(f"sepal: {' '.join(described(error).split())}", err=True)
             raise typer.Exit(BAD_INPUT) from None
 
 
@@ -73,7 +74,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"sepal {__version__}")
+        say(f"sepal {__version__}")
         raise typer.Exit
 
 

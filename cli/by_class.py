@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sepal.cli.report.learned import label_counts
 from sepal.cli.sheets import NONE, Sheet
+from sepal.server_app.about import labels_of
 from sepal.study.results import Variant
 
 TITLE = "By class, deployed models, over all clients' test examples together and all seeds"
@@ -38,7 +38,9 @@ def class_sheet(variants: Sequence[Variant]) -> Sheet | None:
         for name, (part, whole) in shares.items():
             heads.append(f"{variant.label}\n{name}" if several else f"{name}, %")
             columns.append([_share(*pair) for pair in zip(part, whole, strict=True)])
-    names = label_counts(first.first.stored.config)[0] or tuple(map(str, range(len(columns[0]))))
+    names = labels_of(first.first.stored).names
+    if len(names) != len(columns[0]):
+        names = tuple(map(str, range(len(columns[0]))))
     return Sheet(tuple(heads), [list(row) for row in zip(names, *columns, strict=True)])
 
 

@@ -10,6 +10,7 @@ import typer
 
 from sepal.cli.app import INTERRUPTED, app
 from sepal.cli.notices import starting
+from sepal.cli.printing import say
 from sepal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,8 +37,7 @@ def compare(
     If it is killed, start it again to continue.
     """
     with starting():
-        from rich.console import Console
-
+        from sepal.cli.console import console
         from sepal.cli.files import by_variant, write_csv
         from sepal.cli.markdown import write_markdown
         from sepal.cli.progress import PlanDisplay
@@ -51,23 +51,23 @@ def compare(
     check_mlflow(mlflow)
     found: PlanFile = read_plan(plan, tune)
     place = (out or Path("runs") / f"{plan.stem}{'-tuned' * found.tune}").absolute()
-    displays = partial(PlanDisplay, Console(stderr=True))
+    displays = partial(PlanDisplay, console(stderr=True))
     try:
         done = run_plan(found, place, displays, jobs=jobs, workers=workers, hours=hours, file=plan.name)
     except KeyboardInterrupt:
-        typer.echo("sepal: interrupted; the same command runs what is missing", err=True)
+        say("sepal: interrupted; the same command runs what is missing", err=True)
         raise typer.Exit(INTERRUPTED) from None
     written = []
     if len(done.failed) < len(done.runs):
         comparison = read_comparison([str(place)])
-        print_comparison(Console(), comparison)
+        print_comparison(console(), comparison)
         written.append(write_csv(list(by_variant(comparison)), place / "comparison.csv"))
         pages = _write_pages(comparison, place) if report else []
         written += [write_markdown(comparison, place / "tables.md", pages), *pages]
     for path in written:
-        typer.echo(f"written to {path}")
+        say(f"written to {path}")
     if mlflow:
-        typer.echo(log_runs(mlflow, place.name, [place / run.name for run in done.runs]))
+        say(log_runs(mlflow, place.name, [place / run.name for run in done.runs]))
     if bad := done.lost:
         raise failure(str(plan), len(done.runs), bad)
 
@@ -81,7 +81,7 @@ def _write_pages(comparison: Comparison, place: Path) -> list[Path]:
     except ConfigError as error:
         if error.key != "report":
             raise
-        typer.echo(f"sepal: no report.html: {error}", err=True)
+        say(f"sepal: no report.html: {error}", err=True)
         return []
 
 
@@ -95,8 +95,7 @@ def tune(
 ) -> None:
     """Try a small grid of settings for each method, with the same number of trials; choose by validation data alone."""
     with starting():
-        from rich.console import Console
-
+        from sepal.cli.console import console
         from sepal.cli.progress import PlanDisplay
         from sepal.cli.sheets import NONE, Sheet
         from sepal.cli.tables import print_sheet
@@ -111,7 +110,7 @@ def tune(
     search.check_validation(runs)
     place = (out or Path("runs") / plan.stem).absolute()
     budget = search.plan.hours if hours is None else hours
-    failed = execute(runs, place, PlanDisplay(Console(stderr=True)), jobs=jobs, workers=workers, hours=budget)
+    failed = execute(runs, place, PlanDisplay(console(stderr=True)), jobs=jobs, workers=workers, hours=budget)
     trials = search.judged(place, runs)
     measure = search.measure(place, runs)
     best, rows = choose(trials, measure), []
@@ -122,12 +121,12 @@ def tune(
         rows.append([trial.method, words, search.views[trial.method], figure, mark])
     sheet = Sheet(("method", "settings", "view", "validation", ""), rows)
     print_sheet(
-        Console(),
+        console(),
         sheet,
         f"{measure.name.capitalize()} on validation data{measure.in_unit}, and what is chosen",
         left=True,
     )
     for path in search.write(place, runs, trials):
-        typer.echo(f"written to {path}")
+        say(f"written to {path}")
     if failed:
         raise failure(str(plan), len(runs), failed)

@@ -15,6 +15,7 @@ from sepal import __version__
 from sepal.cli.app import app
 from sepal.cli.notices import check_plain_text, starting, tell, tell_command
 from sepal.cli.options import Verbose
+from sepal.cli.printing import say
 from sepal.errors import ConfigError
 
 deploy = typer.Typer(help="Check a deployment.", no_args_is_help=True, rich_markup_mode=None)
@@ -43,22 +44,20 @@ def certs(
 
     Run it again to add hosts and nodes, or to renew the certificate.
     """
-    from sepal.client_app.build import client_name
     from sepal.engines.flower.certificates import RENEW_DAYS, make_certificates
+    from sepal.protocol.fields import client_name
 
     names = [*map(client_name, range(nodes)), *(node or [])]
     ask, now = ask_passphrase(directory), datetime.now(UTC)
     made = make_certificates(directory, host or [], names, days, now, permit or [], ca_days, encrypt, ask)
     place, which = directory.absolute(), "made" if made.ca else "kept"
     until = f"valid until {made.until:%Y-%m-%d}"
-    typer.echo(f"{place}/ca: {which}, {until}; stays here: who has ca.key can pose as the server")
+    say(f"{place}/ca: {which}, {until}; stays here: who has ca.key can pose as the server")
     kept = f"kept, valid for more than {RENEW_DAYS} days"
-    typer.echo(f"{place}/server: {'made' if made.server else kept}; goes to the server: sepal serve --certs server")
+    say(f"{place}/server: {'made' if made.server else kept}; goes to the server: sepal serve --certs server")
     for name in dict.fromkeys(names):
         what = "made" if name in made.nodes else "kept"
-        typer.echo(
-            f"{place}/nodes/{name}: {what}; goes to that client: sepal join ADDRESS --certs {name} --name {name}"
-        )
+        say(f"{place}/nodes/{name}: {what}; goes to that client: sepal join ADDRESS --certs {name} --name {name}")
 
 
 def ask_passphrase(directory: Path) -> Callable[[], bytes]:
@@ -82,8 +81,8 @@ def revoke(
     from sepal.engines.flower.credentials import ServerCredentials
 
     ServerCredentials.of(certs).revoke(name)
-    typer.echo(f"{name}: revoked; a server that runs cuts it off within ten seconds, another one when it starts")
-    typer.echo(f"a run that waits for it goes on with: sepal evict RUN {name}")
+    say(f"{name}: revoked; a server that runs cuts it off within ten seconds, another one when it starts")
+    say(f"a run that waits for it goes on with: sepal evict RUN {name}")
 
 
 @deploy.callback()
@@ -105,9 +104,9 @@ def check(
     credentials = NodeCredentials.of(certs, name) if certs else None
     bad = 0
     for finding in examine(address, credentials, timeout):
-        typer.echo(f"{'ok  ' if finding.good else 'BAD '} {finding.what}: {finding.words}")
+        say(f"{'ok  ' if finding.good else 'BAD '} {finding.what}: {finding.words}")
         bad += not finding.good
-    typer.echo(f"     Sepal {__version__} here; a server with another version refuses it by name before round 1")
+    say(f"     Sepal {__version__} here; a server with another version refuses it by name before round 1")
     if bad:
         raise typer.Exit(1)
 
@@ -161,7 +160,7 @@ def submit(
         flower.connect(authority)
         registry = Registry(credentials, flower.environment, place / "nodes.json", tell) if credentials else None
         file = place / "run.log"
-        show = Lines(file, typer.echo, verbose)
+        show = Lines(file, say, verbose)
         for left in reversed(range(attempts)):
             if registry:
                 registry.sync()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import starting, tell
+from sepal.cli.printing import say
 from sepal.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ def export(
         bool, typer.Option("--onnx", help="Write CLIENT.onnx beside it (needs onnx and onnxscript).")
     ] = False,
     view: Annotated[str, typer.Option(help="Instead: its received, trained or kept model (docs/views.md).")] = "",
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="Code that the run's keys may name: package.module:NAME, or all of a module."),
+    ] = None,
 ) -> None:
     """Write a client's deployed model, whose accuracy the tables show, as safetensors and ONNX."""
     check_file(out)
@@ -38,15 +42,15 @@ def export(
         from sepal.study.runs import find_run, model_of
 
     path = find_run(run)
-    found = model_of(path, client, view)
+    found = model_of(path, client, view, allow or ())
     file = out or path / f"{found.origin.client}.safetensors"
     kept = write_model(found, file)
-    typer.echo(f"written to {file}{tested(path, found.origin.client, found.view)}")
+    say(f"written to {file}{tested(path, found.origin.client, found.view)}")
     if found.labels == 1:
         tell(f"sepal: {found.origin.client} has training examples of one class alone: its own model knows no other")
     if onnx:
         write_onnx(kept.module, torch.from_numpy(found.inputs), file.with_suffix(".onnx"), found.origin)
-        typer.echo(f"written to {file.with_suffix('.onnx')}")
+        say(f"written to {file.with_suffix('.onnx')}")
 
 
 def check_file(out: Path | None) -> None:
@@ -97,15 +101,15 @@ def predict(
         tell(f"sepal: {one_line(note)}")
     classes = found.found.origin.task == CLASSIFICATION
     written = write_predictions(found, out)
-    typer.echo(f"written to {out}" if out else written, nl=bool(out))
+    say(f"written to {out}" if out else written, nl=bool(out))
     if found.truth is not None and classes:
         right, count = found.right(), len(found.truth)
         if found.truth.max() < found.outputs.shape[1]:  # a class that the model does not know has no recall
             others = {name: value for name, value in found.metrics().items() if name not in ("loss", "accuracy")}
-            typer.echo(listed(others), err=True)
-        typer.echo(f"accuracy {100 * right / count:.1f} %: {right} of {count}", err=True)
+            say(listed(others), err=True)
+        say(f"accuracy {100 * right / count:.1f} %: {right} of {count}", err=True)
     elif found.truth is not None:
-        typer.echo(listed(found.metrics()), err=True)
+        say(listed(found.metrics()), err=True)
 
 
 def listed(metrics: Mapping[str, float]) -> str:
@@ -121,6 +125,7 @@ def write_predictions(found: Predictions, out: Path | None) -> str:
     """
     import numpy as np
 
+    from sepal.cli.files import csv_text
     from sepal.protocol.tasks.learning import CLASSIFICATION
     from sepal.storage.files import write_atomically
 
@@ -133,15 +138,8 @@ def write_predictions(found: Predictions, out: Path | None) -> str:
     if table is None:
         raise ConfigError("--out", "an .npz file for predictions of this shape", f"{found.predicted.shape[1:]}")
     heads, rows = table
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(heads)
-    shares = found.found.origin.task in (CLASSIFICATION, "multilabel")
-    kinds = [".4f" if shares else ".6g"] * len(heads)
-    for row in rows:
-        writer.writerow(
-            f"{cell:{kind}}" if isinstance(cell, float) else cell for cell, kind in zip(row, kinds, strict=True)
-        )
+    form = ".4f" if found.found.origin.task in (CLASSIFICATION, "multilabel") else ".6g"
+    text = csv_text(heads, rows, form)
     if out is not None:
-        write_atomically(out, text.getvalue().encode())
-    return text.getvalue()
+        write_atomically(out, text.encode())
+    return text

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sepal.errors import ConfigError
+from sepal.errors import ConfigError, printable
 from sepal.protocol.tasks.scoring import ACCURACY, headline
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server_app.stored_run import StoredRun
@@ -17,18 +17,41 @@ from sepal.study.comparison import Comparison
 from sepal.study.frontier import close_to, entries, frontier
 from sepal.study.results import DIRECTIONS, Variant
 
+FORMULAS = ("=", "+", "-", "@")
 FIGURES = ("mean", "weighted", "std", "bottom_decile")
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """Write rows of figures (:func:`by_round`, :func:`by_variant`); a missing figure is an empty cell."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(path, text.getvalue().encode())
+    write_atomically(path, csv_text(names, ([row.get(name, "") for name in names] for row in rows)).encode())
     return path
+
+
+def csv_text(heads: Sequence[str], rows: Iterable[Sequence[Any]], form: str = "") -> str:
+    """Return a table as CSV in which no text is a formula.
+
+    A spreadsheet computes a cell that begins with ``=``, ``+``, ``-`` or ``@``, which can start programs and send what
+    is in other cells. Such a text gets an apostrophe before it, which spreadsheets take for "this is text".
+
+    Args:
+        heads: Names of the columns.
+        rows: The cells of each row.
+        form: How fractions are written, such as ``.4f``; empty: with all digits.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([_cell(value, form) for value in row] for row in (heads, *rows))
+    return text.getvalue()
+
+
+def _cell(value: Any, form: str) -> Any:
+    if isinstance(value, float) and form:
+        return f"{value:{form}}"
+    if not isinstance(value, str):
+        return value
+    value = printable(value)
+    return f"'{value}" if value.lstrip().startswith(FORMULAS) else value
 
 
 def by_round(run: StoredRun) -> Iterator[dict[str, float]]:

@@ -11,6 +11,7 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import starting
+from sepal.cli.printing import say
 
 
 @app.command("ls")
@@ -23,7 +24,7 @@ def list_runs(
     with starting():
         from sepal.cli.showing import print_table
         from sepal.errors import SepalError
-        from sepal.study.runs import find_place, is_run, name_of, places_in, started
+        from sepal.study.runs import find_place, is_run, name_of, naming, places_in, started
 
     if not place:
         found = places_in()
@@ -38,13 +39,14 @@ def list_runs(
     for path, runs in found:
         when = f"{datetime.fromtimestamp(started(runs[0])):%Y-%m-%d %H:%M}"
         try:
-            rows.append((name_of(path), *(_row(path) if is_run(path) else _folder(path, runs)), when))
-        except SepalError as error:
+            with naming(path):
+                rows.append((name_of(path), *(_row(path) if is_run(path) else _folder(path, runs)), when))
+        except SepalError as error:  # a bad run is a line, and the others are listed
             rows.append((name_of(path), "", "", "", error.got, when))
     if rows:
         print_table("", ("run", "method", "data", "rounds", "state", "started"), rows)
     else:
-        typer.echo(f"no runs in {place}" if place else "no runs yet: `sepal run` makes one")
+        say(f"no runs in {place}" if place else "no runs yet: `sepal run` makes one")
 
 
 def _row(path: Path) -> tuple[str, str, str, str]:
@@ -58,10 +60,11 @@ def _row(path: Path) -> tuple[str, str, str, str]:
 
 def _folder(path: Path, runs: Sequence[Path]) -> tuple[str, str, str, str]:
     from sepal.server_app.stored_run import stored_config, stored_summary
+    from sepal.storage.regular import is_regular
     from sepal.study.runs import INDEX, compared_in
 
-    indexed = (path / INDEX).is_file()
-    kind = "comparison, " if indexed else "tuning, " if (path / "chosen.toml").is_file() else ""
+    indexed = is_regular(path / INDEX)
+    kind = "comparison, " if indexed else "tuning, " if is_regular(path / "chosen.toml") else ""
     trials = len({run.name for run in runs} - compared_in(path)) if indexed else 0
     counts = ((len(runs) - trials, "run"), (trials, "trial"))
     words = " and ".join(f"{count} {what}{'s' * (count != 1)}" for count, what in counts if count)
@@ -83,8 +86,8 @@ def list_data() -> None:
         shape = "x".join(map(str, info.input_shape))
         rows.append((name, info.kind, shape, str(info.classes), info.partition, "yes" if is_here(name) else "no"))
     print_table("", ("dataset", "kind", "shape", "classes", "partition", "here"), rows)
-    typer.echo("Your own files: dataset=folder data-dir=DIRECTORY, or dataset=hf hf.name=OWNER/NAME of Hugging Face.")
-    typer.echo("Your own code: dataset=own own.data=MODULE:FUNCTION.")
+    say("Your own files: dataset=folder data-dir=DIRECTORY, or dataset=hf hf.name=OWNER/NAME of Hugging Face.")
+    say("Your own code: dataset=own own.data=MODULE:FUNCTION.")
 
 
 @app.command("models")
@@ -99,4 +102,4 @@ def list_models() -> None:
         name: [data for data, info in CATALOGUE.items() if info.defaults["model"] == name] for name in models.names()
     }
     print_table("", ("model", "default for"), ((name, ", ".join(data)) for name, data in defaults.items()))
-    typer.echo("Or your own: model=MODULE:FUNCTION (docs/own-model.md).")
+    say("Or your own: model=MODULE:FUNCTION (docs/own-model.md).")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from sepal.cli.printing import say
 from sepal.errors import ConfigError, one_line
 from sepal.protocol.addresses import loopback
 
@@ -58,7 +59,7 @@ def set_log(form: str) -> None:
 
 def tell(line: str) -> None:
     """Print a line on standard error."""
-    typer.echo(line, err=True)
+    say(line, err=True)
 
 
 def tell_command(line: str) -> None:

@@ -27,6 +27,7 @@ from sepal.protocol.tasks.scoring import ACCURACY, measure_of
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server_app.stored_run import stored_config
+from sepal.storage.regular import is_regular
 from sepal.study.plans.model import PlannedRun
 
 EVERY = 0.5  # seconds between reads of the runs' files
@@ -93,7 +94,7 @@ class RoundDisplay:
             return
         which = CLOSING if closing else f"{round}/{self._total}"
         text = f"{self._label} {which} {figures}{'' if closing else self._left(round)}"
-        self._console.print(text, soft_wrap=True, highlight=False)
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def _left(self, round: int) -> str:
         """Return the estimated time left, from the time since the first line, which excludes start-up."""
@@ -212,6 +213,8 @@ class PlanDisplay:
 
 def _new_line(going: _Going) -> bytes | None:
     """Return the newest complete line since the last read; None if there is none."""
+    if not is_regular(going.file):
+        return None
     try:
         if os.stat(going.file).st_size < going.seen:
             going.seen = 0  # the run was continued, and deleted lines

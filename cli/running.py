@@ -11,6 +11,7 @@ import typer
 
 from sepal.cli.app import INTERRUPTED, app
 from sepal.cli.notices import starting, what_of
+from sepal.cli.printing import say
 
 if TYPE_CHECKING:
     from sepal.config import Flat
@@ -43,21 +44,19 @@ def run(
     base = default_base(IN_PROCESS)
     flat = gather(config, sets or [], {"name": name, "out": out}, base)
     path = run_flat(flat, base, workers, from_round)
-    from rich.console import Console
-
+    from sepal.cli.console import console
     from sepal.cli.tables import print_run
     from sepal.server_app.stored_run import read_run
 
-    print_run(Console(), read_run(path))
+    print_run(console(), read_run(path))
     if mlflow:
-        typer.echo(log_runs(mlflow, "sepal", [path]))
+        say(log_runs(mlflow, "sepal", [path]))
 
 
 def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = None) -> Path:
     """Run a federation (:mod:`sepal.study.run`) and show its progress; return the run's directory."""
     with starting(what_of(flat)):
-        from rich.console import Console
-
+        from sepal.cli.console import console
         from sepal.cli.progress import RoundDisplay
         from sepal.config import RunConfig
         from sepal.study.run import execute, prepare
@@ -66,17 +65,17 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
         found = prepare(flat, base)
     settings, path = found.settings, found.path
     with RoundDisplay(
-        Console(stderr=True), f"{settings.method} on {settings.dataset}", found.assembly.notes
+        console(stderr=True), f"{settings.method} on {settings.dataset}", found.assembly.notes
     ) as display:
         try:
             if not execute(found, workers, from_round, [display]):
-                typer.echo(f"run {path.name} is complete already", err=True)
+                say(f"run {path.name} is complete already", err=True)
         except KeyboardInterrupt:
             display.stop()
             where = "" if settings.out == RunConfig.model_fields["out"].default else f" --out {settings.out}"
             then = 1 + max((int(file.stem[6:]) for file in path.glob("checkpoints/round-*.safetensors")), default=0)
             again = f"`sepal run --name {path.name}{where}` continues it with round {then}"
-            typer.echo(f"sepal: interrupted; {again}, the first after its last checkpoint", err=True)
+            say(f"sepal: interrupted; {again}, the first after its last checkpoint", err=True)
             raise typer.Exit(INTERRUPTED) from None
     return path
 
@@ -92,4 +91,4 @@ def evict(
 
     path = find_run(run)
     odd = evict_client(path / "checkpoints", client)
-    typer.echo(f"{client} takes no further part in {path.name}{f'; {odd}' * bool(odd)}")
+    say(f"{client} takes no further part in {path.name}{f'; {odd}' * bool(odd)}")

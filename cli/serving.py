@@ -15,6 +15,7 @@ import typer
 from sepal.cli.app import app
 from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_command, what_of
 from sepal.cli.options import Log, Metrics, Verbose
+from sepal.cli.printing import say
 from sepal.errors import ConfigError
 
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
@@ -88,5 +89,5 @@ def serve(
         where = "ADDRESS" if host in EVERYWHERE else host
         tell(f"clients join with: sepal join {where}:{port} --partition K --of {flat['clients']}{with_certs}")
         file = place / "run.log"
-        ended = run_bundle(flower, place, flat, registry, tell, Lines(file, typer.echo, verbose))
+        ended = run_bundle(flower, place, flat, registry, tell, Lines(file, say, verbose))
     ended.check(file)

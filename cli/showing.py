@@ -12,6 +12,7 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import starting
+from sepal.cli.printing import say
 from sepal.errors import ConfigError, one_line
 
 POLL = 0.2  # seconds between reads by watch
@@ -27,8 +28,7 @@ def show(
 ) -> None:
     """Show a run, or the directory of a comparison: accuracy, cost, and bytes next to their dense equivalent."""
     with starting():
-        from rich.console import Console
-
+        from sepal.cli.console import console
         from sepal.cli.files import by_round, write_csv, write_tensorboard
         from sepal.cli.tables import print_run
         from sepal.server_app.stored_run import read_run
@@ -48,41 +48,50 @@ def show(
         if beside:
             check_comparable([read_result(path), read_result(find_run(beside))])
         stored = read_run(path)
-        print_run(Console(), stored, read_run(find_run(beside)) if beside else None)
+        print_run(console(), stored, read_run(find_run(beside)) if beside else None)
         if csv:
-            typer.echo(f"written to {write_csv(list(by_round(stored)), csv)}")
+            say(f"written to {write_csv(list(by_round(stored)), csv)}")
         if tensorboard:
-            typer.echo(f"written to {write_tensorboard(stored, tensorboard)}")
+            say(f"written to {write_tensorboard(stored, tensorboard)}")
 
 
 def _show_comparison(place: str, csv: Path | None) -> None:
-    from rich.console import Console
-
+    from sepal.cli.console import console
     from sepal.cli.files import by_variant, write_csv
     from sepal.cli.tables import print_comparison
     from sepal.study.comparison import read_comparison
 
     comparison = read_comparison([place])
-    print_comparison(Console(), comparison)
+    print_comparison(console(), comparison)
     if csv:
-        typer.echo(f"written to {write_csv(list(by_variant(comparison)), csv)}")
+        say(f"written to {write_csv(list(by_variant(comparison)), csv)}")
 
 
 @app.command()
 def report(
     runs: Annotated[list[str], typer.Argument(help="Run directories, runs' names, or directories of `sepal compare`.")],
     out: Annotated[Path | None, typer.Option(help="The file; else report.html or comparison.html, see above.")] = None,
+    data: Annotated[
+        bool,
+        typer.Option("--data", help="Read the data that the runs' keys name; else nothing but their files is read."),
+    ] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="Code of these runs that may be imported: package.module:NAME, or all of a module."),
+    ] = None,
 ) -> None:
     """Write a page that opens offline: RUN/report.html; of several, comparison.html in their folder, or else here."""
     with starting():
         from sepal.cli.report import write_html
+        from sepal.server_app.stored_run import Allowed
         from sepal.study.runs import find_place, naming
 
     places = [find_place(run) for run in runs]
     around = {place.resolve().parent for place in places}
     both = (around.pop() if len(around) == 1 else Path.cwd()) / "comparison.html"  # a run's own report stays
     with naming(places[0]):
-        typer.echo(f"written to {write_html(runs, out or (both if places[1:] else places[0] / 'report.html'))}")
+        file = out or (both if places[1:] else places[0] / "report.html")
+        say(f"written to {write_html(runs, file, Allowed(frozenset(allow or ()), data))}")
 
 
 @app.command()
@@ -97,7 +106,7 @@ def methods(
         rows = [(name, *registry.outline(name)) for name in registry.names()]
         found = [registry.get(name) for name in registry.names()] if keys or markdown else []  # imports them
     if markdown:
-        typer.echo(markdown_table())
+        say(markdown_table())
         return
     print_table("", ("name", "title", "source", "deployed"), rows)
     for method in found if keys else []:
@@ -135,7 +144,7 @@ def _print_keys(title: str, model: Any, prefix: str) -> None:
     if rows:
         print_table(title, ("key", "values", "default", "meaning"), rows)
     else:
-        typer.echo(f"{title}: none")
+        say(f"{title}: none")
 
 
 def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -144,20 +153,21 @@ def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) 
     Keys and names are wrapped only where they are long paths.
     """
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    table, console = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left"), Console()
+    from sepal.cli.console import console
+
+    table, out = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left"), console()
     cells = [[escape(one_line(word)) for word in row] for row in rows]
     for place, column in enumerate(head):
         short = max((len(row[place]) for row in cells), default=0) <= NAME
         table.add_column(column, no_wrap=short and column in ("key", "run", "dataset", "model"), overflow="fold")
     for row in cells:
         table.add_row(*row)
-    if not console.is_terminal:
-        console.width = max(console.width, console.measure(table, options=console.options.update(width=WIDE)).maximum)
-    console.print(table)
+    if not out.is_terminal:
+        out.width = max(out.width, out.measure(table, options=out.options.update(width=WIDE)).maximum)
+    out.print(table)
 
 
 @app.command()
@@ -173,21 +183,20 @@ def watch(
         from sepal.cli.report.live import ReportServer, open_in_browser
 
         with ReportServer([run], web_port) as server:
-            typer.echo(f"{server.url}\nCtrl-C ends the page, not the run.")
+            say(f"{server.url}\nCtrl-C ends the page, not the run.")
             if open_in and open_in_browser(server.url):
-                typer.echo("opened in the browser")
+                say("opened in the browser")
             with suppress(KeyboardInterrupt):
                 server.serve_forever()
         return
-    from rich.console import Console
-
+    from sepal.cli.console import console
     from sepal.cli.progress import RoundDisplay
     from sepal.server_app.stored_run import read_run
     from sepal.study.runs import find_run, naming
 
     path = find_run(run)
     seen = 0
-    with naming(path), RoundDisplay(Console(), path.name) as display:
+    with naming(path), RoundDisplay(console(), path.name) as display:
         display.start(0, int(read_run(path).config["rounds"]))
         while True:
             stored = read_run(path)

@@ -40,7 +40,6 @@ from sepal.protocol.tasks.scoring import ACCURACY, Measure, measure_of
 from sepal.protocol.tasks.scoring import headline as headline_of
 from sepal.server_app.json_lines import Line
 from sepal.server_app.stored_run import StoredRun
-from sepal.strategies import registry
 from sepal.study.comparison import Comparison
 from sepal.study.divergence import divergence
 from sepal.study.majority import warning
@@ -70,7 +69,7 @@ def print_run(console: Console, run: StoredRun, yardstick: StoredRun | None = No
             console.print(printable(words), highlight=False)
         console.print()
         console.print(figures_table(run, yardstick))
-        view, lr = registry.deployed(run.config["method"]), run.config["lr"]
+        view, lr = run.deployed, run.config["lr"]
         if words := warning([run.summary], view, lr):
             console.print(f"Warning: {printable(words)}", style="yellow", soft_wrap=True, highlight=False)
         if words := divergence([run.summary]):
@@ -174,7 +173,7 @@ def figures_table(run: StoredRun, yardstick: StoredRun | None = None) -> Table:
         if each is None or each.summary is None:
             continue
         found = headline_of(each.summary)
-        deployed = registry.deployed(each.config["method"])
+        deployed = each.deployed
         for view in sorted(found, key=lambda view: view != deployed):  # first what a deployed client predicts with
             figures = found[view]
             mark = " (deployed)" * (view == deployed)

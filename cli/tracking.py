@@ -15,6 +15,7 @@ from sepal.cli.files import by_round
 from sepal.cli.report import write_html
 from sepal.errors import ConfigError, one_line
 from sepal.server_app.stored_run import StoredRun, read_run, stored_summary
+from sepal.storage.regular import is_regular
 
 FILES = ("config.toml", "summary.json", "metrics.jsonl")
 OWN = "sepal.directory"  # tag by which a run is found again
@@ -75,7 +76,7 @@ def _log(client: Any, where: str, run: StoredRun) -> None:
         client.log_batch(made, metrics=figures)
     model = sorted((run.path / "checkpoints").glob("round-*.safetensors"))[-1:]
     for file, folder in chain(((run.path / name, None) for name in FILES), ((path, "model") for path in model)):
-        if file.resolve().is_relative_to(run.path.resolve()):  # a run from elsewhere may have links to private files
+        if is_regular(file, run.path):  # a run from elsewhere may have links to private files
             client.log_artifact(made, str(file), folder)
     if find_spec("altair"):  # the extra report
         with TemporaryDirectory() as scratch:

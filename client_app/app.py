@@ -22,9 +22,10 @@ from sepal import user_modules
 from sepal.client.devices import device_memory
 from sepal.client_app.audit import Audit
 from sepal.client_app.build import Node, Shared, build_host, open_store, open_upload_count
-from sepal.client_app.guard import check_noise, check_sizes, check_split, limited_memory, local_config, on_one_machine
+from sepal.client_app.guard import check_noise, check_sizes, check_split, limited_memory, local_config
 from sepal.client_app.simulation import protect_ray, starts_ray
 from sepal.errors import ConfigError, one_line
+from sepal.protocol.flower.simulation import on_one_machine
 from sepal.protocol.messages import read_order, without_details, write_error
 from sepal.protocol.method import Kind
 from sepal.protocol.operation import CLOSING, STATS, log_as_json

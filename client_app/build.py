@@ -33,7 +33,7 @@ from sepal.config import RunConfig
 from sepal.config.agreement import LOCAL
 from sepal.data import FederatedData, OwnData
 from sepal.errors import ConfigError, DataError
-from sepal.protocol.fields import NAME
+from sepal.protocol.fields import NAME, client_name
 from sepal.protocol.method import ClientInfo
 from sepal.protocol.threads import set_threads
 from sepal.storage.home import private_home
@@ -41,11 +41,6 @@ from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import Assembly, assemble
 
 TEXTS = ("name", "data", "state-dir", "data-dir", "initial-weights", "allow", "audit", "export")
-
-
-def client_name(number: int) -> str:
-    """Return the name of the client with partition ``number``. Names sort like numbers."""
-    return f"client-{number:05d}"
 
 
 @dataclass

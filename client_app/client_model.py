@@ -16,7 +16,7 @@ import torch
 
 from sepal.client.network import NetworkPredictor
 from sepal.client.state_store import DiskStateStore, Stored
-from sepal.client_app.build import Node, Shared, build_host, client_name, data_of
+from sepal.client_app.build import Node, Shared, build_host, data_of
 from sepal.client_app.portable import Loaded, Origin, load, save
 from sepal.data.examples import Examples
 from sepal.data.federation import DealtData
@@ -25,13 +25,15 @@ from sepal.errors import ConfigError, StateError, one_line
 from sepal.models.lora import merged
 from sepal.modules import frozen_tensors
 from sepal.protocol.algorithms import ClientAlgorithm
+from sepal.protocol.fields import client_name
 from sepal.protocol.messages import is_version, version_round
 from sepal.protocol.method import Kind, Plan, Predictor, resolve
 from sepal.protocol.payloads import seal, unseal
 from sepal.protocol.views import MODELS
 from sepal.server.run_state import RoundStart, RunState
-from sepal.server.run_store.disk import read_checkpoint
+from sepal.server.run_store.disk import checkpoints_of, read_checkpoint
 from sepal.storage.home import home
+from sepal.storage.regular import is_inside, is_regular
 from sepal.strategies.assembly import Assembly, assemble
 from sepal.strategies.registry import as_begun
 
@@ -78,15 +80,21 @@ class NewestState:
     last: RunState | None
 
 
-def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | None:
+def newest_state(path: Path, assembly: Assembly, client: str, elsewhere: bool = True) -> NewestState | None:
     """Return the state of a client that the run's last checkpoint names, else its newest; None if none is here.
 
     A deployed client's are in the state directory, if it ran here as this user.
+
+    Args:
+        path: The run directory, out of which no link leads.
+        assembly: The run's parts.
+        client: The client's name.
+        elsewhere: Whether the state directory is looked into, too.
     """
-    checkpoints = sorted(path.glob("checkpoints/round-*.safetensors"))
+    checkpoints = checkpoints_of(path)
     last = read_checkpoint(checkpoints[-1], assembly.method.server_state) if checkpoints else None
-    places = list(path.glob(f"clients/*/{client}"))
-    if not any(map(_versions, places)) and last and _RUN.fullmatch(last.run):
+    places = [place for place in path.glob(f"clients/*/{client}") if is_inside(place, path)]
+    if elsewhere and not any(map(_versions, places)) and last and _RUN.fullmatch(last.run):
         chosen = assembly.task.config.state_dir
         places = [(Path(chosen).expanduser() if chosen else home() / "state") / last.run / client]
     files = [file for place in places for file in _versions(place)]
@@ -100,7 +108,7 @@ def newest_state(path: Path, assembly: Assembly, client: str) -> NewestState | N
 
 
 def _versions(place: Path) -> list[Path]:
-    return [file for file in place.glob("*.safetensors") if is_version(file.stem)]
+    return [file for file in place.glob("*.safetensors") if is_version(file.stem) and is_regular(file, place)]
 
 
 def client_model(

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from sepal.config.agreement import SERVER_ONLY
+from sepal.config.elsewhere import PATHS, check_code
 from sepal.errors import ProtocolError
 from sepal.protocol.inputs import row_size, several
 from sepal.protocol.method import Kind
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from sepal.config import RunConfig
     from sepal.protocol.messages import Order
 
-PATHS = ("data-dir", "initial-weights", "state-dir")
 COPIES = 6  # copies of a model in training: weights, gradient, two moments of Adam, the download, the upload
 SHARE = 0.5  # of the memory that is available
 MOST = 0.8  # of it, for all that an answer takes
@@ -40,12 +41,6 @@ BY_NUMBER: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-def on_one_machine() -> bool:
-    """Return whether this process is an actor of Flower's simulation, whose clients trust the server."""
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
-
-
 def local_config(run_config: Mapping[str, Any], node: Node) -> dict[str, Any]:
     """Return the run config with this node's own paths and code.
 
@@ -55,21 +50,18 @@ def local_config(run_config: Mapping[str, Any], node: Node) -> dict[str, Any]:
     flat = dict(run_config)
     if node.data:
         flat["own.data"] = ""
-    for key in ("augment", "method", "model", "own.data", "task"):
-        value = str(flat.get(key, ""))
-        if ":" in value and value not in node.allow:
-            raise ProtocolError(key, "code that this node allows (sepal join --allow package.module:function)", value)
+    how = "this node allows (sepal join --allow package.module:function)"
+    check_code(flat, node.allow, how, ProtocolError, modules=False)
     hub = str(flat.get("hf.name", ""))
     if node.data_dir:
         flat["hf.name"] = ""  # the node's own copy
     elif hub and hub not in node.allow:
         expected = "a data set that this node allows (sepal join --allow OWNER/NAME), or its own copy (--data-dir)"
         raise ProtocolError("hf.name", expected, hub)
-    own = {"data-dir": node.data_dir, "initial-weights": node.initial_weights, "state-dir": node.state_dir}
-    for key in PATHS:
-        value = str(flat.get(key, ""))
-        if own[key]:
-            flat[key] = own[key]
+    for key in (key for key in PATHS if key not in SERVER_ONLY):
+        value, ours = str(flat.get(key, "")), getattr(node, key.replace("-", "_"), "")
+        if ours:
+            flat[key] = ours
         elif value and value not in node.allow:
             expected = f"a path that this node allows (sepal join --allow PATH, or its own --{key})"
             raise ProtocolError(key, expected, value)

@@ -25,6 +25,7 @@ from torch import nn
 
 from sepal import models
 from sepal.client_app.preparing import prepared, read
+from sepal.config.elsewhere import check_code
 from sepal.errors import ModelError, StateError, one_line
 from sepal.modules import bring_back, floating, frozen_tensors, tied_names
 from sepal.protocol.inputs import several
@@ -33,6 +34,7 @@ from sepal.protocol.tasks import LearningTask
 from sepal.protocol.tasks.builtin import TASKS
 from sepal.protocol.tasks.learning import CLASSIFICATION
 from sepal.protocol.tasks.making import own_task
+from sepal.storage.regular import check_regular
 from sepal.strategies import registry
 
 FORMAT = "sepal.model.v1"
@@ -156,6 +158,7 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_regular(Path(path))
         with safe_open(str(path), "np") as file:
             about = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
@@ -167,10 +170,8 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
         _check_types(origin)
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as reason:
         raise StateError(str(path), "a model that `sepal export` wrote", str(reason)) from None
-    for key, code in (("model", origin.model), ("task", origin.task)):
-        if ":" in code and code not in allow:
-            expected = "code that you allow (sepal predict --allow package.module:function)"
-            raise ModelError(key, expected, code)
+    built = {"model": origin.model, "task": origin.task}  # the method is a label here: it is never imported
+    check_code(built, allow, "you allow (sepal predict --allow package.module:function)", ModelError)
     if ":" in origin.model:
         return Loaded(origin, _scaled(origin, tensors))
     _check_size(origin)

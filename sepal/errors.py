@@ -11,10 +11,19 @@ from collections.abc import Iterable
 FEW = 3  # characters of a last part of which the beginning is likely to be meant
 
 
+def printable(text: str) -> str:
+    """Return ``text`` with a blank for every other white space and a question mark for all that cannot be printed.
+
+    That is every control character (C0, C1, so also escapes and the bell), every mark that turns the direction of
+    writing, and what is left of bytes that are no text. Whatever comes from a file, a message or a name of elsewhere
+    goes through this function before it is printed, drawn or put into a name.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
 def one_line(text: str, limit: int = 1000) -> str:
     """Return ``text`` as one printable line of at most ``limit`` characters, safe to print to a log or terminal."""
-    shown = "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text[:limit])
-    return " ".join(shown.split())
+    return " ".join(printable(text[:limit]).split())
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

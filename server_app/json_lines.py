@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sepal.errors import StateError
+from sepal.errors import StateError, printable
+from sepal.storage.regular import ROWS, read_text
 
 Line = Mapping[str, Any]
 
@@ -16,23 +17,32 @@ Line = Mapping[str, Any]
 def read_rows(path: Path) -> list[Line]:
     """Return the rows of a file of JSON lines, without an incomplete last one; none if the file is missing.
 
+    Their texts are printable (:func:`sepal.errors.printable`).
+
     Raises:
-        StateError: A complete line is not a JSON object.
+        StateError: A complete line is not a JSON object, or the file is refused (:mod:`sepal.storage.regular`).
     """
     try:
-        lines = path.read_text().splitlines(keepends=True)
-    except OSError:
+        *lines, _ = read_text(path, ROWS, within=path.parent).split("\n")
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    except ValueError as reason:
-        raise StateError(str(path), "text", reason) from None
     rows: list[Line] = []
     for number, line in enumerate(lines, 1):
-        if line.endswith("\n"):
-            try:
-                rows.append(dict(json.loads(line)))
-            except (ValueError, TypeError, RecursionError):
-                raise StateError(f"{path}, line {number}", "a JSON object", line.strip()[:60]) from None
+        try:
+            row = dict(json.loads(line))
+            rows.append(row if line.isprintable() and "\\" not in line else cleaned(row))
+        except (ValueError, TypeError, RecursionError):
+            raise StateError(f"{path}, line {number}", "a JSON object", line.strip()[:60]) from None
     return rows
+
+
+def cleaned(value: Any) -> Any:
+    """Return a value of JSON or TOML whose texts, keys among them, are printable (:func:`sepal.errors.printable`)."""
+    if isinstance(value, Mapping):
+        return {printable(str(key)): cleaned(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [cleaned(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:

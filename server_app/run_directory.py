@@ -1,4 +1,4 @@
-"""A run's files: ``config.toml``, ``metrics.jsonl``, ``ledger.jsonl``, ``summary.json``, ``checkpoints/``.
+"""A run's files: configuration, what it is about, metrics, ledger, summary and checkpoints.
 
 ``docs/run-directory.md`` describes every field. A round's lines are on disk before the next round starts. A resumed run
 replays the rounds after its checkpoint; their lines are deleted first and written again, so that a run that was killed
@@ -18,14 +18,17 @@ from typing import Any
 import tomli_w
 from filelock import FileLock, Timeout
 
-from sepal.config import RunConfig, flatten, marked, method_name
+from sepal.config import Mark, RunConfig, flatten, marked, method_name
 from sepal.errors import ConfigError, SepalError, StateError
+from sepal.protocol.flower.simulation import on_one_machine
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import DiskRunStore
+from sepal.server_app.about import write_about
 from sepal.server_app.json_lines import append, keep_until
+from sepal.server_app.places import IN_PROCESS
 from sepal.server_app.privacy import check_accountant
-from sepal.server_app.stored_run import FREE, begun, stored_config, stored_summary
+from sepal.server_app.stored_run import ABOUT, FREE, begun, stored_config, stored_summary
 from sepal.server_app.summary import plain, summarise
 from sepal.storage.files import check_owner, private_directory, write_atomically
 from sepal.strategies.assembly import Assembly
@@ -68,7 +71,8 @@ class RunDirectory:
             raise ConfigError("--from-round", expected, from_round)
         if from_round is not None and not begun(path):
             raise ConfigError("--from-round", "a run that was started", path.name)
-        back = FREE_BACK | marked(assembly.task.hyper, "free-back", f"{method_name(assembly.task.config.method)}.")
+        prefix = f"{method_name(assembly.task.config.method)}."
+        back = FREE_BACK.union(marked(type(assembly.task.hyper), Mark.FREE_BACK, prefix=prefix))
         self._free = FREE if from_round is None else FREE | back
         self.path, self._assembly, self._engine = path, assembly, engine
         self._total = assembly.task.config.rounds
@@ -162,8 +166,10 @@ class RunDirectory:
     # sepal.server.observer.Observer
 
     def opened(self, progress: RunState, total: int) -> None:
-        """Delete the lines of rounds after ``progress``, which will be written again."""
+        """Write ``about.json``, and delete the lines of rounds after ``progress``, which will be written again."""
         self._total = total
+        if not progress.round or not (self.path / ABOUT).exists():  # before its first round, a run may be another one
+            write_about(self.path, self._assembly, alone=self._engine == IN_PROCESS or on_one_machine())
         for name in ("metrics.jsonl", "ledger.jsonl"):
             keep_until(self.path / name, progress.round)
 

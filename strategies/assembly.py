@@ -61,7 +61,10 @@ class Assembly:
 
 
 def assemble(
-    flat: Mapping[str, Any], method: Method | None = None, sources: Mapping[str, str] | None = None
+    flat: Mapping[str, Any],
+    method: Method | None = None,
+    sources: Mapping[str, str] | None = None,
+    data: FederatedData | None = None,
 ) -> Assembly:
     """Return the parts of the run that ``flat`` describes.
 
@@ -69,6 +72,7 @@ def assemble(
         flat: Flat keys, as in Flower's run config.
         method: Used instead of ``flat["method"]``; it need not be registered.
         sources: Key to where it was set, for keys set outside the run config; used in error messages.
+        data: Used instead of the data that ``flat`` names, which is then not read.
 
     Raises:
         SepalError: A key, the data set or the model is invalid.
@@ -79,7 +83,7 @@ def assemble(
         flat = {**flat, "method": method.name}
     config, hyper = parse(flat, hypers)
     chosen = method or registry.get(config.method)
-    data = federated_data(config)
+    data = data or federated_data(config)
     known = data.info
     rules.check_data(config, data)
     rules.check_method(chosen, config)

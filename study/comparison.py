@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,20 +15,22 @@ from typing import Any
 from sepal.config import Flat
 from sepal.data.locations import data_directory
 from sepal.data.sources import FILES
-from sepal.errors import ConfigError, StateError
+from sepal.errors import ConfigError, StateError, printable
 from sepal.protocol.tasks.scoring import ACCURACY, Measure
 from sepal.protocol.views import CLOSING_VIEWS
-from sepal.server_app.stored_run import stored_config
+from sepal.server_app.stored_run import NOTHING, Allowed, stored_config
 from sepal.storage.files import write_atomically
+from sepal.storage.regular import is_inside, is_regular
 from sepal.strategies.registry import as_begun
 from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.results import Result, Variant, read_result
-from sepal.study.runs import INDEX, find_place, is_run, runs_of
+from sepal.study.runs import INDEX, find_place, is_run, read_index, runs_of
 from sepal.study.statistics import Difference
 
 SEEDS = 3  # below these there is no interval over seeds
 NEAR = 0.95  # the default target: this share of the best accuracy at the end
 MOST_TITLES = 4  # a report of this many runs gives their number instead of their names
+PLAIN = re.compile(r"[A-Za-z0-9_.+-]+")  # a run's name in a comparison, as a plan makes it
 # Keys that must be the same in all compared runs: the clients and their data. The seed may differ.
 DATA_KEYS = ("dataset", "task", "data-dir", "clients", "novel-clients", "partition.", "split.", "own.")
 NOT_DATA = ("data-dir", "clients-per-round", "own.class-weights")
@@ -145,17 +149,18 @@ def _cell(run: PlannedRun) -> str:
     return ", ".join(filter(None, (run.block, run.cell)))
 
 
-def read_comparison(places: Sequence[str]) -> Comparison:
+def read_comparison(places: Sequence[str], allowed: Allowed = NOTHING) -> Comparison:
     """Return the comparison of runs, of directories of `sepal compare`, or of both.
 
     Args:
         places: Run directories, runs' names, or directories with runs in them.
+        allowed: What may be done beyond reading the runs' files.
 
     Raises:
         ConfigError: There is no such run, or two runs have different data.
         StateError: A run's files are damaged.
     """
-    found: list[Comparison] = [_of_place(place) for place in places]
+    found: list[Comparison] = [_of_place(place, allowed) for place in places]
     given = {result.stored.path.resolve(): result for one in found for result in one.results}  # each run once
     results = _labelled(list(given.values()))
     check_comparable(results)
@@ -167,30 +172,53 @@ def read_comparison(places: Sequence[str]) -> Comparison:
     return replace(head, title=title, results=tuple(results), notes=notes, tuning=tuning)
 
 
-def _of_place(place: str) -> Comparison:
+def _of_place(place: str, allowed: Allowed) -> Comparison:
     path = find_place(place)
     if is_run(path):
-        return Comparison(path.name, (read_result(path),))
-    if (path / INDEX).is_file():
-        return _indexed(path)
-    return Comparison(path.resolve().name, tuple(read_result(run) for run in sorted(runs_of(path))))
+        return Comparison(printable(path.name), (read_result(path, allowed=allowed),))
+    if is_regular(path / INDEX):
+        return _indexed(path, allowed)
+    results = tuple(read_result(_inside(path, run), allowed=allowed) for run in sorted(runs_of(path)))
+    return Comparison(printable(path.resolve().name), results)
 
 
-def _indexed(directory: Path) -> Comparison:
+def _inside(folder: Path, run: Path) -> Path:
+    """Return ``run``, whose directory is in ``folder``.
+
+    Raises:
+        StateError: It is a link to somewhere else, which whoever made the folder has no part in.
+    """
+    if run.is_symlink() and not is_inside(run, folder):
+        raise StateError(str(run), f"a run in {folder}", "a link that leads out of it")
+    return run
+
+
+def _indexed(directory: Path, allowed: Allowed) -> Comparison:
     file = directory / INDEX
     try:
-        index = json.loads(file.read_text())
-        rows = [(directory / row["name"], str(row["label"]), str(row["cell"])) for row in index["runs"]]
+        index = read_index(directory)
+        rows = [(directory / _plain(row["name"]), str(row["label"]), str(row["cell"])) for row in index["runs"]]
         title, view, target = str(index["title"]), index["view"], index["target"]
         notes, tuning = tuple(map(str, index.get("notes", ()))), tuple(map(_tried, index.get("tuning", ())))
         if view not in CLOSING_VIEWS or not (target is None or isinstance(target, int | float)):
             raise ValueError
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         raise StateError(str(file), "the list of a comparison's runs", "a damaged file") from None
-    there = [row for row in rows if stored_config(row[0])]
+    there = [row for row in rows if stored_config(_inside(directory, row[0]))]
     if not there:
         raise ConfigError("run", "a comparison with runs", f"{directory}, none of whose {len(rows)} runs has begun")
-    return Comparison(title, tuple(read_result(*row) for row in there), view, target, notes, tuning)
+    return Comparison(title, tuple(read_result(*row, allowed) for row in there), view, target, notes, tuning)
+
+
+def _plain(name: Any) -> str:
+    """Return a run's name if it is one, and no path.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not isinstance(name, str) or not PLAIN.fullmatch(name) or not name.strip("."):
+        raise ValueError(name)
+    return name
 
 
 def _tried(row: Mapping[str, Any]) -> Tried:
@@ -207,7 +235,7 @@ def _labelled(results: Sequence[Result]) -> list[Result]:
         values = as_begun(result.stored.config, load=False) if keys else {}
         extra = " ".join(f"{key.rpartition('.')[2]}={values.get(key)}" for key in keys)
         if sum(r.seed == result.seed and not any(_differing(r.stored.config, result.stored.config)) for r in twins) > 1:
-            extra = f"{extra} ({result.stored.path.name})".strip()  # equal settings are not two seeds
+            extra = f"{extra} ({printable(result.stored.path.name)})".strip()  # equal settings are not two seeds
         labelled.append(replace(result, label=" ".join(filter(None, (result.label, extra)))))
     return labelled
 
@@ -246,5 +274,6 @@ def _data(config: Mapping[str, Any]) -> dict[str, Any]:
     keys = {key: value for key, value in keys.items() if key not in NOT_DATA}
     if config.get("dataset") in FILES:  # a public data set is the same wherever it is stored
         keys |= {key: value for key, value in config.items() if key.startswith(("folder.", "hf."))}
-        keys["data-dir"] = str(data_directory(str(config.get("data-dir", ""))))
+        with suppress(RuntimeError):  # a run from elsewhere may name the home of a user whom this machine does not know
+            keys["data-dir"] = str(data_directory(str(config.get("data-dir", ""))))
     return keys

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from sepal.protocol.tasks.scoring import Measure, headline
 from sepal.server_app.json_lines import Line, read_rows
-from sepal.server_app.stored_run import StoredRun, read_run
-from sepal.strategies import registry
+from sepal.server_app.stored_run import NOTHING, Allowed, StoredRun, read_run
 from sepal.study import statistics
 from sepal.study.statistics import BySeed, Difference, Estimate, Rise
 
@@ -167,9 +166,9 @@ def _round(line: Line) -> int:
     return int(line["model_round"] if line["phase"] == "closing" else line["round"])
 
 
-def read_result(path: Path, label: str = "", cell: str = "") -> Result:
+def read_result(path: Path, label: str = "", cell: str = "", allowed: Allowed = NOTHING) -> Result:
     """Return the run in ``path``; without a label, it gets its method's name."""
-    stored = read_run(path)
+    stored = read_run(path, allowed)
     return Result(label or str(stored.config["method"]), cell, int(stored.config["seed"]), stored)
 
 
@@ -201,7 +200,7 @@ class Variant:
     @property
     def deployed(self) -> str:
         """View of the model that a user of a deployed client predicts with; empty for a method not installed here."""
-        return registry.deployed(self.method)
+        return self.results[0].stored.deployed
 
     def view_of(self, view: str) -> str:
         """Return the view itself; for ``deployed``, the method's own deployed view."""

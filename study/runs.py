@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sepal.errors import ConfigError, StateError
+from sepal.server_app.json_lines import cleaned
 from sepal.server_app.places import IN_PROCESS, default_base
+from sepal.storage.regular import is_regular, read_text
 
 if TYPE_CHECKING:
     from sepal.client_app.client_model import ClientModel
 
+LATEST = 2.0**37  # seconds since 1970: in the year 6325
+EXPORT = "you allow (sepal export --allow package.module:NAME)"
 INDEX = "comparison.json"  # the list of runs in a directory of `sepal compare`
 
 
@@ -46,18 +50,21 @@ def find_place(text: str) -> Path:
 
 def is_run(path: Path) -> bool:
     """Return whether ``path`` is a run directory."""
-    return (path / "config.toml").is_file()  # reading a named pipe would wait for ever
+    return is_regular(path / "config.toml")  # reading a named pipe would wait for ever
 
 
 def runs_of(place: Path) -> list[Path]:
     """Return a run directory itself, or the run directories in a folder, the newest first."""
-    found = [place] if is_run(place) else [path.parent for path in place.glob("*/config.toml") if path.is_file()]
+    found = [place] if is_run(place) else [path.parent for path in place.glob("*/config.toml") if is_regular(path)]
     return sorted(found, key=lambda path: (-started(path), path.name))
 
 
 def started(run: Path) -> float:
-    """Return when a run began, in seconds since 1970."""
-    return (run / "config.toml").stat().st_mtime
+    """Return when a run began, in seconds since 1970; 0 for a time that no calendar has."""
+    with suppress(OSError):  # it may have been removed since it was listed
+        if 0 <= (when := (run / "config.toml").stat().st_mtime) < LATEST:
+            return when
+    return 0.0
 
 
 def places_in(directory: Path | None = None) -> list[tuple[Path, list[Path]]]:
@@ -78,9 +85,22 @@ def compared_in(folder: Path) -> set[str]:
         StateError: Its list is damaged.
     """
     try:
-        return {str(row["name"]) for row in json.loads((folder / INDEX).read_text())["runs"]}
-    except (OSError, ValueError, LookupError, TypeError):
+        return {str(row["name"]) for row in read_index(folder)["runs"]}
+    except (ValueError, LookupError, TypeError):
         raise StateError(str(folder / INDEX), "the list of a comparison's runs", "a damaged file") from None
+
+
+def read_index(folder: Path) -> Any:
+    """Return what the list of a comparison's runs says, with printable texts.
+
+    Raises:
+        ValueError: It is missing or no JSON.
+        StateError: It is no regular file in the folder.
+    """
+    try:
+        return cleaned(json.loads(read_text(folder / INDEX, within=folder)))
+    except (OSError, RecursionError) as reason:
+        raise ValueError(str(reason)) from None
 
 
 def name_of(path: Path) -> str:
@@ -100,7 +120,7 @@ def _bases() -> list[Path]:
 
 def _found(text: str) -> Path | None:
     places = (Path(text).expanduser(), *(base / text for base in _bases()))
-    return next((place for place in places if (place / INDEX).is_file() or runs_of(place)), None)
+    return next((place for place in places if is_regular(place / INDEX) or runs_of(place)), None)
 
 
 def _unknown(text: str, what: str) -> ConfigError:
@@ -108,18 +128,28 @@ def _unknown(text: str, what: str) -> ConfigError:
     return ConfigError("run", what if "/" in text else f"{what}, or a name under {bases[0]} or {bases[1]}", text)
 
 
-def model_of(path: Path, client: str | int, view: str = "") -> ClientModel:
+def model_of(
+    path: Path, client: str | int, view: str = "", allow: Collection[str] = (), how: str = EXPORT
+) -> ClientModel:
     """Return a model of a client of the run at ``path`` (:func:`sepal.client_app.client_model.client_model`).
 
-    ``client``: its name or its number, from 0.
+    Args:
+        path: The run's directory.
+        client: Its name or its number, from 0.
+        view: Which of its models; empty for the deployed one.
+        allow: Code that the run's keys may name, ``package.module:NAME``.
+        how: How code is allowed, for the error.
 
     Raises:
-        ConfigError: The run has no such client, or its model cannot be exported.
+        ConfigError: The run has no such client, its model cannot be exported, or it names code that is not allowed.
     """
-    from sepal.client_app.build import client_name
     from sepal.client_app.client_model import client_model
-    from sepal.server_app.stored_run import read_run
+    from sepal.config.elsewhere import check_code
+    from sepal.protocol.fields import client_name
+    from sepal.server_app.stored_run import read_run, stored_config
 
+    flat = stored_config(path) or {}
+    check_code(flat, allow, how)
     stored = read_run(path)
     names = {each["name"] for line in stored.lines for each in line["clients"]}
     client = str(client)
@@ -128,7 +158,7 @@ def model_of(path: Path, client: str | int, view: str = "") -> ClientModel:
     if client not in names:
         few = f"{sorted(names)[0]} … {sorted(names)[-1]}" if names else "none yet"
         raise ConfigError("client", f"a client of {path.name}: {few}", client)
-    return client_model(path, stored.config, client, view=view)
+    return client_model(path, flat, client, view=view)
 
 
 @contextmanager
@@ -140,5 +170,5 @@ def naming(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as reason:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as reason:
         raise StateError(str(path), "figures as a run writes them", f"{type(reason).__name__}: {reason}") from reason

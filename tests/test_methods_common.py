@@ -12,10 +12,11 @@ from dataclasses import replace
 
 import pytest
 
-from sepal.client_app.build import Node, Shared, build_host, client_name
+from sepal.client_app.build import Node, Shared, build_host
 from sepal.config import flatten
 from sepal.engines.in_process import run_in_process
 from sepal.errors import SepalError
+from sepal.protocol.fields import client_name
 from sepal.protocol.messages import Order
 from sepal.protocol.method import Kind, resolve
 from sepal.protocol.payloads import seal, unseal

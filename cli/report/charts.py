@@ -21,9 +21,10 @@ from sepal.cli.report.figure import (
     named,
     shown,
 )
-from sepal.cli.report.learned import Rows, label_counts
+from sepal.cli.report.learned import Rows
 from sepal.cli.report.marks import NAMES, client_axis, colour_of, dash_of, name_axis, round_axis, shape_of, short
 from sepal.cli.sizes import size
+from sepal.server_app.about import labels_of
 from sepal.study.comparison import Comparison
 
 FIRST = (*curves.NAMES, frontier.NAME, "clients", "bytes", "labels", "pairs", "seconds", "shift", "capacity", "own")
@@ -39,8 +40,8 @@ def figures(comparison: Comparison, data: Mapping[str, Rows]) -> list[Figure]:
         if source in data:
             made.append(make(comparison, data[source]))
         elif name == "labels":
-            configs = (variant.first.stored.config for variant in comparison.all_variants())
-            if why := next((words for config in configs if (words := label_counts(config)[2])), ""):
+            runs = (variant.first.stored for variant in comparison.all_variants())
+            if why := next((words for run in runs if (words := labels_of(run).reason)), ""):
                 made.append(Figure("labels", "labels", LABELS, "No figure.", why, {}, (), True))
     return made
 

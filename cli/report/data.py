@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from sepal.cli.report.learned import Row, Rows, label_counts, learned
+from sepal.cli.report.learned import Row, Rows, learned
 from sepal.cli.report.places import frontier_rows
 from sepal.protocol.views import CLOSING_VIEWS, MODELS, SHIFTS
+from sepal.server_app.about import Labels, labels_of
 from sepal.strategies import registry
 from sepal.study.comparison import Comparison
 from sepal.study.results import DIRECTIONS, Point, Result, Variant
@@ -184,14 +185,14 @@ def _bytes(comparison: Comparison, variant: Variant) -> Iterator[Row]:
 
 
 def _labels(comparison: Comparison) -> Iterator[Row]:
-    """Yield the number of training examples of each label that each client has; nothing if the data is not here."""
+    """Yield the number of training examples of each label that each client has; nothing if that is not known."""
     for cell in comparison.cells:
         variants = comparison.variants(cell)
-        names, counts, _ = label_counts(variants[0].first.stored.config) if variants else ((), {}, "")
-        for client, found in counts.items():
+        labels = labels_of(variants[0].first.stored) if variants else Labels()
+        for client, found in (labels.counts or {}).items():
             for number, count in enumerate(found):
                 if count:
-                    label = names[number] if names else str(number)
+                    label = labels.names[number] if labels.names else str(number)
                     row = {"cell": cell, "client": client, "class": label, "number": number}
                     yield {**row, "examples": int(count)}
 

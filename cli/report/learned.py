@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,19 @@ import numpy as np
 
 from sepal.client.state_store import StateStore
 from sepal.client_app.client_model import newest_state
-from sepal.errors import ConfigError, SepalError
+from sepal.client_app.guard import check_sizes
+from sepal.config.elsewhere import check_code, without_places
+from sepal.data.own import OWN
+from sepal.errors import ConfigError, DamagedError, SepalError
+from sepal.protocol.fields import NAME
 from sepal.protocol.learned import ClientMasks, EndedRun, Matrix, Reader
 from sepal.protocol.method import resolve
-from sepal.server_app.places import IN_PROCESS
-from sepal.server_app.run_directory import RunDirectory
-from sepal.server_app.stored_run import stored_config
+from sepal.server.run_state import RunState
+from sepal.server.run_store.disk import checkpoints_of, read_checkpoint
+from sepal.server_app.about import StoredData, info_of, labels_of
+from sepal.server_app.stored_run import NOTHING, Allowed, read_run, stored_config
 from sepal.strategies import registry
-from sepal.strategies.assembly import assemble
+from sepal.strategies.assembly import Assembly, assemble
 from sepal.strategies.learned import cluster, compare_masks
 from sepal.study.comparison import Comparison
 from sepal.study.results import Variant
@@ -45,13 +51,12 @@ def learned(comparison: Comparison) -> dict[str, Rows]:
         stored, kinds = variant.first.stored, readers(variant.method)
         if "pruning" in kinds:
             found["pruning"] += _pruning(variant, resolve(kinds["pruning"].function))
-        code = ":" in f"{stored.config.get('model')}{stored.config.get('own.data', '')}"  # the run may be foreign
-        if code or stored.summary is None or int(stored.config["clients"]) > MOST:
+        if stored.summary is None or int(stored.config["clients"]) > MOST:
             continue
         for kind, rows_of in (("masks", _masks), ("vectors", _tree)):
             try:
-                made = rows_of(stored.path) if kind in kinds else {}
-            except SepalError:  # its data, checkpoint or states are not here
+                made = rows_of(stored.path, stored.allowed) if kind in kinds else {}
+            except SepalError:  # its data, checkpoint or states are not here, or it names code that is not allowed
                 continue
             for name, rows in made.items():
                 found[name] += [{"cell": variant.cell, "label": variant.label, **row} for row in rows]
@@ -63,28 +68,27 @@ def readers(method: str) -> Mapping[str, Reader]:
     return registry.get(method).learned if method in registry.table() else {}
 
 
-def read(path: Path, kind: str) -> Any:
+def read(path: Path, kind: str, allowed: Allowed = NOTHING) -> Any:
     """Return what a method's reader of a kind finds in the run at ``path``.
 
+    Unless its data may be read, that is in the run's files alone: the model is built from what they say of the data.
+
     Raises:
-        ConfigError: ``path`` is not a run directory, its method has no such reader, or it has no checkpoint.
+        ConfigError: ``path`` is not a run directory, its method has no such reader, it has no checkpoint, it names code
+            that is not allowed, or the reader needs data that may not be read.
     """
-    flat = stored_config(path)
-    reader = readers(str(flat["method"])).get(kind) if flat else None
-    if flat is None or reader is None:
+    kinds = readers(str((stored_config(path) or {}).get("method")))
+    if kind not in kinds:
         known = (name for name in registry.names() if kind in readers(name))
         raise ConfigError("run", f"the directory of a run of {' or '.join(known)}", str(path))
-    assembly = assemble(registry.as_begun(flat))
-    with RunDirectory(path, assembly, IN_PROCESS) as directory:
-        progress = directory.store().latest()
-    if progress is None:
-        raise ConfigError("run", "a run with a checkpoint", str(path))
-
+    assembly, reader = _assembled(path, allowed), kinds[kind]
+    progress = _newest(path, assembly)
     stores: dict[str, StateStore] = {}
 
     def states() -> Iterator[tuple[str, Any]]:
-        for name in sorted({place.name for place in path.glob("clients/*/*")}):
-            if (newest := newest_state(path, assembly, name)) and newest.stored:
+        for name in sorted({place.name for place in path.glob("clients/*/*") if NAME.match(place.name)}):
+            newest = newest_state(path, assembly, name, elsewhere=allowed.data)
+            if newest and newest.stored:
                 stores[name] = newest.store
                 yield name, newest.stored.state
 
@@ -97,69 +101,62 @@ def read(path: Path, kind: str) -> Any:
     return resolve(reader.function)(EndedRun(assembly.task, progress.server, states, algorithm))
 
 
-def masks(path: Path) -> dict[str, Any]:
+def _assembled(path: Path, allowed: Allowed) -> Assembly:
+    """Return a run's parts, without its data unless that may be read."""
+    stored = read_run(path, allowed)
+    check_code(stored.config, allowed.code, "you allow (sepal report --allow package.module:NAME)")
+    if allowed.data:
+        return assemble(registry.as_begun(stored.config))
+    info = info_of(stored)
+    sizes = {"own.shape": "x".join(map(str, info.input_shape)), "own.classes": info.classes}
+    check_sizes({**stored.config, **sizes, "dataset": OWN, "own.vocabulary": info.vocabulary})
+    return assemble(registry.as_begun(without_places(stored.config)), data=StoredData(info))
+
+
+def _newest(path: Path, assembly: Assembly) -> RunState:
+    """Return the newest checkpoint that can be read; nothing of the run is changed.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    for file in reversed(checkpoints_of(path)):
+        with suppress(DamagedError):
+            return read_checkpoint(file, assembly.method.server_state)
+    raise ConfigError("run", "a run with a checkpoint", str(path))
+
+
+def masks(path: Path, allowed: Allowed = NOTHING) -> dict[str, Any]:
     """Return the run's name and :func:`sepal.strategies.learned.compare_masks` of the run at ``path``.
 
     Raises:
         ConfigError: As :func:`read`, or the run's data is not here.
     """
-    found: ClientMasks = read(path, "masks")
-    return {"run": path.name, **compare_masks(found, _counts(path, found.names))}
+    found: ClientMasks = read(path, "masks", allowed)
+    return {"run": path.name, **compare_masks(found, _counts(path, allowed, found.names))}
 
 
-def clusters(path: Path) -> dict[str, Any]:
+def clusters(path: Path, allowed: Allowed = NOTHING) -> dict[str, Any]:
     """Return the run's name and :func:`sepal.strategies.learned.cluster` of the run at ``path``.
 
     Raises:
         ConfigError: As :func:`read`, or the run's data is not here, or its clients cannot be clustered.
     """
-    return {"run": path.name, **cluster(read(path, "vectors"), partial(_counts, path))}
+    return {"run": path.name, **cluster(read(path, "vectors", allowed), partial(_counts, path, allowed))}
 
 
-def _counts(path: Path, names: Sequence[str]) -> Matrix:
+def _counts(path: Path, allowed: Allowed, names: Sequence[str]) -> Matrix:
     """Return each client's number of training examples of each label, float64 (clients, classes)."""
-    _, counts, reason = label_counts(stored_config(path) or {})
-    if reason:
-        raise ConfigError("run", "one whose data is here", reason)
-    return np.array([counts[name] for name in names], np.float64)
+    found = labels_of(read_run(path, allowed))
+    if found.counts is None:
+        raise ConfigError("run", "one whose labels are known", found.reason)
+    try:
+        return np.array([found.counts[name] for name in names], np.float64)
+    except KeyError as name:
+        raise ConfigError("run", "one whose labels are known of every client", str(name)) from None
 
 
-def label_counts(config: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, list[int]], str]:
-    """Return the labels' names, if they have any, each client's number of training examples by label, and a reason.
-
-    If the data is private or not on this machine, the first two are empty and the reason is a sentence that says so.
-    """
-    return _label_counts(tuple(config.items()))
-
-
-@lru_cache(maxsize=64)
-def _label_counts(items: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, ...], dict[str, list[int]], str]:
-    from sepal.client_app.build import client_name
-    from sepal.config import parse
-    from sepal.data import federated_data
-    from sepal.protocol.tasks.learning import CLASSIFICATION
-    from sepal.strategies.registry import Hypers, as_begun
-
-    try:  # without the run's model: for a run from elsewhere, building it could import code
-        config, _ = parse(as_begun(dict(items)), Hypers())
-        if config.task != CLASSIFICATION:  # asking its data for targets could import code, too
-            return (), {}, f"Targets of the task {config.task} are no class numbers."
-        data = federated_data(config)
-        if data.private:
-            return (), {}, "The clients bring data of their own, and only they know its labels."
-        classes, found = data.info.classes, {}
-        for number in range(config.clients):
-            name = client_name(number)
-            labels = data.client(number, config.clients, name).train.y
-            found[name] = np.bincount(labels, minlength=classes).tolist()
-    except SepalError:  # its text is not shown: it may name a directory of this machine
-        name = dict(items).get("dataset", "")
-        return (), {}, f"The data ({name}) is not on the machine that wrote this report, or cannot be read there."
-    return data.info.class_names, found, ""
-
-
-def _masks(path: Path) -> dict[str, Rows]:
-    found = masks(path)
+def _masks(path: Path, allowed: Allowed) -> dict[str, Rows]:
+    found = masks(path, allowed)
     names = found["clients"]
     alike, overlap, layers = Rows(), Rows(), Rows()
     for a, b in itertools.product(range(len(names)), repeat=2):
@@ -173,8 +170,8 @@ def _masks(path: Path) -> dict[str, Rows]:
     return {"masks": alike, "overlap": overlap, "layers": layers}
 
 
-def _tree(path: Path) -> dict[str, Rows]:
-    found, rows = clusters(path), Rows()
+def _tree(path: Path, allowed: Allowed) -> dict[str, Rows]:
+    found, rows = clusters(path, allowed), Rows()
     for number, points in enumerate(found["links"]):
         for step, (distance, place) in enumerate(points):
             rows.append({"kind": "link", "link": number, "step": step, "distance": distance, "place": place})

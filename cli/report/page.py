@@ -32,24 +32,29 @@ from sepal.cli.sheets import (
     tuning_title,
     without_yardsticks,
 )
+from sepal.config.elsewhere import PLACES
 from sepal.errors import ConfigError
+from sepal.server_app.stored_run import NOTHING, Allowed
 from sepal.storage.files import write_atomically
 from sepal.study.comparison import Comparison, read_comparison
 
 if TYPE_CHECKING:
     from sepal.cli.report.figure import Figure
 
-PLACES = ("data-dir", "out", "state-dir")  # paths on this machine, left out because reports are passed on
 
-
-def write_html(places: Sequence[str], path: Path) -> Path:
+def write_html(places: Sequence[str], path: Path, allowed: Allowed = NOTHING) -> Path:
     """Write the report of runs, or of directories of `sepal compare`, to ``path`` and return it.
+
+    Args:
+        places: Runs and directories.
+        path: The file.
+        allowed: What may be done beyond reading the runs' files.
 
     Raises:
         ConfigError: The extra ``report`` is not installed, there is no such run, or the runs cannot be compared.
         StateError: A run's files are damaged.
     """
-    comparison = read_comparison(places)
+    comparison = read_comparison(places, allowed)
     if not any(result.stored.lines for result in comparison.results):
         raise ConfigError("run", "a run with at least one round", ", ".join(places))
     write_atomically(path, render(comparison).encode())
@@ -264,7 +269,7 @@ def _figures(made: Sequence[Figure]) -> Iterator[str]:
 
 def _details(comparison: Comparison) -> Iterator[str]:
     configs = [result.stored.config for result in comparison.results]
-    told = {key: value for key, value in configs[0].items() if key not in PLACES}
+    told = {key: value for key, value in configs[0].items() if key not in PLACES}  # because reports are passed on
     shared = {key: value for key, value in told.items() if all(c.get(key) == value for c in configs)}
     words = ", ".join(f"{key} = {value}" for key, value in shared.items() if value not in ("", "auto"))
     yield f'<details><summary>Settings that all runs share</summary><p class="words">{html.escape(words)}</p></details>'
@@ -277,6 +282,10 @@ def _details(comparison: Comparison) -> Iterator[str]:
         rows.append([with_cell(variant.label, variant.cell), *figures])
     heads = ("run", "seeds", "rounds", "seconds", "Sepal", "processor")
     yield from table(Sheet(heads, rows), "What was run")
+    for variant in comparison.all_variants():
+        if ":" in variant.method and variant.first.stored.title:  # of somebody's own, which no list of methods has
+            words = f"{with_cell(variant.label, variant.cell)}: {variant.first.stored.title}"
+            yield f'<p class="reading">{html.escape(words)}</p>'
     yield from _privacy(comparison)
     if comparison.tuning:
         yield f"<h2>{html.escape(tuning_title(comparison))}</h2>"

@@ -10,12 +10,13 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sepal.cli.report.learned import clusters, masks
 from sepal.errors import SepalError, one_line
-from sepal.server_app.stored_run import read_run
+from sepal.server_app.stored_run import Allowed, read_run
 from sepal.strategies.subfedavg.learned import courses, distances
 
 BAD_INPUT = 2  # exit code, as that of `sepal`
@@ -27,7 +28,12 @@ def pruning(path: Path) -> dict[str, Any]:
     return {"run": path.name, "clients": courses(lines), "distances": distances(lines)}
 
 
-KINDS: Mapping[str, Callable[[Path], Mapping[str, Any]]] = {"masks": masks, "clusters": clusters, "pruning": pruning}
+READ = Allowed(data=True)  # the data of the runs here, which are ours
+KINDS: Mapping[str, Callable[[Path], Mapping[str, Any]]] = {
+    "masks": partial(masks, allowed=READ),
+    "clusters": partial(clusters, allowed=READ),
+    "pruning": pruning,
+}
 
 
 def main() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from sepal.errors import ConfigError
 
@@ -16,6 +18,25 @@ FORMER = "former"  # the mark of a field whose default has changed
 PositiveOrAuto: TypeAlias = Annotated[float, Field(gt=0)] | Literal["auto"]
 NotNegativeOrAuto: TypeAlias = Annotated[float, Field(ge=0)] | Literal["auto"]
 ShareOrAuto: TypeAlias = Annotated[float, Field(ge=0, le=1)] | Literal["auto"]
+
+
+class Mark(StrEnum):
+    """A fact about a key, written at its field (:func:`marks`) and nowhere else; lists of keys are derived from it.
+
+    Every key whose value is a text of any content has one of the first four: what that text may lead to. So who reads a
+    config from elsewhere knows what not to follow, also in keys that are new (tests/sepal/config/test_marks.py).
+    """
+
+    CODE = "code"  # package.module:NAME, which is imported
+    PATH = "path"  # a file or directory of the machine that reads the key
+    FETCHED = "fetched"  # something that is asked for over the network
+    WORDS = "words"  # names and patterns that lead to nothing outside the run
+    FREE_BACK = "free-back"  # may change when a run goes back to an earlier round
+
+
+def marks(*facts: Mark) -> dict[str, Any]:
+    """Return marks for the ``json_schema_extra`` of a key's field."""
+    return dict.fromkeys(map(str, facts), True)
 
 
 _UNION_PARTS = ("float", "constrained-float", "literal['auto']")  # pydantic's names of the two types of a rate
@@ -99,12 +120,17 @@ def flat_keys(kind: type[BaseModel], prefix: str = "") -> list[str]:
 
 def key_types(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
     """Return the flat keys of a group, each with its type."""
-    keys: dict[str, Any] = {}
+    return {key: info.annotation for key, info in key_fields(kind, prefix)}
+
+
+def key_fields(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield the flat keys of a group, each with its field; keys of nested groups are dotted."""
     for name, info in kind.model_fields.items():
         key, inner = prefix + (info.alias or kebab(name)), info.annotation
-        nested = isinstance(inner, type) and issubclass(inner, BaseModel)
-        keys |= key_types(inner, f"{key}.") if nested else {key: inner}  # type: ignore[arg-type]
-    return keys
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from key_fields(inner, f"{key}.")
+        else:
+            yield key, info
 
 
 def former_values(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
@@ -119,10 +145,15 @@ def former_values(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def marked(settings: BaseModel, mark: str, prefix: str = "") -> set[str]:
-    """Return the flat keys of a group whose field carries ``mark`` in its ``json_schema_extra``."""
-    extras = ((info.alias or kebab(name), info.json_schema_extra) for name, info in type(settings).model_fields.items())
-    return {prefix + key for key, extra in extras if isinstance(extra, dict) and extra.get(mark)}
+def marked(kind: type[BaseModel], *facts: Mark, prefix: str = "") -> tuple[str, ...]:
+    """Return the flat keys of a group that carry any of the marks, in the order of its fields."""
+    return tuple(key for key, info in key_fields(kind, prefix) if has_mark(info, *facts))
+
+
+def has_mark(info: FieldInfo, *facts: Mark) -> bool:
+    """Return whether a key's field carries any of the marks."""
+    extra = info.json_schema_extra
+    return isinstance(extra, dict) and any(extra.get(fact) for fact in facts)
 
 
 def flatten(settings: BaseModel, prefix: str = "") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from sepal.config.base import Settings
+from sepal.config.base import Mark, Settings, marks
 from sepal.protocol.inputs import PATTERN
 
 PartitionName = Literal["auto", "iid", "dirichlet", "pathological", "shards", "two-class", "lambda-mix", "natural"]
@@ -86,6 +86,7 @@ class FolderSettings(Settings):
         "",
         description="names of the classes in the order of their numbers, such as ill,healthy; empty: sorted, as found "
         "in the files, which must then be the same on all machines",
+        json_schema_extra=marks(Mark.WORDS),
     )
     resize: str = Field(
         "",
@@ -130,16 +131,33 @@ class HubSettings(Settings):
         "",
         description="hf: the data set's name on the Hugging Face hub, OWNER/NAME or OWNER/NAME:CONFIGURATION; empty: "
         "data-dir is a local copy (save_to_disk, or Parquet files)",
+        json_schema_extra=marks(Mark.FETCHED),
     )
     inputs: str = Field(
         "",
         description="hf: the column of images or arrays, or columns of numbers, such as height,weight; empty: the one "
         "with images, or all with numbers",
+        json_schema_extra=marks(Mark.WORDS),
     )
-    label: str = Field("label", min_length=1, description="hf: the column of labels or targets")
-    person: str = Field("", description="hf: the column of owners, for partition.name = natural; empty: none")
-    train: str = Field("train", min_length=1, description="hf: the part that is dealt to the clients")
-    test: str = Field("test", description="hf: the part for tests; where there is none, split.* holds some out")
+    label: str = Field(
+        "label", min_length=1, description="hf: the column of labels or targets", json_schema_extra=marks(Mark.WORDS)
+    )
+    person: str = Field(
+        "",
+        description="hf: the column of owners, for partition.name = natural; empty: none",
+        json_schema_extra=marks(Mark.WORDS),
+    )
+    train: str = Field(
+        "train",
+        min_length=1,
+        description="hf: the part that is dealt to the clients",
+        json_schema_extra=marks(Mark.WORDS),
+    )
+    test: str = Field(
+        "test",
+        description="hf: the part for tests; where there is none, split.* holds some out",
+        json_schema_extra=marks(Mark.WORDS),
+    )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -173,6 +191,7 @@ class OwnSettings(Settings):
     data: str = Field(
         "",
         description="own: package.module:function for nodes that name none; it may take the client's number",
+        json_schema_extra=marks(Mark.CODE),
     )
 
     class_weights: Literal["none", "balanced"] = Field(

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from sepal.config.base import Settings
+from sepal.config.base import Mark, Settings, marks
 from sepal.config.data import Corruption
 from sepal.rng import derive
 
@@ -34,6 +34,7 @@ class CapacitySettings(Settings):
         "ideal",
         description="share of the full model that a client can hold: ideal (1), hetero (uniform in 0.01-1), or numbers "
         "such as 0.25,0.5,1, one of which is drawn for each client",
+        json_schema_extra=marks(Mark.WORDS),
     )
 
     @field_validator("profile")
@@ -87,6 +88,7 @@ class LoraSettings(Settings):
         "",
         description="comma-separated patterns of layers that get adapters, such as encoder.*.mlp.*; empty: all linear "
         "and attention layers but the last",
+        json_schema_extra=marks(Mark.WORDS),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from sepal.config.base import AUTO, NotNegativeOrAuto, Settings, flatten, renewed
+from sepal.config.base import AUTO, Mark, NotNegativeOrAuto, Settings, flatten, marks, renewed
 from sepal.config.data import FolderSettings, HubSettings, OwnSettings, PartitionSettings, SplitSettings
 from sepal.config.groups import (
     CapacitySettings,
@@ -39,23 +39,40 @@ class RunConfig(Settings):
         pattern=r"^([A-Za-z0-9_-][A-Za-z0-9._-]*)?$",
         description="run name; an existing name resumes that run; empty: generated",
     )
-    out: str = Field("runs", description="parent directory of the run's directory")
-    method: str = Field("fedpse", description="see `sepal methods`, or package.module:NAME of your own")
+    out: str = Field("runs", description="parent directory of the run's directory", json_schema_extra=marks(Mark.PATH))
+    method: str = Field(
+        "fedpse",
+        description="see `sepal methods`, or package.module:NAME of your own",
+        json_schema_extra=marks(Mark.CODE),
+    )
     task: str = Field(
         "classification",
         description="what is learned: classification, multilabel, regression, segmentation, tokens, or "
         "package.module:Task of your own (docs/tasks.md)",
+        json_schema_extra=marks(Mark.CODE),
     )
     metric: str = Field(
         "auto",
         description="the task's metric by which clients, rounds and methods are compared; auto: accuracy, macro-f1 "
         "(multilabel), rmse, dice or perplexity",
+        json_schema_extra=marks(Mark.WORDS),
     )
     target_unit: str = Field(
-        "", max_length=16, description="regression: unit of the targets, which rmse and mae have too, such as mg/dl"
+        "",
+        max_length=16,
+        description="regression: unit of the targets, which rmse and mae have too, such as mg/dl",
+        json_schema_extra=marks(Mark.WORDS),
     )
-    dataset: str = Field("digits", description="data set; folder: your own files; own: your own function")
-    data_dir: str = Field("", description="directory of the data; empty: SEPAL_DATA, then ~/.cache/sepal/data")
+    dataset: str = Field(
+        "digits",
+        description="data set; folder: your own files; own: your own function",
+        json_schema_extra=marks(Mark.WORDS),
+    )
+    data_dir: str = Field(
+        "",
+        description="directory of the data; empty: SEPAL_DATA, then ~/.cache/sepal/data",
+        json_schema_extra=marks(Mark.PATH),
+    )
     clients: int = Field(10, ge=0, description="clients needed to start; 0: all registered clients")
     clients_per_round: int = Field(0, ge=0, description="clients sampled each round; 0: all")
     oversample: float = Field(
@@ -109,6 +126,7 @@ class RunConfig(Settings):
         "",
         description="what changes each batch before a training step: crop-flip (images: shifted by up to 4 pixels, "
         "half of them mirrored), or package.module:function of your own; empty: nothing",
+        json_schema_extra=marks(Mark.CODE),
     )
     precision: Literal["fp32", "bf16"] = Field(
         "fp32",
@@ -119,6 +137,7 @@ class RunConfig(Settings):
         "auto",
         description="model name, package.module:build (starts with the weights that it sets, the rest drawn from the "
         "seed), or auto: the data set's default",
+        json_schema_extra=marks(Mark.CODE),
     )
     # For methods with one model for all clients. Multiply-adds are about width² of the full model's.
     width: float = Field(1.0, gt=0, le=1, description="fraction of the model's channels that all clients use")
@@ -126,8 +145,11 @@ class RunConfig(Settings):
         "",
         description="comma-separated patterns of the names of the parameters that are trained, such as head.*,*norm*; "
         "all others are frozen; empty: all",
+        json_schema_extra=marks(Mark.WORDS),
     )
-    initial_weights: str = Field("", description="safetensors file to start from; empty: drawn from the seed")
+    initial_weights: str = Field(
+        "", description="safetensors file to start from; empty: drawn from the seed", json_schema_extra=marks(Mark.PATH)
+    )
     initial_head: Literal["file", "new"] = Field(
         "file", description="the model's last layer with initial-weights: the file's, or new, drawn from the seed"
     )
@@ -186,7 +208,9 @@ class RunConfig(Settings):
     )
     checkpoint_every: int = Field(10, ge=1, description="rounds between full checkpoints of the server's state")
     state_dir: str = Field(
-        "", description="directory for clients' states; empty: in the run's directory, or the node's own"
+        "",
+        description="directory for clients' states; empty: in the run's directory, or the node's own",
+        json_schema_extra=marks(Mark.PATH),
     )
     values: Literal["fp32", "fp16", "bf16"] = Field("fp32", description="number format of the values sent")
     partition: PartitionSettings = Field(default_factory=PartitionSettings)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sepal.config import FolderReading, HubReading, RunConfig
 from sepal.data import cache
@@ -99,6 +100,17 @@ class DealtData:
     def raw(self, number: int, clients: int) -> ClientData:
         """Return part ``number`` of ``clients``, those of a table as they are in the file."""
         return _as_stored(replace(self.spec, clients=clients), number)
+
+    def label_counts(self, clients: int) -> NDArray[np.int64]:
+        """Return the number of training examples of each class in each part, int64 (clients, classes).
+
+        Raises:
+            DataError: The source or the partition is unusable.
+        """
+        spec = replace(self.spec, clients=clients)
+        source, (rows, ends) = load(spec.dataset, spec.data_dir, spec.folder), _table(spec)
+        parts = (source.y[np.asarray(rows[ends[3 * k] : ends[3 * k + 1]])] for k in range(clients))
+        return np.array([np.bincount(part, minlength=self.info.classes) for part in parts], np.int64)
 
     def pooled_test(self, clients: int, count: int = 0) -> Examples:
         """Return test examples of all parts; a larger ``count`` returns a superset."""

@@ -104,6 +104,11 @@ def text(head: ConfigRecord, key: str, most: int = 256) -> str:
     return value
 
 
+def client_name(number: int) -> str:
+    """Return the name of the client with partition ``number``. Names sort like numbers."""
+    return f"client-{number:05d}"
+
+
 def name(head: ConfigRecord, key: str) -> str:
     """Return the name of a client or run at ``key``."""
     value = text(head, key)

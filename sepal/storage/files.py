@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
 from sepal.errors import DamagedError, StateError
+from sepal.storage.regular import check_regular
 
 log = logging.getLogger("sepal")
 LARGEST = 64 << 30  # bytes; a larger state is refused as a mistake
@@ -101,6 +102,7 @@ def _bytes(array: npt.NDArray[Any]) -> memoryview:
 
 def _check_digest(path: Path) -> None:
     sha = hashlib.sha256()
+    check_regular(path)
     with open(path, "rb") as file:
         length = file.read(8)
         head = file.read(min(int.from_bytes(length, "little"), LARGEST_HEADER))
@@ -202,6 +204,7 @@ def read_plain_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
         StateError: The file is missing or damaged.
     """
     try:
+        check_regular(path)
         arrays = dict(load_file(path))
         # bfloat16 is a TypeError, or, once `ml_dtypes` is imported, as `onnx` does, a type that torch cannot take
         if odd := {str(array.dtype) for array in arrays.values() if array.dtype.kind not in "biuf"}:

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from sepal.client.hooks import Hooks
 from sepal.client.multiply_adds import multiply_adds
+from sepal.config import Mark, marks
 from sepal.protocol.method import Plan, Weights
 from sepal.protocol.tasks.learning import LABELS
 from sepal.rng import derive
@@ -34,7 +35,9 @@ class Hyper(WidthSettings):
 
     # Section 5.1: uniform-5.
     widths: str = Field(
-        "0.2,0.4,0.6,0.8,1", description="model widths; each client gets the largest with width² ≤ capacity"
+        "0.2,0.4,0.6,0.8,1",
+        description="model widths; each client gets the largest with width² ≤ capacity",
+        json_schema_extra=marks(Mark.WORDS),
     )
     # The abstract names self-distillation as a part of FjORD; the authors' Flower baseline runs both.
     distill: bool = Field(True, description="train the whole model on labels, its parts on the whole model's outputs")

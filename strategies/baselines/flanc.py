@@ -30,6 +30,7 @@ from pydantic import Field
 from torch import nn
 
 from sepal.client.hooks import Hooks
+from sepal.config import Mark, marks
 from sepal.models.decomposed import Decomposed, cut, initial_weights
 from sepal.models.factors import LEAST, DecomposedLayer, Decomposition
 from sepal.models.weights import load_weights
@@ -44,7 +45,9 @@ class Hyper(WidthSettings):
 
     # The paper's fractions. Each must be a multiple of 1/16.
     widths: str = Field(
-        "0.25,0.5,0.75,1", description="model widths; each client gets the largest with width² ≤ capacity"
+        "0.25,0.5,0.75,1",
+        description="model widths; each client gets the largest with width² ≤ capacity",
+        json_schema_extra=marks(Mark.WORDS),
     )
     # The middle of the grid of Pa3dFL's authors (.01, .1, 1; they chose .01 or 1 by setting); our choice, not searched.
     lambda_: float = Field(0.1, ge=0, description="λ, weight of the orthogonality regulariser on the bases")

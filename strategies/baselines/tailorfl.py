@@ -34,6 +34,7 @@ from pydantic import Field
 from torch import nn
 
 from sepal.client.hooks import Hooks
+from sepal.config import Mark, marks
 from sepal.masks.cuts import ChannelGroup, Cut, Index, windows
 from sepal.protocol.layout import Role
 from sepal.protocol.means import Part, mean_of_parts
@@ -55,6 +56,7 @@ class Hyper(WidthSettings):
     widths: str = Field(
         ",".join(f"{step / 16:g}" for step in range(1, 17)),
         description="model widths; each client gets the largest with width² ≤ capacity",
+        json_schema_extra=marks(Mark.WORDS),
     )
     personal: float = Field(0.5, ge=0, le=1, description="share of layers, from the last, with client-specific filters")
     lambda_: float = Field(0.5, ge=0, description="λ, weight of the penalty on importances")

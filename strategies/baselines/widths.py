@@ -24,7 +24,7 @@ from torch import nn
 from sepal.client.algorithm import ClientBase
 from sepal.client.network import Network
 from sepal.client.training import Trainer
-from sepal.config import Settings
+from sepal.config import Mark, Settings, marks
 from sepal.errors import ModelError
 from sepal.masks.cuts import Coupling, Cut, parameters, windows
 from sepal.models import coupling, cut_model
@@ -43,7 +43,9 @@ class WidthSettings(Settings):
 
     # HeteroFL, section 4 ("a" to "e"); FedRolex takes the same.
     widths: str = Field(
-        "1,0.5,0.25,0.125,0.0625", description="model widths; each client gets the largest with width² ≤ capacity"
+        "1,0.5,0.25,0.125,0.0625",
+        description="model widths; each client gets the largest with width² ≤ capacity",
+        json_schema_extra=marks(Mark.WORDS),
     )
 
     @field_validator("widths")

@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from pydantic import Field, field_validator
 
-from sepal.config import Settings, ShareOrAuto, auto
+from sepal.config import Mark, Settings, ShareOrAuto, auto, marks
 from sepal.masks.budgets import erk, uniform
 from sepal.masks.packed import Masks, Packed, pack
 from sepal.masks.selection import largest, random_subset
@@ -54,7 +54,11 @@ class Hyper(Settings):
     # Section 3.3.2: "ignore positions selected by no more than 30% clients".
     agreement: float = Field(0.3, ge=0, lt=1, description="global positions: held by more than this share of clients")
     # Figure 5 (e), (f), A.1.2: 300 rounds "divided equally into each phase"; 2a and 2b divide phase 2 equally.
-    schedule: str = Field("1:2,2a:1,2b:1", description="phases of an iteration as PHASE:SHARE,…; PHASE is 1, 2a or 2b")
+    schedule: str = Field(
+        "1:2,2a:1,2b:1",
+        description="phases of an iteration as PHASE:SHARE,…; PHASE is 1, 2a or 2b",
+        json_schema_extra=marks(Mark.WORDS),
+    )
     iterations: int = Field(2, ge=1, description="number of times the schedule repeats within rounds")
     adaptive_inference: bool = Field(False, description="DM-PFL+: choose θ_c or θ_g for each example (Algorithm 4)")
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from sepal.config import NotNegativeOrAuto, Settings, auto
+from sepal.config import Mark, NotNegativeOrAuto, Settings, auto, marks
 from sepal.models.decomposed import Decomposed
 from sepal.models.factors import Decomposition, width_for
 from sepal.models.weights import load_weights
@@ -55,7 +55,7 @@ class Hyper(Settings):
     non_finite: Literal["go-on", "end"] = Field(
         "go-on",
         description="non-finite step: skip the round, or end the run",
-        json_schema_extra={"free-back": True},
+        json_schema_extra=marks(Mark.FREE_BACK),
     )
 
     def largest_message(self, task: Task) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import tomli_w
 
+from sepal.server_app.about import write_about
 from sepal.strategies.assembly import assemble
 
 UP, DOWN = 100, 50  # bytes a client and round
@@ -32,22 +33,27 @@ def write_run(
     kept: bool = False,
     volume: int = 1,
     validation: Mapping[str, float] | None = None,
+    about: bool = True,
     **keys: Any,
 ) -> Path:
     """Write a complete run with the accuracies given: of the full evaluations of rounds 1 and 2, and by client.
 
     With ``kept``, kept models are as accurate as trained ones. ``volume`` multiplies the bytes.
-    Accuracy on validation data is the same, but for the views of ``validation`` in the closing round.
+    Accuracy on validation data is the same, but for the views of ``validation`` in the closing round. Without
+    ``about``, the run is one of an earlier version, which stored nothing for reports.
     """
     accuracies = closing or [0.5, 0.6, 0.7]
     count = len(accuracies)
     flat = {"method": method, "dataset": "digits", "clients": count, "rounds": 2, "seed": seed, **keys}
-    task = assemble(flat).task
+    assembly = assemble(flat)
+    task = assembly.task
     from sepal.config import flatten
 
     config = {**task.config.flat(), "name": path.name, **flatten(task.hyper, f"{method}.")}
     path.mkdir(parents=True)
     (path / "config.toml").write_text(tomli_w.dumps(config))
+    if about:
+        write_about(path, assembly, alone=True)
     rounds = [[value] * count for value in full or [0.2, 0.4]] + [accuracies]
     lines, ledger = [], []
     for number, values in enumerate(rounds, 1):

@@ -267,8 +267,8 @@ def test_an_exported_own_model_is_complete(tmp_path, model):
     result = sepal("run", *options, "--name", model, "--out", tmp_path, "--workers", 1)
     assert result.exit_code == 0, result.output
     file = tmp_path / "model.safetensors"
-    assert sepal("export", tmp_path / model, "client-00001", "--out", file).exit_code == 0
-    found, module = model_of(tmp_path / model, "client-00001"), load(file, {name}).module
+    assert sepal("export", tmp_path / model, "client-00001", "--out", file, "--allow", name).exit_code == 0
+    found, module = model_of(tmp_path / model, "client-00001", allow={name}), load(file, {name}).module
     np.testing.assert_allclose(load(file, {name})(found.inputs), found.logits, atol=1e-5)
     parameters = dict(module.named_parameters())
     assert len(list(module.parameters())) == (7 if model == "tied" else 8)
@@ -279,7 +279,7 @@ def test_an_exported_own_model_is_complete(tmp_path, model):
         assert ("2 frozen tensors stay as" in result.stderr) == (model == "frozen")
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    assert sepal("export", tmp_path / model, "1", "--out", file, "--onnx").exit_code == 0
+    assert sepal("export", tmp_path / model, "1", "--out", file, "--onnx", "--allow", name).exit_code == 0
     session = onnxruntime.InferenceSession(file.with_suffix(".onnx"))
     (logits,) = session.run(None, {session.get_inputs()[0].name: found.inputs[:5]})
     np.testing.assert_allclose(logits, found.logits[:5], atol=1e-4)

@@ -11,11 +11,13 @@ from experiments.paper.learned import main
 from sepal.cli.report import learned
 from sepal.cli.running import run_flat
 from sepal.errors import ConfigError
-from sepal.server_app.stored_run import read_run, stored_config
+from sepal.server_app.about import Labels
+from sepal.server_app.stored_run import Allowed, read_run, stored_config
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.contract import Gated
 from sepal.study.comparison import read_comparison
 
+READ = Allowed(data=True)
 KEYS = {"dataset": "digits", "clients": 3, "rounds": 1, "partition.subsample": 300, "method": "pfedgate"}
 
 
@@ -33,7 +35,7 @@ def gated(run):
 
 def test_a_client_s_mask_has_the_share_that_the_client_reported(run):
     """Gated by client, there is one mask for all examples of a client."""
-    found = learned.read(run, "masks")
+    found = learned.read(run, "masks", READ)
     blocks = gated(run).blocks(0.5)
     closing = {client["name"]: client["metrics"] for client in read_run(run).lines[-1]["clients"]}
     assert found.names == sorted(closing)
@@ -45,8 +47,8 @@ def test_a_client_s_mask_has_the_share_that_the_client_reported(run):
 
 
 def test_how_alike_two_clients_are_is_counted_in_blocks(run):
-    masks = learned.read(run, "masks").personal
-    figures = learned.masks(run)
+    masks = learned.read(run, "masks", READ).personal
+    figures = learned.masks(run, READ)
     assert figures["distinct"] == len({tuple(mask) for mask in masks.tolist()})
     both = sum(a == b == 1 for a, b in zip(masks[0], masks[1], strict=True))
     assert figures["similarity"][0][1] == pytest.approx(both / masks[1].sum(), abs=1e-4)
@@ -66,8 +68,8 @@ def test_three_clients_on_a_line_are_clustered_by_wards_method(run, monkeypatch)
     places = {"x": 0.0, "y": 1.0, "z": 5.0}
     counts = {"x": [3.0, 0.0], "y": [2.0, 0.0], "z": [0.0, 9.0]}
     vectors = {name: np.array([place]) for name, place in places.items()}
-    monkeypatch.setattr(learned, "read", lambda path, kind: vectors)
-    monkeypatch.setattr(learned, "label_counts", lambda config: ((), counts, ""))
+    monkeypatch.setattr(learned, "read", lambda path, kind, allowed: vectors)
+    monkeypatch.setattr(learned, "labels_of", lambda run: Labels((), counts))
     found = learned.clusters(run)
     order = found["clients"]
     assert sorted(max(height for height, _ in link) for link in found["links"]) == [1.0, 5.1962]
@@ -83,7 +85,7 @@ def test_gates_of_other_budgets_are_not_clustered(tmp_path):
     run_flat({**KEYS, "clients": 6, **own}, tmp_path, workers=1)
     for found in (learned.masks, learned.clusters):
         with pytest.raises(ConfigError, match="run: expected one whose clients"):
-            found(tmp_path / "mixed")
+            found(tmp_path / "mixed", READ)
     assert learned.learned(read_comparison([tmp_path / "mixed"]))["tree"] == []
 
 

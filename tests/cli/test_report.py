@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import http.client
+import itertools
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 from sepal.cli.main import app
 from sepal.cli.running import run_flat
+from sepal.server_app.stored_run import Allowed
 from sepal.study.comparison import read_comparison
 from tests.cli.runs_for_tests import write_run
 
@@ -54,7 +56,7 @@ def learned(tmp_path_factory):
     methods = {"dmpfl": {}, "subfedavg": {"subfedavg.accuracy": 0.0}, "pfedgate": {"pfedgate.keep": 0.5}, "pa3dfl": {}}
     for method, own in methods.items():
         run_flat({**keys, **own, "method": method, "name": method, "out": str(directory)}, directory, workers=1)
-    return write_html([str(directory)], directory / "report.html")
+    return write_html([str(directory)], directory / "report.html", Allowed(data=True))
 
 
 def specs(text):
@@ -118,7 +120,7 @@ def test_a_figure_is_shown_where_runs_have_its_data(page, learned):
 
 def test_figures_about_masks_and_gates_have_the_rows_that_they_need(learned):
     """Four clients: 16 pairs of masks for each method that has some, three brackets of four points, and four leaves."""
-    rows = datasets(read_comparison([str(learned.parent)]))
+    rows = datasets(read_comparison([str(learned.parent)], Allowed(data=True)))
     pairs = [(row["label"], row["one"], row["other"]) for row in rows["masks"]]
     assert len(set(pairs)) == len(pairs) == 48
     assert {row["label"] for row in rows["overlap"]} == {"dmpfl"}
@@ -140,6 +142,16 @@ def test_figures_about_masks_and_gates_have_the_rows_that_they_need(learned):
     assert heights[0] > 0
     pruned = {row["round"]: row["pruned"] for row in rows["pruning"] if row["client"] == "client-00000"}
     assert pruned[3] > pruned[2] > 0
+
+
+def test_figures_about_masks_are_there_without_the_data_but_for_gates_which_need_it(learned):
+    rows, whole = (datasets(read_comparison([str(learned.parent)], Allowed(data=data))) for data in (False, True))
+    assert {row["label"] for row in rows["masks"]} == {"dmpfl", "subfedavg"}
+    for name, method in itertools.product(("masks", "layers", "overlap"), ("dmpfl", "subfedavg")):
+        ours, theirs = ([row for row in found[name] if row["label"] == method] for found in (rows, whole))
+        assert ours == theirs, "as from the data, bit for bit"
+    assert rows["tree"] == whole["tree"]
+    assert rows["labels"] == whole["labels"]
 
 
 def test_the_page_is_one_file_of_at_most_3_mb_that_asks_for_nothing(page):

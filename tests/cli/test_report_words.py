@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from sepal.cli.tables import print_comparison
+from sepal.server_app.stored_run import Allowed
 from sepal.study.comparison import read_comparison
 from tests.cli.runs_for_tests import write_run
 from tests.cli.test_report import BROWSER, specs
@@ -102,20 +103,24 @@ def test_an_empty_line_follows_every_table(swept):
         assert lines[before - 1], head
 
 
-def test_where_the_data_is_not_at_hand_a_sentence_stands_in_place_of_the_labels(tmp_path):
+def test_where_labels_are_not_known_a_sentence_stands_in_place_of_them(tmp_path):
     birds = tmp_path / "birds"
     for name in ("wren", "finch"):
         (birds / name).mkdir(parents=True)
         for number in range(12):
             np.save(birds / name / f"{number}.npy", np.zeros((1, 8, 8)))
     keys = {"data-dir": str(birds), "model": "digits-cnn", "partition.name": "iid"}
-    write_run(tmp_path / "run", dataset="folder", **keys)
+    write_run(tmp_path / "run", dataset="folder", about=False, **keys)
+    place, reading = [str(tmp_path / "run")], Allowed(data=True)
+    assert "labels" in specs(render(read_comparison(place, reading)))
     shutil.rmtree(birds)
-    page = render(read_comparison([str(tmp_path / "run")]))
-    assert "labels" not in specs(page)
-    assert 'id="chart-labels"' not in page
-    assert words_of(page, "labels").startswith("The data (folder) is not on the machine that wrote this report")
-    assert str(tmp_path) not in page
+    told = {"This run has stored no label counts": Allowed(), "The data (folder) is not on the machine": reading}
+    for words, allowed in told.items():
+        page = render(read_comparison(place, allowed))
+        assert "labels" not in specs(page)
+        assert 'id="chart-labels"' not in page
+        assert words_of(page, "labels").startswith(words)
+        assert str(tmp_path) not in page
 
 
 def test_the_first_of_the_own_figures_is_one_that_changes():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import os
 import re
 import signal
@@ -93,6 +94,13 @@ def simulation(tmp_path_factory):
 def test_a_cluster_that_was_left_behind_is_not_waited_for(simulation):
     """Ray takes the address from that file; a run then stayed at "0 of N have answered" (RAY_ADDRESS = local)."""
     wait_for(lambda: list(Path(simulation.environment["SEPAL_HOME"]).parent.glob("*/metrics.jsonl")))
+
+
+def test_a_simulation_stores_its_clients_labels(simulation):
+    """Its server's process holds their data, which that of a deployment does not."""
+    home = Path(simulation.environment["SEPAL_HOME"]).parent
+    (about,) = wait_for(lambda: list(home.glob("*/about.json")))
+    assert list(json.loads(about.read_text())["labels"]) == ["client-00000", "client-00001"]
 
 
 def test_all_of_rays_sockets_are_on_the_loopback_address(simulation):

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from sepal.client_app.build import Node, Shared, build_host, client_name
+from sepal.client_app.build import Node, Shared, build_host
 from sepal.masks.packed import spread, unpack
+from sepal.protocol.fields import client_name
 from sepal.storage.serialize import digest
 from sepal.strategies.assembly import assemble
 from sepal.strategies.dmpfl import DmPfl

@@ -119,9 +119,9 @@ def test_an_npz_of_masks_is_learned_and_predicted(tmp_path, monkeypatch):
     )
     assert run.summary["metric"]["name"] == "dice"
     model = "m.safetensors"
-    exported = CliRunner().invoke(app, ["export", str(run.path), "0", "--out", model])
-    assert exported.exit_code == 0, exported.output
     allow = ["--allow", run.stored.config["model"]]
+    exported = CliRunner().invoke(app, ["export", str(run.path), "0", "--out", model, *allow])
+    assert exported.exit_code == 0, exported.output
     told = CliRunner().invoke(app, ["predict", model, str(tmp_path / "masks"), "--out", "y.npz", *allow])
     assert told.exit_code == 0, told.output
     assert np.load(tmp_path / "y.npz")["prediction"].shape == y.shape

@@ -27,6 +27,7 @@ from sepal.protocol.fields import NAME
 from sepal.protocol.messages import Content
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.storage.files import check_owner, make_directory, read_tensors, set_aside, write_atomically, write_tensors
+from sepal.storage.regular import ROWS, is_regular, read_text
 from sepal.storage.serialize import flatten, restore
 
 log = logging.getLogger("sepal")
@@ -126,7 +127,7 @@ class DiskRunStore:
     def _read_record(self, round: int) -> RoundRecord:
         path = self._record(round)
         try:
-            head, _, text = path.read_text().partition("\n")
+            head, _, text = read_text(path, ROWS).partition("\n")
             if head != hashlib.sha256(text.encode()).hexdigest():
                 raise DamagedError(str(path), "the digest of what follows in its first line", head[:12])
             stored = json.loads(text)
@@ -249,6 +250,12 @@ class DiskRunStore:
         return frozenset(path.name for path in place.iterdir() if NAME.match(path.name)) if place.is_dir() else NOBODY
 
 
+def checkpoints_of(run: Path) -> list[Path]:
+    """Return the checkpoints in a run directory, in order: regular files, and no links that lead out of it."""
+    found = (run / "checkpoints").glob("round-*.safetensors")
+    return sorted((path for path in found if _CHECKPOINT.match(path.name) and is_regular(path, run)), key=_round_of)
+
+
 def read_checkpoint(path: Path, state: type) -> RunState:
     """Return the run's state of the checkpoint at ``path``; ``state`` is the type of the server algorithm's.
 
@@ -288,8 +295,10 @@ def evict(directory: Path, client: str) -> str:
     for path in sorted(directory.glob("round-*.safetensors")):
         known |= json.loads(read_tensors(path)[1])["roster"].keys()
     for path in (directory / "records").glob("[0-9]*"):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged record or a copy: the name alone counts
-            known |= {info["name"] for info in json.loads(path.read_text().partition("\n")[2])["record"]["joined"]}
+        # of a damaged record or a copy, the name alone counts
+        with suppress(OSError, ValueError, KeyError, TypeError, StateError):
+            text = read_text(path, ROWS).partition("\n")[2]
+            known |= {info["name"] for info in json.loads(text)["record"]["joined"]}
     if directory.exists():  # a server could not read what another user puts there, and would end
         check_owner(directory)
     make_directory(directory / EVICTED)

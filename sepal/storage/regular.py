@@ -1,0 +1,88 @@
+"""Reads files that somebody else may have put there: regular ones of a bounded size, and no links out of a directory.
+
+A named pipe would wait for ever, a device or a sparse file fill the memory, and a link lead to a file of the reader's.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from sepal.errors import StateError
+
+TEXT = 16 << 20  # bytes, at most, of a file
+ROWS = 1 << 30  # the same of a file with a line for each round or message
+
+
+def read_bytes(path: Path, most: int = TEXT, within: Path | None = None) -> bytes:
+    """Return a file's content.
+
+    Args:
+        path: The file.
+        most: Bytes that it may have.
+        within: A directory that it must be in once all links are followed; None: wherever it is.
+
+    Raises:
+        FileNotFoundError: There is none.
+        NotADirectoryError: Neither is there a directory.
+        StateError: It is no regular file, has more bytes, leads out of ``within``, or cannot be read.
+    """
+    try:
+        found = path.resolve(strict=True)
+        if within is not None and not found.is_relative_to(within.resolve()):
+            raise StateError(str(path), f"a file in {within}", "a link that leads out of it")
+        handle = os.open(found, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as file:
+            facts = os.fstat(handle)
+            if not stat.S_ISREG(facts.st_mode):
+                raise StateError(str(path), "a regular file", "a directory, pipe or device")
+            if facts.st_size > most:
+                raise StateError(str(path), f"at most {most / 1e6:.3g} MB", f"{facts.st_size / 1e6:.3g} MB")
+            data = file.read(most + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except (OSError, RuntimeError) as reason:  # RuntimeError: a link that leads to itself
+        raise StateError(str(path), "a file that can be read", getattr(reason, "strerror", "") or reason) from None
+    if len(data) > most:
+        raise StateError(str(path), f"at most {most / 1e6:.3g} MB", "more")
+    return data
+
+
+def read_text(path: Path, most: int = TEXT, within: Path | None = None) -> str:
+    """Return a file's content as text, with line ends as in Python; see :func:`read_bytes`.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: See above.
+        StateError: See above, or it is not UTF-8.
+    """
+    try:
+        return read_bytes(path, most, within).decode().replace("\r\n", "\n").replace("\r", "\n")
+    except ValueError as reason:
+        raise StateError(str(path), "text", reason) from None
+
+
+def is_regular(path: Path, within: Path | None = None) -> bool:
+    """Return whether ``path`` is a regular file, also behind a link, and in ``within``; False where nobody can know."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode) and (within is None or is_inside(path, within))
+    except (OSError, ValueError):
+        return False
+
+
+def check_regular(path: Path) -> None:
+    """Refuse a pipe, which would wait for ever, or a device.
+
+    Raises:
+        ValueError: ``path`` is there, and is no regular file.
+    """
+    if os.path.lexists(path) and not is_regular(path):
+        raise ValueError("no regular file")
+
+
+def is_inside(path: Path, directory: Path) -> bool:
+    """Return whether ``path`` is there, and in ``directory`` once all links are followed."""
+    try:
+        return path.resolve(strict=True).is_relative_to(directory.resolve())
+    except (OSError, RuntimeError):
+        return False

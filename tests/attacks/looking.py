@@ -1,0 +1,115 @@
+"""All that a reader can do with a run that came from somewhere else, as functions of its directory."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import tomli_w
+from typer.testing import CliRunner
+
+import sepal
+from sepal.api.results import Compared, Run
+from sepal.cli.main import app
+from sepal.cli.report.data import datasets
+from sepal.cli.report.live import Handler, ReportServer
+from sepal.errors import SepalError
+from sepal.study.comparison import read_comparison
+
+
+def command(*words):
+    """Run a command; it ends well, or in one line that says what is wrong."""
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    if done.exit_code not in (0, 2) or not isinstance(done.exception, SystemExit | None):
+        raise done.exception
+    assert done.exit_code == 0 or len(done.stderr.splitlines()) == 1, done.output
+    return done.output
+
+
+def page(place):
+    """The page of ``watch --web``, and its parts that change."""
+    try:
+        with ReportServer([str(place)], 0) as server:
+            handler = Handler.__new__(Handler)
+            handler.server = server
+            return handler._page() + handler._data()
+    except SepalError as error:
+        return str(error)
+
+
+def in_python(place):
+    try:
+        run = sepal.load(place)
+        shown = [run.deployed, run.summary, run.frame, run.rounds, run.plot()._repr_html_()]
+    except SepalError as error:
+        return str(error)
+    return "\n".join(map(str, shown))
+
+
+def model_in_python(place):
+    try:
+        return str(Run(place).model(0))
+    except SepalError as error:
+        return str(error)
+
+
+def frontier(place):
+    try:
+        return Compared(place).frontier().words
+    except SepalError as error:
+        return str(error)
+
+
+QUICK = {
+    "show": lambda run: command("show", run),
+    "show --csv": lambda run: command("show", run, "--csv", run.parent / "out.csv"),
+    "show of the folder": lambda run: command("show", run.parent),
+    "ls": lambda run: command("ls", run.parent),
+    "ls of a run": lambda run: command("ls", run),
+    "watch": lambda run: command("watch", run, "--no-follow"),
+    "evict": lambda run: command("evict", run, "client-00000"),
+}
+
+
+def figures(place):
+    """The rows of a report's figures, without drawing them."""
+    try:
+        return str(datasets(read_comparison([str(place)])))
+    except SepalError as error:
+        return str(error)
+
+
+# What reads each file of a run, without drawing pages.
+READS = {
+    **QUICK,
+    "figures": figures,
+    "figures of the folder": lambda run: figures(run.parent),
+    "export": lambda run: command("export", run, "0", "--out", run.parent / "m.safetensors"),
+    "model": model_in_python,
+}
+LOOKS = {
+    **READS,
+    "show --beside": lambda run: command("show", run.parent / "b", "--beside", run),
+    "report": lambda run: command("report", run),
+    "report of the folder": lambda run: command("report", run.parent),
+    "watch --web": page,
+    "python": in_python,
+    "frontier": lambda run: frontier(run.parent),
+}
+
+
+def changed(run: Path, **keys):
+    """Change keys of a run's config.toml; ``__`` stands for a hyphen, and a pair of keys may come as a mapping."""
+    file = run / "config.toml"
+    keys = {key.replace("__", "-"): value for key, value in keys.items()}
+    file.write_text(tomli_w.dumps({**tomllib.loads(file.read_text()), **keys}))
+    return run
+
+
+def compared(folder: Path, names=("a", "b"), **keys):
+    """Write the list of a comparison's runs."""
+    rows = [{"name": name, "label": name, "cell": ""} for name in names]
+    index = {"title": "t", "view": "trained", "target": None, "runs": rows, "notes": ["n"], "tuning": []}
+    (folder / "comparison.json").write_text(json.dumps({**index, **keys}))
+    return folder

@@ -1,0 +1,338 @@
+"""Looking at a run never executes, fetches, or reads beyond it: every command, every key that could lead elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import textwrap
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import sepal
+from sepal.cli.report import learned
+from sepal.cli.report.data import datasets, views
+from sepal.cli.report.page import render
+from sepal.config import RunConfig, key_fields
+from sepal.config.elsewhere import CODE, PLACES
+from sepal.errors import SepalError, StateError
+from sepal.protocol.flower import simulation
+from sepal.server_app import run_directory
+from sepal.server_app.about import ABOUT, labels_of, write_about
+from sepal.server_app.run_directory import RunDirectory
+from sepal.server_app.stored_run import Allowed, read_run
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
+from sepal.study.comparison import read_comparison
+from tests.attacks.looking import LOOKS, READS, changed, command, compared
+from tests.cli.runs_for_tests import write_run
+
+TEXTS = sorted(key for key, info in key_fields(RunConfig) if info.annotation is str)
+PATIENCE = 120  # seconds after which a command counts as one that waits for ever
+TRAP = "trap_of_tests:Trap"
+
+
+@pytest.fixture
+def ran(tmp_path, monkeypatch):
+    """Whether a module of the working directory was imported, which leaves a trace."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "trap_of_tests.py").write_text("open(__file__ + '.ran', 'w')\n")
+    monkeypatch.setenv("SEPAL_USER_PATH", str(tmp_path / "here"))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "here")])
+    monkeypatch.delitem(sys.modules, "trap_of_tests", raising=False)
+    return (tmp_path / "here" / "trap_of_tests.py.ran").exists
+
+
+def planted(folder, about=True, **keys):
+    """Two runs of a comparison, of which ``a`` was planted."""
+    run = write_run(folder / "a", method="dmpfl", about=about)
+    write_run(folder / "b")
+    compared(folder)
+    return changed(run, **keys)
+
+
+@pytest.mark.parametrize("key", TEXTS)
+def test_no_key_of_a_run_imports_anything_when_somebody_looks_at_it(key, ran, tmp_path):
+    run = planted(tmp_path / "c", about=False, **{key: TRAP})
+    for name, look in (LOOKS if key in CODE else READS).items():
+        look(run)
+        assert not ran(), name
+    if key in CODE:
+        assert f"{key}: expected code that you allow" in LOOKS["export"](run)
+        assert f"{key}: expected code that you allow" in LOOKS["model"](run)
+
+
+@pytest.mark.parametrize("key", CODE)
+def test_what_is_allowed_is_imported(key, ran, tmp_path):
+    """Otherwise the test above would show nothing."""
+    run = planted(tmp_path / "c", **{key: TRAP, "dataset": "own", "own.shape": "1x8x8", "own.classes": 10})
+    message = command("export", run, "0", "--allow", "trap_of_tests")
+    if key in ("method", "model", "task"):
+        assert ran(), message
+    assert "expected code that you allow" not in message
+
+
+@contextmanager
+def watched():
+    """Collect what is opened, listed and connected to."""
+    found, on = [], [True]
+
+    def hook(event, arguments):
+        if on and event in ("open", "os.listdir", "os.scandir", "socket.connect", "socket.getaddrinfo"):
+            found.append((event, str(arguments[0])))
+
+    sys.addaudithook(hook)
+    try:
+        yield found
+    finally:
+        on.clear()
+
+
+def private(place):
+    """A directory of images of the reader's, which are classes of a name each."""
+    for name in ("hidden-one", "hidden-two"):
+        (place / name).mkdir(parents=True)
+        for number in range(12):
+            Image.fromarray(np.full((8, 8), number, np.uint8)).save(place / name / f"{number}.png")
+    return place
+
+
+@pytest.mark.parametrize("dataset", ["folder", "hf", "digits"])
+def test_looking_at_a_run_opens_nothing_but_its_files(dataset, tmp_path):
+    """All keys that lead outside are set, whatever they are called."""
+    hidden = private(tmp_path / "private")
+    keys = {**dict.fromkeys(PLACES, str(hidden)), "hf.name": "nobody/nothing" if dataset == "hf" else ""}
+    if dataset == "hf":
+        keys["data-dir"] = ""
+    keys |= {"dataset": dataset, "model": "digits-cnn", "partition.name": "iid"}
+    run = planted(tmp_path / "c", about=False, **keys)
+    reading = ("export", "model")  # they compare with the client's data
+    shown = ""
+    for name in (name for name in LOOKS if name not in reading):
+        with watched() as found:
+            shown += LOOKS[name](run)
+        beyond = [path for event, path in found if "socket" in event or str(hidden) in path]
+        assert beyond == [], name
+    written = "".join(path.read_text() for path in (tmp_path / "c").rglob("*.html"))
+    assert not re.search("hidden-(one|two)", written + shown)
+    assert str(hidden) not in written
+    assert not list(hidden.glob(".sepal*")), "and it leaves no cache there"
+
+
+def test_data_that_is_allowed_is_opened(tmp_path):
+    """Otherwise the test above would show nothing."""
+    hidden = private(tmp_path / "private")
+    keys = {"dataset": "folder", "model": "digits-cnn", "partition.name": "iid"}
+    run = planted(tmp_path / "c", **{"data-dir": str(hidden), **keys}, about=False)
+    with watched() as found:
+        command("report", run, "--data")
+    assert [path for _, path in found if str(hidden) in path]
+    assert "hidden-one" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["/etc", "../private", "..", ".", "", "a/../../private", "a\\b", 7, None, ["a"]])
+def test_a_comparison_names_runs_and_no_paths(name, tmp_path):
+    write_run(tmp_path / "private")
+    write_run(tmp_path / "c" / "a")
+    rows = [
+        {"name": each, "label": "x", "cell": ""}
+        for each in ("a", str(tmp_path / "private") if name == "/etc" else name)
+    ]
+    compared(tmp_path / "c", runs=rows)
+    for words in (["report"], ["show"]):
+        assert "expected the list of a comparison's runs" in command(*words, tmp_path / "c")
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_folder_of_runs_leads_to_no_other_by_a_link(indexed, tmp_path):
+    write_run(tmp_path / "private")
+    write_run(tmp_path / "c" / "a")
+    (tmp_path / "c" / "b").symlink_to(tmp_path / "private")
+    if indexed:
+        compared(tmp_path / "c")
+    with pytest.raises(StateError, match="a link that leads out of it"):
+        read_comparison([str(tmp_path / "c")])
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+def device(path):
+    path.symlink_to("/dev/zero")
+
+
+def loop(path):
+    path.symlink_to(path)
+
+
+def outward(path):
+    elsewhere = path.parent.parent.parent / f"elsewhere-{path.name}"
+    elsewhere.write_bytes(b'{"title": "secret", "complete": true}\n')
+    path.symlink_to(elsewhere)
+
+
+def directory(path):
+    path.mkdir()
+
+
+def sparse(path):
+    with open(path, "wb") as file:
+        file.truncate(1 << 42)
+
+
+KINDS = (fifo, device, loop, outward, directory, sparse)
+FILES = ("config.toml", "summary.json", "metrics.jsonl", "ledger.jsonl", "about.json", "../comparison.json")
+FILES += ("checkpoints/round-000002.safetensors", "checkpoints/records/000001")
+FILES += ("clients/0123/client-00000/3-a194e6be798a172fc13c6ad1.safetensors",)
+
+
+@contextmanager
+def patience(name):
+    def late(*_):
+        raise AssertionError(f"{name} waits for ever")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(PATIENCE)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("file", FILES)
+def test_no_file_of_a_run_keeps_a_reader_waiting_or_leads_elsewhere(file, kind, tmp_path):
+    run = planted(tmp_path / "c")
+    path = tmp_path / "c" / "a" / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    kind(path)
+    for name, look in READS.items():
+        with patience(name):
+            assert "secret" not in look(run), name
+    assert "fedavg" in command("ls", tmp_path / "c"), "the other run is listed"
+
+
+def test_one_bad_run_does_not_keep_the_others_from_being_listed(tmp_path, monkeypatch):
+    good, odd = write_run(tmp_path / "good"), write_run(tmp_path / "odd")
+    (odd / "metrics.jsonl").write_text('{"round": 1, "phase": [], "full": 0, "bytes": 0, "seconds": 0, "clients": 0}\n')
+    late = write_run(tmp_path / "late")
+    real = Path.stat
+
+    def stat(self, **keys):
+        facts = real(self, **keys)  # some file systems keep such times, and others cut them
+        return os.stat_result((*facts[:8], 10**15, facts[9])) if self == late / "config.toml" else facts
+
+    monkeypatch.setattr(Path, "stat", stat)
+    changed(write_run(tmp_path / "deep"), rounds={"a": {"b": "x"}})
+    shown = command("ls", tmp_path)
+    assert [name for name in ("good", "odd", "late", "deep") if name not in shown] == []
+    assert "complete" in next(line for line in shown.splitlines() if good.name in line)
+
+
+OWN = textwrap.dedent(
+    """
+    from sepal.config import Settings
+    from sepal.protocol.tasks.scoring import Metric, Scoring
+    from sepal.protocol.tasks.learning import LearningTask, Targets
+    from sepal.strategies.baselines.fedavg_ft import FedAvgFt
+    from sepal.strategies.registration import register
+    from dataclasses import replace
+    import torch.nn.functional as F
+
+    def Task(shape, classes):
+        missed = lambda o, y: [(o.argmax(1) != y).sum()]
+        error = Metric("misses", 1, missed, lambda s: float(s[0]), "pcs", False, most=1e9)
+        return LearningTask("x", Targets(above=classes), (classes,), F.cross_entropy, Scoring((error,), "misses"),
+                            lambda o: o.argmax(1))
+
+    Mine = register("mine", "What mine is for", "nowhere", FedAvgFt.server, FedAvgFt.client, FedAvgFt.hyper)
+    """
+)
+
+
+def test_a_run_of_an_own_method_and_task_has_stored_what_its_report_says(tmp_path, monkeypatch):
+    (tmp_path / "own_of_looking.py").write_text(OWN)
+    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    keys = {"partition": {"subsample": 200, "name": "iid"}, "clients": 2, "rounds": 1, "workers": 1, "progress": False}
+    run = sepal.run("own_of_looking:Mine", "digits", task="own_of_looking:Task", out=str(tmp_path), name="r", **keys)
+    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.delitem(sys.modules, "own_of_looking")
+    comparison = read_comparison([str(run.path)])
+    page = render(comparison)
+    assert "own_of_looking" not in sys.modules
+    assert "What mine is for" in page
+    assert (comparison.measure.name, comparison.measure.unit, comparison.measure.higher) == ("misses", "pcs", False)
+    assert views(comparison)[0] == "deployed"
+    assert read_run(run.path).deployed == comparison.results[0].stored.deployed != ""
+    (run.path / "metrics.jsonl").write_text("")
+    (run.path / "summary.json").unlink()
+    assert read_run(run.path).measure == comparison.measure, "also before the first round"
+
+    (run.path / ABOUT).unlink()  # a run of an earlier version
+    assert read_run(run.path).deployed == ""
+    assert "own_of_looking" not in sys.modules
+    assert read_run(run.path, Allowed(frozenset({"own_of_looking"}))).deployed != ""
+
+
+def test_labels_are_stored_where_the_process_holds_the_data(tmp_path, monkeypatch):
+    assembly = assemble({"dataset": "digits", "clients": 2, "rounds": 1, "method": "fedavg"})
+    write_about(tmp_path, assembly, alone=False)
+    assert json.loads((tmp_path / ABOUT).read_text()).keys() == {"method"}
+    for ray, stored in ((False, False), (True, True)):
+        monkeypatch.setattr(run_directory, "on_one_machine", lambda ray=ray: ray)
+        with RunDirectory(tmp_path / str(ray), assembly, "flower") as made:
+            made.opened(type("State", (), {"round": 0}), 1)
+        assert ("labels" in json.loads((tmp_path / str(ray) / ABOUT).read_text())) is stored
+    other = assemble({"dataset": "digits", "clients": 3, "rounds": 1, "method": "fedpse"})
+    with RunDirectory(tmp_path / "False", other, "in-process") as made:  # one that was not begun may be another run
+        made.opened(type("State", (), {"round": 0}), 1)
+    about = json.loads((tmp_path / "False" / ABOUT).read_text())
+    assert (about["method"]["name"], len(about["labels"])) == ("fedpse", 3)
+    assert not simulation.on_one_machine()
+    found = labels_of(read_run(write_run(tmp_path / "in-process")))
+    sizes = [int(sum(counts)) for counts in found.counts.values()]
+    data = assemble({"dataset": "digits", "clients": 3}).data
+    assert sizes == [len(data.client(number, 3, "x").train) for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"labels": {"client-00000": ["x"]}},
+        {"labels": {"client-00000": [1, 2], "client-00001": [1]}},
+        {"labels": {"client-00000": [-1]}},
+        {"labels": {"<b>": [1]}},
+        {"labels": 3, "method": 4, "data": 5, "metric": 6},
+        {"data": {"input_shape": [10**9] * 3, "classes": 10**9, "vocabulary": 0, "kind": "image", "class_names": []}},
+    ],
+)
+def test_what_a_run_claims_to_be_about_is_checked(about, tmp_path):
+    run = planted(tmp_path / "c", dataset="folder", model="digits-cnn")
+    (run / ABOUT).write_text(json.dumps(about))
+    assert "written to" in LOOKS["report"](run)
+    assert "labels" not in datasets(read_comparison([str(run)]))
+
+
+def test_a_home_of_a_user_that_is_not_here_is_no_error(tmp_path):
+    folder = tmp_path / "c"
+    for name in ("a", "b"):
+        changed(write_run(folder / name), dataset="folder", data__dir="~nobody-of-tests/x")
+    assert "written to" in command("report", folder)
+
+
+def test_a_model_that_is_built_for_a_figure_fits_in_memory(tmp_path):
+    run = planted(tmp_path / "c", dataset="folder", model="har-mlp")
+    sizes = {"input_shape": [2**30], "classes": 2**20, "vocabulary": 0}
+    (run / ABOUT).write_text(json.dumps({"data": {**sizes, "kind": "signal", "class_names": [], "table": False}}))
+    with pytest.raises(SepalError, match="memory"):
+        learned.read(run, "masks")
