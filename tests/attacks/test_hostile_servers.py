@@ -14,7 +14,7 @@ from sepal.engines.flower import probe, processes
 from sepal.protocol.flower import fleet
 from tests.test_imports import PACKAGES, ROOT
 
-READS = r"urllib\.request|http\.client|httpx|create_connection|urlopen|import requests|load_dataset|secure_channel"
+READS = r"urllib\.request|http\.client|httpx|create_connection|urlopen|import requests|hf_hub_download|secure_channel"
 READERS = {
     "engines/flower/probe.py",  # what this file tries
     "engines/flower/processes.py",
