@@ -18,10 +18,11 @@ from experiments.calibrate.rows import commit_now
 from experiments.calibrate.trial import quiet
 from experiments.defaults.__main__ import HERE
 from experiments.stability.pages import PAGE, markdown, read_rows, write_rows
-from experiments.stability.runs import KINDS, Row, kinds_here, run
+from experiments.stability.runs import KINDS, Row, defaults_of, kinds_here, run
 from experiments.stability.verdicts import cells, established
 from sepal.storage.files import write_atomically
 from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
 from sepal.study.plans.plan import read_table
 
 SEEDS: Mapping[str, int] = {"digits": 20, "har": 5}
@@ -61,11 +62,16 @@ def _run_kind(
     dataset: str, kind: str, methods: Sequence[str], seeds: Sequence[int], jobs: int, deadline: float
 ) -> None:
     """Run what is missing of one data set and kind; seed by seed, so that what has run is even over methods."""
+    settings, commit = read_table(HERE / f"{dataset}.toml")["settings"], commit_now()
     stored = {row.name: row for row in read_rows()}
+    for method in methods:  # rows with other defaults than today's are of no use
+        lr, defaults = defaults_of(assemble({**settings, "dataset": dataset, "method": method}).task)
+        for row in [row for row in stored.values() if (row.dataset, row.method, row.kind) == (dataset, method, kind)]:
+            if (row.lr, row.defaults) != (lr, defaults):
+                del stored[row.name]
     missing = [(m, s) for s in seeds for m in methods if (dataset, m, kind, s) not in stored]
     if not missing:
         return
-    settings, commit = read_table(HERE / f"{dataset}.toml")["settings"], commit_now()
     os.environ.update(KINDS[kind])  # read when torch is imported, which each worker does
     context, workers = multiprocessing.get_context("spawn"), jobs or len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(workers, context, initializer=quiet) as pool:

@@ -7,7 +7,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from sepal.config import flatten
+
+if TYPE_CHECKING:
+    from sepal.protocol.method import Task
 
 KINDS: Mapping[str, Mapping[str, str]] = {
     "default": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"},
@@ -27,6 +32,8 @@ class Row:
         kind: A key of ``KINDS``.
         seed: The run's seed.
         lr: The default learning rate.
+        defaults: All other keys of the run whose default a calibration or a decision may change: the method's own, and
+            ``clip-gradient``.
         accuracy: Mean over clients of the deployed model's accuracy on test data, in [0, 1]; None if the run ended
             with an error.
         diverged: Trainings of clients that diverged.
@@ -41,6 +48,7 @@ class Row:
     kind: str
     seed: int
     lr: float
+    defaults: Mapping[str, Any]
     accuracy: float | None
     diverged: int
     undone: int
@@ -64,6 +72,12 @@ def kinds_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     return [kind for kind in KINDS if kind not in FLAGS or FLAGS[kind] in flags]
 
 
+def defaults_of(task: Task) -> tuple[float, dict[str, Any]]:
+    """Return the learning rate of a run and its other defaults, as a row has them."""
+    own = flatten(task.hyper, f"{task.config.method}.")
+    return task.config.lr, {"clip-gradient": task.config.clip_gradient, **own}
+
+
 def run(dataset: str, method: str, kind: str, seed: int, settings: Mapping[str, Any], commit: str) -> Row:
     """Run a method with all its defaults; the process must have been started with the variables of ``kind``.
 
@@ -85,5 +99,6 @@ def run(dataset: str, method: str, kind: str, seed: int, settings: Mapping[str, 
         diverged, undone = report.diverged, report.undone
     except SepalError:
         pass  # the row has no accuracy
-    seconds, lr = round(time.monotonic() - begun, 1), assembly.task.config.lr
-    return Row(dataset, method, kind, seed, lr, accuracy, diverged, undone, seconds, commit, processor())
+    seconds = round(time.monotonic() - begun, 1)
+    lr, defaults = defaults_of(assembly.task)
+    return Row(dataset, method, kind, seed, lr, defaults, accuracy, diverged, undone, seconds, commit, processor())

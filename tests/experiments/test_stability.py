@@ -11,7 +11,7 @@ from experiments.stability.verdicts import cells, established
 
 def rows(method="fedpse", dataset="digits", **by_kind):
     return [
-        Row(dataset, method, kind, seed, 0.1, value, 0, 0, 1.0, "abc", "a processor")
+        Row(dataset, method, kind, seed, 0.1, {}, value, 0, 0, 1.0, "abc", "a processor")
         for kind, values in by_kind.items()
         for seed, value in enumerate(values)
     ]
