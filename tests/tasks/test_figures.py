@@ -155,7 +155,7 @@ def test_the_figures_of_a_server_name_the_metric():
     figures = ServerFigures(lambda: Status(1, "", 1, 1))
     metric = {"name": "rmse", "unit": "", "higher": False}
     line = {"phase": "evaluate", "headline": {"trained": {"mean": 2.5}}, "metric": metric}
-    record = SimpleNamespace(round=1, ledger=(), seconds={})
+    record = SimpleNamespace(round=1, ledger=(), seconds={}, diverged=())
     figures.round(None, record, line)
     found = {family.name: family for family in figures.collect()}
     assert found["sepal_accuracy"].samples == []
