@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sepal.data.examples import scaled
+from sepal.data.examples import PIXELS, scaled
 from sepal.data.sources.images import Look
 from sepal.data.sources.inputs import Inputs, numbered, read_inputs
 from sepal.data.sources.pictures import read_pictures
@@ -54,7 +54,7 @@ def prepared(origin: Origin, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """
     if x.dtype.kind == "f" and not (np.isfinite(x) | (origin.fill & np.isnan(x))).all():
         raise DataError("data", "finite numbers", "NaN or infinity")
-    shape, images = x.shape[1:], x.dtype == np.uint8 and len(origin.shape) == 3
+    shape, images = x.shape[1:], x.dtype.name in PIXELS and len(origin.shape) == 3
     if images and x.ndim in (3, 4):
         shape = (1, *shape) if x.ndim == 3 else (shape[2], *shape[:2])
     if shape != origin.shape:

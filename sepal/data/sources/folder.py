@@ -14,8 +14,8 @@ columns of a CSV file are standardised by each client (:mod:`sepal.data.scaling`
 
 Tasks other than classification (docs/tasks.md) are read from 1, with ``y`` as the task has it, and from 2.
 
-``uint8`` images, ``(H, W)`` or ``(H, W, C)`` as in PNG and JPEG files, are scaled to -1 … 1. Floats are used unchanged,
-with images as ``(C, H, W)``. Other integers ``(n, length)`` are tokens. With ``person``, ``partition.name = "natural"``
+``uint8`` and ``uint16`` images, ``(H, W)`` or ``(H, W, C)`` as in PNG and JPEG files, are scaled to -1 … 1. Floats are
+used unchanged, with images as ``(C, H, W)``. Other integers ``(n, length)`` are tokens. With ``person``, ``partition.name = "natural"``
 can be used.
 """
 
@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepal.config import FolderReading, FolderSettings
-from sepal.data.examples import DatasetInfo, InputKind, Labels, Source
+from sepal.data.examples import PIXELS, DatasetInfo, InputKind, Labels, Source, are_pixels
 from sepal.data.own import checked_examples
 from sepal.data.sources.images import EXAMPLES, FILES, Look, check_alike, counted, left_out, read_example
 from sepal.data.sources.table import count_gaps, read_table
@@ -41,6 +41,7 @@ from sepal.protocol.tasks.learning import CLASSIFICATION
 from sepal.protocol.tasks.making import targets_of
 
 PLAIN = FolderSettings()
+DIM = 2**13  # 16-bit images without a value from here on, an eighth of white, may have another white
 _FORMS = f"one .npz, one .csv with a column `label`, or a sub-directory per class with {FILES}"
 
 
@@ -226,6 +227,8 @@ def source_of(
         classes = max(len(names), int(y.max()) + 1)
         if classes < 2:
             raise DataError(key, "at least two classes", classes)
+    if x.dtype == np.uint16 and x.max() < DIM:
+        notes = (*notes, f"{key}: the 16-bit images have values up to {x.max()} only, of {PIXELS['uint16']} for white")
     info = replace(_info(x, classes, people is not None), labelled=task == CLASSIFICATION)
     shown = tuple(name if name.isprintable() else str(number) for number, name in enumerate(names))
     return Source(replace(info, class_names=shown, notes=notes), x, y, len(parts[0][1]), people)
@@ -241,22 +244,22 @@ def _count(task: str, targets: Sequence[NDArray[Any]]) -> int:
 def _checked(
     key: str, x: NDArray[Any], y: Any, task: str = CLASSIFICATION, classes: int = 0
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return uint8 images unchanged and everything else as :func:`checked_examples` does; never empty."""
+    """Return images of pixels unchanged and everything else as :func:`checked_examples` does; never empty."""
     if len(np.shape(x)) == 0 or len(x) == 0 or math.prod(x.shape) == 0:
         raise DataError(f"{key} x", "at least one example", np.shape(x))
     targets = None if task == CLASSIFICATION else targets_of(task, _shape(x), classes)
-    if x.dtype != np.uint8:
+    if not are_pixels(x):
         examples = checked_examples(key, x, y, targets=targets)
         return examples.x, examples.y
     if x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] > 4):
-        raise DataError(f"{key} x", "bytes as images (n, H, W) or (n, H, W, C)", x.shape)
+        raise DataError(f"{key} x", "pixels as images (n, H, W) or (n, H, W, C)", x.shape)
     return x, checked_examples(key, np.zeros((len(x), 1), dtype=np.float32), y, targets=targets).y
 
 
 def _shape(x: NDArray[Any]) -> tuple[int, ...]:
     """Return the shape of one example as the model takes it: of images, channels first."""
     shape: tuple[int, ...] = x.shape[1:]
-    if x.dtype != np.uint8:
+    if not are_pixels(x):
         return shape
     return (1, *shape) if len(shape) == 2 else (shape[2], *shape[:2])
 
@@ -265,7 +268,7 @@ def _info(x: NDArray[Any], classes: int, natural: bool) -> DatasetInfo:
     """Derive kind, shape and defaults. The defaults are ours: SGD at .05, batch size 32, one epoch, 50 rounds."""
     shape = _shape(x)
     mean, std, vocabulary, kind = (0.0,), (1.0,), 0, _kind(x)
-    if x.dtype == np.uint8:
+    if are_pixels(x):
         mean, std = (0.5,), (0.5,)
     if kind == "text":
         vocabulary = int(x.max()) + 1
@@ -275,7 +278,7 @@ def _info(x: NDArray[Any], classes: int, natural: bool) -> DatasetInfo:
 
 
 def _kind(x: NDArray[Any]) -> InputKind:
-    if x.dtype == np.uint8 or x.ndim == 4:
+    if are_pixels(x) or x.ndim == 4:
         return "image"
     return "text" if x.dtype == np.int32 else "signal"
 

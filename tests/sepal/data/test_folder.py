@@ -182,7 +182,7 @@ def four(**changes):
         (four(y=[0.5, 1, 1, 0]), "whole numbers"),
         (four(x=np.full((4, 3), np.inf)), "finite numbers"),
         (four(x=np.ones((0, 3)), y=[]), "at least one example"),
-        (four(x=np.zeros((4, 9), np.uint8)), r"bytes as images"),
+        (four(x=np.zeros((4, 9), np.uint8)), r"pixels as images"),
         (four(person=[1, 2]), "person: a number or text for each example"),
     ],
 )
