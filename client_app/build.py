@@ -226,7 +226,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     evaluator = Evaluator(
         test,
         judged,
-        lambda: scaled(pooled(shared, source, clients), data.scale),
+        lambda: scaled(pooled(shared, source, clients), data.scale, shared.device),
         lambda: shift(shared, source, clients, node.client, len(test[1]), data.scale),
         lambda: corrupted(shared, node.client, data.test),
         task.learning,

@@ -33,8 +33,8 @@ class Examples:
     """Inputs and labels, ready for a model.
 
     Attributes:
-        x: ``(n, *input_shape)``: float32, normalised (images as ``(C, H, W)``), or int32 tokens for text.
-            Read-only; may be a memory map.
+        x: ``(n, *input_shape)``: float32, normalised (images as ``(C, H, W)``), or int32 tokens for text; float64 rows
+            of a table that no client has standardised yet. Read-only; may be a memory map.
         y: int64 ``(n,)``, class numbers from 0; of other tasks, targets ``(n, …)``, int64 or float32.
     """
 
@@ -133,7 +133,7 @@ class Source:
     Attributes:
         info: Metadata, with the normalisation constants.
         x: Stored inputs ``(n, ...)``: uint8 or uint16 images ``(H, W)`` or ``(H, W, C)``, float32 of ``input_shape``,
-            or int16/int32 tokens. May be a memory map.
+            float64 rows of a table, or int16/int32 tokens. May be a memory map.
         y: int64 ``(n,)``, or as in :class:`Examples`.
         train_count: Number of training rows.
         natural: Id of the person of each row, ``(n,)`` ints or strings, or None.
@@ -166,7 +166,12 @@ class Source:
 
 
 def _prepared(stored: NDArray[Any], info: DatasetInfo) -> NDArray[Any]:
-    """Convert stored rows for a model: int32 tokens, or float32 ``(x − mean) / std`` in ``(C, …)`` layout."""
+    """Convert stored rows for a model: int32 tokens, or float32 ``(x − mean) / std`` in ``(C, …)`` layout.
+
+    Rows of a table stay as they are.
+    """
+    if info.table:
+        return np.array(stored, np.float64)  # until a client standardises them
     if info.kind == "text":
         return stored.astype(np.int32)
     return scaled(stored, info.mean, info.std, len(info.input_shape)).reshape(len(stored), *info.input_shape)

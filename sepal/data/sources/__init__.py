@@ -17,7 +17,7 @@ from sepal.data.locations import cache_directory, data_directory
 from sepal.data.own import OWN
 from sepal.errors import DataError, suggest
 
-LAYOUT = 3  # increase when the content of a cache entry changes
+LAYOUT = 4  # increase when the content of a cache entry changes
 FOLDER, HUB = "folder", "hf"  # data sets whose files are the user's own
 FILES = (FOLDER, HUB)
 PLAIN = FolderSettings()

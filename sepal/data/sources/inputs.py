@@ -63,8 +63,9 @@ def read_inputs(
         return _read_npz(path, numbers)
     if path.suffix == ".csv":
         table = read_table(path, classes, numbers, columns=columns, fill=fill)
-        notes = (f"{path}: columns that the model does not take are ignored: {', '.join(table.ignored)}",)
-        return Inputs(numbered(table.x), table.x, table.y, notes if table.ignored else ())
+        ignored = f"{path}: columns that the model does not take are ignored: {', '.join(table.ignored)}"
+        notes = (*table.notes, *((ignored,) if table.ignored else ()))
+        return Inputs(numbered(table.x), table.x, table.y, notes)
     files = [path] if path.is_file() and path.suffix.lower() in EXAMPLES else list(_files(path))
     if not files:
         raise DataError("data", "an .npz with x, a .csv, or .png, .jpg or .npy files", str(path))

@@ -49,7 +49,7 @@ def _listed(given: Any, shape: tuple[int, ...]) -> Sequence[Any] | None:
         return None
     array = np.asarray(given)
     if array.ndim not in (2, 3, 4) or not array.size:
-        raise DataError("data", "bytes of images (H, W[, C]) or (n, H, W[, C])", array.shape)
+        raise DataError("data", "pixels of images (H, W[, C]) or (n, H, W[, C])", array.shape)
     if array.ndim == 4 or (array.ndim == 3 and array.shape[1:] in bytes_shapes(shape)):
         return list(array)
     if array.ndim == 2 or array.shape[2] <= 4:
