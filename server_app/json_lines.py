@@ -20,7 +20,7 @@ def read_rows(path: Path) -> list[Line]:
         StateError: A complete line is not a JSON object.
     """
     try:
-        lines = path.read_text().splitlines(keepends=True)
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except OSError:
         return []
     except ValueError as reason:
@@ -39,7 +39,7 @@ def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Append ``lines``, of JSON's own types; synced when this returns."""
     text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
     try:
-        with open(path, "a") as file:
+        with open(path, "a", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -24,7 +24,7 @@ def stored_config(path: Path) -> dict[str, Any] | None:
         StateError: ``config.toml`` cannot be read.
     """
     try:
-        return tomllib.loads((path / "config.toml").read_text())
+        return tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as reason:
@@ -34,7 +34,7 @@ def stored_config(path: Path) -> dict[str, Any] | None:
 def stored_summary(path: Path) -> dict[str, Any] | None:
     """Return the summary of the run at ``path``; None if the run has not ended or the file is damaged."""
     try:
-        summary = json.loads((path / "summary.json").read_text())
+        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
     return summary if isinstance(summary, dict) and summary.get("complete") is True else None

@@ -179,7 +179,7 @@ def _of_place(place: str) -> Comparison:
 def _indexed(directory: Path) -> Comparison:
     file = directory / INDEX
     try:
-        index = json.loads(file.read_text())
+        index = json.loads(file.read_text(encoding="utf-8"))
         rows = [(directory / row["name"], str(row["label"]), str(row["cell"])) for row in index["runs"]]
         title, view, target = str(index["title"]), index["view"], index["target"]
         notes, tuning = tuple(map(str, index.get("notes", ()))), tuple(map(_tried, index.get("tuning", ())))

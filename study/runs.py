@@ -78,7 +78,7 @@ def compared_in(folder: Path) -> set[str]:
         StateError: Its list is damaged.
     """
     try:
-        return {str(row["name"]) for row in json.loads((folder / INDEX).read_text())["runs"]}
+        return {str(row["name"]) for row in json.loads((folder / INDEX).read_text(encoding="utf-8"))["runs"]}
     except (OSError, ValueError, LookupError, TypeError):
         raise StateError(str(folder / INDEX), "the list of a comparison's runs", "a damaged file") from None
 

@@ -8,6 +8,7 @@ column types are read.
 from __future__ import annotations
 
 import json
+import mmap
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -155,7 +156,8 @@ def _parquet(path: Path) -> Any:
 
 
 def _stream(path: Path) -> Any:
-    return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()  # the table keeps the file open
+    with path.open("rb") as file:  # pyarrow takes no name that the locale lacks; the table keeps the file mapped
+        return pa.ipc.open_stream(pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))).read_all()
 
 
 def _joined(tables: Sequence[Any]) -> Part:

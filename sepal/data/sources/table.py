@@ -176,14 +176,15 @@ def _cells(path: Path, header: Sequence[str]) -> dict[str, Any]:
     numbered = [str(place) for place in range(len(header))]
     try:
         quoted = _check_quotes(path)
-        table = arrow.read_csv(
-            path,
-            arrow.ReadOptions(  # one thread: only then pyarrow numbers the rows
-                column_names=numbered, skip_rows_after_names=1, use_threads=False, block_size=BLOCK
-            ),
-            arrow.ParseOptions(newlines_in_values=quoted, invalid_row_handler=note),
-            arrow.ConvertOptions(column_types=dict.fromkeys(numbered, pa.string()), strings_can_be_null=False),
-        )
+        with path.open("rb") as file:
+            table = arrow.read_csv(
+                file,
+                arrow.ReadOptions(  # one thread: only then pyarrow numbers the rows
+                    column_names=numbered, skip_rows_after_names=1, use_threads=False, block_size=BLOCK
+                ),
+                arrow.ParseOptions(newlines_in_values=quoted, invalid_row_handler=note),
+                arrow.ConvertOptions(column_types=dict.fromkeys(numbered, pa.string()), strings_can_be_null=False),
+            )
     except (OSError, ValueError, csv.Error) as error:  # pyarrow's are ValueErrors
         if wrong:
             expected = f"{len(header)} cells, as the header has"

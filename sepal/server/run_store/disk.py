@@ -126,7 +126,7 @@ class DiskRunStore:
     def _read_record(self, round: int) -> RoundRecord:
         path = self._record(round)
         try:
-            head, _, text = path.read_text().partition("\n")
+            head, _, text = path.read_text(encoding="utf-8").partition("\n")
             if head != hashlib.sha256(text.encode()).hexdigest():
                 raise DamagedError(str(path), "the digest of what follows in its first line", head[:12])
             stored = json.loads(text)
@@ -289,7 +289,10 @@ def evict(directory: Path, client: str) -> str:
         known |= json.loads(read_tensors(path)[1])["roster"].keys()
     for path in (directory / "records").glob("[0-9]*"):
         with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged record or a copy: the name alone counts
-            known |= {info["name"] for info in json.loads(path.read_text().partition("\n")[2])["record"]["joined"]}
+            known |= {
+                info["name"]
+                for info in json.loads(path.read_text(encoding="utf-8").partition("\n")[2])["record"]["joined"]
+            }
     if directory.exists():  # a server could not read what another user puts there, and would end
         check_owner(directory)
     make_directory(directory / EVICTED)
