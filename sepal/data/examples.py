@@ -128,7 +128,7 @@ class DatasetInfo:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """All rows of a data set as stored: training rows first, then the source's own test rows, if any.
+    """All rows of a data set as stored: training rows first, then its own validation rows and test rows, if any.
 
     Attributes:
         info: Metadata, with the normalisation constants.
@@ -137,6 +137,7 @@ class Source:
         y: int64 ``(n,)``, or as in :class:`Examples`.
         train_count: Number of training rows.
         natural: Id of the person of each row, ``(n,)`` ints or strings, or None.
+        validation_count: Number of the source's own validation rows.
     """
 
     info: DatasetInfo
@@ -144,6 +145,12 @@ class Source:
     y: NDArray[Any]
     train_count: int
     natural: NDArray[Any] | None = None
+    validation_count: int = 0
+
+    @property
+    def test_start(self) -> int:
+        """The first of the source's own test rows; the number of rows if there are none."""
+        return self.train_count + self.validation_count
 
     @property
     def train(self) -> Examples:
@@ -153,7 +160,7 @@ class Source:
     @property
     def test(self) -> Examples | None:
         """The source's own test rows, converted; None if there are none."""
-        return self.take(np.arange(self.train_count, len(self.y))) if self.train_count < len(self.y) else None
+        return self.take(np.arange(self.test_start, len(self.y))) if self.test_start < len(self.y) else None
 
     @property
     def labels(self) -> Labels:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -99,6 +100,17 @@ class DealtData:
     def raw(self, number: int, clients: int) -> ClientData:
         """Return part ``number`` of ``clients``, those of a table as they are in the file."""
         return _as_stored(replace(self.spec, clients=clients), number)
+
+    def left_out(self, clients: int) -> tuple[str, ...]:
+        """Return lines that count the examples that are with no client, and the clients that lack a part."""
+        from sepal.data.left_out import lines
+        from sepal.data.splitting import Parts
+
+        spec = replace(self.spec, clients=clients)
+        rows, ends = _table(spec)
+        parts = [np.asarray(rows[start:end]) for start, end in pairwise(ends)]
+        everyone = [Parts(*parts[place : place + 3]) for place in range(0, len(parts), 3)]
+        return lines(spec, load(spec.dataset, spec.data_dir, spec.folder), everyone)
 
     def pooled_test(self, clients: int, count: int = 0) -> Examples:
         """Return test examples of all parts; a larger ``count`` returns a superset."""

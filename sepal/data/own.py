@@ -127,9 +127,8 @@ def own_data(
 
 def _check_alike(target: str, parts: dict[str, Examples]) -> None:
     train = parts["train"]
-    for name in ("train", "test"):
-        if len(parts[name]) == 0:
-            raise DataError(f"{target} {name}", "at least one example", "none")
+    if not len(train):
+        raise DataError(f"{target} train", "at least one example", "none")
     for name, part in parts.items():
         if len(part) and (part.x.shape[1:], part.x.dtype) != (train.x.shape[1:], train.x.dtype):
             expected = f"inputs as in the train part, {train.x.dtype} {train.x.shape[1:]}"
@@ -142,9 +141,8 @@ def _streams(
     """Return Datasets (train, test) or (train, validation, test) as a client's data."""
     names = ("train", "test") if len(given) == 2 else ("train", "validation", "test")
     parts = {name: stream(f"{target} {name}", each, check) for name, each in zip(names, given, strict=True)}
-    for name in ("train", "test"):
-        if not len(parts[name]):
-            raise DataError(f"{target} {name}", "at least one example", "none")
+    if not len(parts["train"]):
+        raise DataError(f"{target} train", "at least one example", "none")
     if "validation" not in parts:
         rest, held = _places(len(parts["train"]), fraction, seed)
         parts |= {"train": parts["train"].subset(rest), "validation": parts["train"].subset(held)}

@@ -5,7 +5,8 @@ The first of these formats that is found is read:
 1. one ``.npz``: ``x``, ``y`` [, ``x_test``, ``y_test``] [, ``person`` of each row of x];
 2. one ``.csv`` with a header: a column ``label`` (whole numbers from 0 in digits, or texts, which become classes in
    sorted order), every other column a number [, a column ``person``]; a first column with pandas' index is left out;
-3. ``train/`` and ``test/``, each as in 4, with the same classes;
+3. ``train/`` and one or both of ``val/`` (or ``valid/``, ``validation/``) and ``test/``, each as in 4, with the same
+   classes; the validation part is dealt to the clients like the test part;
 4. a sub-directory per class, in alphabetical order, with ``.png``, ``.jpg``, ``.jpeg`` or ``.npy`` files, all of one
    shape (``folder.resize`` makes it one). Files with another suffix are ignored, and a notice counts them.
 
@@ -43,7 +44,12 @@ from sepal.protocol.tasks.making import targets_of
 PLAIN = FolderSettings()
 SHOWN = 4  # classes that a message names, at most
 DIM = 2**13  # 16-bit images without a value from here on, an eighth of white, may have another white
-_FORMS = f"one .npz, one .csv with a column `label`, or a sub-directory per class with {FILES}"
+_FORMS = (
+    f"one .npz, one .csv with a column `label`, or a sub-directory per class with {FILES}, alone or in each of train/, "
+    "val/ and test/"
+)
+# Names of directories that are parts and no classes, where there is one called train.
+PARTS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 
 
 def files(directory: Path) -> list[Path] | None:
@@ -53,7 +59,7 @@ def files(directory: Path) -> list[Path] | None:
     tables = sorted(directory.glob("*.npz")) or sorted(directory.glob("*.csv"))
     if tables:
         return tables
-    homes = [directory / "train", directory / "test"] if _has_parts(directory) else [directory]
+    homes = list(_parts(directory).values()) or [directory]
     folders = [folder for home in homes for folder in _class_folders(home)]
     members = [path for folder in folders for path in _members(folder)]
     return [*members, *_others(folders)] if members else None  # of others there is a notice, which the cache keeps
@@ -71,7 +77,10 @@ def read(directory: Path, keys: FolderSettings = PLAIN) -> Source:
     """
     found = files(directory)
     if found is None:
-        raise DataError("data-dir", f"a directory with {_FORMS}", str(directory))
+        homes = _parts(directory).values()
+        straight, names = sum(len(_members(home)) for home in homes), ", ".join(home.name for home in homes)
+        got = f"{straight} files straight in {names}" if straight else str(directory)
+        raise DataError("data-dir", f"a directory with {_FORMS}", got)
     if found[0].suffix in (".npz", ".csv"):
         if len(found) > 1:
             raise DataError(str(directory), f"one {found[0].suffix} file", f"{len(found)} of them")
@@ -128,17 +137,23 @@ def table_of(
 
 
 def _classes(directory: Path, keys: FolderSettings) -> Source:
-    if not _has_parts(directory):
+    homes = _parts(directory)
+    if not homes:
         names = keys.names or _names(directory)
         _check_names(directory, names)
         part, bad = _read_part(directory, names, keys)
         return source_of(str(directory), part, None, names=names, notes=(*left_out(bad), *_ignored([directory])))
-    names = keys.names or _names(directory / "train")
-    homes = [directory / "train", directory / "test"]
-    for home in homes:
+    names = keys.names or _names(homes["train"])
+    for home in homes.values():
         _check_names(home, names)
-    (train, bad), (test, worse) = (_read_part(home, names, keys) for home in homes)
-    return source_of(str(directory), train, test, names=names, notes=(*left_out([*bad, *worse]), *_ignored(homes)))
+    read = {part: _read_part(home, names, keys) for part, home in homes.items()}
+    bad = [error for _, errors in read.values() for error in errors]
+    notes = (*left_out(bad), *_ignored(list(homes.values())))
+    if "validation" in homes:
+        notes = (*notes, f"split.validation: {homes['validation']} is the validation part; none of train is held out")
+    parts = {part: examples for part, (examples, _) in read.items()}
+    facts: dict[str, Any] = {"names": names, "notes": notes, "validation": parts.get("validation")}
+    return source_of(str(directory), parts["train"], parts.get("test"), **facts)
 
 
 def _check_names(home: Path, names: Sequence[str]) -> None:
@@ -147,8 +162,11 @@ def _check_names(home: Path, names: Sequence[str]) -> None:
         raise DataError(str(home), f"classes among {list(names)}", _names(home))
 
 
-def _has_parts(directory: Path) -> bool:
-    return {folder.name for folder in _class_folders(directory)} == {"train", "test"}
+def _parts(directory: Path) -> dict[str, Path]:
+    """Return the directories of the parts by name; none if the sub-directories are classes."""
+    folders = _class_folders(directory)
+    parts = {PARTS[folder.name]: folder for folder in folders if folder.name in PARTS}
+    return parts if "train" in parts and 1 < len(parts) == len(folders) else {}
 
 
 def _class_folders(home: Path) -> list[Path]:
@@ -214,14 +232,16 @@ def source_of(
     notes: tuple[str, ...] = (),
     task: str = CLASSIFICATION,
     table: bool = False,
+    validation: tuple[NDArray[Any], Any] | None = None,
 ) -> Source:
     """Check the parts, concatenate them, and derive the metadata.
 
     With ``names``, these are the classes; with ``table``, x is float64 rows that clients standardise.
     """
-    both = [(f"{key} {name}", *part) for name, part in (("train", train), ("test", test)) if part is not None]
-    classes = 0 if task == CLASSIFICATION else _count(task, [np.asarray(y) for _, _, y in both])
-    parts = [_checked(name, x, y, task, classes, table) for name, x, y in both]
+    given = (("train", train), ("validation", validation), ("test", test))
+    every = [(f"{key} {name}", *part) for name, part in given if part is not None]
+    classes = 0 if task == CLASSIFICATION else _count(task, [np.asarray(y) for _, _, y in every])
+    parts = [_checked(name, x, y, task, classes, table) for name, x, y in every]
     shapes = {(x.shape[1:], str(x.dtype)) for x, _ in parts}
     if len(shapes) > 1:
         raise DataError(key, "test inputs of the shape and type of the train inputs", sorted(shapes))
@@ -235,7 +255,8 @@ def source_of(
         notes = (*notes, f"{key}: the 16-bit images have values up to {x.max()} only, of {PIXELS['uint16']} for white")
     info = replace(_info(x, classes, people is not None), labelled=task == CLASSIFICATION)
     shown = tuple(name if name.isprintable() else str(number) for number, name in enumerate(names))
-    return Source(replace(info, class_names=shown, notes=notes), x, y, len(parts[0][1]), people)
+    held = 0 if validation is None else len(parts[1][1])
+    return Source(replace(info, class_names=shown, notes=notes), x, y, len(parts[0][1]), people, held)
 
 
 def _classes_of(key: str, y: Labels, names: Sequence[str]) -> int:

@@ -257,6 +257,41 @@ def test_an_unknown_test_class(tmp_path):
         load("folder", tmp_path)
 
 
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+@pytest.mark.parametrize("test", [True, False])
+def test_a_validation_part_is_dealt_to_the_clients(tmp_path, name, test):
+    grey = {"train": 10, name: 20, **({"test": 30} if test else {})}
+    for part, level in grey.items():
+        for label in ("a", "b"):
+            for number in range(8):
+                png(tmp_path / part / label / f"{number}.png", level)
+    source = load("folder", tmp_path)
+    assert (source.train_count, source.validation_count, len(source.y)) == (16, 16, 48 if test else 32)
+    assert (source.test is None) != test
+    assert source.info.notes == (
+        f"split.validation: {tmp_path / name} is the validation part; none of train is held out",
+    )
+    data = client_data(DataSpec("folder", tmp_path, PartitionSettings(name="iid"), clients=2), 1)
+    levels = [np.unique(np.rint((part.x + 1) * 127.5)).tolist() for part in (data.train, data.validation, data.test)]
+    assert levels == [[10], [20], [30 if test else 10]]
+    assert sum(map(len, (data.train, data.validation, data.test))) == (24 if test else 16)
+
+
+@pytest.mark.parametrize("names", [("train", "val"), ("train", "test"), ("train", "val", "test")])
+def test_images_straight_in_the_parts_are_no_classes(tmp_path, names):
+    for name in names:
+        png(tmp_path / name / "0.png")
+    got = f"got {len(names)} files straight in {', '.join(sorted(names))}"
+    with pytest.raises(DataError, match=f"in each of train/, val/ and test/, {got}"):
+        load("folder", tmp_path)
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    for name in ("train", "bus"):
+        png(tmp_path / name / "0.png")
+    assert load("folder", tmp_path).info.class_names == ("bus", "train")
+
+
 def test_an_empty_test_part(tmp_path):
     for name in ("train/a", "train/b"):
         png(tmp_path / name / "0.png")
