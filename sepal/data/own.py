@@ -60,9 +60,10 @@ class OwnData:
         seed = derive_seed(self.seed, "own-data", name) % 2**32
         kind = self.targets, self.info.inputs
         data = own_data(self.target, self.info.classes, self.validation, seed, number, *kind)
-        found = data.train.first(1).x.shape[1:]
-        if found != self.info.input_shape:
-            raise DataError(f"{name}: data", f"examples of shape {self.info.input_shape}, as the run says", found)
+        for part in (data.train, data.test):
+            shape = part.first(1).x.shape[1:]
+            if len(part) and shape != self.info.input_shape:
+                raise DataError(f"{name}: data", f"examples of shape {self.info.input_shape}, as the run says", shape)
         return data
 
     def pooled_test(self, clients: int, count: int = 0) -> Examples:
@@ -127,10 +128,10 @@ def own_data(
 
 def _check_alike(target: str, parts: dict[str, Examples]) -> None:
     train = parts["train"]
-    if not len(train):
-        raise DataError(f"{target} train", "at least one example", "none")
+    if not len(train) and not len(parts["test"]):
+        raise DataError(f"{target} train, test", "at least one example", "none")
     for name, part in parts.items():
-        if len(part) and (part.x.shape[1:], part.x.dtype) != (train.x.shape[1:], train.x.dtype):
+        if len(part) and len(train) and (part.x.shape[1:], part.x.dtype) != (train.x.shape[1:], train.x.dtype):
             expected = f"inputs as in the train part, {train.x.dtype} {train.x.shape[1:]}"
             raise DataError(f"{target} {name}", expected, f"{part.x.dtype} {part.x.shape[1:]}")
 
@@ -141,8 +142,8 @@ def _streams(
     """Return Datasets (train, test) or (train, validation, test) as a client's data."""
     names = ("train", "test") if len(given) == 2 else ("train", "validation", "test")
     parts = {name: stream(f"{target} {name}", each, check) for name, each in zip(names, given, strict=True)}
-    if not len(parts["train"]):
-        raise DataError(f"{target} train", "at least one example", "none")
+    if not len(parts["train"]) and not len(parts["test"]):
+        raise DataError(f"{target} train, test", "at least one example", "none")
     if "validation" not in parts:
         rest, held = _places(len(parts["train"]), fraction, seed)
         parts |= {"train": parts["train"].subset(rest), "validation": parts["train"].subset(held)}
@@ -160,7 +161,7 @@ def _places(examples: int, fraction: float, seed: int) -> tuple[Index, Index]:
     """Return the places of training and validation part: one at least if ``fraction`` is above 0, and never all."""
     if not 0 <= fraction < 1:
         raise DataError("split.validation", "a fraction in [0, 1)", fraction)
-    count = min(max(1, round(fraction * examples)), examples - 1) if fraction else 0
+    count = min(max(1, round(fraction * examples)), max(examples - 1, 0)) if fraction else 0
     order = derive(seed, "own-validation").permutation(examples)
     return np.sort(order[count:]), np.sort(order[:count])
 

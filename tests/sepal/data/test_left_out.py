@@ -12,6 +12,7 @@ from sepal.api import run
 from sepal.config import PartitionSettings, SplitSettings
 from sepal.data import DataSpec, load
 from sepal.data.federation import DealtData
+from sepal.errors import SepalError
 from sepal.strategies import registry
 from sepal.study.run import prepare
 
@@ -65,9 +66,11 @@ def test_clients_without_a_test_or_a_validation_part_are_counted(tmp_path):
 
 
 def uneven(client):
-    """The first client has no test part, the second no validation part, the third both."""
-    mine = np.arange(client, 90, 3)
-    train, validation, test = mine[:14], mine[14:20], mine[20:]
+    """The first client has no test part, the second no validation part, the third all, the fourth a test part alone."""
+    mine = np.arange(client, 90, 4)
+    train, validation, test = mine[:12], mine[12:16], mine[16:]
+    if client == 3:
+        train, validation = train[:0], validation[:0]
     if client == 0:
         test = test[:0]
     if client == 1:
@@ -81,7 +84,7 @@ def small(shape, classes):
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, classes))
 
 
-OWN = {"own.shape": "6", "own.classes": 2, "own.data": f"{__name__}:uneven", "clients": 3, "batch-size": 4}
+OWN = {"own.shape": "6", "own.classes": 2, "own.data": f"{__name__}:uneven", "clients": 4, "batch-size": 4}
 RUN = {"rounds": 2, "local-epochs": 1, "lr": 0.1, "evaluate-every": 1}
 
 
@@ -90,12 +93,35 @@ def summary_of(found):
 
 
 @pytest.mark.parametrize("method", sorted(registry.names()))
-def test_a_client_without_test_or_validation_examples_trains_and_is_no_figure(tmp_path, method):
+def test_a_client_without_one_of_its_parts_does_what_it_can_and_is_no_figure(tmp_path, method):
     found = run(method, "own", f"{__name__}:small", workers=1, progress=False, out=str(tmp_path), **OWN, **RUN)
     figures = [figure for figure in summary_of(found)["accuracy"].values() if figure]
     assert figures
     assert {figure["clients"] for figure in figures} == {2}
-    assert summary_of(found)["populations"]["participants"] == 3
+    assert summary_of(found)["populations"] == {"participants": 3, "novel": 1}, "who has no training examples"
+    received = summary_of(found)["novel"]["accuracy"].get("received")
+    assert received is None or received["clients"] == 1
+
+
+def nothing_to_train_on(client):
+    return X[:0], Y[:0], X, Y
+
+
+def nothing_at_all(client):
+    return X[:0], Y[:0], X[:0], Y[:0]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (nothing_to_train_on, "clients: expected one with training examples, got 4 without any"),
+        (nothing_at_all, "nothing_at_all train, test: expected at least one example, got none"),
+    ],
+)
+def test_a_run_that_nobody_can_train_in_is_refused(tmp_path, data, message):
+    keys = {**OWN, **RUN, "own.data": f"{__name__}:{data.__name__}"}
+    with pytest.raises(SepalError, match=message):
+        run("fedavg", "own", f"{__name__}:small", workers=1, progress=False, out=str(tmp_path), **keys)
 
 
 def test_shifted_and_corrupted_views_leave_out_a_client_without_test_examples(tmp_path):
