@@ -139,7 +139,7 @@ def handle(message: Message, context: Context) -> Message:
             "down": down,
             "up": up,
         }
-        with suppress(OSError), open(path, "a") as file:
+        with suppress(OSError), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps({**line, "seconds": time.monotonic() - begun}) + "\n")
     return reply
 

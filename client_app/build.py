@@ -192,8 +192,8 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     capacity = task.config.capacity.draw(task.config.seed, node.client) if node.capacity is None else node.capacity
     source, clients = data_of(shared.assembly, node), task.config.clients or node.partitions
     data = source.client(node.partition, clients, node.client)
-    if not len(data.train):
-        raise DataError(f"{node.client}: data", "at least one training example", "none")
+    if not len(data.train) + len(data.test):
+        raise DataError(f"{node.client}: data", "at least one training or test example", "none")
     if node.client not in shared.digests:
         shared.digests[node.client] = data_digest(data, f"{getattr(store, 'secret', '')}|{data_keys(task.config)}")
     info = ClientInfo(node.client, len(data.train), capacity, device.partition(":")[0], shared.digests[node.client])
@@ -221,7 +221,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     evaluator = Evaluator(
         test,
         judged,
-        lambda: scaled(pooled(shared, source, clients), data.scale),
+        lambda: scaled(pooled(shared, source, clients), data.scale, shared.device),
         lambda: shift(shared, source, clients, node.client, len(test[1]), data.scale),
         lambda: corrupted(shared, node.client, data.test),
         task.learning,

@@ -104,6 +104,8 @@ def learning_of(origin: Origin) -> LearningTask:
 class Loaded:
     """A loaded model: call it with float32 inputs (n, *shape); it returns logits (n, classes) or a task's outputs.
 
+    Of a table that it standardises, inputs are float64 rows as in the file.
+
     Its attribute ``learning`` is the task: ``learning.predict`` maps outputs to predictions.
 
     Images are as in training (:meth:`prepare`), rows of a table as in their file.
@@ -112,15 +114,18 @@ class Loaded:
     def __init__(self, origin: Origin, module: nn.Module) -> None:
         self.origin, self.module, self.learning = origin, module.eval(), learning_of(origin)
 
-    def __call__(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    def __call__(self, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Return the logits of a batch."""
-        kind = np.int64 if self.origin.vocabulary and not self.origin.inputs else np.float32
+        plain = np.float64 if self.origin.offset else np.float32
+        kind = np.int64 if self.origin.vocabulary and not self.origin.inputs else plain
         with torch.no_grad():
             logits: torch.Tensor = self.module(torch.from_numpy(np.ascontiguousarray(x, kind)))
         return logits.numpy()
 
     def prepare(self, data: Any) -> npt.NDArray[Any]:
-        """Return examples (n, *shape) as the model takes them, prepared as in training: float32; tokens int64.
+        """Return examples (n, *shape) as the model takes them, prepared as in training.
+
+        They are float32; tokens are int64, and rows of a table that the model standardises float64.
 
         Args:
             data: As for :func:`sepal.client_app.preparing.read`.
@@ -242,7 +247,7 @@ def _module(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> n
 
 
 class Standardized(nn.Module):
-    """A module that takes rows of a table as they are in its file."""
+    """A module that takes rows of a table as they are in its file, and standardises them in float64."""
 
     offset: torch.Tensor
     factor: torch.Tensor
@@ -250,13 +255,14 @@ class Standardized(nn.Module):
     def __init__(self, module: nn.Module, offset: Sequence[float], factor: Sequence[float], fill: bool) -> None:
         super().__init__()
         self.module, self.fill = module, fill
-        self.register_buffer("offset", torch.tensor(offset))
-        self.register_buffer("factor", torch.tensor(factor))
+        self.register_buffer("offset", torch.tensor(offset, dtype=torch.float64))
+        self.register_buffer("factor", torch.tensor(factor, dtype=torch.float64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the module's logits (n, classes) of raw rows (n, columns); with ``fill``, some may lack numbers."""
         scaled = (x - self.offset) * self.factor
-        logits: torch.Tensor = self.module(torch.where(torch.isnan(x), 0.0, scaled) if self.fill else scaled)
+        rows = torch.where(torch.isnan(x), 0.0, scaled) if self.fill else scaled
+        logits: torch.Tensor = self.module(rows.to(torch.float32))
         return logits
 
 

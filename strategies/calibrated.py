@@ -107,7 +107,7 @@ def _scale(entry: Entry, info: DatasetInfo) -> tuple[float, str]:
 @cache
 def table() -> tuple[Entry, ...]:
     """Return the entries of ``calibrated.toml``, in its order."""
-    found = tomllib.loads((files("sepal.strategies") / "calibrated.toml").read_text())
+    found = tomllib.loads((files("sepal.strategies") / "calibrated.toml").read_text(encoding="utf-8"))
     return tuple(_entry(name, values) for name, values in found.items())
 
 

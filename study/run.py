@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,6 +39,7 @@ def prepare(flat: Flat, base: Path) -> Prepared:
     Raises:
         SepalError: A key is invalid, or data is missing.
     """
+    from sepal.data.federation import DealtData
     from sepal.data.locations import data_directory
     from sepal.engines.in_process import check_clients
     from sepal.server_app.places import run_path
@@ -47,6 +49,9 @@ def prepare(flat: Flat, base: Path) -> Prepared:
         flat = {**flat, "data-dir": str(data_directory(str(flat["data-dir"])))}
     assembly = assemble(flat)
     check_clients(assembly.task.config)  # before the run's directory is created
+    if isinstance(assembly.data, DealtData):
+        left_out = assembly.data.left_out(assembly.task.config.clients)
+        assembly = replace(assembly, notes=(*assembly.notes, *left_out))
     return Prepared(assembly, run_path(assembly.task.config, base))
 
 

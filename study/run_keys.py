@@ -83,7 +83,7 @@ def read_file(path: Path) -> Flat:
         ConfigError: It cannot be read, or a value is not a scalar.
     """
     try:
-        return dict(flatten_tables(tomllib.loads(path.read_text())))
+        return dict(flatten_tables(tomllib.loads(path.read_text(encoding="utf-8"))))
     except OSError as reason:
         raise ConfigError("--config", "a TOML file", f"{path}: {reason.strerror}") from None
     except ValueError as reason:

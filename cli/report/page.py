@@ -104,7 +104,7 @@ def render(comparison: Comparison, live: bool = False) -> str:
 
     data = datasets(comparison)
     made = figures(comparison, data)
-    template = Template((files(__package__) / "page.html").read_text())
+    template = Template((files(__package__) / "page.html").read_text(encoding="utf-8"))
     drawn = [f for f in made if f.chart]
     specs = {f.name: {"spec": f.chart, "dataset": f.data, "parameters": f.parameters} for f in drawn}
     own = data.get("own", [])
@@ -151,7 +151,7 @@ def _bundle(version: str) -> str:
 
 
 def _part(name: str) -> str:
-    return (files(__package__) / name).read_text()
+    return (files(__package__) / name).read_text(encoding="utf-8")
 
 
 def _json(value: Any) -> str:

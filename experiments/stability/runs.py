@@ -68,7 +68,7 @@ class Row:
 
 def kinds_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     """Return the kinds of arithmetic that this processor has."""
-    flags = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
+    flags = set(cpuinfo.read_text(encoding="utf-8").split()) if cpuinfo.exists() else set()
     return [kind for kind in KINDS if kind not in FLAGS or FLAGS[kind] in flags]
 
 

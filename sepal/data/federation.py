@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -111,6 +112,17 @@ class DealtData:
         source, (rows, ends) = load(spec.dataset, spec.data_dir, spec.folder), _table(spec)
         parts = (source.y[np.asarray(rows[ends[3 * k] : ends[3 * k + 1]])] for k in range(clients))
         return np.array([np.bincount(part, minlength=self.info.classes) for part in parts], np.int64)
+
+    def left_out(self, clients: int) -> tuple[str, ...]:
+        """Return lines that count the examples that are with no client, and the clients that lack a part."""
+        from sepal.data.left_out import lines
+        from sepal.data.splitting import Parts
+
+        spec = replace(self.spec, clients=clients)
+        rows, ends = _table(spec)
+        parts = [np.asarray(rows[start:end]) for start, end in pairwise(ends)]
+        everyone = [Parts(*parts[place : place + 3]) for place in range(0, len(parts), 3)]
+        return lines(spec, load(spec.dataset, spec.data_dir, spec.folder), everyone)
 
     def pooled_test(self, clients: int, count: int = 0) -> Examples:
         """Return test examples of all parts; a larger ``count`` returns a superset."""

@@ -141,6 +141,8 @@ def admit(
 ) -> RunState:
     """Return ``state`` with new clients in its roster, and tell the server algorithm about those that are not novel.
 
+    A client without training examples is novel: it cannot train.
+
     Args:
         algorithm: The server algorithm.
         state: The state between two rounds.
@@ -150,8 +152,9 @@ def admit(
     if not joined:
         return state
     roster = {**state.roster, **{client.name: client for client in joined}}
-    after = replace(state, roster=roster, stores={**state.stores, **stores})
-    return _tell(algorithm, after, [client for client in joined if client.name not in state.novel])
+    novel = tuple(sorted({*state.novel, *(client.name for client in joined if not client.examples)}))
+    after = replace(state, roster=roster, stores={**state.stores, **stores}, novel=novel)
+    return _tell(algorithm, after, [client for client in joined if client.name not in novel])
 
 
 def start_round(

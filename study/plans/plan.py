@@ -123,7 +123,7 @@ def read_table(path: Path) -> dict[str, Any]:
         ConfigError: It cannot be read.
     """
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as reason:
         raise ConfigError("plan", "a TOML file", f"{path}: {reason.strerror}") from None
     except (ValueError, RecursionError) as reason:

@@ -228,5 +228,5 @@ def failure(what: str, runs: int, failed: Mapping[str, str]) -> SepalError:
 def failures(out: Path) -> dict[str, str]:
     """Return the names of the runs under ``out`` whose last attempt failed, each with its cause."""
     file = out / FAILED
-    lines = [line.partition(": ") for line in file.read_text().splitlines()] if file.is_file() else []
+    lines = [line.partition(": ") for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
     return {name: cause.strip() for name, _, cause in lines}  # of an earlier version: names alone

@@ -109,8 +109,10 @@ def finished(tmp_path_factory):
 
 def test_a_run_shows_each_round_and_ends_with_tables_and_the_place(finished):
     path, result = finished
-    note, *rounds = result.stderr.splitlines()
+    note, left_out, *rounds = result.stderr.splitlines()
     assert note == "sepal: lr = 0.2: calibrated for fedpse on digits"
+    assert left_out.startswith("sepal: partition: 1,")
+    assert " of 1,797 examples are with no client: " in left_out
     assert [line.split()[3] for line in rounds] == ["1/2", "2/2", "closing"], "rounds as the user has set them"
     assert "3/" not in result.stderr
     for words in ("received", "trained", "MB up", "down", "s left"):
