@@ -25,6 +25,9 @@ def show(
     beside: Annotated[str | None, typer.Option(help="Another run, whose accuracy is shown beside it.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the figures by round to this CSV file.")] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Write them to this directory for TensorBoard.")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Of a comparison, also every view, the costs and all differences.")
+    ] = False,
 ) -> None:
     """Show a run, or the directory of a comparison: accuracy, cost, and bytes next to their dense equivalent."""
     with starting():
@@ -42,7 +45,7 @@ def show(
             if given:
                 raise ConfigError(option, "one run, not a comparison", str(path))
         with naming(path):
-            _show_comparison(str(path), csv)
+            _show_comparison(str(path), csv, everything)
         return
     with naming(path):
         if beside:
@@ -55,14 +58,14 @@ def show(
             say(f"written to {write_tensorboard(stored, tensorboard)}")
 
 
-def _show_comparison(place: str, csv: Path | None) -> None:
+def _show_comparison(place: str, csv: Path | None, everything: bool) -> None:
     from sepal.cli.console import console
     from sepal.cli.files import by_variant, write_csv
     from sepal.cli.tables import print_comparison
     from sepal.study.comparison import read_comparison
 
     comparison = read_comparison([place])
-    print_comparison(console(), comparison)
+    print_comparison(console(), comparison, everything)
     if csv:
         say(f"written to {write_csv(list(by_variant(comparison)), csv)}")
 

@@ -202,7 +202,7 @@ def test_a_comparison_has_frames_a_frontier_and_a_report(runs_in_this_process):
     assert sorted(made.frame.name) == ["fedavg", "fedpse", "local"]
     assert set(made.frame.seeds) == {2}
     assert "data:image/svg+xml;base64," in made.frontier()._repr_html_()
-    assert made.frontier().words.startswith("On the frontier, where no other has as high a mean with fewer MB: local (")
+    assert made.frontier().words.startswith("Best for their bytes: local (0 MB), ")
     frontier = made.frontier().frame
     assert frontier.name.iloc[0] == "local"
     assert frontier.megabytes.is_monotonic_increasing
