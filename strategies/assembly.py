@@ -17,6 +17,7 @@ import numpy as np
 from sepal import models
 from sepal.config import RunConfig, Settings, flatten, parse
 from sepal.config.agreement import agreed_text
+from sepal.config.base import AUTO
 from sepal.data import DatasetInfo, FederatedData, federated_data
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, StateError
@@ -123,6 +124,9 @@ def complete(
     full = config.completed(method.defaults, {"partition.name": info.partition, **info.defaults})
     if not config.lora.rank and (rank := method.defaults.get("lora.rank")):
         full = full.model_copy(update={"lora": config.lora.model_copy(update={"rank": rank})})
+    if config.target_scale == AUTO:  # as the columns beside them
+        scaled = config.task == "regression" and info.table
+        full = full.model_copy(update={"target_scale": "client" if scaled else "none"})
     limit = method.defaults.get("clip-gradient")
     full = full.model_copy(update={"clip_gradient": full.gradient_limit(None if limit is None else float(limit))})
     found = rates(method.name, info, full.model, full.optimizer)

@@ -31,6 +31,9 @@ def check_together(config: RunConfig) -> None:
     if config.folder.missing == "mean" and not config.folder.standardize:
         expected = "refuse with folder.standardize = false: the mean is that of the standardisation"
         raise ConfigError("folder.missing", expected, config.folder.missing)
+    if config.target_scale == "client" and config.task != "regression":
+        expected = f"none for the task {config.task}: only targets of a regression are standardised"
+        raise ConfigError("target-scale", expected, config.target_scale)
     least = 1 if config.task in ("regression", "multilabel") or ":" in config.task else 2
     if config.dataset == "own" and config.own.count(config.task) < least:
         raise ConfigError("own.classes", f"at least {least} (dataset = own)", config.own.classes)

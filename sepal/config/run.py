@@ -63,6 +63,13 @@ class RunConfig(Settings):
         description="regression: unit of the targets, which rmse and mae have too, such as mg/dl",
         json_schema_extra=marks(Mark.WORDS),
     )
+    target_scale: Literal["auto", "client", "none"] = renewed(
+        AUTO,
+        former="none",
+        description="regression: client: each client trains on targets of mean 0 and standard deviation 1 by its own "
+        "training part, and all figures and predictions are in the targets' unit; none: as they are; auto: client for "
+        "tables whose columns are standardised (folder.standardize), else none",
+    )
     dataset: str = Field(
         "digits",
         description="data set; folder: your own files; own: your own function",
@@ -109,8 +116,8 @@ class RunConfig(Settings):
         AUTO,
         former=0.0,
         description=f"largest norm of a step's gradient; a longer one is scaled down. 0: no limit; auto: "
-        f"{GRADIENT_NORM:g} with SGD, but none where targets have a unit (regression, a task of your own) and where "
-        "the method has a limit of its own",
+        f"{GRADIENT_NORM:g} with SGD, but none where targets have a unit (regression without target-scale, a task of "
+        "your own) and where the method has a limit of its own",
     )
     on_divergence: Literal["rollback", "stop", "keep"] = renewed(
         "rollback",
@@ -270,8 +277,8 @@ class RunConfig(Settings):
     def gradient_limit(self, method: float | None = None) -> float:
         """Return the largest norm of a step's gradient, with ``auto`` replaced; 0: no limit.
 
-        Targets with a unit make gradients of any size, so ``auto`` sets no limit there. A step of Adam is bounded by
-        itself.
+        Targets with a unit make gradients of any size, so ``auto`` sets no limit there, unless they are standardised. A
+        step of Adam is bounded by itself.
 
         Args:
             method: The method's default of ``clip-gradient``; None if it has none.
@@ -280,7 +287,8 @@ class RunConfig(Settings):
             return float(self.clip_gradient)
         if method is not None:
             return method
-        unbounded = self.task == "regression" or ":" in self.task or self.optimizer != "sgd"
+        in_unit = ":" in self.task or (self.task == "regression" and self.target_scale != "client")
+        unbounded = in_unit or self.optimizer != "sgd"
         return 0.0 if unbounded else GRADIENT_NORM
 
     def learning_rate(self, round: int, first: float | None = None) -> float:
