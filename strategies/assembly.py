@@ -18,6 +18,7 @@ from sepal import models
 from sepal.config import RunConfig, Settings, flatten, parse
 from sepal.config.agreement import agreed_text
 from sepal.config.base import AUTO
+from sepal.config.run import SEARCH
 from sepal.data import DatasetInfo, FederatedData, federated_data
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, StateError
@@ -119,8 +120,10 @@ def complete(
     it, a gradient counts 1/(1 - momentum) times, so ``lr`` is that much smaller. Other keys have the method's default,
     or else the data set's.
     """
-    from sepal.strategies.calibrated import Rates, rates
+    from sepal.strategies.calibrated import FINDS, Rates, datasets, rates
 
+    if config.lr == SEARCH:  # what starts runs in process has replaced it (sepal.study.rate_search)
+        raise ConfigError("lr", "a number: the rate is searched by `sepal run` and `sepal.run` alone", SEARCH)
     full = config.completed(method.defaults, {"partition.name": info.partition, **info.defaults})
     if not config.lora.rank and (rank := method.defaults.get("lora.rank")):
         full = full.model_copy(update={"lora": config.lora.model_copy(update={"rank": rank})})
@@ -139,6 +142,10 @@ def complete(
     before = {"lr": config.lr, **flatten(hyper, f"{method.name}.")}
     after = {"lr": full.lr, **flatten(own, f"{method.name}.")}
     chosen = [f"{key} = {after[key]:g}" for key, value in before.items() if value != after[key] and key in found.keys]
+    by_method = "lr" in method.defaults
+    if not config.lr and "lr" not in found.keys and not (by_method and info.name in datasets()):
+        whose = f"{method.name}'s own default" if by_method else f"the default of {info.name}"
+        return full, own, (f"lr = {full.lr:g}: {whose}, not calibrated; {FINDS}",)
     origin = found.origin + (f", times 1 - momentum = {scale:g}" if scale < 1 else "")
     return full, own, (f"{', '.join(chosen)}: {origin}",) if chosen else ()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -29,6 +29,7 @@ TASKS = ("classification", "multilabel", "regression", "segmentation", "tokens")
 # What clip-gradient = "auto" is. Sound runs have few steps beyond it (with FedAvg's default rate on digits 4 %, none
 # beyond 15), and 10, where pFedGate's authors clip, is too late for DM-PFL on HAR (docs/decisions/0027).
 GRADIENT_NORM = 5.0
+SEARCH = "search"  # as a value of lr
 
 
 class RunConfig(Settings):
@@ -102,8 +103,10 @@ class RunConfig(Settings):
     local_epochs: int = Field(0, ge=0, description="E, local epochs per round; 0: the data set's default")
     batch_size: int = Field(0, ge=0, description="examples per step; 0: the data set's default")
     optimizer: Literal["auto", "sgd", "adam"] = Field("auto", description="optimizer for local training")
-    lr: float = Field(
-        0.0, ge=0, description="learning rate in the first round; 0: calibrated for the method and data set"
+    lr: Annotated[float, Field(ge=0)] | Literal["search"] = Field(
+        0.0,
+        description="learning rate in the first round; 0: calibrated for the method and data set; search: `sepal run` "
+        "tries rates around it for a few rounds, on validation data, and stores the best",
     )
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor applied to the learning rate after each round")
     schedule: Literal["constant", "cosine", "step"] = Field(
@@ -301,7 +304,7 @@ class RunConfig(Settings):
             done = min(round - 1, self.rounds - 1) / self.rounds
             step = 0.01 if done >= 0.75 else 0.1 if done >= 0.5 else 1.0
             share = step if self.schedule == "step" else (1 + math.cos(math.pi * done)) / 2
-        return float((self.lr if first is None else first) * self.lr_decay ** (round - 1) * share)
+        return float((float(self.lr) if first is None else first) * self.lr_decay ** (round - 1) * share)
 
 
 # Flat keys for which 0 or ``auto`` means the default.
