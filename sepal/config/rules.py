@@ -23,6 +23,7 @@ def check_together(config: RunConfig) -> None:
     if config.stop_after and not (config.evaluate_sampled or config.evaluate_every):
         expected = "0 with evaluate-sampled = false and evaluate-every = 0: it needs evaluations"
         raise ConfigError("stop-after", expected, config.stop_after)
+    _check_final_model(config)
     _check_round(config)
     if config.split.test_of_labels and config.split.test_fraction:
         raise ConfigError("split.test-of-labels", "split.test-fraction = 0 beside it", config.split.test_fraction)
@@ -37,6 +38,16 @@ def check_together(config: RunConfig) -> None:
     least = 1 if config.task in ("regression", "multilabel") or ":" in config.task else 2
     if config.dataset == "own" and config.own.count(config.task) < least:
         raise ConfigError("own.classes", f"at least {least} (dataset = own)", config.own.classes)
+
+
+def _check_final_model(config: RunConfig) -> None:
+    """Raise if the best models of a run cannot be known."""
+    if config.final_model == "best" and not (config.split.validation and config.evaluate_every):
+        expected = "last with split.validation = 0 or evaluate-every = 0: the best is chosen by validation data"
+        raise ConfigError("final-model", expected, config.final_model)
+    if config.final_model == "best" and (config.roster != "closed" or not config.clients):
+        expected = "last with a roster that is not closed: the best model may not know all clients"
+        raise ConfigError("final-model", expected, config.final_model)
 
 
 def _check_round(config: RunConfig) -> None:

@@ -180,6 +180,11 @@ class RunConfig(Settings):
     )
     threads: int = Field(1, ge=1, le=256, description="torch threads per process; 1 keeps engines bit-identical")
     evaluate_every: int = Field(10, ge=0, description="rounds between full evaluations; 0: at the end only")
+    final_model: Literal["last", "best"] = Field(
+        "last",
+        description="what is evaluated, exported and deployed at the end: the last round's models, or those of the "
+        "full evaluation that was best on validation data (evaluate-every), in the view that the method deploys",
+    )
     evaluate_sampled: bool = Field(
         True, description="also evaluate the sampled clients' received and trained models every round"
     )
