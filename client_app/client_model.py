@@ -131,14 +131,16 @@ def client_model(
         StateError: What the server sent last cannot be made again.
     """
     assembly = assemble(as_begun(config))
-    number = next((n for n in range(assembly.task.config.clients) if client_name(n) == client), None)
+    both = (assembly.client_name, client_name)  # a deployed client has no owner's name
+    numbers = range(assembly.task.config.clients)
+    number = next((n for name in both for n in numbers if name(n) == client), None)
     newest = newest_state(path, assembly, client)
     if number is None or newest is None:
         expected = f"one with states in {path / 'clients'} or {home() / 'state'} (`sepal join --export` writes a model)"
         raise ConfigError("client", expected, f"{client}, whose states are not here")
     if newest.stored is None:
         raise ConfigError("client", "one whose state can be read", f"{client}, whose state is damaged")
-    node = Node(number, assembly.task.config.clients)
+    node = Node(number, assembly.task.config.clients, name=client)
     host = build_host(Shared.around(assembly, device), node, "", newest.store)
     view = view or assembly.method.deployed
     if path not in newest.place.parents and host.info.data != newest.stored.reply.client.data:

@@ -18,11 +18,14 @@ from sepal import models
 from sepal.config import RunConfig, Settings, flatten, parse
 from sepal.config.agreement import agreed_text
 from sepal.config.base import AUTO
+from sepal.config.rules import check_together
 from sepal.config.run import SEARCH
 from sepal.data import DatasetInfo, FederatedData, federated_data
+from sepal.data.owners import with_owners
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, StateError
 from sepal.protocol.compression import with_compression
+from sepal.protocol.fields import client_name
 from sepal.protocol.layout import Layout, statistics, trained
 from sepal.protocol.method import Method, Task, Weights
 from sepal.protocol.tasks import learning_task
@@ -47,6 +50,7 @@ class Assembly:
         make: Builds the model's module.
         agreed: The keys on which server and clients must agree (:mod:`sepal.config.agreement`).
         notes: Lines to show when the run starts, such as where its rates come from.
+        names: The clients' names by number; empty where they are called by their numbers.
     """
 
     method: Method
@@ -55,6 +59,11 @@ class Assembly:
     make: Callable[[], nn.Module]
     agreed: str
     notes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def client_name(self, number: int) -> str:
+        """Return the name of client ``number`` on this machine: its owner's, or ``client-00000``."""
+        return self.names[number] if number < len(self.names) else client_name(number)
 
     @property
     def info(self) -> DatasetInfo:
@@ -87,6 +96,10 @@ def assemble(
     chosen = method or registry.get(config.method)
     data = data or federated_data(config)
     known = data.info
+    owners = with_owners(config, data, "clients" in flat)
+    if owners.config.clients != config.clients:
+        check_together(owners.config)
+    config = owners.config
     rules.check_data(config, data)
     rules.check_method(chosen, config)
     config, hyper, notes = complete(config, hyper, chosen, known)
@@ -108,7 +121,8 @@ def assemble(
         notes = (*notes, f"model: {chosen.name} starts from {chosen.draws}, not from weights that are given")
     notes = (*notes, *known.notes, *unused(flat, chosen.name))
     exchanged = with_compression(chosen, config, hyper)
-    return Assembly(exchanged, task, data, make, agreed, (*notes, *first.notes))
+    notes = (*owners.notes, *notes, *first.notes)
+    return Assembly(exchanged, task, data, make, agreed, notes, owners.names)
 
 
 def complete(

@@ -52,7 +52,8 @@ def _check_final_model(config: RunConfig) -> None:
 
 def _check_round(config: RunConfig) -> None:
     """Raise if the keys that say who is asked in a round, and how long it waits, do not go together."""
-    if config.clients and config.clients_per_round > config.clients:
+    clients_known = "clients" in config.model_fields_set or config.dataset not in ("folder", "hf")  # else owners
+    if clients_known and config.clients and config.clients_per_round > config.clients:
         raise ConfigError("clients-per-round", f"at most clients = {config.clients}", config.clients_per_round)
     if config.oversample > 1 and not config.clients_per_round:
         raise ConfigError("oversample", "1 with clients-per-round = 0, which asks all", config.oversample)
@@ -63,5 +64,5 @@ def _check_round(config: RunConfig) -> None:
     if config.deadline > config.timeout:
         raise ConfigError("deadline", f"at most timeout = {config.timeout:g}", config.deadline)
     asked = config.clients_per_round or config.clients
-    if asked and config.min_replies > asked:
+    if clients_known and asked and config.min_replies > asked:
         raise ConfigError("min-replies", f"at most the {asked} clients of a round", config.min_replies)

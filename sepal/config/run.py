@@ -81,7 +81,19 @@ class RunConfig(Settings):
         description="directory of the data; empty: SEPAL_DATA, then ~/.cache/sepal/data",
         json_schema_extra=marks(Mark.PATH),
     )
-    clients: int = Field(10, ge=0, description="clients needed to start; 0: all registered clients")
+    clients: int = Field(
+        10,
+        ge=0,
+        description="clients needed to start; 0: all registered clients. Where it is not set, and examples of files "
+        "have owners, as many as owners",
+    )
+    client_names: Literal["auto", "owners", "numbers"] = renewed(
+        AUTO,
+        former="numbers",
+        description="what clients of one machine are called: owners: by the owners of their examples (the column "
+        "person, hf.person); numbers: client-00000; auto: owners where they are known and can be names. In a "
+        "deployment, a node has a name of its own",
+    )
     clients_per_round: int = Field(0, ge=0, description="clients sampled each round; 0: all")
     oversample: float = Field(
         1.0,

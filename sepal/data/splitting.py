@@ -6,12 +6,13 @@ Row numbers refer to the whole source: training rows first, then the source's ow
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sepal.data.examples import Index, Labels, Source
-from sepal.data.partition import Rule, deal, deal_by_person, people
+from sepal.data.partition import Rule, able, deal, deal_by_person, people
 from sepal.data.sampling import draw_by_class, round_quotas
 from sepal.data.spec import DataSpec
 from sepal.errors import DataError
@@ -54,6 +55,26 @@ def split(spec: DataSpec, source: Source) -> list[Parts]:
         Parts(*_validation(spec, source.labels, train, client), test)
         for client, (train, test) in enumerate(zip(dealt, tests, strict=True))
     ]
+
+
+def able_owners(spec: DataSpec, source: Source) -> tuple[NDArray[Any], int]:
+    """Return the ids of the owners that can become clients, sorted, and the number of all owners."""
+    return able(_rule(spec), _owners(spec, source))
+
+
+def dealt_owners(spec: DataSpec, source: Source) -> NDArray[Any]:
+    """Return the owners that the rule ``natural`` makes clients of, by the client's number.
+
+    Raises:
+        DataError: There are fewer than clients.
+    """
+    return people(_rule(spec), _owners(spec, source))
+
+
+def _owners(spec: DataSpec, source: Source) -> NDArray[Any]:
+    """Return the owner of each row that is dealt."""
+    rows, _ = _drawn(spec, source, spec.split.test_fraction == 0 and source.train_count < len(source.y))
+    return np.asarray(source.natural)[rows]
 
 
 def _rule(spec: DataSpec, part: str = "all") -> Rule:
