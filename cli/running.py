@@ -62,7 +62,7 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
         from sepal.study.run import execute, prepare
 
         logging.basicConfig(level=logging.WARNING, format="sepal: %(message)s", stream=sys.stderr)
-        found = prepare(flat, base)
+        found = prepare(flat, base, workers)
     settings, path = found.settings, found.path
     with RoundDisplay(
         console(stderr=True), f"{settings.method} on {settings.dataset}", found.assembly.notes

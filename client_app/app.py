@@ -183,6 +183,8 @@ def limits_memory(node: Node) -> bool:
 
 def _answer(message: Message, context: Context, node: Node) -> RecordDict:
     shared = _shared(tuple(sorted(_trusted(context, node).items())), node.device)
+    if on_one_machine():  # in a deployment, owners' names stay where their data is
+        node = node.named(shared.assembly)
     order = read_order(message.content)[0]
     if order.kind is Kind.QUERY and order.plan.phase:
         log.warning("%s: refused by the server: %s", node.client, one_line(order.plan.phase, 256))

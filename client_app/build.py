@@ -10,19 +10,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sepal.client.augment import augmentation
-from sepal.client.columns import columns
+from sepal.client.columns import Column, Part, columns
 from sepal.client.devices import be_deterministic, check_precision, choose_device
 from sepal.client.evaluation import Evaluator
 from sepal.client.meeting import Meeting
 from sepal.client.network import Network
 from sepal.client.state_store import DiskStateStore, StateStore
+from sepal.client.target_scale import TargetScale, target_scale
 from sepal.client.training import Trainer
 from sepal.client_app.data_digest import data_digest, data_keys
 from sepal.client_app.guard import parse_allowed
@@ -174,6 +175,10 @@ class Node:
         """The client's name."""
         return self.name or client_name(self.partition)
 
+    def named(self, assembly: Assembly) -> Node:
+        """Return the node of one machine's run, called by the owner of its examples if it has no name of its own."""
+        return self if self.name or self.data else replace(self, name=assembly.client_name(self.partition))
+
 
 def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: bytes = b"") -> ClientHost:
     """Return the client's host.
@@ -202,12 +207,16 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     if task.config.evaluate.validation_apart:
         shown, judged = ((validation[0][first::2], validation[1][first::2]) for first in (0, 1))
     refuse_streams(task.config, data, node.client)
+    scale = target_scale(task.config, data)
+    targets = [_standardized(y, scale) for y in (train[1], shown[1])]
     balanced = task.config.own.class_weights == "balanced"
     trainer = Trainer(
         info,
         task.config,
-        *train,
-        *shown,
+        train[0],
+        targets[0],
+        shown[0],
+        targets[1],
         shared.assembly.make,
         shared.networks,
         device,
@@ -225,6 +234,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         lambda: shift(shared, source, clients, node.client, len(test[1]), data.scale),
         lambda: corrupted(shared, node.client, data.test),
         task.learning,
+        scale,
     )
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
     machine = machine_keys(task.config) if secret else ""  # without a secret engines must agree on the bits
@@ -244,6 +254,11 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         accuracies=node.accuracies,
         machine=machine,
     )
+
+
+def _standardized(targets: Part, scale: TargetScale | None) -> Part:
+    """Return the targets that a client trains on; a Dataset's have no scale."""
+    return targets if scale is None or isinstance(targets, Column) else scale.standardized(targets)
 
 
 def machine_keys(config: RunConfig) -> str:

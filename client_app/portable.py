@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from sepal import models
+from sepal.client.target_scale import InUnit
 from sepal.client_app.preparing import prepared, read
 from sepal.config.elsewhere import check_code
 from sepal.errors import ModelError, StateError, one_line
@@ -39,7 +40,14 @@ from sepal.strategies import registry
 
 FORMAT = "sepal.model.v1"
 # Left out of a file: earlier versions do not know these fields.
-PLAIN = (("task", CLASSIFICATION), ("unit", ""), ("inputs", ""), ("fill", False))
+PLAIN = (
+    ("task", CLASSIFICATION),
+    ("unit", ""),
+    ("inputs", ""),
+    ("fill", False),
+    ("target_mean", ()),
+    ("target_spread", ()),
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,9 @@ class Origin:
         channels: Whether image files are brought to the shape's channels, as in training.
         inputs: ``own.shape`` of several inputs, which stand side by side in a row; empty for one.
         fill: Whether a missing number of a table, NaN, becomes the column's ``offset``, as in training.
+        target_mean: Of each number that a regression predicts, where the client's targets were standardised: the mean
+            over its training part, which the module adds last.
+        target_spread: The standard deviation of each there, by which the module multiplies before.
     """
 
     model: str
@@ -89,6 +100,8 @@ class Origin:
     unit: str = ""
     inputs: str = ""
     fill: bool = False
+    target_mean: tuple[float, ...] = ()
+    target_spread: tuple[float, ...] = ()
 
 
 def learning_of(origin: Origin) -> LearningTask:
@@ -191,8 +204,10 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
 
 
 def _scaled(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> nn.Module:
-    """Return the module, which standardises its inputs first if the client's data was."""
+    """Return the module, which standardises its inputs first if the client's data was, and undoes that of targets."""
     module = _module(origin, tensors)
+    if origin.target_mean:
+        module = InUnit(module, origin.target_mean, origin.target_spread)
     return Standardized(module, origin.offset, origin.factor, origin.fill) if origin.offset else module
 
 
@@ -211,6 +226,9 @@ def _check_types(origin: Origin) -> None:
         raise ValueError(f"origin.class_names without a printable name for each of {origin.classes} classes")
     if len(origin.offset) != len(origin.factor) or (origin.offset and (len(origin.offset),) != origin.shape):
         raise ValueError(f"origin.offset and origin.factor without a number for each of {origin.shape} columns")
+    numbers = len(origin.target_mean), len(origin.target_spread)
+    if numbers != (0, 0) and (origin.task != "regression" or numbers != (origin.classes, origin.classes)):
+        raise ValueError(f"origin.target_mean and origin.target_spread without a regression's {origin.classes} numbers")
     if origin.fill and not origin.offset:
         raise ValueError("origin.fill without means")
 

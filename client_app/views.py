@@ -28,7 +28,11 @@ def refuse_streams(config: RunConfig, data: ClientData, client: str) -> None:
     Raises:
         ConfigError: See above.
     """
-    now = {"own.class-weights": config.own.class_weights, "evaluate.corruption": config.evaluate.corruption}
+    now = {
+        "own.class-weights": config.own.class_weights,
+        "evaluate.corruption": config.evaluate.corruption,
+        "target-scale": config.target_scale,
+    }
     for key, value in now.items():
         if value != "none" and isinstance(data.train, Stream):
             expected = "none with a Dataset, which is read batch by batch: return arrays for it"

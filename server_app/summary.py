@@ -69,6 +69,7 @@ def summarise(
         "reasons": {view: reason(assembly, report, view) for view in CLOSING_VIEWS if view not in report.accuracy},
         "accuracy_round": report.accuracy_round,
         "model_round": report.accuracy_round - 1,
+        **({"best_round": report.best_round} if report.best_round else {}),
         "diverged": report.diverged,
         "undone": report.undone,
         "bytes": report.totals.summary(),

@@ -75,7 +75,7 @@ def kinds_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
 def defaults_of(task: Task) -> tuple[float, dict[str, Any]]:
     """Return the learning rate of a run and its other defaults, as a row has them."""
     own = flatten(task.hyper, f"{task.config.method}.")
-    return task.config.lr, {"clip-gradient": task.config.clip_gradient, **own}
+    return float(task.config.lr), {"clip-gradient": task.config.clip_gradient, **own}
 
 
 def run(dataset: str, method: str, kind: str, seed: int, settings: Mapping[str, Any], commit: str) -> Row:

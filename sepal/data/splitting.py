@@ -7,12 +7,13 @@ client may be without test or validation rows; :mod:`sepal.data.left_out` counts
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sepal.data.examples import Index, Labels, Source
-from sepal.data.partition import Rule, deal, deal_by_person, people
+from sepal.data.partition import Rule, able, deal, deal_by_person, people
 from sepal.data.sampling import draw_by_class, round_quotas
 from sepal.data.spec import DataSpec
 from sepal.errors import DataError
@@ -65,6 +66,26 @@ def split(spec: DataSpec, source: Source) -> list[Parts]:
 def has_own_test(spec: DataSpec, source: Source) -> bool:
     """Return whether clients' test parts are of the source's own one."""
     return spec.split.test_fraction == 0 and source.test_start < len(source.y)
+
+
+def able_owners(spec: DataSpec, source: Source) -> tuple[NDArray[Any], int]:
+    """Return the ids of the owners that can become clients, sorted, and the number of all owners."""
+    return able(_rule(spec), _owners(spec, source))
+
+
+def dealt_owners(spec: DataSpec, source: Source) -> NDArray[Any]:
+    """Return the owners that the rule ``natural`` makes clients of, by the client's number.
+
+    Raises:
+        DataError: There are fewer than clients.
+    """
+    return people(_rule(spec), _owners(spec, source))
+
+
+def _owners(spec: DataSpec, source: Source) -> NDArray[Any]:
+    """Return the owner of each row that is dealt."""
+    rows, *_ = _drawn(spec, source, has_own_test(spec, source))
+    return np.asarray(source.natural)[rows]
 
 
 def _rule(spec: DataSpec, part: str = "all") -> Rule:

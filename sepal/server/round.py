@@ -313,6 +313,7 @@ class Round:
             diverged=(*(before.diverged if before else ()), *sorted(self._diverged)),
             halvings=lowered,
             lowered_until=self._lowered_until if lowered else 0,
+            best_round=self._start.best_round,
         )
 
 

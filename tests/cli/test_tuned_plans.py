@@ -70,7 +70,7 @@ def test_a_rate_of_other_data_is_called_that(tmp_path):
     text += '[settings.own]\nshape = "30"\nclasses = 2\n'
     plan = read_plan(plan_file(tmp_path, text))
     (line,) = rate_notes(plan, list(plan.runs()))
-    assert "not on own; `sepal tune` searches for yours" in line
+    assert "not on own; `sepal tune`, or --set lr=search, searches for yours" in line
 
 
 # what is searched
