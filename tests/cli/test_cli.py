@@ -189,7 +189,9 @@ def test_a_misspelt_name_suggests_the_nearest_known_one(here, words, near):
 
 def test_what_is_near_nothing_suggests_nothing(here):
     assert "did you mean" not in sepal("run", "--set", "zzz=1").stderr
-    assert sepal("keys", "fedpze").stderr.endswith("got fedpze; did you mean fedpse?\n")
+    assert sepal("keys", "fedpze").stderr.endswith(
+        "method: expected fedpse, or another one of `sepal methods`, got fedpze\n"
+    )
 
 
 # show
