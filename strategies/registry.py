@@ -13,8 +13,8 @@ from importlib.metadata import entry_points
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from sepal.config import RunConfig, Settings, flatten, former_values, method_name
-from sepal.errors import ConfigError, nearest
+from sepal.config import RunConfig, Settings, flatten, former_values, method_name, unknown_method
+from sepal.errors import ConfigError
 from sepal.protocol.method import Method, Scalar, resolve
 from sepal.user_modules import load
 
@@ -109,21 +109,11 @@ def get(name: str) -> Method:
     if ":" in name:
         return _own(name)
     if name not in table():
-        raise _unknown(name)
+        raise unknown_method(name, table())
     found = resolve(table()[name])
     if not isinstance(found, Method):
         raise ConfigError("method", f"{table()[name]} to be a sepal.protocol.method.Method", type(found).__name__)
     return found
-
-
-def _unknown(name: str) -> ConfigError:
-    """Return the error of a name that no method has, the likely one first."""
-    if name.endswith(".py"):
-        module = name.removesuffix(".py").strip("./").replace("/", ".")
-        return ConfigError("method", f"{module}:NAME, a module and the name in it of what register returns", name)
-    if near := nearest(name, table()):
-        return ConfigError("method", f"{near}, or another one of `sepal methods`", name)
-    return ConfigError("method", f"one of {', '.join(table())}", name)
 
 
 def known(name: str) -> bool:

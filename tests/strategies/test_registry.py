@@ -130,7 +130,5 @@ def test_a_method_whose_init_says_no_type_is_one_line():
             return super().init()
 
     method = replace(local.Local, server=Server)
-    with pytest.raises(
-        ConfigError, match=r"method: expected a return annotation, the type .*Server\.init"
-    ):
+    with pytest.raises(ConfigError, match=r"method: expected a return annotation, the type .*Server\.init"):
         _ = method.server_state
