@@ -16,6 +16,8 @@ from sepal.cli.printing import say
 from sepal.errors import ConfigError, one_line
 
 POLL = 0.2  # seconds between reads by watch
+NAMES = ("key", "name", "run", "dataset", "model")  # columns
+PAGE, TEXT = 120, {"title", "meaning"}  # width of a table with columns of text that goes to a file or a pipe
 NAME, WIDE = 40, 1000  # characters: of a name that is not wrapped; of a table that goes to a file or a pipe, at most
 
 
@@ -151,9 +153,10 @@ def _print_keys(title: str, model: Any, prefix: str) -> None:
 
 
 def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table of words, without escapes; whole where it goes to a file or a pipe, else in the terminal's width.
+    """Print a table of words, without escapes, in the terminal's width.
 
-    Keys and names are wrapped only where they are long paths.
+    Where it goes to a file or a pipe, a row is one line, unless a column holds text, which is wrapped. Keys and names
+    are wrapped only where they are long paths.
     """
     from rich import box
     from rich.markup import escape
@@ -165,10 +168,14 @@ def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) 
     cells = [[escape(one_line(word)) for word in row] for row in rows]
     for place, column in enumerate(head):
         short = max((len(row[place]) for row in cells), default=0) <= NAME
-        table.add_column(column, no_wrap=short and column in ("key", "run", "dataset", "model"), overflow="fold")
+        table.add_column(
+            column, no_wrap=short and column in ("key", "name", "run", "dataset", "model"), overflow="fold"
+        )
     for row in cells:
         table.add_row(*row)
-    if not out.is_terminal:
+    if not out.is_terminal and TEXT.intersection(head):
+        out.width = max(out.width, PAGE)
+    elif not out.is_terminal:
         out.width = max(out.width, out.measure(table, options=out.options.update(width=WIDE)).maximum)
     out.print(table)
 

@@ -210,12 +210,15 @@ def _entry(spec: DataSpec, state: str) -> Path:
 
 def _table(spec: DataSpec) -> Table:
     load(spec.dataset, spec.data_dir, spec.folder)  # first, because it may download the files whose version is read
-    return _remembered(spec, version(spec.dataset, spec.data_dir))
+    made = _remembered(spec, version(spec.dataset, spec.data_dir))
+    if isinstance(made, DataError):
+        raise DataError(made.key, made.expected, made.got)
+    return made
 
 
 @functools.lru_cache(maxsize=8)
-def _remembered(spec: DataSpec, state: str) -> Table:
-    """Return the parts from the cache, or compute and cache them."""
+def _remembered(spec: DataSpec, state: str) -> Table | DataError:
+    """Return the parts from the cache, or compute and cache them; or why there are none, which takes as long."""
     entry = _entry(spec, state)
     found = _from_cache(entry, spec)
     if found is not None:
@@ -224,7 +227,10 @@ def _remembered(spec: DataSpec, state: str) -> Table:
         found = _from_cache(entry, spec)
         if found is not None:
             return found
-        rows, ends = _made(spec)
+        try:
+            rows, ends = _made(spec)
+        except DataError as error:  # every client of this process would draw the same in vain
+            return error
         cache.write(entry, {"rows": rows, "ends": ends}, {"dataset": spec.dataset, "clients": spec.clients})
     return rows, ends
 

@@ -74,7 +74,7 @@ def people(rule: Rule, natural: NDArray[Any] | None) -> NDArray[Any]:
     enough = able(rule, natural)[0]
     if len(enough) < rule.clients:
         held = f"{len(enough)} people with at least {rule.settings.min_examples} examples"
-        raise DataError("clients", f"at most as many as {held} (partition.name = natural)", rule.clients)
+        raise DataError("clients", f"{len(enough)} or less: there are {held} (partition.name = natural)", rule.clients)
     return np.sort(derive(rule.seed, "partition-people").permutation(enough)[: rule.clients])
 
 

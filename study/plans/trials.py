@@ -165,7 +165,11 @@ class Executor:
         failed = execute(runs, self._out, self._displays(), jobs=self._jobs, workers=self._workers, hours=left)
         tried = {run.name for run in runs}
         known = {name: cause for name, cause in failures(self._out).items() if name not in tried} | failed
-        write_atomically(self._out / FAILED, "".join(f"{name}: {known[name]}\n" for name in sorted(known)).encode())
+        lines = "".join(f"{name}: {known[name]}\n" for name in sorted(known))
+        if lines:
+            write_atomically(self._out / FAILED, lines.encode())
+        else:
+            (self._out / FAILED).unlink(missing_ok=True)
         return failed
 
 

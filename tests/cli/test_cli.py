@@ -170,8 +170,6 @@ def test_an_interrupted_run_says_how_it_goes_on_and_does(here, monkeypatch):
     [
         ("dataset=cifar10", "cifar-10"),
         ("dataset=fashion_mnist", "fashion-mnist"),
-        ("method=fedprx", "fedprox"),
-        ("method=fed-avg", "fedavg"),
         ("model=lenet-5", "lenet5"),
         ("local-epoch=1", "local-epochs"),
         ("partition.alfa=1", "partition.alpha"),
@@ -189,9 +187,18 @@ def test_a_misspelt_name_suggests_the_nearest_known_one(here, words, near):
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(("words", "near"), [("fedprx", "fedprox"), ("fed-avg", "fedavg")])
+def test_a_misspelt_method_has_the_likely_one_first(here, words, near):
+    result = sepal("run", "--set", f"method={words}")
+    line = f"sepal: method: expected {near}, or another one of `sepal methods`, got {words}\n"
+    assert (result.exit_code, result.stderr) == (2, line)
+
+
 def test_what_is_near_nothing_suggests_nothing(here):
     assert "did you mean" not in sepal("run", "--set", "zzz=1").stderr
-    assert sepal("keys", "fedpze").stderr.endswith("got fedpze; did you mean fedpse?\n")
+    assert sepal("keys", "fedpze").stderr.endswith(
+        "method: expected fedpse, or another one of `sepal methods`, got fedpze\n"
+    )
 
 
 # show
@@ -366,3 +373,37 @@ def test_the_table_at_the_end_marks_the_deployed_view_and_who_chose_the_best_rou
     rows = [line.split() for line in result.stdout.splitlines() if "(deployed)" in line]
     assert [row[:3] for row in rows] == [["ditto", "kept", "(deployed)"], ["fedavg-ft", "trained", "(deployed)"]]
     assert "validation's" in result.stdout
+
+
+def test_a_run_takes_method_data_and_rounds_as_options(here):
+    sets = ("clients=2", "partition.subsample=200", "evaluate-every=0", "rounds=9", "method=fedavg")
+    done = sepal(
+        "run",
+        "--method",
+        "local",
+        "--dataset",
+        "digits",
+        "--rounds",
+        "1",
+        "--name",
+        "short",
+        "--workers",
+        "1",
+        *(word for pair in sets for word in ("--set", pair)),
+    )
+    assert done.exit_code == 0, done.output
+    config = tomllib.loads((here / "runs" / "short" / "config.toml").read_text())
+    assert (config["method"], config["dataset"], config["rounds"], config["clients"]) == ("local", "digits", 1, 2)
+    bad = sepal("run", "--method", "fedavgg")
+    assert (bad.exit_code, bad.stderr) == (
+        2,
+        "sepal: method: expected fedavg, or another one of `sepal methods`, got fedavgg\n",
+    )
+
+
+@pytest.mark.parametrize("command", [["keys"], ["keys", "fedpse"], ["methods"]])
+def test_lists_with_text_are_as_wide_as_a_page_in_a_pipe_and_names_stay_whole(command):
+    out = sepal(*command).stdout
+    assert max(map(len, out.splitlines())) <= 120
+    for name in {"keys": ["partition.min-examples"], "methods": ["subfedavg"]}[command[0]] if command[1:] == [] else ():
+        assert re.search(rf"^ *{re.escape(name)} ", out, re.M)

@@ -166,6 +166,7 @@ def test_the_deployed_models_validation_accuracy_decides(tmp_path, execute):
     done = sepal("compare", plan_file(tmp_path), "--out", tmp_path / "out", "--no-report", "--all")
     assert done.exit_code == 0, done.output
     assert [len(names) for names in calls] == [12, 6]
+    assert not (tmp_path / "out" / "failed.txt").exists(), "nothing has failed"
     assert "lr=0.1: 80.0, lr=0.3: 70.0" in " ".join(done.stdout.split())
     assert "Searched before the runs, with seeds 1001, 1002: accuracy on validation data" in " ".join(
         done.stdout.split()
