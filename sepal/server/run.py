@@ -159,7 +159,8 @@ class Run:
         records = self.store.undoable() if self.store.replays else [self._before[-1]] if self._before else []
         first = failed.round if spoilt else first_undone(records, failed.round)
         repeated = [record for record in records if record.round >= first]
-        record = undone([*repeated, failed], failed.halvings + 1, failed.round)
+        until = max(failed.round, failed.lowered_until)  # a repeated round may fail itself
+        record = undone([*repeated, failed], failed.halvings + 1, until)
         self.store.undo(record)
         if repeated and self._before:
             self.state, self.report, self.stopping, _ = self._before
