@@ -56,7 +56,7 @@ GROUPS = {  # command → what `sepal --help` says of it, in the order of a read
     },
 }
 EXAMPLES = (
-    "sepal run --method fedpse --rounds 15 --name first",
+    "sepal run --method METHOD --rounds 15 --name first",
     "sepal compare examples/compare.toml",
 )
 
