@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from sepal import __version__
+from sepal.cli.app import EXAMPLES, GROUPS
 from sepal.cli.keys import keys_of
 from sepal.cli.main import app
 from sepal.cli.progress import RoundDisplay
@@ -399,6 +401,17 @@ def test_a_run_takes_method_data_and_rounds_as_options(here):
         2,
         "sepal: method: expected fedavg, or another one of `sepal methods`, got fedavgg\n",
     )
+
+
+def test_the_help_has_every_command_once_in_a_group_with_a_line_that_fits():
+    grouped = [name for commands in GROUPS.values() for name in commands]
+    assert sorted(grouped) == sorted(get_command(app).commands)
+    lines = sepal("--help").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    for commands in GROUPS.values():
+        for name, words in commands.items():
+            assert any(re.fullmatch(rf" +{name} +{re.escape(words)}", line) for line in lines), name
+    assert [line.strip() for line in lines if line.startswith("  sepal ")] == list(EXAMPLES)
 
 
 @pytest.mark.parametrize("command", [["keys"], ["keys", "fedpse"], ["methods"]])
