@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sepal import user_modules
 from sepal.cli.app import BAD_INPUT, app
+from sepal.cli.printing import say
 from sepal.errors import ConfigError
 
 MODULES = ("running", "showing", "listing", "comparing", "export", "serving", "joining", "deployment")
@@ -33,5 +34,5 @@ def _check_arguments() -> None:
     odd = next((word for word in sys.argv[1:] if any("\udc80" <= letter <= "\udcff" for letter in word)), None)
     if odd is not None and encoding != "utf-8":  # with UTF-8 it can be a file's name
         expected = "characters of the locale (LC_ALL=C.UTF-8 has all)"
-        print(f"sepal: {ConfigError('arguments', expected, f'{odd!a} in {encoding}')}", file=sys.stderr)
+        say(f"sepal: {ConfigError('arguments', expected, f'{odd!a} in {encoding}')}", err=True)
         sys.exit(BAD_INPUT)

@@ -33,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         binary = prepare(python, which)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{binary.parent}{os.pathsep}{os.environ['PATH']}"}
         command = [str(binary), "-m", "pytest", *(options.tests or TESTS)]
-        tested = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        tested = subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, encoding="utf-8", check=False
+        )
         lines.append(
             (tested.returncode, f"Python {python}, {which} versions: {tested.stdout.strip().splitlines()[-1]}")
         )

@@ -27,6 +27,8 @@ EVERYWHERE: Mapping[str, Any] = {
     # The defaults of the first rows. A block may try another value for everyone (also).
     "clip-gradient": 0.0,
     "on-divergence": "keep",
+    "target-scale": "none",
+    "client-names": "numbers",
 }
 
 Config: TypeAlias = dict[str, Any]  # run-config keys

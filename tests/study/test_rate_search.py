@@ -55,7 +55,7 @@ def test_a_search_in_which_every_trial_fails_is_an_error(monkeypatch):
         raise SepalError("round 1", "training that converges", "NaN")
 
     monkeypatch.setattr(rate_search, "_validation", fails)
-    with pytest.raises(ConfigError, match=r"lr: expected a search in which one of 5 trials .* NaN"):
+    with pytest.raises(ConfigError, match=r"lr: needed a search in which one of 5 trials .* NaN"):
         searched_rate({**KEYS, "lr": "search"})
 
 
