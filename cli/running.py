@@ -49,7 +49,7 @@ def run(
     shorthands = {"name": name, "out": out, "method": method, "dataset": dataset, "rounds": rounds}
     flat = gather(config, sets or [], shorthands, base)
     if workers != 1 and len(os.sched_getaffinity(0)) > 1:
-        from sepal import processes
+        from sepal.engines import processes
 
         processes.prepare()  # it imports while this process does
     path = run_flat(flat, base, workers, from_round)

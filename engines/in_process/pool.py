@@ -22,7 +22,8 @@ from typing import Any
 
 from flwr.app import Message
 
-from sepal import processes, user_modules
+from sepal import user_modules
+from sepal.engines import processes
 from sepal.engines.in_process.grid import first_batch
 from sepal.engines.in_process.worker import Clients
 from sepal.errors import StateError

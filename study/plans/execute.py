@@ -14,12 +14,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
-from sepal import processes
 from sepal.config import method_name, parse
 from sepal.config.base import flatten
 from sepal.data.locations import data_directory
 from sepal.data.own import OWN
 from sepal.data.sources import HUB, check
+from sepal.engines import processes
 from sepal.errors import ConfigError
 from sepal.server_app.stored_run import begun, stored_config, stored_summary
 from sepal.storage.files import private_directory

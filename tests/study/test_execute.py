@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 import tomli_w
 
-from sepal import processes
+from sepal.engines import processes
 from sepal.errors import ConfigError
 from sepal.study.plans import child, execute
 from sepal.study.plans.execute import has_ended

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sepal import processes
+from sepal.engines import processes
 
 
 def answer(connection):
@@ -47,7 +47,7 @@ def test_the_server_runs_no_file_of_the_working_directory(tmp_path):
         (tmp_path / f"{name}.py").write_text(f"open({str(mark)!r}, 'w').write(__name__)")
     script = tmp_path / "bin" / "script"
     script.parent.mkdir()
-    script.write_text("from tests.sepal.test_processes import asked; print(asked()[1])")
+    script.write_text("from tests.engines.test_processes import asked; print(asked()[1])")
     variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, str(script)]
     output = subprocess.check_output(command, cwd=tmp_path, env=variables, text=True, encoding="utf-8")
