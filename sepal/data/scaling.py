@@ -6,6 +6,7 @@ missing number is NaN. It counts in no statistic, and becomes the column's mean,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,16 +20,19 @@ class Scale:
 
     Attributes:
         mean: float64 (columns,); 0 for a column without a number.
-        factor: float64 (columns,), 1 / standard deviation; 0 for a column that was constant or without a number, from
-            which no model can have learned anything: it stays 0 in all parts.
+        factor: float64 (columns,), 1 / standard deviation; 1 for a column that is not scaled; 0 for one that was
+            constant or without a number, from which no model can have learned anything: it stays 0 in all parts.
     """
 
     mean: NDArray[np.float64]
     factor: NDArray[np.float64]
 
     @classmethod
-    def of(cls, train: NDArray[Any]) -> Scale:
-        """Return the scale of a client's training part, (n, columns), n at least 1."""
+    def of(cls, train: NDArray[Any], numbers: Sequence[bool] = ()) -> Scale:
+        """Return the scale of a client's training part, (n, columns), n at least 1.
+
+        Of ``numbers``, the columns that are not True stay as they are: of a category, 0 or 1. Empty: all are scaled.
+        """
         wide = np.asarray(train, np.float64)
         there = ~np.isnan(wide)
         count = np.maximum(there.sum(axis=0), 1)
@@ -37,7 +41,10 @@ class Scale:
         # A constant column may have a spread of rounding errors; 1 / a tiny spread may exceed float32.
         low, high = np.fmin.reduce(wide), np.fmax.reduce(wide)
         usable = (low < high) & (spread > np.finfo(np.float32).tiny)
-        return cls(mean, np.where(usable, 1 / np.where(usable, spread, 1), 0))
+        factor = np.where(usable, 1 / np.where(usable, spread, 1), 0)
+        if len(numbers):
+            mean, factor = np.where(numbers, mean, 0), np.where(numbers, factor, 1)
+        return cls(mean, factor)
 
     def __call__(self, x: NDArray[Any]) -> NDArray[np.float32]:
         """Return rows (n, columns), standardised in float64 and then float32; missing numbers are 0."""

@@ -97,7 +97,8 @@ TRIED = {
     **{"split.test-of-labels": True, "split.by": "time", "split.validation": 0.3, "split.seed": 3},
     **{"own.class-weights": "balanced", "folder.classes": "0,1,2", "label-smoothing": 0.1},
 }
-BESIDE = {"partition.name", "metric", "task", "hf.label", "own.classes"}  # tried below, or says what targets are
+# Tried below or in tests/sepal/data/test_schema.py, or says what targets are.
+BESIDE = {"partition.name", "metric", "task", "hf.label", "own.classes", "folder.label", "folder.schema"}
 BY_LABEL = {"partition.subsample": 30, "split.test-of-labels": True, "split.by": "time"}
 
 

@@ -4,14 +4,16 @@ The first of these formats that is found is read:
 
 1. one ``.npz``: ``x``, ``y`` [, ``x_test``, ``y_test``] [, ``person`` of each row of x];
 2. one ``.csv`` with a header: a column ``label`` (whole numbers from 0 in digits, or texts, which become classes in
-   sorted order), every other column a number [, a column ``person``]; a first column with pandas' index is left out;
+   sorted order), columns of numbers, categories and times [, a column ``person``]; a first column with pandas' index is
+   left out;
 3. ``train/`` and one or both of ``val/`` (or ``valid/``, ``validation/``) and ``test/``, each as in 4, with the same
    classes; the validation part is dealt to the clients like the test part;
 4. a sub-directory per class, in alphabetical order, with ``.png``, ``.jpg``, ``.jpeg`` or ``.npy`` files, all of one
    shape (``folder.resize`` makes it one). Files with another suffix are ignored, and a notice counts them.
 
-The keys ``folder.*`` name the classes, bring images to one size, and say what becomes of files that cannot be read. The
-columns of a CSV file are standardised by each client (:mod:`sepal.data.scaling`), and missing cells are filled there.
+The keys ``folder.*``, or a ``schema.toml`` beside the data (:mod:`sepal.data.schema`), name columns and classes, bring
+images to one size, and say what becomes of files that cannot be read. The columns of a CSV file are standardised by
+each client (:mod:`sepal.data.scaling`), and missing cells are filled there.
 
 Tasks other than classification (docs/tasks.md) are read from 1, with ``y`` as the task has it, and from 2.
 
@@ -33,36 +35,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepal.config import FolderReading, FolderSettings
+from sepal.config.data import split_names
 from sepal.data.examples import PIXELS, DatasetInfo, InputKind, Labels, Source, are_pixels
 from sepal.data.incoming import MOST_CLASSES, checked_examples, checked_pixels, checked_rows
+from sepal.data.locations import home_of
+from sepal.data.schema import FILE, Schema, classes_of, reading, schema_of
 from sepal.data.sources.images import EXAMPLES, FILES, Look, check_alike, counted, left_out, read_example
-from sepal.data.sources.table import count_gaps, read_table
+from sepal.data.sources.table import Roles, Table, count_gaps, read_table
 from sepal.errors import DataError
 from sepal.protocol.tasks.learning import CLASSIFICATION
 from sepal.protocol.tasks.making import targets_of
 
 PLAIN = FolderSettings()
+TABLES = (".npz", ".csv")
 SHOWN = 4  # classes that a message names, at most
 DIM = 2**13  # 16-bit images without a value from here on, an eighth of white, may have another white
 _FORMS = (
-    f"one .npz, one .csv with a column `label`, or a sub-directory per class with {FILES}, alone or in each of train/, "
-    "val/ and test/"
+    f"one .npz, one .csv with a column `label` (or folder.label), or a sub-directory per class with {FILES}, alone or "
+    "in each of train/, val/ and test/"
 )
 # Names of directories that are parts and no classes, where there is one called train.
 PARTS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 
 
 def files(directory: Path) -> list[Path] | None:
-    """Return the files to read; None if the directory is missing or has none of the formats."""
+    """Return the files to read; None if the directory is missing or has none of the formats.
+
+    In place of a directory, it may be its .npz or .csv file.
+    """
+    schema = [path for path in (home_of(directory) / FILE,) if path.is_file()]
+    if directory.is_file() and directory.suffix in TABLES:
+        return [directory, *schema]
     if not directory.is_dir():
         return None
     tables = sorted(directory.glob("*.npz")) or sorted(directory.glob("*.csv"))
     if tables:
-        return tables
+        return [*tables, *schema]
     homes = list(_parts(directory).values()) or [directory]
     folders = [folder for home in homes for folder in _class_folders(home)]
     members = [path for folder in folders for path in _members(folder)]
-    return [*members, *_others(folders)] if members else None  # of others there is a notice, which the cache keeps
+    # Of others there is a notice, which the cache keeps.
+    return [*members, *_others(folders), *schema] if members else None
 
 
 def read(directory: Path, keys: FolderSettings = PLAIN) -> Source:
@@ -81,10 +94,18 @@ def read(directory: Path, keys: FolderSettings = PLAIN) -> Source:
         straight, names = sum(len(_members(home)) for home in homes), ", ".join(home.name for home in homes)
         got = f"{straight} files straight in {names}" if straight else str(directory)
         raise DataError("data-dir", f"a directory with {_FORMS}", got)
-    if found[0].suffix in (".npz", ".csv"):
-        if len(found) > 1:
-            raise DataError(str(directory), f"one {found[0].suffix} file", f"{len(found)} of them")
-        return _npz(found[0], task_of(keys)) if found[0].suffix == ".npz" else _csv(found[0], keys)
+    keys = reading(keys, directory)
+    if (kind := found[0].suffix) in TABLES:
+        if (count := sum(path.suffix == kind for path in found)) > 1:
+            raise DataError(str(directory), f"one {kind} file", f"{count} of them")
+        if kind == ".csv":
+            return _csv(found[0], keys)
+    if keys.leave_out:
+        raise DataError("folder.leave-out", "nothing without a CSV file, whose columns it names", keys.leave_out)
+    if kind == ".npz":
+        return _npz(found[0], keys)
+    if keys.label:
+        raise DataError("folder.label", "nothing for directories of classes", keys.label)
     if task_of(keys) != CLASSIFICATION:
         raise DataError(str(directory), f"an .npz or a .csv for the task {task_of(keys)}", "directories of classes")
     return _classes(directory, keys)
@@ -95,24 +116,46 @@ def task_of(keys: FolderSettings) -> str:
     return keys.task if isinstance(keys, FolderReading) else CLASSIFICATION
 
 
-def _npz(path: Path, task: str) -> Source:
+def _npz(path: Path, keys: FolderSettings) -> Source:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             given = {name: arrays[name] for name in arrays.files}
     except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise DataError(str(path), "an npz file without pickled objects", str(error)) from error
-    if not {"x", "y"} <= set(given) or ("x_test" in given) != ("y_test" in given):
-        raise DataError(str(path), "x and y, and x_test with y_test or neither", ", ".join(sorted(given)) or "nothing")
-    test = (given["x_test"], given["y_test"]) if "x_test" in given else None
-    if "person" in given and test is not None:
-        raise DataError(str(path), "person without x_test: each client's test part is held out of its own data", "both")
-    return source_of(str(path), (given["x"], given["y"]), test, given.get("person"), task=task)
+    y, person = keys.label or "y", keys.person or "person"
+    if not {"x", y} <= set(given) or ("x_test" in given) != (f"{y}_test" in given):
+        expected = f"x and {y}, and x_test with {y}_test or neither"
+        raise DataError(str(path), expected, ", ".join(sorted(given)) or "nothing")
+    if keys.person and person not in given:
+        raise DataError(f"{path}: folder.person", f"one of {', '.join(sorted(given))}", person)
+    test = (given["x_test"], given[f"{y}_test"]) if "x_test" in given else None
+    if person in given and test is not None:
+        raise DataError(
+            str(path), f"{person} without x_test: each client's test part is held out of its own data", "both"
+        )
+    return source_of(str(path), (given["x"], given[y]), test, given.get(person), task=task_of(keys))
+
+
+def roles_of(keys: FolderSettings) -> Roles:
+    """Return which columns of a CSV file are what by the keys ``folder.*`` and the schema that has completed them."""
+    task, schema = task_of(keys), schema_of(keys)
+    label = (keys.label,) if task == CLASSIFICATION and keys.label else split_names(keys.label)
+    left_out = split_names(keys.leave_out)
+    columns = tuple(column for column in schema.column if column.name not in left_out)
+    classes = classes_of(keys) if task == CLASSIFICATION else ()
+    return Roles(label, keys.person, left_out, columns, classes, task != CLASSIFICATION)
 
 
 def _csv(path: Path, keys: FolderSettings) -> Source:
-    task = task_of(keys)
-    found = read_table(path, keys.names, task != CLASSIFICATION, labelled=True, fill=keys.missing == "mean")
-    return table_of(str(path), [(found.x, found.y)], found.people, found.names, found.columns, keys, found.notes)
+    found = read_table(path, roles_of(keys), labelled=True, fill=keys.missing == "mean")
+    return source_of_table(path, found, keys)
+
+
+def source_of_table(path: Path, found: Table, keys: FolderSettings) -> Source:
+    """Return the examples of a CSV file."""
+    names = found.names if task_of(keys) == CLASSIFICATION else ()
+    schema = Schema(label=",".join(found.label), client=found.person, classes=names, column=found.columns)
+    return table_of(str(path), [(found.x, found.y)], found.people, found.names, schema, keys, found.notes)
 
 
 def table_of(
@@ -120,30 +163,31 @@ def table_of(
     parts: Sequence[tuple[NDArray[Any], Any]],
     people: NDArray[Any] | None,
     names: Sequence[str],
-    columns: Sequence[str],
+    schema: Schema,
     keys: FolderSettings,
     notes: tuple[str, ...] = (),
 ) -> Source:
     """Return the examples of a table, as :func:`source_of`; missing numbers, NaN, are left to clients.
 
-    ``parts``: the training part [, the test part], each float64 (n, columns) and targets.
+    ``parts``: the training part [, the test part], each float64 (n, inputs) and targets. ``schema``: what was read.
     """
     train, *test = parts
     facts: dict[str, Any] = {"names": names, "task": task_of(keys), "notes": notes, "table": keys.standardize}
     source = source_of(key, train, test[0] if test else None, people, **facts)
-    counts = count_gaps(source.x, columns)
+    counts = count_gaps(source.x, schema.column)
     notes = (*source.info.notes, *((f"folder.missing: each client fills in its own mean: {counts}",) if counts else ()))
-    return replace(source, info=replace(source.info, table=keys.standardize, columns=tuple(columns), notes=notes))
+    facts = {"columns": schema.inputs, "schema": schema.text(), "notes": notes}
+    return replace(source, info=replace(source.info, table=keys.standardize, **facts))
 
 
 def _classes(directory: Path, keys: FolderSettings) -> Source:
     homes = _parts(directory)
     if not homes:
-        names = keys.names or _names(directory)
+        names = classes_of(keys) or _names(directory)
         _check_names(directory, names)
         part, bad = _read_part(directory, names, keys)
         return source_of(str(directory), part, None, names=names, notes=(*left_out(bad), *_ignored([directory])))
-    names = keys.names or _names(homes["train"])
+    names = classes_of(keys) or _names(homes["train"])
     for home in homes.values():
         _check_names(home, names)
     read = {part: _read_part(home, names, keys) for part, home in homes.items()}

@@ -31,6 +31,7 @@ from sepal.config import FolderSettings, HubReading, HubSettings
 from sepal.data import cache
 from sepal.data.examples import Source
 from sepal.data.locations import data_directory, downloads_allowed
+from sepal.data.schema import Column, Schema
 from sepal.data.sources.arrow import INDEX, PART, PARTS, Part, read_parts
 from sepal.data.sources.folder import source_of, table_of, task_of
 from sepal.data.sources.images import Look, check_alike, from_cell
@@ -189,10 +190,11 @@ def _source(key: str, train: Part, test: Part | None, keys: HubReading) -> Sourc
     notes = (f"{key}: {', '.join(index)} numbers the rows, as pandas does, and is left out",) if index else ()
     people = np.asarray(train.cells(hub.person)) if hub.person else None
     if _is_table(train, columns):
+        kinds = tuple(Column(name=name, kind="number") for name in columns)
         for name, (x, _) in zip((hub.train, hub.test), pairs, strict=False):
             if keys.missing == "refuse":
-                refuse_gaps(f"{key} {name}", x, columns)
-        found = table_of(key, pairs, people, names, columns, keys, notes)
+                refuse_gaps(f"{key} {name}", x, kinds)
+        found = table_of(key, pairs, people, names, Schema(column=kinds), keys, notes)
     else:
         facts: dict[str, Any] = {"names": names, "task": task, "notes": notes}
         found = source_of(key, pairs[0], pairs[1] if len(pairs) > 1 else None, people, **facts)
