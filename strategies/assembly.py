@@ -96,7 +96,7 @@ def assemble(
     chosen = method or registry.get(config.method)
     data = data or federated_data(config)
     known = data.info
-    owners = with_owners(config, data, "clients" in flat)
+    owners = with_owners(config, data, "clients" in config.model_fields_set)
     if owners.config.clients != config.clients:
         check_together(owners.config)
     config = owners.config
