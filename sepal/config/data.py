@@ -116,6 +116,11 @@ class FolderSettings(Settings):
         "in the files, which must then be the same on all machines",
         json_schema_extra=marks(Mark.WORDS),
     )
+    layout: Literal["auto", "class", "client/class", "class/client"] = Field(
+        "auto",
+        description="directories of images: class: one for each class; client/class, class/client: photographs by "
+        "owner; auto: class, or client/class where the images are in sub-directories whose names are shared",
+    )
     resize: str = Field(
         "",
         pattern=r"^([1-9][0-9]{0,3}(x[1-9][0-9]{0,3})?)?$",

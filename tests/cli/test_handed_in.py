@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import sepal as library
@@ -75,3 +76,58 @@ def test_a_schema_of_one_machine_is_what_another_ones_table_is_read_by(tmp_path)
     Path("b/schema.toml").write_bytes(Path("a/schema.toml").read_bytes())
     sepal("run", "--dataset=folder", "--set=data-dir=b", "--name=other", "--rounds=2")
     assert set(library.load("other").frame["client"]) == {"oslo", "wien"}
+
+
+def test_photographs_by_owner_in_three_commands(tmp_path):
+    rng = np.random.default_rng(0)
+    for site in ("berlin", "paris", "rome"):
+        for place, name in enumerate(("dark", "light")):
+            home = tmp_path / "photos" / site / name
+            home.mkdir(parents=True)
+            for n in range(12):
+                pixels = rng.integers(0, 100, (24, 30, 3), dtype=np.uint8) + 120 * place
+                Image.fromarray(pixels.astype(np.uint8)).save(home / f"{n}.jpg")
+    told = sepal("run", "--dataset=folder", "--set=data-dir=photos", "--set=folder.resize=16", "--name=p", "--rounds=8")
+    assert "client/class: 3 owners, 2 classes" in told.stderr
+    sepal("export", "p", "paris", "--out=paris.safetensors")
+    told = sepal("predict", "paris.safetensors", "photos")
+    assert "accuracy" in told.stderr
+    frame = predicted(told)
+    assert len(frame) == 72
+    assert (frame["name"] == frame["example"].str.split("/").str[1]).mean() > 0.9
+
+
+@pytest.mark.parametrize("name", ["diabetes", "linnerud", "thousandths", "millions", "dates"])
+def test_a_regression_target_in_three_commands_is_better_than_the_mean(tmp_path, name):
+    table, targets = regression(name)
+    table.to_csv("all.csv", index=False)
+    keys = ("data-dir=all.csv", f"folder.label={','.join(targets)}", "task=regression", "clients=3")
+    sepal("run", "--dataset=folder", "--method=fedavg-ft", *(f"--set={key}" for key in keys), "--name=r")
+    run = library.load("r")
+    (view,) = {run.stored.deployed}
+    rmse = run.stored.summary["accuracy"][view]["mean"]
+    sepal("export", "r", "1", "--out=m.safetensors")
+    told = predicted(sepal("predict", "m.safetensors", "all.csv"))
+    columns = ["prediction"] if len(targets) == 1 else list(targets)
+    error = np.sqrt(((told[columns].to_numpy() - table[list(targets)].to_numpy()) ** 2).mean())
+    spread = np.sqrt(((table[list(targets)] - table[list(targets)].mean()) ** 2).to_numpy().mean())
+    assert rmse < spread
+    assert error < spread, "predictions are in the unit of the targets"
+
+
+def regression(name):
+    """A table and the names of its targets."""
+    from sklearn import datasets
+
+    if name in ("diabetes", "linnerud"):
+        found = getattr(datasets, f"load_{name}")(as_frame=True)
+        targets = ["target"] if name == "diabetes" else list(found.target.columns)
+        return found.frame, targets
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(240, 3))
+    y = x @ [1.0, -2.0, 0.5] + rng.normal(size=240) / 5
+    table = pd.DataFrame(x * [1e-3, 1.0, 1e6] + [5.0, 0.0, 1e7], columns=["a", "b", "c"])
+    if name == "dates":
+        table["b"] = (pd.Timestamp("2026-01-01") + pd.to_timedelta(np.round(x[:, 1] * 3600), "s")).strftime("%F %T")
+    scale, offset = {"thousandths": (1e-3, 0.5), "millions": (1e6, 3e6), "dates": (10.0, 120.0)}[name]
+    return table.assign(y=scale * y + offset), ["y"]

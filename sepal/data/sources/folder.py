@@ -9,7 +9,8 @@ The first of these formats that is found is read:
 3. ``train/`` and one or both of ``val/`` (or ``valid/``, ``validation/``) and ``test/``, each as in 4, with the same
    classes; the validation part is dealt to the clients like the test part;
 4. a sub-directory per class, in alphabetical order, with ``.png``, ``.jpg``, ``.jpeg`` or ``.npy`` files, all of one
-   shape (``folder.resize`` makes it one). Files with another suffix are ignored, and a notice counts them.
+   shape (``folder.resize`` makes it one), or such directories in one for each owner (``folder.layout``). Files with
+   another suffix are ignored, and a notice counts them.
 
 The keys ``folder.*``, or a ``schema.toml`` beside the data (:mod:`sepal.data.schema`), name columns and classes, bring
 images to one size, and say what becomes of files that cannot be read. The columns of a CSV file are standardised by
@@ -29,13 +30,14 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sepal.config import FolderReading, FolderSettings
 from sepal.config.data import split_names
+from sepal.data.catalogue import default_model
 from sepal.data.examples import PIXELS, DatasetInfo, InputKind, Labels, Source, are_pixels
 from sepal.data.incoming import MOST_CLASSES, checked_examples, checked_pixels, checked_rows
 from sepal.data.locations import home_of
@@ -58,6 +60,14 @@ _FORMS = (
 PARTS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 
 
+class Folder(NamedTuple):
+    """A directory of examples of one class, of one owner where there are owners."""
+
+    label: str
+    owner: str
+    path: Path
+
+
 def files(directory: Path) -> list[Path] | None:
     """Return the files to read; None if the directory is missing or has none of the formats.
 
@@ -73,6 +83,8 @@ def files(directory: Path) -> list[Path] | None:
         return [*tables, *schema]
     homes = list(_parts(directory).values()) or [directory]
     folders = [folder for home in homes for folder in _class_folders(home)]
+    if homes == [directory] and not any(map(_members, folders)):
+        folders = [folder for owner in folders for folder in _class_folders(owner)]
     members = [path for folder in folders for path in _members(folder)]
     # Of others there is a notice, which the cache keeps.
     return [*members, *_others(folders), *schema] if members else None
@@ -181,16 +193,21 @@ def table_of(
 
 
 def _classes(directory: Path, keys: FolderSettings) -> Source:
-    homes = _parts(directory)
+    homes = _parts(directory) if keys.layout in ("auto", "class") else {}
     if not homes:
-        names = classes_of(keys) or _names(directory)
-        _check_names(directory, names)
-        part, bad = _read_part(directory, names, keys)
-        return source_of(str(directory), part, None, names=names, notes=(*left_out(bad), *_ignored([directory])))
-    names = classes_of(keys) or _names(homes["train"])
-    for home in homes.values():
-        _check_names(home, names)
-    read = {part: _read_part(home, names, keys) for part, home in homes.items()}
+        folders, by_owner = folders_of(directory, keys.layout)
+        names = classes_of(keys) or sorted({folder.label for folder in folders})
+        _check_names(directory, names, folders)
+        part, bad = _read_part(directory, names, keys, folders)
+        people = _owners(folders, bad) if by_owner else None
+        ignored = _ignored([directory] if not by_owner else _class_folders(directory))
+        notes = (*by_owner, *left_out(bad), *ignored)
+        return source_of(str(directory), part, None, people, names=names, notes=notes)
+    parts_of = {part: folders_of(home, "class")[0] for part, home in homes.items()}
+    names = classes_of(keys) or [folder.label for folder in parts_of["train"]]
+    for part, home in homes.items():
+        _check_names(home, names, parts_of[part])
+    read = {part: _read_part(home, names, keys, parts_of[part]) for part, home in homes.items()}
     bad = [error for _, errors in read.values() for error in errors]
     notes = (*left_out(bad), *_ignored(list(homes.values())))
     if "validation" in homes:
@@ -200,10 +217,44 @@ def _classes(directory: Path, keys: FolderSettings) -> Source:
     return source_of(str(directory), parts["train"], parts.get("test"), **facts)
 
 
-def _check_names(home: Path, names: Sequence[str]) -> None:
+def _check_names(home: Path, names: Sequence[str], folders: Sequence[Folder]) -> None:
     """Raise a DataError for a directory of another class."""
-    if not set(_names(home)) <= set(names):
-        raise DataError(str(home), f"classes among {list(names)}", _names(home))
+    here = sorted({folder.label for folder in folders})
+    if not set(here) <= set(names):
+        raise DataError(str(home), f"classes among {list(names)}", here)
+
+
+def folders_of(home: Path, layout: str) -> tuple[list[Folder], tuple[str, ...]]:
+    """Return the directories with examples of ``home``, and where they are by owner, the line that says so.
+
+    Raises:
+        DataError: The layout does not say whose and of what class an example is.
+    """
+    outer = _class_folders(home)
+    nested = not any(map(_members, outer)) and any(map(_class_folders, outer))
+    if layout == "class" or (layout == "auto" and not nested):
+        return [Folder(folder.name, "", folder) for folder in outer], ()
+    pairs = [(first, second) for first in outer for second in _class_folders(first) if _members(second)]
+    inner = {second.name for _, second in pairs}
+    if layout == "auto" and len(pairs) < 2 * len(inner):
+        got = f"{len(outer)} directories, such as {outer[0].name}, with {len(inner)} of other names in them"
+        raise DataError("folder.layout", "client/class or class/client, for images in sub-directories", got)
+    by_class = layout == "class/client"
+    found = [
+        Folder(*((first.name, second.name) if by_class else (second.name, first.name)), second)
+        for first, second in pairs
+    ]
+    found.sort(key=lambda folder: (folder.label, folder.owner))
+    owners, labels = len({folder.owner for folder in found}), len({folder.label for folder in found})
+    words = "" if layout != "auto" else "; folder.layout = class/client reads them the other way round"
+    shape = "class/client" if by_class else "client/class"
+    return found, (f"{home}: images are read as {shape}: {owners} owners, {labels} classes{words}",)
+
+
+def _owners(folders: Sequence[Folder], bad: Sequence[DataError]) -> NDArray[Any]:
+    """Return the owner of each example that is read."""
+    unread = {error.key for error in bad}
+    return np.array([folder.owner for folder in folders for path in _members(folder.path) if str(path) not in unread])
 
 
 def _parts(directory: Path) -> dict[str, Path]:
@@ -221,10 +272,6 @@ def _class_folders(home: Path) -> list[Path]:
     )
 
 
-def _names(home: Path) -> list[str]:
-    return [folder.name for folder in _class_folders(home)]
-
-
 def _members(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in EXAMPLES and path.is_file())
 
@@ -237,20 +284,23 @@ def _others(folders: Sequence[Path]) -> list[Path]:
 
 
 def _ignored(homes: Sequence[Path]) -> tuple[str, ...]:
-    """Return the line that counts by suffix what is not read; none if all is."""
-    others = _others([folder for home in homes for folder in _class_folders(home)])
+    """Return lines that count what is not read, by suffix or because it lies deeper; none if all is."""
+    folders = [folder for home in homes for folder in _class_folders(home)]
+    others = _others(folders)
     kinds = counted(path.suffix.lower() or path.name for path in others)
-    return (f"data-dir: files other than {', '.join(EXAMPLES)} are ignored: {kinds}",) if others else ()
+    found = (f"data-dir: files other than {', '.join(EXAMPLES)} are ignored: {kinds}",) if others else ()
+    deeper = sum(len(_members(inner)) for folder in folders for inner in _class_folders(folder))
+    return (*found, f"data-dir: {deeper} files in sub-directories of classes are not read") if deeper else found
 
 
 def _read_part(
-    home: Path, names: Sequence[str], keys: FolderSettings
+    home: Path, names: Sequence[str], keys: FolderSettings, folders: Sequence[Folder]
 ) -> tuple[tuple[NDArray[Any], Labels], list[DataError]]:
     """Return the examples of a directory of classes, and the errors of the files that are left out."""
     arrays, labels, bad = [], [], list[DataError]()
     look = Look(keys.size, keys.channels)
-    for folder in _class_folders(home):
-        for path in _members(folder):
+    for folder in folders:
+        for path in _members(folder.path):
             try:
                 arrays.append(read_example(path, look))
             except DataError as error:
@@ -259,7 +309,7 @@ def _read_part(
                     raise DataError(error.key, expected, error.got) from error
                 bad.append(error)
                 continue
-            labels.append(names.index(folder.name))
+            labels.append(names.index(folder.label))
     if not arrays:
         raise DataError(str(home), f"{FILES} in its sub-directories", "none that can be read" if bad else "none")
     check_alike(str(home), arrays)
@@ -368,7 +418,7 @@ def _info(x: NDArray[Any], classes: int, natural: bool) -> DatasetInfo:
         mean, std = (0.5,), (0.5,)
     if kind == "text":
         vocabulary = _limited("x", "token ids", int(x.max()) + 1)
-    defaults: dict[str, str | int | float] = {"model": _model(kind, shape), "lr": 0.05, "batch-size": 32}
+    defaults: dict[str, str | int | float] = {"model": default_model(kind, shape), "lr": 0.05, "batch-size": 32}
     defaults |= {"optimizer": "sgd", "local-epochs": 1, "rounds": 50}
     return DatasetInfo("folder", classes, shape, kind, natural, defaults, vocabulary, mean, std)
 
@@ -377,12 +427,3 @@ def _kind(x: NDArray[Any]) -> InputKind:
     if are_pixels(x) or x.ndim == 4:
         return "image"
     return "text" if x.dtype == np.int32 else "signal"
-
-
-def _model(kind: InputKind, shape: tuple[int, ...]) -> str:
-    """Return the smallest built-in model for inputs of this shape."""
-    if kind == "text":
-        return "embedding-linear"
-    if kind == "image":
-        return "cnn2-small" if min(shape[1:]) >= 12 else "digits-cnn"
-    return "har-cnn" if len(shape) == 2 and shape[1] >= 36 else "har-mlp"
