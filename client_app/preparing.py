@@ -15,7 +15,7 @@ from sepal.data.sources.inputs import Inputs, numbered, read_inputs
 from sepal.data.sources.kinds import encoded
 from sepal.data.sources.pictures import read_pictures
 from sepal.errors import DataError, ModelError
-from sepal.protocol.numbers import as_float32
+from sepal.protocol.numbers import as_float32, check_whole
 from sepal.protocol.tasks.learning import CLASSIFICATION
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def prepared(origin: Origin, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return scaled(x, origin.mean, origin.std, len(origin.shape))
     if origin.vocabulary:
         return np.asarray(x, np.int64)
+    check_whole("data", x)
     return np.array(x, np.float64) if origin.offset else as_float32("data", x)
 
 
@@ -89,6 +90,8 @@ def _array(origin: Origin, data: Any) -> npt.NDArray[Any]:
             raise DataError("data", f"the columns {names}", f"none called {', '.join(missing)}")
         if not schema_of(origin).is_plain:
             return np.concatenate([_inputs(column, data[column.name]) for column in wanted], axis=1)
+        for name in origin.columns:
+            check_whole(f"data, column {name}", np.asarray(data[name]))
         data = data[list(origin.columns)]
     try:
         x = np.asarray(data)
@@ -102,6 +105,7 @@ def _array(origin: Origin, data: Any) -> npt.NDArray[Any]:
 def _inputs(column: Column, values: Any) -> npt.NDArray[np.float64]:
     """Return a data frame's column as inputs (n, inputs), as the cells of a file would be."""
     if column.kind == "number":
+        check_whole(f"data, column {column.name}", np.asarray(values))
         try:
             return np.asarray(values, np.float64)[:, None]
         except (ValueError, TypeError) as error:

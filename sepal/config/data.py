@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from sepal.config.base import Mark, Settings, marks
+from sepal.config.base import FORMER, Mark, Settings, marks
 from sepal.protocol.inputs import PATTERN
 
 PartitionName = Literal["auto", "iid", "dirichlet", "pathological", "shards", "two-class", "lambda-mix", "natural"]
@@ -194,6 +194,13 @@ class HubSettings(Settings):
         "test",
         description="hf: the part for tests; where there is none, split.* holds some out",
         json_schema_extra=marks(Mark.WORDS),
+    )
+
+    validation: str = Field(
+        "validation",
+        description="hf: the part for validation; where there is none, or each person's own is held out (hf.person), "
+        "split.validation holds some out",
+        json_schema_extra={**marks(Mark.WORDS), FORMER: ""},
     )
 
     @property

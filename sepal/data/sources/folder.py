@@ -178,6 +178,7 @@ def table_of(
     schema: Schema,
     keys: FolderSettings,
     notes: tuple[str, ...] = (),
+    validation: tuple[NDArray[Any], Any] | None = None,
 ) -> Source:
     """Return the examples of a table, as :func:`source_of`; missing numbers, NaN, are left to clients.
 
@@ -185,6 +186,7 @@ def table_of(
     """
     train, *test = parts
     facts: dict[str, Any] = {"names": names, "task": task_of(keys), "notes": notes, "table": keys.standardize}
+    facts["validation"] = validation
     source = source_of(key, train, test[0] if test else None, people, **facts)
     counts = count_gaps(source.x, schema.column)
     notes = (*source.info.notes, *((f"folder.missing: each client fills in its own mean: {counts}",) if counts else ()))

@@ -24,6 +24,7 @@ from sepal.data.incoming import MOST_CLASSES
 from sepal.data.schema import FILE, Column
 from sepal.data.sources.kinds import MISSING, NUMBER, encoded, kind_of, missing_in, notes_on, trimmed
 from sepal.errors import DataError, one_line
+from sepal.protocol.numbers import WHOLE, WHOLE_WORDS
 
 LABEL, PERSON = "label", "person"  # columns with these names, where no key names others
 TARGET = "label:"  # begins the names of several target columns
@@ -403,7 +404,15 @@ def _column(path: Path, name: str, cells: Any, gaps: bool) -> NDArray[np.float64
         _refuse(path, name, cells, ~(compute.or_(usable, missing) if gaps else usable).to_numpy(), "a finite number")
         values = compute.if_else(missing, None, words).cast(pa.float64()).to_numpy()  # NaN where it is missing
     _refuse(path, name, cells, np.isinf(values) if gaps else ~np.isfinite(values), "a finite number")
+    large = [row for row in np.flatnonzero(np.abs(values) >= WHOLE).tolist() if _whole(cells[row].as_py()) > WHOLE]
+    if large:
+        _refuse(path, name, cells, np.arange(len(values)) == large[0], f"{WHOLE_WORDS}: folder.leave-out = {name}")
     return np.asarray(values)
+
+
+def _whole(cell: str) -> int:
+    """Return the size of a whole number that is written in digits; 0 of another number."""
+    return abs(int(cell)) if re.fullmatch(r"\s*[+-]?[0-9]{1,400}\s*", cell) else 0
 
 
 def _refuse(path: Path, name: str, cells: Any, bad: NDArray[Any], expected: str) -> None:

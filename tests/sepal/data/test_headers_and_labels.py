@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sepal.client_app.preparing import read
-from sepal.config import HubReading
+from sepal.config import HubReading, HubSettings
 from sepal.data import load
 from sepal.data.schema import Column
 from sepal.data.sources import hub
@@ -186,6 +186,6 @@ def test_parts_of_a_copy_that_are_not_read_are_said(tmp_path):
         pq.write_table(
             pa.table({"a": [1.0, 2.0] * (rows // 2), "label": [0, 1] * (rows // 2)}), tmp_path / f"{part}.parquet"
         )
-    assert hub.read(tmp_path, HubReading()).info.notes == (
-        "hf.train, hf.test: parts that are not read: validation (2 rows)",
+    assert hub.read(tmp_path, HubReading(hf=HubSettings(validation=""))).info.notes == (
+        "hf.train, hf.validation, hf.test: parts that are not read: validation (2 rows)",
     )

@@ -143,3 +143,47 @@ def test_an_exported_model_standardises_the_numbers_as_in_training(tmp_path, giv
     module = Standardized(torch.nn.Identity(), *scale, fill=False)
     np.testing.assert_array_equal(module(x).numpy(), data.train.x)
     assert apart(module(x).numpy(), LABELS)
+
+
+IDS = 2**53 + np.array([1, 3] * 20)
+
+
+def ids_of_csv(where):
+    frame().assign(number=IDS).to_csv(where / "all.csv", index=False)
+    return load("folder", where)
+
+
+def ids_of_parquet(where):
+    frame().assign(number=IDS).to_parquet(where / "train.parquet")
+    return hub.read(where, HubReading())
+
+
+def ids_for_a_model(where, as_frame=False):
+    csv_file(where)
+    info = load("folder", where).info
+    origin = origin_of(info, offset=(0.0, 0.0), factor=(1.0, 1.0))
+    given = np.stack([IDS, IDS], axis=1)
+    return prepared(origin, read(origin, pd.DataFrame(given, columns=info.columns) if as_frame else given).x)
+
+
+def ids_of_a_frame(where):
+    return ids_for_a_model(where, as_frame=True)
+
+
+def ids_among_several_inputs(where):
+    return as_float32("x", np.stack([IDS, IDS], axis=1))
+
+
+@pytest.mark.parametrize(
+    "enter", [ids_of_csv, ids_of_parquet, ids_for_a_model, ids_of_a_frame, ids_among_several_inputs]
+)
+def test_whole_numbers_that_float64_does_not_hold_are_refused_by_name(tmp_path, enter):
+    with pytest.raises(DataError, match=r"whole numbers up to 2\*\*53.*, got '?900719925474099"):
+        enter(tmp_path)
+
+
+def test_the_largest_whole_number_and_larger_floats_are_taken(tmp_path):
+    frame().assign(number=2**53).astype({"time": float}).to_csv(tmp_path / "all.csv", index=False)
+    assert load("folder", tmp_path).x[0, 1] == 2**53
+    frame().assign(number=1e300).to_csv(tmp_path / "all.csv", index=False)
+    assert load("folder", tmp_path).x[0, 1] == 1e300
