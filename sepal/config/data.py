@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from sepal.config.base import FORMER, Mark, Settings, marks
+from sepal.config.base import FORMER, Mark, Settings, marks, renewed
 from sepal.protocol.inputs import PATTERN
 
 PartitionName = Literal["auto", "iid", "dirichlet", "pathological", "shards", "two-class", "lambda-mix", "natural"]
@@ -104,6 +104,12 @@ class FolderSettings(Settings):
         True,
         description="CSV: each client scales every column to mean 0 and standard deviation 1, with the statistics of "
         "its own training part; false: numbers as they are",
+    )
+    precision: Literal["float64", "float32"] = renewed(
+        "float64",
+        former="float32",
+        description="tables: numbers until they are standardised; float32: as earlier versions did, for runs that they "
+        "began",
     )
     missing: Literal["refuse", "mean"] = Field(
         "refuse",

@@ -68,13 +68,14 @@ class ClientData:
     test: Examples
     scale: Scale | None = None
 
-    def standardized(self, numbers: Sequence[bool] = ()) -> ClientData:
+    def standardized(self, numbers: Sequence[bool] = (), single: bool = False) -> ClientData:
         """Return the parts with the statistics of the training part, without validation and test part.
 
         Args:
             numbers: Of each column, whether it is standardised; empty: all are.
+            single: Whether rows and statistics become float32 first, as in runs of earlier versions.
         """
-        scale = Scale.of(self.train.x, numbers)
+        scale = Scale.of(self.train.x, numbers, single)
         train, validation, test = (Examples(scale(part.x), part.y) for part in (self.train, self.validation, self.test))
         return ClientData(train, validation, test, scale)
 

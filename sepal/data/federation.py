@@ -172,7 +172,9 @@ def client_data(spec: DataSpec, client: int) -> ClientData:
     """
     data = _as_stored(spec, client)
     facts = load(spec.dataset, spec.data_dir, spec.folder).info
-    return data.standardized(parsed(facts.schema).numbers) if facts.table else data
+    if not facts.table:
+        return data
+    return data.standardized(parsed(facts.schema).numbers, spec.folder.precision == "float32")
 
 
 def _as_stored(spec: DataSpec, client: int) -> ClientData:

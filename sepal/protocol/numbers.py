@@ -29,8 +29,9 @@ def as_float32(key: str, given: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Return numbers (n, …) as float32, contiguous.
 
     Raises:
-        DataError: One is not finite, is beyond float32 or, of whole numbers, beyond ``WHOLE``; or rounding would take more than ``MOST_LOST`` of the standard
-            deviation of a column with numbers above ``EXACT``, such as times in seconds since 1970.
+        DataError: One is not finite, is beyond float32 or, of whole numbers, beyond ``WHOLE``; or rounding would take
+            more than ``MOST_LOST`` of the standard deviation of a column with numbers above ``EXACT``, such as times
+            in seconds since 1970.
     """
     if given.dtype.kind == "f" and not np.isfinite(given).all():
         raise DataError(key, "finite numbers", "NaN or infinity")

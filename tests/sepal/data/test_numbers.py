@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 
@@ -9,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sepal.client_app.data_digest import data_keys
 from sepal.client_app.portable import Standardized
 from sepal.client_app.preparing import prepared, read
 from sepal.config import FolderSettings, HubReading, PartitionSettings
@@ -19,6 +21,8 @@ from sepal.errors import DataError
 from sepal.protocol.inputs import packed, several
 from sepal.protocol.numbers import as_float32
 from sepal.protocol.tasks.making import targets_of
+from sepal.strategies.assembly import assemble
+from sepal.strategies.registry import as_begun
 from tests.sepal.data.origins import origin_of
 
 NOW = 1_764_300_000  # seconds since 1970
@@ -187,3 +191,20 @@ def test_the_largest_whole_number_and_larger_floats_are_taken(tmp_path):
     assert load("folder", tmp_path).x[0, 1] == 2**53
     frame().assign(number=1e300).to_csv(tmp_path / "all.csv", index=False)
     assert load("folder", tmp_path).x[0, 1] == 1e300
+
+
+def test_a_run_that_an_earlier_version_began_has_the_float32_numbers_with_which_it_began(tmp_path):
+    """The rule of that version, by hand; the keys by which the server knows data again are that run's, too."""
+    frame().assign(number=np.linspace(0, 1, 40)).to_csv(tmp_path / "all.csv", index=False)
+    flat = {"dataset": "folder", "data-dir": str(tmp_path), "method": "fedavg", "clients": 2, "partition.name": "iid"}
+    begun = assemble(as_begun(flat))
+    assert begun.task.config.folder.precision == "float32"
+    of_then = {"clients": 2, "dataset": "folder", "partition.name": "iid"}
+    assert json.loads(data_keys(begun.task.config)) == of_then, "what that version compared"
+    raw, now = begun.data.raw(0, 2).train.x.astype(np.float32), begun.data.client(0, 2, "")
+    wide = raw.astype(np.float64)
+    mean, spread = wide.mean(axis=0), np.sqrt(((wide - wide.mean(axis=0)) ** 2).mean(axis=0))
+    usable = wide.min(axis=0) < wide.max(axis=0)
+    factor = np.where(usable, 1 / np.where(usable, spread, 1), 0).astype(np.float32)
+    np.testing.assert_array_equal(now.train.x, (raw - mean.astype(np.float32)) * factor)
+    assert not np.array_equal(now.train.x, assemble(flat).data.client(0, 2, "").train.x)
