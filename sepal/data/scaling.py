@@ -51,4 +51,4 @@ class Scale:
         """Return rows (n, columns), standardised in float64 and then float32; missing numbers are 0."""
         values = (np.asarray(x, self.mean.dtype) - self.mean) * self.factor
         values[np.isnan(values)] = 0
-        return values.astype(np.float32)
+        return np.asarray(values, np.float32)

@@ -42,7 +42,7 @@ from sepal.data.examples import PIXELS, DatasetInfo, InputKind, Labels, Source, 
 from sepal.data.incoming import MOST_CLASSES, checked_examples, checked_pixels, checked_rows
 from sepal.data.locations import home_of
 from sepal.data.schema import FILE, Schema, classes_of, reading, schema_of
-from sepal.data.sources.images import EXAMPLES, FILES, Look, check_alike, counted, left_out, read_example
+from sepal.data.sources.images import EXAMPLES, FILES, IMAGES, Look, check_alike, counted, left_out, read_example
 from sepal.data.sources.table import Roles, Table, count_gaps, read_table
 from sepal.errors import DataError
 from sepal.protocol.tasks.learning import CLASSIFICATION
@@ -111,16 +111,30 @@ def read(directory: Path, keys: FolderSettings = PLAIN) -> Source:
         if (count := sum(path.suffix == kind for path in found)) > 1:
             raise DataError(str(directory), f"one {kind} file", f"{count} of them")
         if kind == ".csv":
-            return _csv(found[0], keys)
+            return _noting(_csv(found[0], keys), _beside(directory, found[0]))
     if keys.leave_out:
         raise DataError("folder.leave-out", "nothing without a CSV file, whose columns it names", keys.leave_out)
     if kind == ".npz":
-        return _npz(found[0], keys)
+        return _noting(_npz(found[0], keys), _beside(directory, found[0]))
     if keys.label:
         raise DataError("folder.label", "nothing for directories of classes", keys.label)
     if task_of(keys) != CLASSIFICATION:
         raise DataError(str(directory), f"an .npz or a .csv for the task {task_of(keys)}", "directories of classes")
     return _classes(directory, keys)
+
+
+def _noting(source: Source, notes: tuple[str, ...]) -> Source:
+    return replace(source, info=replace(source.info, notes=(*source.info.notes, *notes)))
+
+
+def _beside(directory: Path, table: Path) -> tuple[str, ...]:
+    """Return the line that says what else of a directory could be data, and is not read; none if nothing is."""
+    if directory == table:
+        return ()
+    tables = [path.name for path in sorted(directory.glob("*.csv")) if path != table]
+    images = sum(path.suffix.lower() in IMAGES for home in _class_folders(directory) for path in _members(home))
+    others = [*tables, *([f"{images} images in directories"] if images else [])]
+    return (f"data-dir: only {table.name} is read, and not {', '.join(others)}",) if others else ()
 
 
 def task_of(keys: FolderSettings) -> str:
@@ -205,11 +219,11 @@ def _classes(directory: Path, keys: FolderSettings) -> Source:
         ignored = _ignored([directory] if not by_owner else _class_folders(directory))
         notes = (*by_owner, *left_out(bad), *ignored)
         return source_of(str(directory), part, None, people, names=names, notes=notes)
-    parts_of = {part: folders_of(home, "class")[0] for part, home in homes.items()}
-    names = classes_of(keys) or [folder.label for folder in parts_of["train"]]
-    for part, home in homes.items():
-        _check_names(home, names, parts_of[part])
-    read = {part: _read_part(home, names, keys, parts_of[part]) for part, home in homes.items()}
+    by_part = {name: folders_of(home, "class")[0] for name, home in homes.items()}
+    names = classes_of(keys) or [folder.label for folder in by_part["train"]]
+    for name, home in homes.items():
+        _check_names(home, names, by_part[name])
+    read = {name: _read_part(home, names, keys, by_part[name]) for name, home in homes.items()}
     bad = [error for _, errors in read.values() for error in errors]
     notes = (*left_out(bad), *_ignored(list(homes.values())))
     if "validation" in homes:
@@ -350,6 +364,9 @@ def source_of(
     if x.dtype == np.uint16 and x.max() < DIM:
         notes = (*notes, f"{key}: the 16-bit images have values up to {x.max()} only, of {PIXELS['uint16']} for white")
     info = replace(_info(x, classes, people is not None), labelled=task == CLASSIFICATION)
+    if task == CLASSIFICATION and all(map(str.isdecimal, names)) and list(names) != sorted(names, key=int):
+        odd = next(number for number, name in enumerate(names) if int(name) != number)
+        notes = (*notes, f"{key}: classes are in the order of texts: class {odd} is {names[odd]} (folder.classes)")
     shown = tuple(name if name.isprintable() else str(number) for number, name in enumerate(names))
     held = 0 if validation is None else len(parts[1][1])
     return Source(replace(info, class_names=shown, notes=notes), x, y, len(parts[0][1]), people, held)

@@ -119,7 +119,11 @@ def _codes(words: Any, values: Sequence[str]) -> NDArray[np.int64]:
     import pyarrow as pa
     from pyarrow import compute
 
-    places = compute.index_in(words, value_set=pa.array(values, words.type))
+    values_set = pa.array(values, words.type)
+    places = compute.index_in(words, value_set=values_set)
+    if places.null_count:  # pandas writes 1.0 for 1 in a column with an empty cell
+        whole = compute.replace_substring_regex(words, r"^([+-]?[0-9]+)\.0*$", r"\1")
+        places = compute.coalesce(places, compute.index_in(whole, value_set=values_set))
     return np.asarray(compute.fill_null(places, -1).to_numpy(zero_copy_only=False), np.int64)
 
 

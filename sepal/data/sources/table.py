@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ LABEL, PERSON = "label", "person"  # columns with these names, where no key name
 TARGET = "label:"  # begins the names of several target columns
 MOST_COLUMNS = 100_000  # of a table; more than a genome has genes
 NAMED = 4  # columns with missing cells that a message names, at most
+OTHER_MARKS = (";", "\t", "|")  # between cells in files that are no CSV of commas
 FIRST = 100  # cells by which a column is known for one of numbers
 BLOCK = 2**26  # bytes that are read together; more than a row takes
 CLASS_NUMBER = re.compile(r"[0-9]+(\.0*)?")  # pandas writes 1.0 for 1 where a column has an empty cell
@@ -134,7 +135,7 @@ def read_table(
             label is none of the classes, or there must be labels and are none.
     """
     roles, faults = roles or Roles(), faults or Faults()
-    header = _header(path, faults)
+    header = _header(path, faults, {column.name for column in roles.columns})
     cells = faults.cells = _cells(path, header)
     found = _places(path, header, cells, roles, labelled, faults)
     targets, person, features, ignored, notes = found
@@ -289,8 +290,10 @@ def count_gaps(x: NDArray[Any], columns: Sequence[Column]) -> str:
     return f"{named}, and some in {len(counts) - NAMED} more columns" if len(counts) > NAMED else named
 
 
-def _header(path: Path, faults: Faults) -> list[str]:
+def _header(path: Path, faults: Faults, verbatim: Collection[str] = ()) -> list[str]:
     """Return the names of a CSV file's columns, all different, and none empty but perhaps the first.
+
+    White space around a name is left out, but for names in ``verbatim``, with which a model was trained.
 
     Where faults are collected, a column without a name of its own is called by its number.
     """
@@ -302,6 +305,9 @@ def _header(path: Path, faults: Faults) -> list[str]:
     check_width(str(path), len(header))
     if not header:
         raise DataError(str(path), "rows under a header", "no row")
+    if len(header) == 1 and (mark := next((mark for mark in OTHER_MARKS if mark in header[0]), "")):
+        raise DataError(f"{path}, header", "commas between cells", f"{mark!r}")
+    header = [name if name in verbatim else name.strip() for name in header]
     for fault in _name_faults(f"{path}, header", header, index=True):
         with faults.noting():
             raise fault
