@@ -259,12 +259,17 @@ def refuse_gaps(key: str, x: NDArray[Any], columns: Sequence[Column], first: int
         columns: The columns that they were made of.
         first: The number by which its first row is known.
     """
-    gaps = np.isnan(x[:, first_inputs(columns)])
+    gaps = _gaps(x, columns)
     rows, places = np.nonzero(gaps)
     if len(rows):
         expected = 'a number in every cell (a run with folder.missing = "mean" fills in the client\'s mean)'
         where = f"{key}, row {rows[0] + first}, column {columns[places[0]].name}"
         raise DataError(where, expected, f"{len(rows)} without one: {count_gaps(x, columns)}")
+
+
+def _gaps(x: NDArray[Any], columns: Sequence[Column]) -> NDArray[np.bool_]:
+    """Return which cells are missing, (n, columns)."""
+    return np.isnan(x if len(columns) == x.shape[1] else x[:, first_inputs(columns)])
 
 
 def first_inputs(columns: Sequence[Column]) -> list[int]:
@@ -284,7 +289,7 @@ def check_width(key: str, columns: int) -> None:
 
 def count_gaps(x: NDArray[Any], columns: Sequence[Column]) -> str:
     """Return how many cells are missing in which columns, most first; empty if none is."""
-    missing = np.isnan(x[:, first_inputs(columns)]).sum(axis=0)
+    missing = _gaps(x, columns).sum(axis=0)
     counts = Counter({column.name: int(count) for column, count in zip(columns, missing, strict=True) if count})
     named = ", ".join(f"{count} in {name}" for name, count in counts.most_common(NAMED))
     return f"{named}, and some in {len(counts) - NAMED} more columns" if len(counts) > NAMED else named
