@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sepal.data.inspecting import Inspection
 
 data = typer.Typer(
-    help="List the data sets, and whether their files are here.", invoke_without_command=True, rich_markup_mode=None
+    help="List the data sets, or show how data would be read.", invoke_without_command=True, rich_markup_mode=None
 )
 app.add_typer(data, name="data")
 PROBLEMS = 1  # the exit code where a run would be refused

@@ -37,6 +37,7 @@ NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "Cannot 
 
 # Of the keys that deal and split a node's own files: the values that never act by label, and how a message names them.
 BY_NUMBER: dict[str, tuple[tuple[Any, ...], str]] = {
+    "folder.layout": (("auto", "class"), "auto or class"),  # classes that are taken for owners tell how large they are
     "hf.person": (("",), "none"),  # any column, also that of labels, of which `natural` tells how often a value occurs
     "partition.name": (("iid", "natural"), "iid or natural"),
     "partition.subsample": ((0,), "0"),  # draws by class: with `natural`, a person's count tells its share of a class

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
@@ -122,6 +123,15 @@ def test_data_sets_are_looked_at_by_their_names(what, tmp_path, monkeypatch):
     (tmp_path / "mine_looked_at.py").write_text(code + "    return x, y, x, y\n")
     keys = ("own.data=mine_looked_at:load", "own.shape=3", "own.classes=2", "clients=2")
     assert "classes: 0 16, 1 16" in sepal("data", "inspect", "own", *(f"--set={key}" for key in keys))
+
+
+def test_a_local_copy_of_a_hub_data_set_is_looked_at(tmp_path):
+    for part, rows in (("train", 40), ("validation", 8)):
+        frame = pd.DataFrame({"a": range(rows), "label": [n % 2 for n in range(rows)]})
+        frame.to_parquet(tmp_path / f"{part}.parquet")
+    said = sepal("data", "inspect", tmp_path, "--set=clients=2", "--set=partition.name=iid")
+    assert "the part validation is the validation part" in said
+    assert "classes: 0 24, 1 24" in said
 
 
 def test_a_name_of_nothing_is_refused_in_one_line():
