@@ -269,7 +269,7 @@ def refuse_gaps(key: str, x: NDArray[Any], columns: Sequence[Column], first: int
 
 def _gaps(x: NDArray[Any], columns: Sequence[Column]) -> NDArray[np.bool_]:
     """Return which cells are missing, (n, columns)."""
-    return np.isnan(x if len(columns) == x.shape[1] else x[:, first_inputs(columns)])
+    return np.asarray(np.isnan(x if len(columns) == x.shape[1] else x[:, first_inputs(columns)]))
 
 
 def first_inputs(columns: Sequence[Column]) -> list[int]:
