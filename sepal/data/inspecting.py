@@ -21,7 +21,7 @@ from sepal.data.locations import data_directory
 from sepal.data.owners import with_owners
 from sepal.data.schema import Column, Schema, reading, schema_of
 from sepal.data.sources import FOLDER
-from sepal.data.sources.folder import files, roles_of, task_of
+from sepal.data.sources.folder import MANY, files, roles_of, task_of
 from sepal.data.sources.kinds import as_category
 from sepal.data.sources.table import Faults, Table, first_inputs, read_table
 from sepal.errors import DataError, SepalError
@@ -30,7 +30,7 @@ from sepal.protocol.tasks.learning import CLASSIFICATION
 
 OWNERS = ("client", "site", "clinic", "hospital", "center", "centre", "station", "user", "patient", "subject", "device")
 MOST_CLIENTS = 200  # whose labels are looked at
-MANY = 20  # whole numbers as labels that are more likely to be quantities
+
 # A fault that a key mends: a word of its message, and what the reading goes on with.
 MENDS: tuple[tuple[str, str, Any], ...] = (
     ("folder.missing", "missing", "mean"),

@@ -50,6 +50,7 @@ from sepal.protocol.tasks.making import targets_of
 
 PLAIN = FolderSettings()
 TABLES = (".npz", ".csv")
+MANY = 20  # more classes without names may be quantities
 SHOWN = 4  # classes that a message names, at most
 DIM = 2**13  # 16-bit images without a value from here on, an eighth of white, may have another white
 _FORMS = (
@@ -390,7 +391,8 @@ def _without_examples(key: str, y: Labels, classes: int, names: Sequence[str]) -
         return ()
     shown = ", ".join(names[n] if names else str(n) for n in lacking[:SHOWN])
     more = f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else ""
-    return (f"{key}: {len(lacking)} of {classes} classes have no example: {shown}{more}",)
+    words = "; are they quantities? task = regression predicts them" if classes > MANY and not names else ""
+    return (f"{key}: {len(lacking)} of {classes} classes have no example: {shown}{more}{words}",)
 
 
 def _limited(key: str, what: str, count: int) -> int:

@@ -126,8 +126,10 @@ def test_classes_without_an_example_are_said(tmp_path):
     source = labelled(tmp_path, 401, 250, 401)
     assert source.info.classes == 402
     assert source.info.notes == (
-        f"{tmp_path / 'all.csv'}: 400 of 402 classes have no example: 0, 1, 2, 3 and 396 more",
+        f"{tmp_path / 'all.csv'}: 400 of 402 classes have no example: 0, 1, 2, 3 and 396 more; are they quantities? "
+        "task = regression predicts them",
     )
+    assert "quantities" not in labelled(tmp_path, 1, 3, 3).info.notes[0]
 
 
 @pytest.mark.parametrize("x", [np.zeros((2, 3)), np.array([[0, 5], [1, 10**6]])])
