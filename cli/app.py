@@ -39,7 +39,7 @@ GROUPS = {  # command → what `sepal --help` says of it, in the order of a read
         "report": "Write a page of runs that opens offline.",
         "methods": "List the methods.",
         "keys": "List the keys of a run, or of a method.",
-        "data": "List the data sets, and whether their files are here.",
+        "data": "List the data sets, or show how one's own are read.",
         "models": "List the models.",
     },
     "Compare": {

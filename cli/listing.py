@@ -73,23 +73,6 @@ def _folder(path: Path, runs: Sequence[Path]) -> tuple[str, str, str, str]:
     return f"{kind}{words}", data, "", f"{going} unfinished" if going else "complete"
 
 
-@app.command("data")
-def list_data() -> None:
-    """List the data sets: values of the key dataset, what they hold, and whether their files are here."""
-    with starting():
-        from sepal.cli.showing import print_table
-        from sepal.data.catalogue import CATALOGUE
-        from sepal.data.sources import is_here
-
-    rows = []
-    for name, info in sorted(CATALOGUE.items()):
-        shape = "x".join(map(str, info.input_shape))
-        rows.append((name, info.kind, shape, str(info.classes), info.partition, "yes" if is_here(name) else "no"))
-    print_table("", ("dataset", "kind", "shape", "classes", "partition", "here"), rows)
-    say("Your own files: dataset=folder data-dir=DIRECTORY, or dataset=hf hf.name=OWNER/NAME of Hugging Face.")
-    say("Your own code: dataset=own own.data=MODULE:FUNCTION.")
-
-
 @app.command("models")
 def list_models() -> None:
     """List the models: values of the key model, and the data sets whose default they are."""

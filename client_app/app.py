@@ -22,7 +22,7 @@ from sepal import user_modules
 from sepal.client.devices import device_memory
 from sepal.client_app.audit import Audit
 from sepal.client_app.build import Node, Shared, build_host, open_store, open_upload_count
-from sepal.client_app.guard import check_noise, check_sizes, check_split, limited_memory, local_config
+from sepal.client_app.guard import check_columns, check_noise, check_sizes, check_split, limited_memory, local_config
 from sepal.client_app.simulation import protect_ray, starts_ray
 from sepal.errors import ConfigError, one_line
 from sepal.protocol.fields import arrays_of
@@ -192,6 +192,7 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
     if order.kind is Kind.ADAPT and order.keep and not on_one_machine():
         log.info("%s: %s", node.client, CLOSING)
     check_split(node, shared.assembly.task.config)
+    check_columns(node, shared.assembly.data)
     check_noise(node, shared.assembly.task.config, order, shared.assembly.method.private)
     store = open_store(shared, node, order.run)
     # A query may arrive while the client trains; all other messages are answered one at a time.

@@ -19,8 +19,9 @@ from sepal.client.state_store import DiskStateStore, Stored
 from sepal.client.target_scale import target_scale
 from sepal.client_app.build import Node, Shared, build_host, data_of
 from sepal.client_app.portable import Loaded, Origin, load, save
-from sepal.data.examples import Examples
+from sepal.data.examples import DatasetInfo, Examples
 from sepal.data.federation import DealtData
+from sepal.data.schema import parsed
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, StateError, one_line
 from sepal.models.lora import merged
@@ -107,6 +108,13 @@ def newest_state(path: Path, assembly: Assembly, client: str, elsewhere: bool = 
     newest = named[0] if named else max(files, key=lambda file: version_round(file.stem))
     store = DiskStateStore(newest.parent, assembly.method.client_state, durable=False)
     return NewestState(version_round(newest.stem), store.load(newest.stem), store, newest.parent, last)
+
+
+def _schema(info: DatasetInfo) -> str:
+    """Return how a table becomes the model's inputs; empty where earlier versions read it so, too."""
+    schema = parsed(info.schema)
+    known = schema.is_plain and schema.label in ("", "label")
+    return "" if known else schema.model_copy(update={"classes": ()}).text()
 
 
 def _versions(place: Path) -> list[Path]:
@@ -207,6 +215,7 @@ def extract(
         data.scale is not None and keys.folder.missing == "mean",
         scale.mean if scale else (),
         scale.spread if scale else (),
+        _schema(info),
     )
     whole = [{**network.read(), **frozen_tensors(network.module)} for network in predict.networks]
     networks = [merged(tensors, (keys.lora.alpha or keys.lora.rank) / (keys.lora.rank or 1)) for tensors in whole]

@@ -27,6 +27,7 @@ from sepal import models
 from sepal.client.target_scale import InUnit
 from sepal.client_app.preparing import prepared, read
 from sepal.config.elsewhere import check_code
+from sepal.data.schema import parsed
 from sepal.errors import ModelError, StateError, one_line
 from sepal.modules import bring_back, floating, frozen_tensors, tied_names
 from sepal.protocol.inputs import several
@@ -47,6 +48,7 @@ PLAIN = (
     ("fill", False),
     ("target_mean", ()),
     ("target_spread", ()),
+    ("schema", ""),
 )
 
 
@@ -75,6 +77,8 @@ class Origin:
         target_mean: Of each number that a regression predicts, where the client's targets were standardised: the mean
             over its training part, which the module adds last.
         target_spread: The standard deviation of each there, by which the module multiplies before.
+        schema: How a table becomes the module's inputs, :meth:`sepal.data.schema.Schema.text`; empty where each of its
+            columns is one, and labels are in the column ``label``.
     """
 
     model: str
@@ -102,6 +106,7 @@ class Origin:
     fill: bool = False
     target_mean: tuple[float, ...] = ()
     target_spread: tuple[float, ...] = ()
+    schema: str = ""
 
 
 def learning_of(origin: Origin) -> LearningTask:
@@ -229,6 +234,8 @@ def _check_types(origin: Origin) -> None:
     numbers = len(origin.target_mean), len(origin.target_spread)
     if numbers != (0, 0) and (origin.task != "regression" or numbers != (origin.classes, origin.classes)):
         raise ValueError(f"origin.target_mean and origin.target_spread without a regression's {origin.classes} numbers")
+    if origin.schema and parsed(origin.schema).inputs != origin.columns:
+        raise ValueError("origin.schema of other columns than origin.columns")
     if origin.fill and not origin.offset:
         raise ValueError("origin.fill without means")
 

@@ -96,7 +96,7 @@ def assemble(
     chosen = method or registry.get(config.method)
     data = data or federated_data(config)
     known = data.info
-    owners = with_owners(config, data, "clients" in flat)
+    owners = with_owners(config, data, "clients" in config.model_fields_set)
     if owners.config.clients != config.clients:
         check_together(owners.config)
     config = owners.config
@@ -113,7 +113,8 @@ def assemble(
     if config.trainable or config.lora.rank:
         make = partial(_part_frozen, make, config)
     first = first_weights(config, make)
-    agreed = agreed_text(config, hyper, flat, sources or {}, known.class_names if config.dataset in FILES else ())
+    found = (known.class_names, known.schema) if config.dataset in FILES else ()
+    agreed = agreed_text(config, hyper, flat, sources or {}, *found)
     task = Task(
         first.layout, first.weights, config, hyper, make, known.input_shape, first.given, first.frozen, learning
     )

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sepal.config import OwnSettings
+from sepal.data.catalogue import default_model
 from sepal.data.examples import ClientData, DatasetInfo, Examples, Index
 from sepal.data.incoming import checked_examples
 from sepal.data.streams import is_dataset, stream
@@ -23,6 +24,7 @@ from sepal.user_modules import described, load
 _WHAT = "(x_train, y_train, x_test, y_test), a ClientData, or Datasets (train, test)"
 
 
+BUILT_IN = ("classification", "multilabel", "regression")  # tasks that built-in models have outputs for
 OWN = "own"  # the value of the run-config key ``dataset``
 PRIVATE = "clients' data is their own: no client holds test data of the others"
 
@@ -174,5 +176,7 @@ def own_info(keys: OwnSettings, task: str = "classification") -> DatasetInfo:
     kind: Literal["text", "image", "signal"] = "text" if keys.vocabulary else untokened
     # Our own choice of defaults for unknown data.
     defaults: dict[str, str | int | float] = {"rounds": 20, "local-epochs": 1, "batch-size": 32, "lr": 0.01}
+    if task in BUILT_IN and not inputs:
+        defaults["model"] = default_model(kind, shape)
     facts = DatasetInfo(OWN, keys.count(task), shape, kind, False, {**defaults, "optimizer": "sgd"}, keys.vocabulary)
     return replace(facts, labelled=task == "classification", inputs=inputs)

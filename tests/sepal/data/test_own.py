@@ -7,9 +7,11 @@ import types
 
 import numpy as np
 import pytest
+import torch
 
 from sepal.data import ClientData, Examples, own_data
-from sepal.errors import DataError
+from sepal.errors import ConfigError, DataError
+from sepal.strategies.assembly import assemble
 
 
 @pytest.fixture
@@ -120,3 +122,24 @@ def test_validation_fraction(returns):
 def test_examples_need_a_label_each():
     with pytest.raises(DataError, match="examples: expected as many labels as inputs"):
         Examples(np.zeros((3, 2)), np.zeros(2, dtype=np.int64))
+
+
+@pytest.mark.parametrize(
+    ("keys", "model"),
+    [
+        ({"own.shape": "5", "own.classes": 2}, "har-mlp"),
+        ({"own.shape": "1x28x28", "own.classes": 2}, "cnn2-small"),
+        ({"own.shape": "3x8x8", "own.classes": 2}, "digits-cnn"),
+        ({"own.shape": "9x128", "own.classes": 2}, "har-cnn"),
+        ({"own.shape": "16", "own.classes": 2, "own.vocabulary": 50}, "embedding-linear"),
+        ({"own.shape": "5", "task": "regression"}, "har-mlp"),
+    ],
+)
+def test_own_data_get_the_default_model_that_files_of_their_shape_get(keys, model):
+    made = assemble({"dataset": "own", "method": "fedavg", "own.data": "nowhere:load", **keys})
+    assert made.task.config.model == model
+    built = made.make()
+    x = torch.zeros((2, *made.info.input_shape), dtype=torch.long if made.info.vocabulary else torch.float32)
+    assert built(x).shape == (2, *made.task.learning.output)
+    with pytest.raises(ConfigError, match="model: expected a value"):
+        assemble({"dataset": "own", "method": "fedavg", "own.shape": "a=5,b=6", "own.classes": 2})
