@@ -21,6 +21,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from pyarrow import types
 
+from sepal.data.sources.reading import reading
 from sepal.data.sources.table import check_names
 from sepal.errors import DataError, one_line
 
@@ -28,7 +29,6 @@ INDEX = re.compile(r"__index_level_[0-9]+__")  # pandas' names of columns that n
 PARTS, PART = "dataset_dict.json", "state.json"  # the library's lists of a data set's parts, and of a part's files
 METADATA = b"huggingface"
 READ = {"Value", "ClassLabel", "Image", "List", "LargeList", "Sequence", *(f"Array{axes}D" for axes in range(2, 6))}
-BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, NotImplementedError, RecursionError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,8 @@ def read_parts(directory: Path, files: Sequence[Path], part_of: Callable[[Path],
     Raises:
         DataError: A file is damaged, names files elsewhere, or has other columns than those of the same part.
     """
-    try:
+    with reading(str(directory), "a directory of save_to_disk, or with Parquet files of the same columns"):
         return _read_parts(directory, files, part_of)
-    except BROKEN as error:
-        expected = "a directory of save_to_disk, or with Parquet files of the same columns"
-        raise DataError(str(directory), expected, one_line(f"{type(error).__name__}: {error}", 160)) from error
 
 
 def _read_parts(directory: Path, files: Sequence[Path], part_of: Callable[[Path], str]) -> dict[str, Part]:

@@ -23,7 +23,6 @@ used unchanged, with images as ``(C, H, W)``. Other integers ``(n, length)`` are
 from __future__ import annotations
 
 import math
-import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from sepal.config import FolderReading, FolderSettings
 from sepal.data.examples import PIXELS, DatasetInfo, InputKind, Labels, Source, are_pixels
 from sepal.data.incoming import MOST_CLASSES, checked_examples, checked_pixels, checked_rows
 from sepal.data.sources.images import EXAMPLES, FILES, Look, check_alike, counted, left_out, read_example
+from sepal.data.sources.reading import load_arrays
 from sepal.data.sources.table import count_gaps, read_table
 from sepal.errors import DataError
 from sepal.protocol.tasks.learning import CLASSIFICATION
@@ -96,11 +96,7 @@ def task_of(keys: FolderSettings) -> str:
 
 
 def _npz(path: Path, task: str) -> Source:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            given = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
-        raise DataError(str(path), "an npz file without pickled objects", str(error)) from error
+    given = load_arrays(path, "an npz file without pickled objects")
     if not {"x", "y"} <= set(given) or ("x_test" in given) != ("y_test" in given):
         raise DataError(str(path), "x and y, and x_test with y_test or neither", ", ".join(sorted(given)) or "nothing")
     test = (given["x_test"], given["y_test"]) if "x_test" in given else None

@@ -34,6 +34,7 @@ from sepal.data.locations import data_directory, downloads_allowed
 from sepal.data.sources.arrow import INDEX, PART, PARTS, Part, read_parts
 from sepal.data.sources.folder import source_of, table_of, task_of
 from sepal.data.sources.images import Look, check_alike, from_cell
+from sepal.data.sources.reading import reading
 from sepal.data.sources.table import check_width, refuse_gaps
 from sepal.errors import DataError, one_line
 from sepal.protocol.tasks.learning import CLASSIFICATION
@@ -149,7 +150,8 @@ def read(directory: Path, keys: FolderSettings | None = None) -> Source:
     parts = read_parts(directory, found, lambda path: _part_of(path.relative_to(directory)))
     if keys.hf.train not in parts:
         raise DataError("hf.train", f"one of {', '.join(sorted(parts))}", keys.hf.train)
-    source = _source(str(directory), parts[keys.hf.train], parts.get(keys.hf.test), keys)
+    with reading(str(directory), f"columns of {READABLE}, and labels"):
+        source = _source(str(directory), parts[keys.hf.train], parts.get(keys.hf.test), keys)
     others = [f"{name} ({len(part.table):,} rows)" for name, part in sorted(parts.items()) if name not in _read(keys)]
     notes = (f"hf.train, hf.test: parts that are not read: {', '.join(others)}",) if others else ()
     return replace(source, info=replace(source.info, notes=(*source.info.notes, *notes)))
@@ -168,12 +170,9 @@ def _part_of(path: Path) -> str:
 def _source(key: str, train: Part, test: Part | None, keys: HubReading) -> Source:
     """Return the examples of both parts; columns and classes are those of the training part."""
     hub, task = keys.hf, task_of(keys)
-    for name in (hub.label, *hub.columns, *filter(None, [hub.person])):
-        for part in filter(None, [train, test]):
-            if name not in part.names:
-                raise DataError("hf.label, hf.inputs, hf.person", f"columns among {', '.join(part.names)}", name)
-            if part.is_strange(name):
-                raise DataError(f"{key}, column {name}", READABLE, part.kind(name))
+    _check_part(f"{key} {hub.train}", train, hub)
+    if test is not None:
+        _check_part(f"{key} {hub.test}", test, hub)
     if hub.person and test is not None:
         raise DataError("hf.person", "no test part, as each person's own is held out (hf.test)", hub.test)
     check_width(key, len(train.names))
@@ -197,6 +196,17 @@ def _source(key: str, train: Part, test: Part | None, keys: HubReading) -> Sourc
         facts: dict[str, Any] = {"names": names, "task": task, "notes": notes}
         found = source_of(key, pairs[0], pairs[1] if len(pairs) > 1 else None, people, **facts)
     return replace(found, info=replace(found.info, name="hf"))
+
+
+def _check_part(key: str, part: Part, hub: HubSettings) -> None:
+    """Raise a DataError if a part has no rows, or lacks a column, or if only a library could decode one."""
+    if not len(part.table):
+        raise DataError(key, "at least one row", "none")
+    for name in (hub.label, *hub.columns, *filter(None, [hub.person])):
+        if name not in part.names:
+            raise DataError("hf.label, hf.inputs, hf.person", f"columns among {', '.join(part.names)}", name)
+        if part.is_strange(name):
+            raise DataError(f"{key}, column {name}", READABLE, part.kind(name))
 
 
 def _inputs(part: Part, hub: HubSettings) -> list[str]:
@@ -236,7 +246,7 @@ def _x(key: str, part: Part, columns: Sequence[str], look: Look) -> NDArray[Any]
     try:
         found = np.asarray(part.cells(name))
         return found.astype(np.int64 if found.dtype.kind in "iu" else np.float64)
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # of NumPy or pyarrow
         raise DataError(f"{key}, column {name}", READABLE, part.kind(name)) from error
 
 

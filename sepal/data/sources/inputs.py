@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from sepal.data.examples import PIXELS
 from sepal.data.sources.images import AS_IS, EXAMPLES, Look, check_alike, left_out, read_example
+from sepal.data.sources.reading import load_arrays
 from sepal.data.sources.table import read_table
 from sepal.errors import DataError, one_line
 
@@ -99,13 +99,10 @@ def numbered(examples: npt.NDArray[np.generic]) -> list[str]:
 
 
 def _read_npz(path: Path, numbers: bool = False) -> Inputs:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            x, y = arrays["x"], arrays.get("y")
-        if not x.ndim:
-            raise ValueError("x is a single number")
-    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as reason:
-        raise DataError("data", "an .npz with x", f"{path}: {reason}") from None
+    arrays = load_arrays(path, "an .npz with x", ("x", "y"))
+    x, y = arrays.get("x"), arrays.get("y")
+    if x is None or not x.ndim:
+        raise DataError(str(path), "an .npz with x", "none" if x is None else "a single number as x")
     return Inputs(numbered(x), x, y if y is not None and (numbers or y.shape == (len(x),)) else None)
 
 

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from sepal.data.examples import Labels
 from sepal.data.incoming import MOST_CLASSES
+from sepal.data.sources.reading import reading
 from sepal.errors import DataError, one_line
+from sepal.storage.regular import check_regular
 
 NOT_FEATURES = ("label", "person")
 TARGET = "label:"  # begins the names of several target columns
@@ -28,7 +30,7 @@ MOST_COLUMNS = 100_000  # of a table; more than a genome has genes
 NAMED = 4  # columns with missing cells that a message names, at most
 BLOCK = 2**26  # bytes that are read together; more than a row takes
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-CLASS_NUMBER = re.compile(r"[0-9]+(\.0*)?")  # pandas writes 1.0 for 1 where a column has an empty cell
+CLASS_NUMBER = re.compile(r"[0-9]{1,18}(\.0*)?")  # int64; pandas writes 1.0 for 1 where a column has an empty cell
 INDEX = ("", "Unnamed: 0")  # the first column's name where pandas wrote its rows' numbers
 
 
@@ -77,6 +79,8 @@ def read_table(
         DataError: The file cannot be read, two columns have one name or one has none, a column or a cell is missing, a
             label is none of the classes, or there must be labels and are none.
     """
+    with reading(str(path), "a CSV file with a header"):
+        check_regular(path)
     header = _header(path)
     cells = _cells(path, header)
     index = header[0] if _is_index(header[0], cells[header[0]]) and header[0] not in columns else None
