@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 from sepal.data.catalogue import CATALOGUE
 from sepal.data.examples import Source
 from sepal.data.sources.images import Look, from_cell
-from sepal.data.sources.reading import reading
+from sepal.data.sources.reading import Unpacked, reading
 from sepal.errors import DataError
 
 _WHERE = "femnist/{train,test}/*.json (LEAF), or femnist/*.parquet (flwrlabs/femnist on Hugging Face)"
+
+SIDE = 28  # pixels
 
 
 class _Rows(NamedTuple):
@@ -82,16 +84,26 @@ def _parquet(path: Path) -> Iterator[_Rows]:
     """Yield the rows of a Parquet file in batches."""
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-    look, row = Look(channels=1), 0
+    from sepal.data.sources.arrow import batches
+
+    row, unpacked = 0, Unpacked(str(path), path.stat().st_size)
     expected = "Parquet with image, writer_id and character"
     with reading(str(path), expected), path.open("rb") as stored, pq.ParquetFile(stored) as file:
-        for batch in file.iter_batches(4096, columns=["image", "writer_id", "character"]):
+        for batch in batches(path, file, ["image", "writer_id", "character"]):
             columns = batch.to_pydict()
             cells = enumerate(columns["image"], row)
-            images = [from_cell(f"{path}, row {number}, column image", cell, look) for number, cell in cells]
+            unpacked.add(SIDE**2 * batch.num_rows)
+            images = [_image(f"{path}, row {number}, column image", cell) for number, cell in cells]
             row += len(images)
             y = np.asarray(columns["character"], dtype=np.int64)
             yield _checked(str(path), np.stack(images), y, np.asarray(columns["writer_id"], dtype=str))
+
+
+def _image(key: str, cell: Any) -> NDArray[Any]:
+    image = from_cell(key, cell, Look(channels=1))
+    if image.shape != (SIDE, SIDE):
+        raise DataError(key, "an image of 28 × 28", image.shape)
+    return image
 
 
 def _checked(key: str, x: NDArray[np.uint8], y: NDArray[np.int64], writer: NDArray[Any]) -> _Rows:

@@ -35,7 +35,7 @@ from sepal.config import FolderReading, FolderSettings
 from sepal.data.examples import PIXELS, DatasetInfo, InputKind, Labels, Source, are_pixels
 from sepal.data.incoming import MOST_CLASSES, checked_examples, checked_pixels, checked_rows
 from sepal.data.sources.images import EXAMPLES, FILES, Look, check_alike, counted, left_out, read_example
-from sepal.data.sources.reading import load_arrays
+from sepal.data.sources.reading import Unpacked, load_arrays
 from sepal.data.sources.table import count_gaps, read_table
 from sepal.errors import DataError
 from sepal.protocol.tasks.learning import CLASSIFICATION
@@ -200,8 +200,9 @@ def _read_part(
 ) -> tuple[tuple[NDArray[Any], Labels], list[DataError]]:
     """Return the examples of a directory of classes, and the errors of the files that are left out."""
     arrays, labels, bad = [], [], list[DataError]()
-    look = Look(keys.size, keys.channels)
-    for folder in _class_folders(home):
+    look, folders = Look(keys.size, keys.channels), _class_folders(home)
+    unpacked = Unpacked(str(home), sum(path.stat().st_size for folder in folders for path in _members(folder)))
+    for folder in folders:
         for path in _members(folder):
             try:
                 arrays.append(read_example(path, look))
@@ -211,6 +212,7 @@ def _read_part(
                     raise DataError(error.key, expected, error.got) from error
                 bad.append(error)
                 continue
+            unpacked.add(arrays[-1].nbytes)
             labels.append(names.index(folder.name))
     if not arrays:
         raise DataError(str(home), f"{FILES} in its sub-directories", "none that can be read" if bad else "none")

@@ -34,7 +34,7 @@ from sepal.data.locations import data_directory, downloads_allowed
 from sepal.data.sources.arrow import INDEX, PART, PARTS, Part, read_parts
 from sepal.data.sources.folder import source_of, table_of, task_of
 from sepal.data.sources.images import Look, check_alike, from_cell
-from sepal.data.sources.reading import reading
+from sepal.data.sources.reading import Unpacked, reading
 from sepal.data.sources.table import check_width, refuse_gaps
 from sepal.errors import DataError, one_line
 from sepal.protocol.tasks.learning import CLASSIFICATION
@@ -240,7 +240,10 @@ def _x(key: str, part: Part, columns: Sequence[str], look: Look) -> NDArray[Any]
     (name,) = columns
     if part.is_image(name):
         cells = enumerate(cell.as_py() for cell in part.column(name))
-        arrays = [from_cell(f"{key}, row {row}, column {name}", cell, look) for row, cell in cells]
+        unpacked, arrays = Unpacked(key, part.table.nbytes), []
+        for row, cell in cells:
+            arrays.append(from_cell(f"{key}, row {row}, column {name}", cell, look))
+            unpacked.add(arrays[-1].nbytes)
         check_alike(key, arrays)
         return np.stack(arrays)
     try:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sepal.data.examples import PIXELS
 from sepal.data.sources.images import AS_IS, EXAMPLES, Look, check_alike, left_out, read_example
-from sepal.data.sources.reading import load_arrays
+from sepal.data.sources.reading import Unpacked, load_arrays
 from sepal.data.sources.table import read_table
 from sepal.errors import DataError, one_line
 
@@ -85,11 +85,14 @@ def read_inputs(
 def _read_all(files: Sequence[Path], look: Look) -> tuple[list[tuple[Path, npt.NDArray[Any]]], list[DataError]]:
     """Return the files that can be read with their examples, and the errors of the others."""
     found, bad = list[tuple[Path, npt.NDArray[Any]]](), list[DataError]()
+    unpacked = Unpacked(str(files[0].parent), sum(file.stat().st_size for file in files))
     for file in files:
         try:
             found.append((file, read_example(file, look)))
         except DataError as error:
             bad.append(error)
+        else:
+            unpacked.add(found[-1][1].nbytes)
     return found, bad
 
 

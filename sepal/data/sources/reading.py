@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 
 from sepal.errors import DataError, SepalError, one_line
 from sepal.storage.regular import check_regular
+
+MOST_UNPACKED = 1 << 31  # bytes that any file may hold once it is unpacked, however small it is
+MOST_RATIO = 100  # a larger file may hold so many times its own bytes; deflate gives up to 1,032
 
 
 @contextmanager
@@ -35,6 +39,30 @@ def reading(key: str, expected: str) -> Iterator[None]:
     except Exception as error:
         plain = isinstance(error, OSError | ValueError) and str(error)
         raise DataError(key, expected, one_line(plain or f"{type(error).__name__}: {error}", 200)) from error
+
+
+class Unpacked:
+    """Counts the bytes that a compressed file holds while it is unpacked, and refuses one that grows out of measure.
+
+    Args:
+        key: The file.
+        stored: Its own bytes.
+    """
+
+    def __init__(self, key: str, stored: int) -> None:
+        self._key, self._count = key, 0
+        self._most = max(MOST_UNPACKED, MOST_RATIO * stored)
+
+    def add(self, count: int) -> None:
+        """Count further bytes.
+
+        Raises:
+            DataError: They are too many.
+        """
+        self._count += count
+        if self._count > self._most:
+            expected = f"a file that holds at most {self._most / 1e9:.3g} GB once it is unpacked"
+            raise DataError(self._key, f"{expected}, or {MOST_RATIO} times its own size", f"{self._count / 1e9:.3g} GB")
 
 
 def load_array(path: Path) -> NDArray[Any]:
@@ -61,5 +89,7 @@ def load_arrays(path: Path, expected: str, names: Sequence[str] = ()) -> dict[st
     """
     with reading(str(path), expected):
         check_regular(path)
+        with zipfile.ZipFile(path) as archive:
+            Unpacked(str(path), path.stat().st_size).add(sum(member.file_size for member in archive.infolist()))
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files if not names or name in names}
