@@ -151,7 +151,8 @@ def model_of(
     flat = stored_config(path) or {}
     check_code(flat, allow, how)
     stored = read_run(path)
-    names = {each["name"] for line in stored.lines for each in line["clients"]}
+    with naming(path):
+        names = {str(each["name"]) for line in stored.lines for each in line["clients"]}
     client = str(client)
     if client not in names and client_name(int(client) if client.isdecimal() else -1) in names:
         client = client_name(int(client))

@@ -16,6 +16,7 @@ from sepal.cli.report.data import datasets
 from sepal.cli.report.live import Handler, ReportServer
 from sepal.errors import SepalError
 from sepal.study.comparison import read_comparison
+from sepal.study.runs import naming
 
 
 def command(*words):
@@ -75,7 +76,8 @@ QUICK = {
 def figures(place):
     """The rows of a report's figures, without drawing them."""
     try:
-        return str(datasets(read_comparison([str(place)])))
+        with naming(place):  # as `sepal report`
+            return str(datasets(read_comparison([str(place)])))
     except SepalError as error:
         return str(error)
 

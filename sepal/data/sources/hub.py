@@ -68,7 +68,9 @@ def local_copy(name: str, data_dir: str | Path) -> Path:
 
 def _download(name: str, place: Path) -> None:
     """Write a data set of the hub to ``place``, whole or not at all."""
-    if Path(name).expanduser().is_dir():  # the library would take it, and not look for the name on the hub
+    with reading("hf.name", "OWNER/NAME of the Hugging Face hub"):
+        here = Path(name).expanduser().is_dir()
+    if here:  # the library would take it, and not look for the name on the hub
         words = f"a name on the hub; a local copy is data-dir = {name} (in Python data_dir=) without hf.name"
         raise DataError("hf.name", words, f"{name}, a directory")
     expected = f"{name} from the Hugging Face hub, or without hf.name a local copy in data-dir"
