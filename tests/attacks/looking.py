@@ -16,7 +16,7 @@ from sepal.cli.report.data import datasets
 from sepal.cli.report.live import Handler, ReportServer
 from sepal.errors import SepalError
 from sepal.study.comparison import read_comparison
-from sepal.study.runs import naming
+from sepal.study.runs import UNFIT
 
 
 def command(*words):
@@ -76,9 +76,8 @@ QUICK = {
 def figures(place):
     """The rows of a report's figures, without drawing them."""
     try:
-        with naming(place):  # as `sepal report`
-            return str(datasets(read_comparison([str(place)])))
-    except SepalError as error:
+        return str(datasets(read_comparison([str(place)])))
+    except (SepalError, *UNFIT) as error:  # of the latter, `sepal report` makes one line
         return str(error)
 
 

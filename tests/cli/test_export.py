@@ -163,7 +163,7 @@ def test_predict_labels_images_and_arrays_alike(runs, tmp_path):
             "client: expected a client of fedpse: client-00000 … client-00001, got client-7",
         ),
         (["export", "none", "client-00000"], "run: expected a run directory"),
-        (["predict", "model", "none.npz"], "data: expected an .npz with x, got none.npz"),
+        (["predict", "model", "none.npz"], "none.npz: expected an .npz with x, got"),
         (
             ["predict", "model", "empty"],
             "data: expected an .npz with x, a .csv, or .png, .jpg or .npy files",
