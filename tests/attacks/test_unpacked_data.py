@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import struct
 
 import numpy as np
@@ -13,6 +14,7 @@ from pyarrow import parquet
 
 from sepal.config import HubReading, HubSettings
 from sepal.data.sources import femnist, folder, hub, reading
+from sepal.data.sources import images as images_module
 from sepal.data.sources.idx import read_idx
 from sepal.data.sources.inputs import read_inputs
 from sepal.errors import DataError
@@ -116,6 +118,28 @@ BOMBS = [
 def test_a_small_file_that_holds_very_much_is_refused(read, tmp_path):
     with pytest.raises(DataError, match="GB once it is unpacked, or 100 times its own size, got"):
         read(tmp_path)
+
+
+def of_many_scans(repeated):
+    """A progressive JPEG file of grey 1024 × 1024, whose last scan comes again and again."""
+    file = io.BytesIO()
+    Image.new("L", (1024, 1024)).save(file, "JPEG", progressive=True)
+    content = file.getvalue()
+    begin = content.rindex(images_module.SCAN)
+    return content[:-2] + content[begin:-2] * repeated + content[-2:]
+
+
+def test_a_jpeg_file_of_very_many_scans_is_refused_before_it_is_decoded(monkeypatch):
+    content = of_many_scans(50)
+    assert len(content) < 20_000
+    decoded = images_module.decoded("x", content)
+    assert decoded.shape == (1024, 1024)
+    monkeypatch.setattr(images_module, "MOST_SCANNED", 2**20 * content.count(images_module.SCAN))
+    np.testing.assert_array_equal(images_module.decoded("x", content), decoded)
+    monkeypatch.setattr(images_module, "MOST_SCANNED", images_module.MOST_SCANNED - 1)
+    monkeypatch.setattr(images_module, "as_array", None)  # nothing is decoded
+    with pytest.raises(DataError, match="x: expected a JPEG image of this size with at most 55 scans, got 56"):
+        images_module.decoded("x", content)
 
 
 def saved(place, table, compression=None):

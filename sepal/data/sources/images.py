@@ -29,6 +29,8 @@ GREY_16 = ("I", "I;16", "I;16B", "I;16L")  # PIL's modes of 16-bit grey PNG file
 FORMATS = ("PNG", "JPEG")  # other decoders of PIL are never started; that of EPS runs Ghostscript
 MOST_PIXELS = 2**26  # 8,192 × 8,192, more than a camera of 64 megapixels takes
 MOST_BYTES = 4 * MOST_PIXELS  # of an image file; more than the pixels themselves take
+MOST_SCANNED = 2**33  # pixels over all scans of a JPEG file, each of which passes over all of them; some seconds' work
+SCAN = b"\xff\xda"  # begins a scan
 NAMED, KINDS = 3, 4  # files and kinds of files that a message names, at most
 
 
@@ -86,7 +88,8 @@ def decoded(key: str, content: bytes, look: Look = AS_IS) -> NDArray[Any]:
     It is upright: a JPEG's EXIF data may say how far to rotate its pixels.
 
     Raises:
-        DataError: It is none, or has more than ``MOST_PIXELS``; ``key`` says where it is from.
+        DataError: It is none, has more than ``MOST_PIXELS``, or more than ``MOST_SCANNED`` over all scans; ``key`` says
+            where it is from.
     """
     from PIL import Image
 
@@ -94,9 +97,19 @@ def decoded(key: str, content: bytes, look: Look = AS_IS) -> NDArray[Any]:
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our limit is lower
         try:
             with Image.open(io.BytesIO(content), formats=FORMATS) as stored:
+                _check_scans(key, content, stored)
                 return as_array(key, stored, look)
         except Image.DecompressionBombError as error:
             raise DataError(key, f"{IMAGE} of at most {MOST_PIXELS:,} pixels", str(error)) from error
+
+
+def _check_scans(key: str, content: bytes, stored: Any) -> None:
+    """Raise a DataError for a JPEG file of very many scans: a scan takes a dozen bytes and as long as an image."""
+    if stored.format == "PNG":
+        return
+    scans, most = content.count(SCAN), MOST_SCANNED // max(1, stored.width * stored.height)
+    if scans > most:
+        raise DataError(key, f"a JPEG image of this size with at most {most:,} scans", f"{scans:,}")
 
 
 def as_array(key: str, stored: Any, look: Look) -> NDArray[Any]:
