@@ -28,6 +28,7 @@ from sepal.server_app import run_directory
 from sepal.server_app.about import ABOUT, labels_of, write_about
 from sepal.server_app.run_directory import RunDirectory
 from sepal.server_app.stored_run import Allowed, read_run
+from sepal.storage import regular
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import read_comparison
@@ -273,6 +274,18 @@ def test_figures_of_odd_types_end_in_one_line(file, tmp_path):
         path.write_text("\n".join([*lines[:number], json.dumps(changed_row), *lines[number + 1 :]]) + "\n")
         for name in ("show", "figures", "export", "model", "python", "frontier", "watch --web"):
             LOOKS[name](run)
+
+
+@pytest.mark.parametrize(("file", "looks"), [("metrics.jsonl", ("show", "python")), ("ledger.jsonl", ("figures",))])
+@pytest.mark.parametrize("row", ["{}\n", f'{{"a": [{"[]," * 1999}[]]}}\n'], ids=["rows", "lists"])
+def test_a_small_file_of_very_many_rows_or_lists_fills_no_memory(row, file, looks, tmp_path, monkeypatch):
+    run = planted(tmp_path / "c")
+    monkeypatch.setattr(regular, "PARTS", 1000)
+    words = "at most 1,000 objects and lists, got more"
+    assert words not in "".join(LOOKS[look](run) for look in looks)
+    (run / file).write_text(row * (1 if "[" in row else 2000))
+    for look in looks:
+        assert words in LOOKS[look](run)
 
 
 @pytest.mark.parametrize("key", PLACES)

@@ -28,7 +28,7 @@ from sepal.protocol.fields import NAME
 from sepal.protocol.messages import Content
 from sepal.server.run_state import RoundRecord, RunState, oldest
 from sepal.storage.files import check_owner, make_directory, read_tensors, set_aside, write_atomically, write_tensors
-from sepal.storage.regular import ROWS, is_inside, is_regular, read_text
+from sepal.storage.regular import ROWS, check_parts, is_inside, is_regular, read_text
 from sepal.storage.serialize import flatten, restore
 
 log = logging.getLogger("sepal")
@@ -350,6 +350,7 @@ def evict(directory: Path, client: str) -> str:
         # of a damaged record or a copy, the name alone counts
         with suppress(OSError, ValueError, KeyError, TypeError, StateError):
             text = read_text(path, ROWS).partition("\n")[2]
+            check_parts(path, text)
             known |= {info["name"] for info in json.loads(text)["record"]["joined"]}
     if directory.exists():  # a server could not read what another user puts there, and would end
         check_owner(directory)
