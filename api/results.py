@@ -6,6 +6,7 @@ import base64
 import html
 import tempfile
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -63,14 +64,16 @@ class Run:
         import pandas as pd
 
         from sepal.protocol.views import CLOSING_VIEWS
+        from sepal.study.runs import naming
 
-        rows = [
-            (line["round"], client["name"], view, value)
-            for line in self.stored.lines
-            for client in line["clients"]
-            for view in CLOSING_VIEWS
-            if (value := client.get(view)) is not None
-        ]
+        with naming(self.path):
+            rows = [
+                (line["round"], client["name"], view, value)
+                for line in self.stored.lines
+                for client in line["clients"]
+                for view in CLOSING_VIEWS
+                if (value := client.get(view)) is not None
+            ]
         return pd.DataFrame(rows, columns=["round", "client", "view", self.stored.measure.name])
 
     @cached_property
@@ -79,8 +82,10 @@ class Run:
         import pandas as pd
 
         from sepal.cli.files import by_round
+        from sepal.study.runs import naming
 
-        return pd.DataFrame(by_round(self.stored))
+        with naming(self.path):
+            return pd.DataFrame(by_round(self.stored))
 
     def model(self, client: str | int, view: str = "") -> nn.Module:
         """Return a client's deployed model, whose accuracy the tables show, in evaluation mode.
@@ -185,8 +190,10 @@ class Compared:
     def comparison(self) -> Comparison:
         """The runs and their figures."""
         from sepal.study.comparison import read_comparison
+        from sepal.study.runs import naming
 
-        return read_comparison([str(self.path)])
+        with naming(self.path):
+            return read_comparison([str(self.path)])
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -194,8 +201,10 @@ class Compared:
         import pandas as pd
 
         from sepal.cli.files import by_variant
+        from sepal.study.runs import naming
 
-        return pd.DataFrame(by_variant(self.comparison))
+        with naming(self.path):
+            return pd.DataFrame(by_variant(self.comparison))
 
     def frontier(self) -> Frontier:
         """Return deployed accuracy against MB, as a picture that a notebook shows, a frame and words."""
@@ -225,13 +234,14 @@ class Frontier:
         from sepal.study.frontier import close_to, entries, frontier
 
         rows = []
-        for cell in self.comparison.cells:
-            variants = self.comparison.variants(cell)
-            near = close_to(variants) if variants else None
-            for place in frontier(entries(variants), self.comparison.measure):
-                entry, arrived = place.entry, near and near.reached.get(place.entry.label)
-                row = (cell, entry.label, entry.megabytes, entry.value.mean, place.frontier, place.rival)
-                rows.append((*row, arrived.megabytes if arrived else None))
+        with self._naming():
+            for cell in self.comparison.cells:
+                variants = self.comparison.variants(cell)
+                near = close_to(variants) if variants else None
+                for place in frontier(entries(variants), self.comparison.measure):
+                    entry, arrived = place.entry, near and near.reached.get(place.entry.label)
+                    row = (cell, entry.label, entry.megabytes, entry.value.mean, place.frontier, place.rival)
+                    rows.append((*row, arrived.megabytes if arrived else None))
         names = ["setting", "name", "megabytes", self.comparison.measure.name, "frontier", "noise", "megabytes_near"]
         return pd.DataFrame(rows, columns=names)
 
@@ -241,7 +251,13 @@ class Frontier:
         from sepal.cli.sentences import frontier_sentence
 
         cells = self.comparison.cells
-        return "\n".join(f"{cell}: " * bool(cell) + frontier_sentence(self.comparison, cell) for cell in cells)
+        with self._naming():
+            return "\n".join(f"{cell}: " * bool(cell) + frontier_sentence(self.comparison, cell) for cell in cells)
+
+    def _naming(self) -> AbstractContextManager[None]:
+        from sepal.study.runs import naming
+
+        return naming(self.comparison.results[0].stored.path)
 
     def save(self, path: str | Path) -> Path:
         """Write the picture as SVG, which follows the reader's light or dark settings.
@@ -252,7 +268,9 @@ class Frontier:
         from sepal.cli.report import write_picture
         from sepal.errors import ConfigError
 
-        if written := write_picture(self.comparison, Path(path)):
+        with self._naming():
+            written = write_picture(self.comparison, Path(path))
+        if written:
             return written
         raise ConfigError("frontier", "two variants of a setting with figures", "fewer")
 
@@ -275,13 +293,17 @@ class Report:
         """Write the report as one HTML file."""
         from sepal.cli.report import write_html
         from sepal.server_app.stored_run import Allowed
+        from sepal.study.runs import naming
 
-        return write_html(self.places, Path(path), Allowed(self.code, self.data))
+        with naming(Path(self.places[0])):
+            return write_html(self.places, Path(path), Allowed(self.code, self.data))
 
     def _repr_html_(self) -> str:
         from sepal.cli.report import render
         from sepal.server_app.stored_run import Allowed
         from sepal.study.comparison import read_comparison
+        from sepal.study.runs import naming
 
-        page = html.escape(render(read_comparison(self.places, Allowed(self.code, self.data))))
+        with naming(Path(self.places[0])):
+            page = html.escape(render(read_comparison(self.places, Allowed(self.code, self.data))))
         return f'<iframe srcdoc="{page}" style="width: 100%; height: {HEIGHT}px; border: 0"></iframe>'

@@ -6,6 +6,7 @@ import json
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -39,6 +40,7 @@ def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path, origin: Ori
                 verbose=False,
             )
             model = onnx.load(Path(scratch) / "model.onnx")
+        _leave_out_notes(model)
         facts = {key: json.dumps(getattr(origin, key)) for key in ("columns", "class_names", "mean", "std", "task")}
         onnx.helper.set_model_props(model, facts)
         write_atomically(path, model.SerializeToString())
@@ -46,6 +48,16 @@ def write_onnx(module: torch.nn.Module, x: torch.Tensor, path: Path, origin: Ori
         raise ConfigError("--onnx", "onnx and onnxscript: pip install onnx onnxscript", str(missing)) from None
     except torch.onnx.errors.OnnxExporterError as reason:
         raise ModelError("--onnx", "a model that ONNX can express", _cause(reason)) from None
+
+
+def _leave_out_notes(message: Any) -> None:
+    """Remove the exporter's notes from a protobuf message and all in it: paths and lines of sources on this machine."""
+    for field, value in message.ListFields():
+        if field.name in ("doc_string", "metadata_props"):
+            message.ClearField(field.name)
+        elif field.message_type is not None:
+            for inner in [value] if hasattr(value, "ListFields") else value:
+                _leave_out_notes(inner)
 
 
 def _cause(error: BaseException) -> str:

@@ -187,11 +187,11 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
         if about.get("format") != FORMAT:
             raise ValueError(about.get("format", "no format"))
-        fields: dict[str, Any] = json.loads(about["origin"])
+        fields: dict[str, Any] = dict(json.loads(about["origin"]))
         fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
         origin = Origin(**fields)
         _check_types(origin)
-    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as reason:
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError, RecursionError) as reason:
         raise StateError(str(path), "a model that `sepal export` wrote", str(reason)) from None
     built = {"model": origin.model, "task": origin.task}  # the method is a label here: it is never imported
     check_code(built, allow, "you allow (sepal predict --allow package.module:function)", ModelError)
@@ -229,6 +229,8 @@ def _check_types(origin: Origin) -> None:
         raise ValueError(f"origin.task {origin.task!r}")
     if len(origin.class_names) not in (0, origin.classes) or not all(map(str.isprintable, origin.class_names)):
         raise ValueError(f"origin.class_names without a printable name for each of {origin.classes} classes")
+    if not origin.mean or len(origin.mean) != len(origin.std):
+        raise ValueError("origin.mean and origin.std without a number for each other")
     if len(origin.offset) != len(origin.factor) or (origin.offset and (len(origin.offset),) != origin.shape):
         raise ValueError(f"origin.offset and origin.factor without a number for each of {origin.shape} columns")
     numbers = len(origin.target_mean), len(origin.target_spread)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from sepal.errors import StateError, printable
-from sepal.storage.regular import ROWS, read_text
+from sepal.storage.regular import ROWS, check_parts, read_bytes
 
 Line = Mapping[str, Any]
 
@@ -23,16 +25,19 @@ def read_rows(path: Path) -> list[Line]:
         StateError: A complete line is not a JSON object, or the file is refused (:mod:`sepal.storage.regular`).
     """
     try:
-        *lines, _ = read_text(path, ROWS, within=path.parent).split("\n")
+        data = read_bytes(path, ROWS, within=path.parent)
     except (FileNotFoundError, NotADirectoryError):
         return []
+    check_parts(path, data)
     rows: list[Line] = []
-    for number, line in enumerate(lines, 1):
+    whole = data.count(b"\n")
+    for number, content in enumerate(islice(io.BytesIO(data), whole), 1):  # one line at a time: there may be many
         try:
+            line = content.decode().rstrip("\r\n")
             row = dict(json.loads(line))
             rows.append(row if line.isprintable() and "\\" not in line else cleaned(row))
         except (ValueError, TypeError, RecursionError):
-            raise StateError(f"{path}, line {number}", "a JSON object", line.strip()[:60]) from None
+            raise StateError(f"{path}, line {number}", "a JSON object", repr(content[:60])) from None
     return rows
 
 

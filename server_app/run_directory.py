@@ -199,6 +199,8 @@ def _lock(path: Path) -> FileLock:
     """
     lock = FileLock(path / ".lock")
     try:
+        if (path / ".lock").is_symlink():  # versions of filelock before 3.20.1 empty the file to which it leads
+            raise StateError(str(path / ".lock"), "a file", "a link")
         lock.acquire(timeout=LOCK_PATIENCE)
     except Timeout:
         raise StateError(str(path), "no other process that runs it", "one that has it open") from None

@@ -6,6 +6,7 @@ imports no server code, because clients import it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -281,7 +282,7 @@ def _read(path: str) -> Weights:
     except StateError as reason:
         # Only safetensors: a pickle, also one that torch loads with weights_only, can ask for any amount of memory.
         expected = "a safetensors file, as safetensors.torch.save_file writes it"
-        if not Path(path).exists():
+        if not os.path.exists(path):  # pathlib raises an error for a name that is too long
             raise ConfigError("initial-weights", expected, f"{path}, which does not exist") from None
         if Path(path).suffix in TORCH_FILES:
             expected = f"a safetensors file: {CONVERT.format(path, Path(path).with_suffix('.safetensors'))}"

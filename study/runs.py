@@ -12,10 +12,13 @@ from sepal.errors import ConfigError, StateError
 from sepal.server_app.json_lines import cleaned
 from sepal.server_app.places import IN_PROCESS, default_base
 from sepal.storage.regular import is_regular, read_text
+from sepal.user_modules import in_own_code
 
 if TYPE_CHECKING:
     from sepal.client_app.client_model import ClientModel
 
+# What Python, NumPy and torch raise for values of other types, numbers or shapes than a run writes.
+UNFIT = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 LATEST = 2.0**37  # seconds since 1970: in the year 6325
 EXPORT = "you allow (sepal export --allow package.module:NAME)"
 INDEX = "comparison.json"  # the list of runs in a directory of `sepal compare`
@@ -151,7 +154,8 @@ def model_of(
     flat = stored_config(path) or {}
     check_code(flat, allow, how)
     stored = read_run(path)
-    names = {each["name"] for line in stored.lines for each in line["clients"]}
+    with naming(path):
+        names = {str(each["name"]) for line in stored.lines for each in line["clients"]}
     client = str(client)
     if client not in names and client_name(int(client) if client.isdecimal() else -1) in names:
         client = client_name(int(client))
@@ -162,17 +166,22 @@ def model_of(
     if client not in names:
         few = f"{sorted(names)[0]} … {sorted(names)[-1]}" if names else "none yet"
         raise ConfigError("client", f"a client of {path.name}: {few}", client)
-    return client_model(path, flat, client, view=view)
+    with naming(path):
+        return client_model(path, flat, client, view=view)
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Turn errors from figures of unexpected types into one error that names the run at ``path``.
 
+    An error in the user's own code stays what it is.
+
     Raises:
         StateError: See above.
     """
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as reason:
+    except UNFIT as reason:
+        if in_own_code(reason):
+            raise
         raise StateError(str(path), "figures as a run writes them", f"{type(reason).__name__}: {reason}") from reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import altair as alt
@@ -21,7 +22,7 @@ from sepal.cli.report.figure import (
     named,
     shown,
 )
-from sepal.cli.report.learned import Rows
+from sepal.cli.report.learned import Rows, readers
 from sepal.cli.report.marks import NAMES, client_axis, colour_of, dash_of, name_axis, round_axis, shape_of, short
 from sepal.cli.sizes import size
 from sepal.server_app.about import labels_of
@@ -29,11 +30,11 @@ from sepal.study.comparison import Comparison
 
 FIRST = (frontier.NAME, *curves.NAMES, "clients", "bytes", "labels", "pairs", "seconds", "shift", "capacity", "own")
 ORDER = (*FIRST, *personal.NAMES)
-LABELS = "Which labels each client has"
+LABELS, MASKS = "Which labels each client has", "Masks and labels"
 
 
 def figures(comparison: Comparison, data: Mapping[str, Rows]) -> list[Figure]:
-    """Return the figures for which there is data; and of labels, why there is none."""
+    """Return the figures for which there is data; and of labels and masks, why there is none."""
     made = []
     for name in ORDER:
         source, make = MAKERS[name]
@@ -43,7 +44,19 @@ def figures(comparison: Comparison, data: Mapping[str, Rows]) -> list[Figure]:
             runs = (variant.first.stored for variant in comparison.all_variants())
             if why := next((words for run in runs if (words := labels_of(run).reason)), ""):
                 made.append(Figure("labels", "labels", LABELS, "No figure.", why, {}, (), True))
+        if name == "masks" and (unread := _unread(comparison)):
+            why = f"{', '.join(unread)}: masks follow from the clients' examples, which `sepal report --data` reads."
+            if source in data:
+                made[-1] = replace(made[-1], reading=f"{made[-1].reading} {why}")
+            else:
+                made.append(Figure("masks", "masks", MASKS, "No figure.", why, {}, ()))
     return made
+
+
+def _unread(comparison: Comparison) -> list[str]:
+    """Return the labels of ended runs whose masks need examples that may not be read."""
+    variants = (v for v in comparison.all_variants() if v.first.stored.summary and not v.first.stored.allowed.data)
+    return [v.label for v in variants if (reader := readers(v.method).get("masks")) and reader.examples]
 
 
 @figure("clients", "Accuracy of every client", "cell", "view", "label", main=True)

@@ -13,12 +13,14 @@ import secrets
 import sys
 import webbrowser
 from collections.abc import Sequence
+from pathlib import Path
 
 from sepal.cli.report.page import live_parts, render
 from sepal.cli.report.state import state
 from sepal.errors import ConfigError, SepalError
 from sepal.protocol.listener import Listener, Page
 from sepal.study.comparison import Comparison, read_comparison
+from sepal.study.runs import naming
 
 LOCAL = "127.0.0.1"
 WAITING = (
@@ -82,21 +84,26 @@ class Handler(Page):
     def answer(self) -> None:
         """Answer ``/SECRET/`` with the page, and ``/SECRET/data`` with the parts that change."""
         if (part := self.server.part(self.path)) == "":
-            self._send("text/html; charset=utf-8", self._page())
+            try:
+                self._send("text/html; charset=utf-8", self._page())
+            except SepalError as error:
+                self._send("text/plain; charset=utf-8", str(error))
         elif part == "data":
             self._send("application/json", self._data())
         else:
             self.send_error(404)
 
     def _page(self) -> str:
-        comparison = self.server.read()
-        if any(result.stored.lines for result in comparison.results):
-            return render(comparison, live=True)
-        return WAITING.format(title=html.escape(comparison.title), state="".join(state(comparison)))
+        with naming(Path(self.server.places[0])):
+            comparison = self.server.read()
+            if any(result.stored.lines for result in comparison.results):
+                return render(comparison, live=True)
+            return WAITING.format(title=html.escape(comparison.title), state="".join(state(comparison)))
 
     def _data(self) -> str:
         try:
-            return json.dumps(live_parts(self.server.read()))
+            with naming(Path(self.server.places[0])):
+                return json.dumps(live_parts(self.server.read()))
         except SepalError as error:  # a file that is being written
             return json.dumps({"trouble": str(error)})
 

@@ -5,11 +5,22 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from sepal.errors import DataError
+
 
 def data_directory(data_dir: str | Path) -> Path:
-    """Return ``data_dir`` as an absolute path; if empty, ``$SEPAL_DATA`` or ``~/.cache/sepal/data``."""
+    """Return ``data_dir`` as an absolute path; if empty, ``$SEPAL_DATA`` or ``~/.cache/sepal/data``.
+
+    Raises:
+        DataError: It cannot be a path: its name is too long, its user is not known here, or it may not be looked at.
+    """
     chosen = str(data_dir) or os.environ.get("SEPAL_DATA") or "~/.cache/sepal/data"
-    return Path(chosen).expanduser().absolute()
+    try:
+        path = Path(chosen).expanduser().absolute()
+        path.exists()  # an error of the system, if there is one
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DataError("data-dir", "a directory", getattr(error, "strerror", "") or str(error)) from None
+    return path
 
 
 def cache_directory(data_dir: Path) -> Path:

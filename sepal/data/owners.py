@@ -6,6 +6,7 @@ Of files with a column of owners (``person`` of CSV and NPZ files, ``hf.person``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from sepal.data.splitting import able_owners, dealt_owners
 from sepal.errors import ConfigError
 from sepal.protocol.fields import NAME
 
+NUMBERED = re.compile(r"(client-)?[0-9]+", re.IGNORECASE)
 RULE = "owners whose names differ, also in lower case, and have at most 64 letters a-z, digits, '.', '_' or '-'"
 
 
@@ -93,7 +95,7 @@ def _count(data: Any) -> tuple[int, int]:
 def names_of(data: Any, clients: int) -> tuple[str, ...]:
     """Return the names of the clients of data that is dealt by owners, by number.
 
-    A number becomes ``owner-3``, so that it is not taken for the number of a client.
+    A number becomes ``owner-3``, so that it is not taken for the number of a client, and so does ``client-00003``.
 
     Raises:
         ConfigError: An owner's name cannot be that of a client, which names directories.
@@ -101,7 +103,7 @@ def names_of(data: Any, clients: int) -> tuple[str, ...]:
     """
     spec = replace(data.spec, clients=clients)
     owners = dealt_owners(spec, load(spec.dataset, spec.data_dir, spec.folder))
-    return checked_names([f"owner-{owner}" if str(owner).isdecimal() else str(owner) for owner in owners])
+    return checked_names([f"owner-{owner}" if NUMBERED.fullmatch(str(owner)) else str(owner) for owner in owners])
 
 
 def checked_names(names: Sequence[str]) -> tuple[str, ...]:

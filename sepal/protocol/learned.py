@@ -32,10 +32,12 @@ class Reader:
     Attributes:
         function: ``"module:function"``.
         figure: What is drawn and the paper's figure of it, for the report's text.
+        examples: Whether it computes with clients' examples, so that a report has it with ``--data`` alone.
     """
 
     function: str
     figure: str
+    examples: bool = False
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ _TYPES = {"b": "BOOL", "i": "I", "u": "U", "f": "F"}
 
 
 def read_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], str]:
-    """Return the arrays and the JSON text that :func:`write_tensors` wrote.
+    """Return the arrays and the JSON text, an object, that :func:`write_tensors` wrote.
 
     Raises:
         DamagedError: The file is missing, incomplete, or was changed.
@@ -40,8 +40,11 @@ def read_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], str]:
         _check_digest(path)
         with safe_open(path, "np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return arrays, file.metadata()["sepal"]
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as reason:
+            text = file.metadata()["sepal"]
+        if not isinstance(json.loads(text), dict):
+            raise ValueError("its text is no JSON object")
+        return arrays, text
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError, RecursionError) as reason:
         raise DamagedError(str(path), "a readable state file", f"{type(reason).__name__}: {reason}") from None
 
 

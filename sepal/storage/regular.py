@@ -13,6 +13,7 @@ from sepal.errors import StateError
 
 TEXT = 16 << 20  # bytes, at most, of a file
 ROWS = 1 << 30  # the same of a file with a line for each round or message
+PARTS = 1 << 24  # objects and lists, at most, in such a file: each takes a hundred bytes or more once it is read
 
 
 def read_bytes(path: Path, most: int = TEXT, within: Path | None = None) -> bytes:
@@ -60,6 +61,17 @@ def read_text(path: Path, most: int = TEXT, within: Path | None = None) -> str:
         return read_bytes(path, most, within).decode().replace("\r\n", "\n").replace("\r", "\n")
     except ValueError as reason:
         raise StateError(str(path), "text", reason) from None
+
+
+def check_parts(path: Path, text: str | bytes) -> None:
+    """Refuse JSON of so many objects and lists that a small file would fill the memory.
+
+    Raises:
+        StateError: There are more than ``PARTS``.
+    """
+    count = text.count(b"{") + text.count(b"[") if isinstance(text, bytes) else text.count("{") + text.count("[")
+    if count > PARTS:
+        raise StateError(str(path), f"at most {PARTS:,} objects and lists", "more")
 
 
 def is_regular(path: Path, within: Path | None = None) -> bool:

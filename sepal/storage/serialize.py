@@ -76,7 +76,11 @@ def restore(kind: type[T], arrays: Mapping[str, npt.NDArray[Any]], structure: An
     Raises:
         StateError: The structure does not match the type; the error's key is the path.
     """
-    return typing.cast("T", _restore(kind, structure, arrays, kind.__name__))
+    try:
+        return typing.cast("T", _restore(kind, structure, arrays, kind.__name__))
+    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as reason:  # of a file from elsewhere
+        expected = "a structure that fits its type"
+        raise StateError(kind.__name__, expected, f"{type(reason).__name__}: {reason}") from reason
 
 
 def _restore(hint: Any, node: Any, arrays: Mapping[str, npt.NDArray[Any]], path: str) -> Any:

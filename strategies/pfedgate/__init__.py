@@ -14,7 +14,7 @@ PFedGate = register(
     uses_capacity=True,
     fixed={"precision": "whose knapsack compares gates in float32"},
     learned={
-        "masks": Reader("sepal.strategies.pfedgate.learned:masks", "pFedGate's blocks"),
+        "masks": Reader("sepal.strategies.pfedgate.learned:masks", "pFedGate's blocks", examples=True),
         "vectors": Reader("sepal.strategies.pfedgate.learned:gates", "pFedGate's gates, its Figure 4"),
     },
     defaults={"clip-gradient": 0.0},  # it has a clip of its own

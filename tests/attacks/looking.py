@@ -16,6 +16,7 @@ from sepal.cli.report.data import datasets
 from sepal.cli.report.live import Handler, ReportServer
 from sepal.errors import SepalError
 from sepal.study.comparison import read_comparison
+from sepal.study.runs import UNFIT
 
 
 def command(*words):
@@ -76,7 +77,7 @@ def figures(place):
     """The rows of a report's figures, without drawing them."""
     try:
         return str(datasets(read_comparison([str(place)])))
-    except SepalError as error:
+    except (SepalError, *UNFIT) as error:  # of the latter, `sepal report` makes one line
         return str(error)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import sys
@@ -27,6 +28,7 @@ from sepal.server_app import run_directory
 from sepal.server_app.about import ABOUT, labels_of, write_about
 from sepal.server_app.run_directory import RunDirectory
 from sepal.server_app.stored_run import Allowed, read_run
+from sepal.storage import regular
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import read_comparison
@@ -236,6 +238,63 @@ def test_one_bad_run_does_not_keep_the_others_from_being_listed(tmp_path, monkey
     shown = command("ls", tmp_path)
     assert [name for name in ("good", "odd", "late", "deep") if name not in shown] == []
     assert "complete" in next(line for line in shown.splitlines() if good.name in line)
+
+
+ODD = (None, -1, 1.5, "x", [], [None], {"a": {"b": 1}}, True, 10**400, "9" * 5000)
+FIGURES = ("metrics.jsonl", "ledger.jsonl", "summary.json", "about.json")
+
+
+def places(value, path=()):
+    """Paths of all values in JSON; of lists, those of the first item."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from places(item, (*path, key))
+
+
+def with_odd(value, path, odd):
+    """Return a copy with another value at ``path``."""
+    if not path:
+        return odd
+    copy = value.copy()
+    copy[path[0]] = with_odd(value[path[0]], path[1:], odd)
+    return copy
+
+
+@pytest.mark.parametrize("file", FIGURES)
+def test_figures_of_odd_types_end_in_one_line(file, tmp_path):
+    """In Python and in ``watch --web``, too."""
+    run = planted(tmp_path / "c")
+    path, rng = run / file, random.Random(0)
+    lines = path.read_text().splitlines()
+    for _ in range(25):
+        number = rng.randrange(len(lines))
+        row = json.loads(lines[number])
+        changed_row = with_odd(row, rng.choice(list(places(row))), rng.choice(ODD))
+        path.write_text("\n".join([*lines[:number], json.dumps(changed_row), *lines[number + 1 :]]) + "\n")
+        for name in ("show", "figures", "export", "model", "python", "frontier", "watch --web"):
+            LOOKS[name](run)
+
+
+@pytest.mark.parametrize(("file", "looks"), [("metrics.jsonl", ("show", "python")), ("ledger.jsonl", ("figures",))])
+@pytest.mark.parametrize("row", ["{}\n", f'{{"a": [{"[]," * 1999}[]]}}\n'], ids=["rows", "lists"])
+def test_a_small_file_of_very_many_rows_or_lists_fills_no_memory(row, file, looks, tmp_path, monkeypatch):
+    run = planted(tmp_path / "c")
+    monkeypatch.setattr(regular, "PARTS", 1000)
+    words = "at most 1,000 objects and lists, got more"
+    assert words not in "".join(LOOKS[look](run) for look in looks)
+    (run / file).write_text(row * (1 if "[" in row else 2000))
+    for look in looks:
+        assert words in LOOKS[look](run)
+
+
+@pytest.mark.parametrize("key", PLACES)
+@pytest.mark.parametrize("value", ["9" * 5000, "a\0b", "~nobody-of-tests/x"], ids=["long", "nul", "nobody"])
+def test_a_name_that_no_file_can_have_ends_in_one_line(key, value, tmp_path):
+    run = planted(tmp_path / "c", about=False, **{"dataset": "folder", key: value})
+    for look in READS.values():
+        look(run)
+    command("report", run, "--data")
 
 
 OWN = textwrap.dedent(

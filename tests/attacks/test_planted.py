@@ -31,7 +31,7 @@ from sepal.cli.main import app
 from sepal.cli.report.data import datasets
 from sepal.cli.report.live import ReportServer
 from sepal.cli.report.page import _json, _overview
-from sepal.client_app.portable import Origin, load, save
+from sepal.client_app.portable import FORMAT, Origin, load, save
 from sepal.data.sources.folder import read
 from sepal.errors import ConfigError, DataError, ModelError, StateError
 from sepal.models.weights import read_weights
@@ -136,6 +136,20 @@ UNFIT = [
 def test_a_model_file_whose_tensors_do_not_fit_is_refused_in_one_line(networks, tmp_path):
     save(tmp_path / "m.safetensors", origin(), networks)
     with pytest.raises(ModelError, match="model: expected tensors and numbers that fit digits-cnn"):
+        load(tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "3", "", "[" * 60_000, '{"a":' * 60_000])
+def test_a_model_file_whose_origin_is_no_table_is_refused_in_one_line(text, tmp_path):
+    save_file(WEIGHTS, tmp_path / "m.safetensors", {"format": FORMAT, "origin": text})
+    with pytest.raises(StateError, match="expected a model that `sepal export` wrote"):
+        load(tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize("keys", [{"mean": ()}, {"std": ()}, {"mean": (), "std": ()}, {"mean": (0.5, 0.5)}])
+def test_a_model_file_without_mean_or_spread_is_refused_in_one_line(keys, tmp_path):
+    save(tmp_path / "m.safetensors", origin(**keys), [WEIGHTS])
+    with pytest.raises(StateError, match=r"origin\.mean and origin\.std"):
         load(tmp_path / "m.safetensors")
 
 
@@ -344,7 +358,8 @@ def test_data_that_cannot_be_predicted_on_is_refused_in_one_line(content, tmp_pa
         file.write_bytes(content)
     result = sepal("predict", model(tmp_path / "m.safetensors"), file)
     assert result.exit_code == 2, result.output
-    assert result.output.startswith("sepal: data: expected")
+    assert result.output.startswith(("sepal: data: expected", f"sepal: {file}: expected"))
+    assert result.output.count("\n") == 1
 
 
 def test_images_and_arrays_that_are_too_large_are_refused_in_one_line(tmp_path):

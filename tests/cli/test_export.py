@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from sepal import cli
 from sepal.api.results import Run
 from sepal.cli.main import app
 from sepal.client_app.client_model import write_model
@@ -160,7 +163,7 @@ def test_predict_labels_images_and_arrays_alike(runs, tmp_path):
             "client: expected a client of fedpse: client-00000 … client-00001, got client-7",
         ),
         (["export", "none", "client-00000"], "run: expected a run directory"),
-        (["predict", "model", "none.npz"], "data: expected an .npz with x, got none.npz"),
+        (["predict", "model", "none.npz"], "none.npz: expected an .npz with x, got"),
         (
             ["predict", "model", "empty"],
             "data: expected an .npz with x, a .csv, or .png, .jpg or .npy files",
@@ -205,6 +208,18 @@ def test_onnx_gives_the_same_logits(runs, tmp_path):
     about = session.get_modelmeta().custom_metadata_map
     assert json.loads(about["class_names"]) == list(found.origin.class_names)
     assert json.loads(about["std"]) == list(found.origin.std)
+
+
+def test_no_exported_file_names_a_path_of_this_machine(runs, tmp_path):
+    """torch's exporter notes for each node of an ONNX file where its source is."""
+    pytest.importorskip("onnxscript")
+    result = sepal("export", runs / "fedpse", "client-00000", "--out", tmp_path / "model.safetensors", "--onnx")
+    assert result.exit_code == 0, result.output
+    homes = {Path.home(), Path.cwd(), tmp_path, runs, Path(cli.__file__).parent, Path(torch.__file__).parent}
+    for file in ("model.safetensors", "model.onnx"):
+        content = (tmp_path / file).read_bytes()
+        assert [home for home in homes if len(home.parts) > 1 and str(home).encode() in content] == [], file
+        assert b".py" not in content, file
 
 
 def test_predict_prints_the_names_of_classes(runs, tmp_path):

@@ -144,6 +144,15 @@ def test_figures_about_masks_and_gates_have_the_rows_that_they_need(learned):
     assert pruned[3] > pruned[2] > 0
 
 
+def test_a_report_without_the_data_says_that_masks_of_gates_need_it(learned):
+    words = "pfedgate: masks follow from the clients' examples, which `sepal report --data` reads."
+    alone, together = [str(learned.parent / "pfedgate")], [str(learned.parent)]
+    for places, data, said in ((alone, False, 1), (together, False, 1), (alone, True, 0), (together, True, 0)):
+        text = html.unescape(render(read_comparison(places, Allowed(data=data))))
+        assert text.count(words) == said, (places, data)
+    assert "masks follow" not in render(read_comparison([str(learned.parent / "dmpfl")]))
+
+
 def test_figures_about_masks_are_there_without_the_data_but_for_gates_which_need_it(learned):
     rows, whole = (datasets(read_comparison([str(learned.parent)], Allowed(data=data))) for data in (False, True))
     assert {row["label"] for row in rows["masks"]} == {"dmpfl", "subfedavg"}

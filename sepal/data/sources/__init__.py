@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import stat
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -128,6 +129,9 @@ def _reader(name: str) -> Reader:
 
 def _state(files: list[Path], directory: Path) -> str:
     stats, home = [(path, path.stat()) for path in files], home_of(directory)
+    plain = (stat.S_IFREG, stat.S_IFDIR)  # a pipe or a device might never end
+    if odd := next((path for path, facts in stats if stat.S_IFMT(facts.st_mode) not in plain), None):
+        raise DataError(str(odd), "a regular file", "a pipe or a device")
     return cache.key_of("state", [[str(p.relative_to(home)), s.st_size, s.st_mtime_ns] for p, s in stats])
 
 

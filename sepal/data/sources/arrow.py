@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import mmap
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+import struct
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from numpy.typing import NDArray
-from pyarrow import types
+from pyarrow import compute, types
 
+from sepal.data.sources.reading import Unpacked, reading
 from sepal.data.sources.table import check_names
 from sepal.errors import DataError, one_line
 
@@ -28,7 +30,14 @@ INDEX = re.compile(r"__index_level_[0-9]+__")  # pandas' names of columns that n
 PARTS, PART = "dataset_dict.json", "state.json"  # the library's lists of a data set's parts, and of a part's files
 METADATA = b"huggingface"
 READ = {"Value", "ClassLabel", "Image", "List", "LargeList", "Sequence", *(f"Array{axes}D" for axes in range(2, 6))}
-BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, NotImplementedError, RecursionError, MemoryError)
+BATCH = 1 << 30  # bytes of texts that rows read together may have; each may be the longest of the file
+ROWS = (16, 1 << 16)  # read together, at least and at most
+CELL = 8  # bytes of a cell that takes none in the file, such as one of a column without values
+RECORD_BATCH, DICTIONARY_BATCH = 3, 2  # types of messages in Arrow's Message.fbs
+READABLE_TYPES = (
+    types.is_integer, types.is_floating, types.is_boolean, types.is_string, types.is_large_string, types.is_binary,
+    types.is_large_binary,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -51,11 +60,26 @@ class Part:
         return list(self.table.column_names)
 
     def column(self, name: str) -> Any:
-        """Return a column as a ``pyarrow.ChunkedArray`` of Arrow's own types, without dictionaries."""
+        """Return a column as a ``pyarrow.ChunkedArray`` of Arrow's own types, without dictionaries.
+
+        Raises:
+            DataError: A dictionary holds far more than its file.
+        """
+        column = self._stored(name)
+        if not types.is_dictionary(column.type):
+            return column
+        unpacked = Unpacked(f"column {name}", self.table.nbytes)
+        for chunk in column.chunks:
+            if _is_text(column.type.value_type) or _is_binary(column.type.value_type):
+                lengths = compute.binary_length(chunk.dictionary).take(chunk.indices)
+                unpacked.add(compute.sum(lengths).as_py() or 0)
+        return column.cast(column.type.value_type)
+
+    def _stored(self, name: str) -> Any:
         column = self.table.column(name)
         if isinstance(column.type, pa.BaseExtensionType):
-            column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
-        return column.cast(column.type.value_type) if types.is_dictionary(column.type) else column
+            return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+        return column
 
     def cells(self, name: str) -> list[Any]:
         """Return a column's cells as numbers, texts, bytes, lists and dicts; None where there is nothing."""
@@ -73,28 +97,49 @@ class Part:
     def kind(self, name: str) -> str:
         """Return the type of a column in words: one that only a library could decode, or else Arrow's."""
         strange = [kind for kind in self.kinds.get(name, ()) if kind not in READ]
-        return strange[0] if strange else str(self.column(name).type)
+        return strange[0] if strange else str(self._stored(name).type)
 
     def is_strange(self, name: str) -> bool:
-        """Return whether a column holds what only a library could decode, such as audio or video."""
-        return not READ.issuperset(self.kinds.get(name, ()))
+        """Return whether a column holds what only a library could decode, such as audio, or is of an unusual type."""
+        return not READ.issuperset(self.kinds.get(name, ())) or not _is_readable(_plain_type(self._stored(name).type))
 
     def is_image(self, name: str) -> bool:
         """Return whether a column's cells are ``{"bytes", "path"}``, as those of images are."""
-        kind = self.column(name).type
+        kind = self._stored(name).type
         field = kind.get_field_index("bytes") if types.is_struct(kind) else -1
         return field >= 0 and not self.is_strange(name) and _is_binary(kind.field(field).type)
 
     def is_number(self, name: str) -> bool:
         """Return whether a column holds numbers that are no classes."""
-        kind = self.column(name).type
+        kind = self._stored(name).type
         plain = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
         return plain and self.kinds.get(name, ("Value",)) == ("Value",)
 
     def is_text(self, name: str) -> bool:
         """Return whether a column holds texts."""
-        kind = self.column(name).type
-        return bool(types.is_string(kind) or types.is_large_string(kind))
+        kind = self._stored(name).type
+        return _is_text(_plain_type(kind))
+
+
+def _is_readable(kind: Any) -> bool:
+    """Return whether each cell of a type takes memory of its own.
+
+    Views may share it, and runs, columns without values and structs without fields take none: a small file may have
+    more cells of these than fit in any memory.
+    """
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _is_readable(kind.value_type)
+    if types.is_struct(kind):
+        return kind.num_fields > 0 and all(_is_readable(field.type) for field in kind)
+    return any(is_of_kind(kind) for is_of_kind in READABLE_TYPES)
+
+
+def _plain_type(kind: Any) -> Any:
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _is_binary(kind: Any) -> bool:
@@ -112,11 +157,8 @@ def read_parts(directory: Path, files: Sequence[Path], part_of: Callable[[Path],
     Raises:
         DataError: A file is damaged, names files elsewhere, or has other columns than those of the same part.
     """
-    try:
+    with reading(str(directory), "a directory of save_to_disk, or with Parquet files of the same columns"):
         return _read_parts(directory, files, part_of)
-    except BROKEN as error:
-        expected = "a directory of save_to_disk, or with Parquet files of the same columns"
-        raise DataError(str(directory), expected, one_line(f"{type(error).__name__}: {error}", 160)) from error
 
 
 def _read_parts(directory: Path, files: Sequence[Path], part_of: Callable[[Path], str]) -> dict[str, Part]:
@@ -156,13 +198,73 @@ def _plain(key: Path, names: Sequence[Any], what: str, present: Collection[Path]
 
 
 def _parquet(path: Path) -> Any:
-    with path.open("rb") as file, pq.ParquetFile(file) as table:
-        return table.read()
+    with path.open("rb") as file, pq.ParquetFile(file) as stored:
+        rows = list(batches(path, stored))
+        table = pa.Table.from_batches(rows) if rows else stored.schema_arrow.empty_table()
+        return table.replace_schema_metadata(stored.schema_arrow.metadata)
+
+
+def batches(path: Path, stored: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """Yield the rows of a ``pyarrow.parquet.ParquetFile`` in batches, as long as they are not out of measure.
+
+    Args:
+        path: Its path.
+        stored: The file.
+        columns: Those to read; None: all.
+
+    Raises:
+        DataError: It holds far more than its bytes.
+    """
+    unpacked, metadata = Unpacked(str(path), path.stat().st_size), stored.metadata
+    chunks = (
+        metadata.row_group(group).column(place)
+        for group in range(metadata.num_row_groups)
+        for place in range(metadata.num_columns)
+    )
+    texts = (chunk.total_uncompressed_size for chunk in chunks if chunk.physical_type == "BYTE_ARRAY")
+    least, most = ROWS
+    for batch in stored.iter_batches(min(most, max(least, BATCH // max(1, *texts, 1))), columns=columns):
+        unpacked.add(max(batch.nbytes, CELL * batch.num_rows * batch.num_columns))
+        yield batch
 
 
 def _stream(path: Path) -> Any:
     with path.open("rb") as file:  # pyarrow takes no name that the locale lacks; the table keeps the file mapped
-        return pa.ipc.open_stream(pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))).read_all()
+        content = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    unpacked = Unpacked(str(path), len(content))
+    for message in pa.ipc.MessageReader.open_stream(content):
+        if _is_compressed(bytes(message.metadata)):  # save_to_disk writes none; pyarrow would unpack one whole
+            raise DataError(str(path), "batches that are not compressed", "compressed ones")
+    batches = []
+    with pa.ipc.open_stream(content) as stream:
+        for batch in stream:
+            unpacked.add(max(batch.nbytes, CELL * batch.num_rows * batch.num_columns))
+            batches.append(batch)
+        return pa.Table.from_batches(batches, stream.schema)
+
+
+def _is_compressed(message: bytes) -> bool:
+    """Return whether a message of Arrow's streams holds a compressed batch (Message.fbs and flatbuffers' encoding)."""
+
+    def field(table: int, number: int) -> int:
+        """Return where a table's field is; 0 if it has none."""
+        entries = table - struct.unpack_from("<i", message, table)[0]
+        if 4 + 2 * number >= struct.unpack_from("<H", message, entries)[0]:
+            return 0
+        offset: int = struct.unpack_from("<H", message, entries + 4 + 2 * number)[0]
+        return table + offset if offset else 0
+
+    def follow(place: int) -> int:
+        return place + int(struct.unpack_from("<I", message, place)[0])
+
+    root = follow(0)
+    kind = field(root, 1)
+    if not kind or message[kind] not in (RECORD_BATCH, DICTIONARY_BATCH):
+        return False
+    batch = follow(field(root, 2))
+    if message[kind] == DICTIONARY_BATCH:
+        batch = follow(field(batch, 1))
+    return field(batch, 3) > 0
 
 
 def _joined(tables: Sequence[Any]) -> Part:

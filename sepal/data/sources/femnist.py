@@ -21,9 +21,12 @@ from numpy.typing import NDArray
 from sepal.data.catalogue import CATALOGUE
 from sepal.data.examples import Source
 from sepal.data.sources.images import Look, from_cell
+from sepal.data.sources.reading import Unpacked, reading
 from sepal.errors import DataError
 
 _WHERE = "femnist/{train,test}/*.json (LEAF), or femnist/*.parquet (flwrlabs/femnist on Hugging Face)"
+
+SIDE = 28  # pixels
 
 
 class _Rows(NamedTuple):
@@ -64,17 +67,13 @@ def _json(home: Path, part: str) -> list[Path]:
 
 def _leaf(path: Path) -> Iterator[_Rows]:
     """Yield the rows of each writer in one of LEAF's files."""
-    try:
+    with reading(str(path), "LEAF's JSON with users and user_data"):
         content = json.loads(path.read_text(encoding="utf-8"))
         writers = [(str(user), content["user_data"][user]) for user in content["users"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(str(path), "LEAF's JSON with users and user_data", f"{type(error).__name__} {error}") from error
     for writer, data in writers:
-        try:
+        with reading(f"{path} {writer}", "x of 784 values each, and y"):
             x = np.asarray(data["x"], dtype=np.float64).reshape(-1, 28, 28)
-            y = np.asarray(data["y"], dtype=np.int64)
-        except (KeyError, ValueError, TypeError) as error:
-            raise DataError(f"{path} {writer}", "x of 784 values each, and y", f"{error}") from error
+            y = np.asarray(data["y"], dtype=np.int64).reshape(-1)
         if x.size and not (x.min() >= 0 and x.max() <= 1):
             raise DataError(f"{path} {writer}", "grey values from 0 to 1", f"{x.min()} to {x.max()}")
         if len(y):
@@ -85,19 +84,26 @@ def _parquet(path: Path) -> Iterator[_Rows]:
     """Yield the rows of a Parquet file in batches."""
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-    look, row = Look(channels=1), 0
-    try:
-        with path.open("rb") as stored, pq.ParquetFile(stored) as file:
-            for batch in file.iter_batches(4096, columns=["image", "writer_id", "character"]):
-                columns = batch.to_pydict()
-                cells = enumerate(columns["image"], row)
-                images = [from_cell(f"{path}, row {number}, column image", cell, look) for number, cell in cells]
-                row += len(images)
-                y = np.asarray(columns["character"], dtype=np.int64)
-                yield _checked(str(path), np.stack(images), y, np.asarray(columns["writer_id"], dtype=str))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        expected = "Parquet with image, writer_id and character"
-        raise DataError(str(path), expected, f"{type(error).__name__} {error}") from error
+    from sepal.data.sources.arrow import batches
+
+    row, unpacked = 0, Unpacked(str(path), path.stat().st_size)
+    expected = "Parquet with image, writer_id and character"
+    with reading(str(path), expected), path.open("rb") as stored, pq.ParquetFile(stored) as file:
+        for batch in batches(path, file, ["image", "writer_id", "character"]):
+            columns = batch.to_pydict()
+            cells = enumerate(columns["image"], row)
+            unpacked.add(SIDE**2 * batch.num_rows)
+            images = [_image(f"{path}, row {number}, column image", cell) for number, cell in cells]
+            row += len(images)
+            y = np.asarray(columns["character"], dtype=np.int64)
+            yield _checked(str(path), np.stack(images), y, np.asarray(columns["writer_id"], dtype=str))
+
+
+def _image(key: str, cell: Any) -> NDArray[Any]:
+    image = from_cell(key, cell, Look(channels=1))
+    if image.shape != (SIDE, SIDE):
+        raise DataError(key, "an image of 28 × 28", image.shape)
+    return image
 
 
 def _checked(key: str, x: NDArray[np.uint8], y: NDArray[np.int64], writer: NDArray[Any]) -> _Rows:

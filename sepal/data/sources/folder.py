@@ -26,7 +26,6 @@ used unchanged, with images as ``(C, H, W)``. Other integers ``(n, length)`` are
 from __future__ import annotations
 
 import math
-import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +42,7 @@ from sepal.data.incoming import MOST_CLASSES, checked_examples, checked_pixels, 
 from sepal.data.locations import home_of
 from sepal.data.schema import FILE, Schema, classes_of, reading, schema_of
 from sepal.data.sources.images import EXAMPLES, FILES, IMAGES, Look, check_alike, counted, left_out, read_example
+from sepal.data.sources.reading import Unpacked, load_arrays
 from sepal.data.sources.table import Roles, Table, count_gaps, read_table
 from sepal.errors import DataError
 from sepal.protocol.tasks.learning import CLASSIFICATION
@@ -144,11 +144,7 @@ def task_of(keys: FolderSettings) -> str:
 
 
 def _npz(path: Path, keys: FolderSettings) -> Source:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            given = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
-        raise DataError(str(path), "an npz file without pickled objects", str(error)) from error
+    given = load_arrays(path, "an npz file without pickled objects")
     y, person = keys.label or "y", keys.person or "person"
     if not {"x", y} <= set(given) or ("x_test" in given) != (f"{y}_test" in given):
         expected = f"x and {y}, and x_test with {y}_test or neither"
@@ -316,6 +312,7 @@ def _read_part(
     """Return the examples of a directory of classes, and the errors of the files that are left out."""
     arrays, labels, bad = [], [], list[DataError]()
     look = Look(keys.size, keys.channels)
+    unpacked = Unpacked(str(home), sum(path.stat().st_size for folder in folders for path in _members(folder.path)))
     for folder in folders:
         for path in _members(folder.path):
             try:
@@ -326,6 +323,7 @@ def _read_part(
                     raise DataError(error.key, expected, error.got) from error
                 bad.append(error)
                 continue
+            unpacked.add(arrays[-1].nbytes)
             labels.append(names.index(folder.label))
     if not arrays:
         raise DataError(str(home), f"{FILES} in its sub-directories", "none that can be read" if bad else "none")

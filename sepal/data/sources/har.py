@@ -7,7 +7,6 @@ person is a client. All windows are pooled, and a fraction of each client's data
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from sepal.data.catalogue import CATALOGUE
 from sepal.data.examples import Labels, Source
+from sepal.data.sources.reading import load_arrays, reading
 from sepal.errors import DataError
 
 UCI = "UCI HAR Dataset"
@@ -48,12 +48,10 @@ def read(directory: Path) -> Source:
 
 
 def _packed(path: Path) -> tuple[NDArray[Any], Labels, Labels]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            x, y, subject = arrays["x"], arrays["y"], arrays["subject"]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise DataError(str(path), "an npz file with x, y and subject", str(error)) from error
-    return x.astype(np.float32), y.astype(np.int64), subject.astype(np.int64)
+    expected = "an npz file with x, y and subject"
+    arrays = load_arrays(path, expected)
+    with reading(str(path), expected):
+        return arrays["x"].astype(np.float32), arrays["y"].astype(np.int64), arrays["subject"].astype(np.int64)
 
 
 def _published(directory: Path) -> tuple[NDArray[Any], Labels, Labels]:

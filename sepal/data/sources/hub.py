@@ -35,6 +35,7 @@ from sepal.data.schema import Column, Schema
 from sepal.data.sources.arrow import INDEX, PART, PARTS, Part, read_parts
 from sepal.data.sources.folder import source_of, table_of, task_of
 from sepal.data.sources.images import Look, check_alike, from_cell
+from sepal.data.sources.reading import Unpacked, reading
 from sepal.data.sources.table import check_width, refuse_gaps
 from sepal.errors import DataError, one_line
 from sepal.protocol.numbers import check_whole
@@ -71,7 +72,9 @@ def local_copy(name: str, data_dir: str | Path) -> Path:
 
 def _download(name: str, place: Path) -> None:
     """Write a data set of the hub to ``place``, whole or not at all."""
-    if Path(name).expanduser().is_dir():  # the library would take it, and not look for the name on the hub
+    with reading("hf.name", "OWNER/NAME of the Hugging Face hub"):
+        here = Path(name).expanduser().is_dir()
+    if here:  # the library would take it, and not look for the name on the hub
         words = f"a name on the hub; a local copy is data-dir = {name} (in Python data_dir=) without hf.name"
         raise DataError("hf.name", words, f"{name}, a directory")
     expected = f"{name} from the Hugging Face hub, or without hf.name a local copy in data-dir"
@@ -156,7 +159,8 @@ def read(directory: Path, keys: FolderSettings | None = None) -> Source:
     for key, name, usual in (("hf.validation", keys.hf.validation, "validation"), ("hf.test", keys.hf.test, "test")):
         if name and name not in parts and name != usual:
             raise DataError(key, f"one of {', '.join(sorted(parts))}, or nothing", name)
-    source = _source(str(directory), {name: parts[name] for name in _read(keys) if name in parts}, keys)
+    with reading(str(directory), f"columns of {READABLE}, and labels"):
+        source = _source(str(directory), {name: parts[name] for name in _read(keys) if name in parts}, keys)
     others = [f"{name} ({len(part.table):,} rows)" for name, part in sorted(parts.items()) if name not in _read(keys)]
     notes = (f"hf.train, hf.validation, hf.test: parts that are not read: {', '.join(others)}",) if others else ()
     if source.validation_count:
@@ -181,12 +185,8 @@ def _source(key: str, parts: dict[str, Part], keys: HubReading) -> Source:
     """Return the examples of the parts; columns and classes are those of the training part."""
     hub, task = keys.hf, task_of(keys)
     train, test = parts[hub.train], parts.get(hub.test)
-    for name in (hub.label, *hub.columns, *filter(None, [hub.person])):
-        for part in parts.values():
-            if name not in part.names:
-                raise DataError("hf.label, hf.inputs, hf.person", f"columns among {', '.join(part.names)}", name)
-            if part.is_strange(name):
-                raise DataError(f"{key}, column {name}", READABLE, part.kind(name))
+    for name, part in parts.items():
+        _check_part(f"{key} {name}", part, hub)
     if hub.person and test is not None:
         raise DataError("hf.person", "no test part, as each person's own is held out (hf.test)", hub.test)
     check_width(key, len(train.names))
@@ -215,6 +215,17 @@ def _source(key: str, parts: dict[str, Part], keys: HubReading) -> Source:
         facts: dict[str, Any] = {"names": names, "task": task, "notes": notes, "validation": validation}
         found = source_of(key, pairs[hub.train], pairs.get(hub.test), people, **facts)
     return replace(found, info=replace(found.info, name="hf"))
+
+
+def _check_part(key: str, part: Part, hub: HubSettings) -> None:
+    """Raise a DataError if a part has no rows, or lacks a column, or if only a library could decode one."""
+    if not len(part.table):
+        raise DataError(key, "at least one row", "none")
+    for name in (hub.label, *hub.columns, *filter(None, [hub.person])):
+        if name not in part.names:
+            raise DataError("hf.label, hf.inputs, hf.person", f"columns among {', '.join(part.names)}", name)
+        if part.is_strange(name):
+            raise DataError(f"{key}, column {name}", READABLE, part.kind(name))
 
 
 def _inputs(part: Part, hub: HubSettings) -> list[str]:
@@ -250,13 +261,16 @@ def _x(key: str, part: Part, columns: Sequence[str], look: Look) -> NDArray[Any]
     (name,) = columns
     if part.is_image(name):
         cells = enumerate(cell.as_py() for cell in part.column(name))
-        arrays = [from_cell(f"{key}, row {row}, column {name}", cell, look) for row, cell in cells]
+        unpacked, arrays = Unpacked(key, part.table.nbytes), []
+        for row, cell in cells:
+            arrays.append(from_cell(f"{key}, row {row}, column {name}", cell, look))
+            unpacked.add(arrays[-1].nbytes)
         check_alike(key, arrays)
         return np.stack(arrays)
     try:
         found = np.asarray(part.cells(name))
         return found.astype(np.int64 if found.dtype.kind in "iu" else np.float64)
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # of NumPy or pyarrow
         raise DataError(f"{key}, column {name}", READABLE, part.kind(name)) from error
 
 

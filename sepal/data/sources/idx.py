@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import math
 import struct
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from sepal.data.catalogue import CATALOGUE
 from sepal.data.examples import Source
+from sepal.data.sources.reading import Unpacked, reading
 from sepal.data.sources.torchvision_import import download
 from sepal.errors import DataError
 
@@ -83,10 +83,8 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     Raises:
         DataError: The file is not gzip despite its name, not idx, not uint8, or truncated.
     """
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(str(path), "a readable idx file", str(error)) from error
+    with reading(str(path), "a readable idx file"):
+        data = _unzipped(path) if path.suffix == ".gz" else path.read_bytes()
     if len(data) < 4 or data[:3] != b"\0\0\x08" or len(data) < 4 + 4 * data[3]:
         raise DataError(str(path), "an idx header of uint8 (00 00 08 axes)", data[:8].hex(" "))
     axes = data[3]
@@ -94,7 +92,17 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     body = len(data) - 4 - 4 * axes
     if body != math.prod(shape):
         raise DataError(str(path), f"{math.prod(shape)} bytes of data after the header", f"{body} bytes")
-    return np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * axes).reshape(shape)
+    with reading(str(path), "a readable idx file"):  # it may say that it has more axes than NumPy allows
+        return np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * axes).reshape(shape)
+
+
+def _unzipped(path: Path) -> bytes:
+    unpacked, blocks = Unpacked(str(path), path.stat().st_size), []
+    with gzip.open(path) as file:
+        while block := file.read(2**20):
+            unpacked.add(len(block))
+            blocks.append(block)
+    return b"".join(blocks)
 
 
 def _check(

@@ -6,7 +6,6 @@ All images of data sets are decoded by one function here, :func:`decoded`, from 
 from __future__ import annotations
 
 import io
-import struct
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,16 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepal.data.examples import PIXELS
+from sepal.data.sources.reading import load_array, reading
 from sepal.errors import DataError
+from sepal.storage.regular import check_regular
 
 IMAGES = (".png", ".jpg", ".jpeg")
 EXAMPLES = (*IMAGES, ".npy")  # a file's suffix, in lower case
 FILES = ".png, .jpg or .npy files"
+IMAGE = "a PNG or JPEG image"
 ORIENTATION = 0x0112  # EXIF's tag
 GREY_16 = ("I", "I;16", "I;16B", "I;16L")  # PIL's modes of 16-bit grey PNG files, of which some versions say I
 FORMATS = ("PNG", "JPEG")  # other decoders of PIL are never started; that of EPS runs Ghostscript
 MOST_PIXELS = 2**26  # 8,192 × 8,192, more than a camera of 64 megapixels takes
 MOST_BYTES = 4 * MOST_PIXELS  # of an image file; more than the pixels themselves take
+MOST_SCANNED = 2**33  # pixels over all scans of a JPEG file, each of which passes over all of them; some seconds' work
+SCAN = b"\xff\xda"  # begins a scan
 NAMED, KINDS = 3, 4  # files and kinds of files that a message names, at most
 
 
@@ -51,17 +55,16 @@ def read_example(path: Path, look: Look = AS_IS) -> NDArray[Any]:
     Raises:
         DataError: The file cannot be read.
     """
-    return _image(path, look) if path.suffix.lower() in IMAGES else _npy(path)
+    return _image(path, look) if path.suffix.lower() in IMAGES else load_array(path)
 
 
 def _image(path: Path, look: Look) -> NDArray[Any]:
-    try:
+    with reading(str(path), IMAGE):
+        check_regular(path)
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise DataError(str(path), "a PNG or JPEG image", str(error)) from error
     if len(content) > MOST_BYTES:
-        raise DataError(str(path), f"a PNG or JPEG image of at most {MOST_BYTES:,} bytes", "more")
+        raise DataError(str(path), f"{IMAGE} of at most {MOST_BYTES:,} bytes", "more")
     return decoded(str(path), content, look)
 
 
@@ -85,19 +88,28 @@ def decoded(key: str, content: bytes, look: Look = AS_IS) -> NDArray[Any]:
     It is upright: a JPEG's EXIF data may say how far to rotate its pixels.
 
     Raises:
-        DataError: It is none, or has more than ``MOST_PIXELS``; ``key`` says where it is from.
+        DataError: It is none, has more than ``MOST_PIXELS``, or more than ``MOST_SCANNED`` over all scans; ``key`` says
+            where it is from.
     """
     from PIL import Image
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our limit is lower
+    with reading(key, IMAGE), warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our limit is lower
+        try:
             with Image.open(io.BytesIO(content), formats=FORMATS) as stored:
+                _check_scans(key, content, stored)
                 return as_array(key, stored, look)
-    except Image.DecompressionBombError as error:
-        raise DataError(key, f"a PNG or JPEG image of at most {MOST_PIXELS:,} pixels", str(error)) from error
-    except (OSError, ValueError, SyntaxError, struct.error) as error:
-        raise DataError(key, "a PNG or JPEG image", str(error)) from error
+        except Image.DecompressionBombError as error:
+            raise DataError(key, f"{IMAGE} of at most {MOST_PIXELS:,} pixels", str(error)) from error
+
+
+def _check_scans(key: str, content: bytes, stored: Any) -> None:
+    """Raise a DataError for a JPEG file of very many scans: a scan takes a dozen bytes and as long as an image."""
+    if stored.format == "PNG":
+        return
+    scans, most = content.count(SCAN), MOST_SCANNED // max(1, stored.width * stored.height)
+    if scans > most:
+        raise DataError(key, f"a JPEG image of this size with at most {most:,} scans", f"{scans:,}")
 
 
 def as_array(key: str, stored: Any, look: Look) -> NDArray[Any]:
@@ -114,7 +126,7 @@ def as_array(key: str, stored: Any, look: Look) -> NDArray[Any]:
     if stored.width * stored.height > MOST_PIXELS:  # before anything is decoded
         size = f"{stored.width:,} × {stored.height:,}"
         raise DataError(key, f"an image of at most {MOST_PIXELS:,} pixels", size)
-    try:
+    with reading(key, IMAGE):
         image = stored  # copied only where that changes it: a large one takes hundreds of megabytes
         if stored.getexif().get(ORIENTATION, 1) != 1:
             image = ImageOps.exif_transpose(stored)
@@ -127,8 +139,6 @@ def as_array(key: str, stored: Any, look: Look) -> NDArray[Any]:
         for mode in modes:
             image = image if image.mode == mode else image.convert(mode)
         return np.asarray(_fitted(image, look))
-    except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
-        raise DataError(key, "a PNG or JPEG image", str(error)) from error
 
 
 def _check_mode(key: str, image: Any) -> None:
@@ -161,13 +171,6 @@ def _grey_16(key: str, image: Any, look: Look) -> NDArray[np.uint16]:
         floats = np.asarray(_fitted(Image.fromarray(pixels.astype(np.float32)), look))
         pixels = np.clip(np.rint(floats), 0, PIXELS["uint16"]).astype(np.uint16)
     return np.repeat(pixels[..., None], 3, axis=2) if look.channels == 3 else pixels
-
-
-def _npy(path: Path) -> NDArray[Any]:
-    try:
-        return np.asarray(np.load(path, allow_pickle=False))
-    except (OSError, ValueError, EOFError, MemoryError) as error:
-        raise DataError(str(path), "a .npy array without pickled objects", str(error)) from error
 
 
 def check_alike(key: str, arrays: Sequence[NDArray[Any]]) -> None:

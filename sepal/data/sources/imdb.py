@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from sepal.data.catalogue import CATALOGUE, IMDB_LENGTH, IMDB_VOCABULARY, PAD, SPECIALS, UNKNOWN
 from sepal.data.examples import Source
+from sepal.data.sources.reading import reading
 from sepal.errors import DataError
+from sepal.storage.regular import check_regular
 
 _WORD = re.compile(r"[a-z0-9']+")
 _BREAK = re.compile(r"<br\s*/?>")
@@ -76,7 +78,6 @@ def _reviews(folder: Path) -> list[Path]:
 
 
 def _words(path: Path) -> list[str]:
-    try:
+    with reading(str(path), "a readable review"):
+        check_regular(path)
         return tokenize(path.read_text(encoding="utf-8", errors="replace"))
-    except OSError as error:
-        raise DataError(str(path), "a readable review", str(error)) from error

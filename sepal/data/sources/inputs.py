@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from sepal.config.data import split_names
 from sepal.data.examples import PIXELS
 from sepal.data.schema import Schema
 from sepal.data.sources.images import AS_IS, EXAMPLES, Look, check_alike, left_out, read_example
+from sepal.data.sources.reading import Unpacked, load_arrays
 from sepal.data.sources.table import Roles, read_table
 from sepal.errors import DataError, one_line
 
@@ -89,11 +89,14 @@ def read_inputs(
 def _read_all(files: Sequence[Path], look: Look) -> tuple[list[tuple[Path, npt.NDArray[Any]]], list[DataError]]:
     """Return the files that can be read with their examples, and the errors of the others."""
     found, bad = list[tuple[Path, npt.NDArray[Any]]](), list[DataError]()
+    unpacked = Unpacked(str(files[0].parent), sum(file.stat().st_size for file in files))
     for file in files:
         try:
             found.append((file, read_example(file, look)))
         except DataError as error:
             bad.append(error)
+        else:
+            unpacked.add(found[-1][1].nbytes)
     return found, bad
 
 
@@ -103,13 +106,10 @@ def numbered(examples: npt.NDArray[np.generic]) -> list[str]:
 
 
 def _read_npz(path: Path, numbers: bool = False) -> Inputs:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            x, y = arrays["x"], arrays.get("y")
-        if not x.ndim:
-            raise ValueError("x is a single number")
-    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as reason:
-        raise DataError("data", "an .npz with x", f"{path}: {reason}") from None
+    arrays = load_arrays(path, "an .npz with x", ("x", "y"))
+    x, y = arrays.get("x"), arrays.get("y")
+    if x is None or not x.ndim:
+        raise DataError(str(path), "an .npz with x", "none" if x is None else "a single number as x")
     return Inputs(numbered(x), x, y if y is not None and (numbers or y.shape == (len(x),)) else None)
 
 

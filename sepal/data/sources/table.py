@@ -23,8 +23,10 @@ from sepal.data.examples import Labels
 from sepal.data.incoming import MOST_CLASSES
 from sepal.data.schema import FILE, Column
 from sepal.data.sources.kinds import MISSING, NUMBER, encoded, kind_of, missing_in, notes_on, trimmed
+from sepal.data.sources.reading import reading
 from sepal.errors import DataError, one_line
 from sepal.protocol.numbers import WHOLE, WHOLE_WORDS
+from sepal.storage.regular import check_regular
 
 LABEL, PERSON = "label", "person"  # columns with these names, where no key names others
 TARGET = "label:"  # begins the names of several target columns
@@ -33,7 +35,7 @@ NAMED = 4  # columns with missing cells that a message names, at most
 OTHER_MARKS = (";", "\t", "|")  # between cells in files that are no CSV of commas
 FIRST = 100  # cells by which a column is known for one of numbers
 BLOCK = 2**26  # bytes that are read together; more than a row takes
-CLASS_NUMBER = re.compile(r"[0-9]+(\.0*)?")  # pandas writes 1.0 for 1 where a column has an empty cell
+CLASS_NUMBER = re.compile(r"[0-9]{1,18}(\.0*)?")  # int64; pandas writes 1.0 for 1 where a column has an empty cell
 INDEX = ("", "Unnamed: 0")  # the first column's name where pandas wrote its rows' numbers
 
 
@@ -135,6 +137,8 @@ def read_table(
             label is none of the classes, or there must be labels and are none.
     """
     roles, faults = roles or Roles(), faults or Faults()
+    with reading(str(path), "a CSV file with a header"):
+        check_regular(path)
     header = _header(path, faults, {column.name for column in roles.columns})
     cells = faults.cells = _cells(path, header)
     found = _places(path, header, cells, roles, labelled, faults)

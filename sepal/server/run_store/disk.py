@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +28,7 @@ from sepal.protocol.fields import NAME
 from sepal.protocol.messages import Content
 from sepal.server.run_state import RoundRecord, RunState, oldest
 from sepal.storage.files import check_owner, make_directory, read_tensors, set_aside, write_atomically, write_tensors
-from sepal.storage.regular import ROWS, is_regular, read_text
+from sepal.storage.regular import ROWS, check_parts, is_inside, is_regular, read_text
 from sepal.storage.serialize import flatten, restore
 
 log = logging.getLogger("sepal")
@@ -336,12 +337,20 @@ def evict(directory: Path, client: str) -> str:
     if not NAME.match(client):
         raise RosterError("client", "at most 64 letters, digits, '.', '_' or '-'", client)
     known: set[str] = set()
+    if os.path.lexists(directory) and not is_inside(directory, directory.parent):
+        raise StateError(str(directory), f"a directory in {directory.parent}", "a link that leads out of it")
+    if (directory / EVICTED).is_symlink():
+        raise StateError(str(directory / EVICTED), "a directory", "a link")
     for path in sorted(directory.glob("round-*.safetensors")):
-        known |= json.loads(read_tensors(path)[1])["roster"].keys()
+        try:
+            known |= json.loads(read_tensors(path)[1])["roster"].keys()
+        except (KeyError, AttributeError) as reason:
+            raise StateError(str(path), "a checkpoint of a run", f"{type(reason).__name__}: {reason}") from None
     for path in (directory / "records").glob("[0-9]*"):
         # of a damaged record or a copy, the name alone counts
         with suppress(OSError, ValueError, KeyError, TypeError, StateError):
             text = read_text(path, ROWS).partition("\n")[2]
+            check_parts(path, text)
             known |= {info["name"] for info in json.loads(text)["record"]["joined"]}
     if directory.exists():  # a server could not read what another user puts there, and would end
         check_owner(directory)

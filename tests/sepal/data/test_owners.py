@@ -93,6 +93,8 @@ def test_tables_report_export_and_predictions_call_clients_by_their_site(tmp_pat
 
 def test_owners_that_are_numbers_are_not_taken_for_the_numbers_of_clients(tmp_path):
     assert assemble(write(tmp_path, {"7": 20, "3": 20})).names == ("owner-3", "owner-7")
+    others = {"client-00001": 20, "client-00002": 20, "client-east": 20}
+    assert assemble(write(tmp_path, others)).names == ("owner-client-00001", "owner-client-00002", "client-east")
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_what_was_written_is_read_and_by_safetensors_too(tmp_path):
         hnp.arrays(st.sampled_from(KINDS), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)),
         max_size=5,
     ).filter(lambda found: "__metadata__" not in found),
-    st.text(max_size=30),
+    st.dictionaries(st.text(max_size=9), st.text(max_size=30), max_size=2).map(json.dumps),
 )
 def test_any_arrays_come_back(tmp_path_factory, arrays, text):
     path = tmp_path_factory.getbasetemp() / "any.safetensors"
@@ -61,7 +61,7 @@ def test_any_arrays_come_back(tmp_path_factory, arrays, text):
 def test_every_byte_counts(tmp_path):
     """Whichever byte of a file is another one, it is not read: head, padding, digest, tensors."""
     path = tmp_path / "x.safetensors"
-    write_tensors(path, {"w": np.arange(3, dtype=np.float32)}, "text")
+    write_tensors(path, {"w": np.arange(3, dtype=np.float32)}, '{"a": 1}')
     whole = path.read_bytes()
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])

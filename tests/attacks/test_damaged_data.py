@@ -1,0 +1,184 @@
+"""Damaged bytes of every kind of file that data is read from: each ends in a DataError, or is read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import resource
+import struct
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from sepal.config import FolderSettings, HubReading, HubSettings
+from sepal.data import load
+from sepal.data.sources import femnist, folder, har, hub, imdb
+from sepal.data.sources.idx import read_idx
+from sepal.data.sources.images import read_example
+from sepal.data.sources.inputs import read_inputs
+from sepal.data.sources.table import read_table
+from sepal.errors import DataError
+from tests.attacks.test_foreign_data import cells_in_parquet, cells_of_femnist, cells_saved_to_disk, encoded
+
+MUTATIONS = 60  # of a file
+X = np.arange(6 * 8 * 8, dtype=np.uint8).reshape(6, 8, 8)
+Y = np.array([0, 1, 0, 1, 0, 1])
+MEMORY = 1 << 30  # bytes beyond what the process has when it begins
+
+
+def picture(kind):
+    def write(place):
+        path = place / f"a.{kind}"
+        Image.fromarray(X[0]).save(path)
+        return path
+
+    return write, read_example
+
+
+def arrays(**content):
+    def write(place):
+        np.savez_compressed(place / "a.npz", **content)
+        return place / "a.npz"
+
+    return write
+
+
+def one_array(place):
+    np.save(place / "a.npy", X)
+    return place / "a.npy"
+
+
+def table(place):
+    path = place / "a.csv"
+    path.write_text('a,b,label,person\n1,2.5,x,p\n3,,"y",q\n-1e5,NaN,x,p\n', encoding="utf-8")
+    return path
+
+
+def idx(place):
+    path = place / "a.gz"
+    path.write_bytes(gzip.compress(struct.pack(">BBBBIII", 0, 0, 8, 3, 6, 8, 8) + X.tobytes()))
+    return path
+
+
+def numbers_in_parquet(place):
+    path = place / "train-0.parquet"
+    columns = {"a": [1.5, 2.0, 3.0], "b": [[1, 2], [3, 4], [5, 6]], "label": ["x", "y", "x"]}
+    parquet.write_table(pa.table(columns), path)
+    return path
+
+
+def leaf(place):
+    (place / "femnist" / "train").mkdir(parents=True)
+    (place / "femnist" / "test").mkdir()
+    data = {"users": ["w"], "user_data": {"w": {"x": [[0.5] * 784], "y": [3]}}}
+    for part in ("test", "train"):
+        path = place / "femnist" / part / "a.json"
+        path.write_text(json.dumps(data))
+    return path
+
+
+def cells(write, file):
+    def write_cells(place):
+        return write(place, [{"bytes": encoded("PNG", (28, 28)), "path": None}] * 3) / file
+
+    return write_cells
+
+
+def of_directory(read, depth=1):
+    return lambda path: read(path.parents[depth - 1])
+
+
+def of_hub(path):
+    home = path.parent if path.suffix == ".parquet" else path.parent.parent
+    hub.read(home if path.name != "dataset_dict.json" else path.parent, HubReading(hf=HubSettings(test="")))
+
+
+SAVED = ("train/a.arrow", "train/state.json", "dataset_dict.json")
+KINDS = {
+    "png": picture("png"),
+    "jpg": picture("jpg"),
+    "npy": (one_array, read_example),
+    "npz": (arrays(x=X, y=Y), of_directory(folder.read)),
+    "npz to predict": (arrays(x=X, y=Y), read_inputs),
+    "har": (arrays(x=X, y=Y, subject=Y), har._packed),
+    "csv": (table, lambda path: read_table(path, labelled=True, fill=True)),
+    "csv of a folder": (table, lambda path: folder.read(path.parent, FolderSettings(missing="mean"))),
+    "idx": (idx, read_idx),
+    "leaf": (leaf, of_directory(femnist.read, 3)),
+    "parquet of images": (cells(cells_in_parquet, "train-0.parquet"), of_hub),
+    "parquet of numbers": (numbers_in_parquet, of_hub),
+    "parquet of femnist": (cells(cells_of_femnist, "femnist/0.parquet"), of_directory(femnist.read, 2)),
+    **{name: (cells(cells_saved_to_disk, name), of_hub) for name in SAVED},
+}
+
+
+def mutated(data, rng):
+    """Bytes that are cut off, flipped, put elsewhere or repeated."""
+    at, length = int(rng.integers(len(data))), int(rng.integers(1, 9))
+    match rng.integers(4):
+        case 0:
+            return data[:at]
+        case 1:
+            return data[:at] + rng.bytes(length) + data[at + length :]
+        case 2:
+            return data[:at] + data[at // 2 : at // 2 + length] + data[at:]
+        case _:
+            return data[:at] + bytes([data[at] ^ 1 << int(rng.integers(8))]) + data[at + 1 :]
+
+
+@pytest.fixture
+def little_memory():
+    """A gigabyte more than the process has: what would take more fails."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as file:
+        held = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_bytes_end_in_one_line(kind, tmp_path, little_memory):
+    write, read = KINDS[kind]
+    path = write(tmp_path)
+    read(path)
+    data, rng, refusals = path.read_bytes(), np.random.default_rng(0), []
+    for _ in range(MUTATIONS):
+        path.write_bytes(mutated(data, rng))
+        try:
+            read(path)
+        except DataError as error:
+            refusals.append(str(error))
+    assert refusals
+    assert not [words for words in refusals if "\n" in words]
+
+
+def piped(place, name):
+    """A named pipe, which nobody writes to."""
+    (place / name).parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(place / name)
+    return place
+
+
+PIPES = {
+    "a.npz": lambda place: load("folder", place),
+    "a.csv": lambda place: load("folder", place),
+    "x/a.png": lambda place: read_example(place / "x" / "a.png"),
+    "x/a.npy": lambda place: read_example(place / "x" / "a.npy"),
+    "femnist/train/a.json": lambda place: load("femnist", place),
+    "femnist/a.parquet": lambda place: load("femnist", place),
+    "aclImdb/train/neg/a.txt": lambda place: imdb._words(place / "aclImdb/train/neg/a.txt"),
+    "b.csv": lambda place: read_inputs(place / "b.csv"),
+    "b.npz": lambda place: read_inputs(place / "b.npz"),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", PIPES)
+def test_a_pipe_keeps_no_reader_of_data_waiting(name, tmp_path):
+    with pytest.raises(DataError):
+        PIPES[name](piped(tmp_path, name))
