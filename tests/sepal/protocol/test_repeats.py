@@ -1,0 +1,90 @@
+"""A warning is told once, with a count, whoever says it: the server in each round, or the clients in each process."""
+
+import ast
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+import sepal
+from sepal import user_modules
+from sepal.protocol.repeats import told_once
+from sepal.study.run import execute, prepare
+
+log = logging.getLogger("sepal")
+KEYS = {"method": "fedavg", "dataset": "digits", "clients": 4, "rounds": 3, "partition.subsample": 100}
+WARNING = """
+import logging
+
+from torch import nn
+
+
+class Warns(nn.Linear):
+    def forward(self, x):
+        if self.training:
+            logging.getLogger("sepal").warning("a model that warns of step %d", id(x))
+        return super().forward(x.flatten(1))
+
+
+def build(shape, classes):
+    return Warns(64, classes)
+"""
+
+
+def test_what_differs_in_numbers_is_one_line_and_a_count(caplog):
+    with told_once():
+        for round in (1, 2, 3):
+            log.warning("round %d: no client could train", round)
+        log.warning("another")
+    log.warning("round 4: no client could train")
+    first, again = "round 1: no client could train", "3 times: round 1: no client could train"
+    assert caplog.messages == [first, "another", again, "round 4: no client could train"]
+
+
+def test_a_collector_of_json_lines_gets_every_warning(caplog, monkeypatch):
+    monkeypatch.setenv("SEPAL_LOG", "json")
+    with told_once():
+        log.warning("round 1")
+        log.warning("round 2")
+    assert caplog.messages == ["round 1", "round 2"]
+
+
+def test_an_error_ends_the_block_and_its_counts_are_told(caplog):
+    def failing():
+        with told_once():
+            log.warning("round 1")
+            log.warning("round 2")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        failing()
+    assert caplog.messages == ["round 1", "2 times: round 1"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_clients_warn_of_is_told_once_by_any_number_of_processes(workers, tmp_path, monkeypatch, caplog):
+    (tmp_path / "warning_model.py").write_text(WARNING)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    user_modules.enable(tmp_path)
+    execute(prepare({**KEYS, "model": "warning_model:build", "out": str(tmp_path), "name": "r"}, tmp_path), workers)
+    said = [line for line in caplog.messages if "a model that warns" in line]
+    assert len(said) == 2
+    assert said[1].endswith(f" times: {said[0]}")
+
+
+def test_all_warnings_of_sepal_pass_the_filter():
+    """A filter of a logger sees what is logged with that logger alone: no module has another one."""
+    root, odd = Path(sepal.__file__).parent, []
+    for file in _files(root):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("logging.getLogger", "getLogger"):
+                name = ast.unparse(node.args[0]) if node.args else ""
+                if name not in ("'sepal'", "'flwr'", "name"):
+                    odd.append(f"{file.name}: {name}")
+    assert not odd
+
+
+def _files(root):
+    folders = [root, *(path for path in root.iterdir() if path.is_symlink())]
+    return [file for folder in folders for file in folder.resolve().rglob("*.py")]
