@@ -27,10 +27,12 @@ typer.core.HAS_RICH = False
 
 GROUPS = {  # command → what `sepal --help` says of it, in the order of a reader's first day
     "Run": {
+        "init": "Write a project: data, model, method, keys and a test.",
         "run": "Run a federation on this machine.",
         "evict": "Remove a client from a run.",
         "export": "Write a client's model, as safetensors and ONNX.",
         "predict": "Run an exported model.",
+        "check-method": "Check your method as Sepal checks its own.",
     },
     "Look": {
         "show": "Show a run or a comparison.",
@@ -41,6 +43,7 @@ GROUPS = {  # command → what `sepal --help` says of it, in the order of a read
         "keys": "List the keys of a run, or of a method.",
         "data": "List the data sets, and whether their files are here.",
         "models": "List the models.",
+        "doctor": "Say what this machine lacks for a run.",
     },
     "Compare": {
         "compare": "Run a plan of methods, and show them side by side.",
