@@ -16,6 +16,7 @@ from typer.core import TyperArgument, TyperGroup
 from typer.models import ArgumentInfo
 
 from sepal import __version__
+from sepal.cli.completing import files_by_shell
 from sepal.cli.printing import say
 from sepal.errors import SepalError
 from sepal.user_modules import described, in_own_code
@@ -71,6 +72,7 @@ class OneLine(TyperGroup):
         super().__init__(**attributes)
         for command in self.commands.values():
             restore_help(command)
+            files_by_shell(command)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands in groups, each with one line, and two examples; of a group of commands as click does."""

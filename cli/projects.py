@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sepal.cli import completing
 from sepal.cli.app import app
 from sepal.cli.notices import starting
 from sepal.cli.printing import say
@@ -27,12 +28,15 @@ def init(
 
 @app.command("check-method")
 def check_method(
-    method: Annotated[str, typer.Argument(help="MODULE:NAME of your method, or the name of an installed one.")],
+    method: Annotated[
+        str,
+        typer.Argument(
+            help="MODULE:NAME of your method, or the name of an installed one.", autocompletion=completing.methods
+        ),
+    ],
     sets: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="A run-config key of the short runs, such as the method's own."
-        ),
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of the short runs.", autocompletion=completing.keys),
     ] = None,
 ) -> None:
     """Check a method as Sepal checks its own, in short runs on handwritten digits; exit code 1 if a check fails."""

@@ -14,7 +14,7 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_command, what_of
-from sepal.cli.options import Log, Metrics, Verbose
+from sepal.cli.options import Log, Metrics, Name, Sets, Verbose
 from sepal.cli.printing import say
 from sepal.errors import ConfigError
 
@@ -23,9 +23,9 @@ EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
 @app.command()
 def serve(
-    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A run-config key.")] = None,
+    sets: Sets = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with run-config keys.")] = None,
-    name: Annotated[str | None, typer.Option(help="Run name; the name of an unfinished run continues it.")] = None,
+    name: Name = None,
     out: Annotated[str | None, typer.Option(help="Directory for run directories; by default runs.")] = None,
     host: Annotated[
         str, typer.Option(help="Address on which clients reach --port; 0.0.0.0 for other machines.")

@@ -417,6 +417,6 @@ def test_the_help_has_every_command_once_in_a_group_with_a_line_that_fits():
 @pytest.mark.parametrize("command", [["keys"], ["keys", "fedpse"], ["methods"]])
 def test_lists_with_text_are_as_wide_as_a_page_in_a_pipe_and_names_stay_whole(command):
     out = sepal(*command).stdout
-    assert max(map(len, out.splitlines())) <= 120
+    assert max(map(len, out.splitlines())) <= 100
     for name in {"keys": ["partition.min-examples"], "methods": ["subfedavg"]}[command[0]] if command[1:] == [] else ():
         assert re.search(rf"^ *{re.escape(name)} ", out, re.M)
