@@ -7,6 +7,7 @@ docs/deployment.md).
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -56,7 +57,7 @@ def serve(
         from sepal.engines.flower.lines import Lines
         from sepal.engines.flower.processes import unusable
         from sepal.engines.flower.registration import Registry
-        from sepal.engines.flower.submission import alone, run_bundle
+        from sepal.engines.flower.submission import alone, run_bundle, state_of
         from sepal.engines.flower.unpacking import clear
         from sepal.protocol.flower.versions import require_supported
         from sepal.protocol.operation import METRICS, place_of
@@ -77,8 +78,11 @@ def serve(
             raise ConfigError(key, "a port of this machine that is free", f"{address}:{number}: {reason}")
     if not credentials:
         check_plain_text(host, insecure)
-    place = private_home() / "server"
-    with alone(place), Flower(place, directory=Path.cwd(), tell=tell_command) as flower:
+    servers = private_home() / "server"
+    with ExitStack() as stack:
+        stack.enter_context(alone(servers))
+        place = state_of(servers, str(flat.get("name", "")))
+        flower = stack.enter_context(Flower(place, directory=Path.cwd(), tell=tell_command))
         flower.ports = Ports(port, control)
         clear(place)
         flower.start_superlink(host, credentials=credentials)
