@@ -7,7 +7,10 @@ from pathlib import Path
 
 from sepal.errors import ConfigError, StateError
 
-FILES = ("run.toml", "my_data.py", "my_model.py", "my_method.py", "test_project.py")
+FILES = {  # name in the project → in the template; Flower leaves files called test_… out of an app
+    **{name: name for name in ("run.toml", "my_data.py", "my_model.py", "my_method.py")},
+    "test_project.py": "project_checks.py",
+}
 
 
 def write_project(directory: Path) -> tuple[str, ...]:
@@ -22,8 +25,8 @@ def write_project(directory: Path) -> tuple[str, ...]:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
             raise ConfigError("DIRECTORY", "one that does not exist, or is empty", str(directory))
-        for name in FILES:
-            (directory / name).write_text((template / name).read_text(encoding="utf-8"), encoding="utf-8")
+        for name, source in FILES.items():
+            (directory / name).write_text((template / source).read_text(encoding="utf-8"), encoding="utf-8")
     except OSError as reason:
         raise StateError(str(directory), "a directory that can be written", reason.strerror or str(reason)) from None
-    return FILES
+    return tuple(FILES)

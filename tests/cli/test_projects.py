@@ -16,7 +16,9 @@ def test_a_new_project_has_all_files_of_the_template_and_its_own_test_passes(her
     done = CliRunner().invoke(app, ["init", "mine"])
     assert done.exit_code == 0, done.stderr
     assert sorted(path.name for path in Path("mine").iterdir()) == sorted(FILES)
-    assert sorted(FILES) == sorted(path.name for path in (ROOT / "study" / "template").iterdir() if path.is_file())
+    assert sorted(FILES.values()) == sorted(
+        path.name for path in (ROOT / "study" / "template").iterdir() if path.is_file()
+    )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     tested = subprocess.run(command, cwd="mine", capture_output=True, text=True, check=False)
     assert tested.returncode == 0, tested.stdout[-2000:]
