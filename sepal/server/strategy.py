@@ -205,7 +205,7 @@ class SepalStrategy(StartOnly):
         start = run.inputs(run.state.round + 1, joined, stores, halvings)
         if start.closing:
             run.check_trained()
-        round = Round(start, run.task, run.store, joined, stores, connections.evicted, drawn, not contact.local, until)
+        round = Round(start, run.task, run.store, joined, stores, connections.evicted, drawn, contact.local, until)
         if drawn is not None and round.waiting - connections.nodes.keys():  # after a restart of the server
             contact.look_for(round.waiting)
         self._current = round
