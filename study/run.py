@@ -107,6 +107,6 @@ def execute(run: Prepared, workers: int = 0, from_round: int | None = None, obse
         watching: list[Observer] = [directory, *observers]
         with told_once():
             run_in_process(run.assembly, store=directory.store(), observers=watching, workers=workers, state_dir=states)
-        if summary := stored_summary(run.path):
-            note(run.path, summary, run.assembly)
+            if summary := stored_summary(run.path):
+                note(run.path, summary, run.assembly)  # reads clients' data in this process, and may warn of them, too
     return True

@@ -9,6 +9,7 @@ import pytest
 
 import sepal
 from sepal import user_modules
+from sepal.data.own import say_tokens
 from sepal.protocol.repeats import told_once
 from sepal.study.run import execute, prepare
 
@@ -29,6 +30,25 @@ class Warns(nn.Linear):
 
 def build(shape, classes):
     return Warns(64, classes)
+"""
+WHOLE = """
+import numpy as np
+from torch import nn
+
+
+class Model(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.float())
+
+
+def load(client):
+    x = np.random.default_rng(client).integers(0, 9, (60, 4))
+    y = (x[:, 0] > 4).astype(int)
+    return x[:40], y[:40], x[40:], y[40:]
+
+
+def build(shape, classes):
+    return Model(4, classes)
 """
 
 
@@ -71,6 +91,21 @@ def test_what_clients_warn_of_is_told_once_by_any_number_of_processes(workers, t
     said = [line for line in caplog.messages if "a model that warns" in line]
     assert len(said) == 2
     assert said[1].endswith(f" times: {said[0]}")
+
+
+def test_what_own_data_are_warned_of_is_told_once_though_a_run_reads_them_in_several_places(
+    tmp_path, monkeypatch, caplog
+):
+    """The clients in their processes, and afterwards this one, for the share of the most frequent label."""
+    (tmp_path / "whole_numbers.py").write_text(WHOLE)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    user_modules.enable(tmp_path)
+    say_tokens.cache_clear()
+    keys = {"dataset": "own", "own.data": "whole_numbers:load", "own.shape": "4", "own.classes": 2, "lr": 0.1}
+    keys |= {"model": "whole_numbers:build", "clients": 4, "rounds": 1, "method": "fedavg", "name": "r"}
+    execute(prepare({**keys, "out": str(tmp_path)}, tmp_path), 2)
+    said = [line for line in caplog.messages if "taken for tokens" in line]
+    assert [line.partition(" times: ")[0] for line in said[1:]] == ["3"]
 
 
 def test_all_warnings_of_sepal_pass_the_filter():
