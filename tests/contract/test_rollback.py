@@ -7,6 +7,7 @@ made the model, is undone: the run repeats rounds 3 and 4 with half the rate, th
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -189,6 +190,13 @@ def test_a_run_in_which_no_upload_ever_counts_is_not_complete(stored, tmp_path):
     if stored:
         with pytest.raises(RoundError, match="none in 3 rounds"):
             federation.run(DiskRunStore(tmp_path, QUEUE.server_state))
+
+
+def test_a_round_without_enough_replies_tells_each_cause_once_with_its_clients():
+    federation = Diverging("queue", enough=ALL, bad=1, well=(), on_divergence="keep")
+    cause = "w: expected numbers, got NaN (client-0, client-1, client-2 and 1 more)"
+    with pytest.raises(RoundError, match=f"^round 1: needed at least 1 reply, but 0: {re.escape(cause)}$"):
+        federation.start(MemoryRunStore())
 
 
 def test_one_upload_that_counts_completes_a_run():
