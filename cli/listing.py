@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from sepal.cli import completing
 from sepal.cli.app import app
 from sepal.cli.notices import starting
 from sepal.cli.printing import say
@@ -17,7 +18,11 @@ from sepal.cli.printing import say
 @app.command("ls")
 def list_runs(
     place: Annotated[
-        str, typer.Argument(help="A directory, or a folder's name; by default runs/ here and in $SEPAL_HOME.")
+        str,
+        typer.Argument(
+            help="A directory, or a folder's name; by default runs/ here and in $SEPAL_HOME.",
+            autocompletion=completing.runs,
+        ),
     ] = "",
 ) -> None:
     """List runs, the newest first; a comparison or a tuning is one line, and `sepal ls NAME` lists its runs."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from sepal.protocol.tasks import Targets
 from sepal.rng import derive, derive_seed
 from sepal.user_modules import described, load
 
+log = logging.getLogger("sepal")
 _WHAT = "(x_train, y_train, x_test, y_test), a ClientData, or Datasets (train, test)"
 
 
@@ -66,6 +68,9 @@ class OwnData:
             shape = part.first(1).x.shape[1:]
             if len(part) and shape != self.info.input_shape:
                 raise DataError(f"{name}: data", f"examples of shape {self.info.input_shape}, as the run says", shape)
+        whole = any(len(part) and part.first(1).x.dtype == np.int32 for part in (data.train, data.test))
+        if whole and not self.info.vocabulary and not self.info.inputs:
+            say_tokens(self.target)
         return data
 
     def pooled_test(self, clients: int, count: int = 0) -> Examples:
@@ -75,6 +80,13 @@ class OwnData:
             DataError: Always.
         """
         raise DataError("test data of all clients", "a data set that clients share", self.private)
+
+
+@cache
+def say_tokens(target: str) -> None:
+    """Say, once in a process, that a function's whole numbers go to the model as tokens."""
+    way = "return floats if they are numbers, or set own.vocabulary if they are tokens"
+    log.warning("%s: its whole numbers are taken for tokens, int32 as they are: %s", target, way)
 
 
 def own_data(
