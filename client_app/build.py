@@ -36,6 +36,8 @@ from sepal.errors import ConfigError, DataError
 from sepal.protocol.fields import NAME, client_name
 from sepal.protocol.method import ClientInfo
 from sepal.protocol.threads import set_threads
+from sepal.rng import derive_seed
+from sepal.seeding import generators_seeded
 from sepal.storage.home import private_home
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import Assembly, assemble
@@ -195,7 +197,9 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     if not len(data.train):
         raise DataError(f"{node.client}: data", "at least one training example", "none")
     if node.client not in shared.digests:
-        shared.digests[node.client] = data_digest(data, f"{getattr(store, 'secret', '')}|{data_keys(task.config)}")
+        key = f"{getattr(store, 'secret', '')}|{data_keys(task.config)}"
+        with generators_seeded(derive_seed(task.config.seed, "data-digest", node.client)):  # reads the user's Datasets
+            shared.digests[node.client] = data_digest(data, key)
     info = ClientInfo(node.client, len(data.train), capacity, device.partition(":")[0], shared.digests[node.client])
     train, validation, test = (columns(part, device) for part in (data.train, data.validation, data.test))
     shown = judged = validation
@@ -225,6 +229,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         lambda: shift(shared, source, clients, node.client, len(test[1]), data.scale),
         lambda: corrupted(shared, node.client, data.test),
         task.learning,
+        lambda view: trainer.randomness(trainer.round, f"evaluate {view}"),
     )
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
     machine = machine_keys(task.config) if secret else ""  # without a secret engines must agree on the bits
@@ -240,6 +245,8 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         figures,
         noised=shared.assembly.method.private if secret and task.config.privacy.noise else (),
         begin=trainer.begin,
+        take_up=trainer.take_up,
+        local=lambda: trainer.local,
         tells_divergence=not task.config.privacy.noise,
         accuracies=node.accuracies,
         machine=machine,

@@ -27,7 +27,7 @@ from sepal import models
 from sepal.client_app.preparing import prepared, read
 from sepal.config.elsewhere import check_code
 from sepal.errors import ModelError, StateError, one_line
-from sepal.modules import bring_back, floating, frozen_tensors, tied_names
+from sepal.modules import bring_back, floating, frozen_tensors, set_frozen, tied_names
 from sepal.protocol.inputs import several
 from sepal.protocol.method import resolve
 from sepal.protocol.tasks import LearningTask
@@ -279,13 +279,16 @@ def fill(module: nn.Module, tensors: Mapping[str, npt.NDArray[np.float32]]) -> n
 
     Layers that share a weight share it afterwards, too, and what the model freezes is a frozen parameter again.
 
+    Buffers that stay with a client may be missing: they are then as the module is built.
+
     Raises:
         ModelError: A tensor is missing or unknown.
     """
-    wanted = {*floating(module), *frozen_tensors(module)}
-    tied = tied_names(module)
-    if wanted != tensors.keys():
-        raise ModelError("model", f"the {len(wanted)} tensors of its module", sorted(wanted ^ tensors.keys())[0])
+    frozen = frozen_tensors(module)
+    wanted, tied = {*floating(module), *frozen}, tied_names(module)
+    local = {f"{path}.{leaf}".lstrip(".") for path, layer in module.named_modules() for leaf in layer._buffers} - wanted
+    if odd := sorted({*tensors} - wanted - local) or sorted(wanted - {*tensors}):
+        raise ModelError("model", f"the {len(wanted)} tensors of its module", odd[0])
     for name, array in tensors.items():
         place, _, leaf = name.rpartition(".")
         layer, tensor = module.get_submodule(place), torch.from_numpy(array.copy())
@@ -293,6 +296,8 @@ def fill(module: nn.Module, tensors: Mapping[str, npt.NDArray[np.float32]]) -> n
             layer._parameters[leaf] = nn.Parameter(tensor)
         else:
             layer._buffers[leaf] = tensor
+        if name in frozen:
+            set_frozen(module, name, tensor)
     for name, first in tied.items():
         (place, _, leaf), shared = name.rpartition("."), module.get_parameter(first)
         module.get_submodule(place)._parameters[leaf] = shared

@@ -275,14 +275,14 @@ def _from_file(config: RunConfig, module: nn.Module, parameters: Layout) -> Weig
     """
     from sepal.models.lora import plain_name
     from sepal.models.weights import initial_weights
-    from sepal.modules import frozen_tensors
+    from sepal.modules import frozen_names
 
     stored, head = _read(config.initial_weights), set[str]()
     if config.initial_head == "new":
         head = {parameter.name for parameter in parameters if parameter.name.rpartition(".")[0] == _last(parameters)}
     head |= {parameter.name for parameter in parameters if parameter.name.endswith((".lora_A", ".lora_B"))}
     wanted = {parameter.name: parameter.shape for parameter in parameters if parameter.name not in head}
-    extra = head | {plain_name(name) for name in frozen_tensors(module)}
+    extra = head | {plain_name(name) for name in frozen_names(module)}
     found = {name: tuple(array.shape) for name, array in stored.items() if name not in extra}
     if wanted != found:
         odd = next(name for name in {**wanted, **found} if wanted.get(name) != found.get(name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -64,6 +65,7 @@ class Evaluator:
         shift: Returns the test-time shift; None if clients' data is private.
         corrupted: Returns the corrupted test part.
         learning: Says how outputs are scored.
+        randomness: Returns what the evaluation of a view runs in; see :meth:`sepal.client.training.Trainer.randomness`.
     """
 
     test: tuple[Part, Part]
@@ -72,6 +74,7 @@ class Evaluator:
     shift: Callable[[], Shift | None] = lambda: None
     corrupted: Callable[[], Examples] = no_examples
     learning: LearningTask = BY_CLASS
+    randomness: Callable[[str], AbstractContextManager[None]] = lambda view: nullcontext()
     _last: tuple[Predictor, torch.Tensor, torch.Tensor, Examples] | None = field(default=None, init=False)
 
     def __call__(self, predictor: Predictor, view: str) -> Mapping[str, Figure]:
@@ -80,6 +83,10 @@ class Evaluator:
         The views ``received``, ``trained`` and ``kept`` also have these on validation data, with the prefix
         ``validation-``. Other views are ``pooled``, and these three with ``-shift-PERCENT`` or ``-corrupted``.
         """
+        with self.randomness(view):
+            return self._evaluated(predictor, view)
+
+    def _evaluated(self, predictor: Predictor, view: str) -> Mapping[str, Figure]:
         percent = degree(view)
         if percent is not None:
             return self._shifted(predictor, percent)

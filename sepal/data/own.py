@@ -59,7 +59,10 @@ class OwnData:
             raise ConfigError(f"{name}: data", "package.module:function in the node config, or own.data", "none")
         seed = derive_seed(self.seed, "own-data", name) % 2**32
         kind = self.targets, self.info.inputs
-        data = own_data(self.target, self.info.classes, self.validation, seed, number, *kind)
+        from sepal.seeding import generators_seeded
+
+        with generators_seeded(seed):  # the function may draw from them
+            data = own_data(self.target, self.info.classes, self.validation, seed, number, *kind)
         found = data.train.first(1).x.shape[1:]
         if found != self.info.input_shape:
             raise DataError(f"{name}: data", f"examples of shape {self.info.input_shape}, as the run says", found)
