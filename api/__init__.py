@@ -56,7 +56,7 @@ def run(
     from sepal.study.run_keys import gather
 
     base = default_base(IN_PROCESS)
-    prepared = prepare(gather(None, (), flat_keys(method, dataset, model, keys), base), base)
+    prepared = prepare(gather(None, (), flat_keys(method, dataset, model, keys), base), base, workers)
     if not progress:
         _log(prepared.assembly.notes)
     execute(prepared, workers, None, list(_displays(prepared) if progress else ()))

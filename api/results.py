@@ -104,8 +104,8 @@ class Run:
         Args:
             client: Its name, or its number from 0.
             data: Path of an image, a CSV, NPZ or NPY file, or a directory of such; a picture or a list of pictures,
-                each a PIL image, a uint8 array (H, W[, C]) or in a list a path; or an array (n, …): uint8 pictures
-                (n, H, W[, C]), rows of a table as in its file, or examples as the module takes them.
+                each a PIL image, an array (H, W[, C]), uint8 or uint16, or in a list a path; or an array (n, …): such
+                pictures (n, H, W[, C]), rows of a table as in its file, or examples as the module takes them.
             view: As in :meth:`model`.
 
         Returns:

@@ -25,6 +25,42 @@ BAD_INPUT, INTERRUPTED = 2, 130
 typer.core.HAS_RICH = False
 
 
+GROUPS = {  # command → what `sepal --help` says of it, in the order of a reader's first day
+    "Run": {
+        "run": "Run a federation on this machine.",
+        "evict": "Remove a client from a run.",
+        "export": "Write a client's model, as safetensors and ONNX.",
+        "predict": "Run an exported model.",
+    },
+    "Look": {
+        "show": "Show a run or a comparison.",
+        "watch": "Show the rounds of a run as they come.",
+        "ls": "List runs, the newest first.",
+        "report": "Write a page of runs that opens offline.",
+        "methods": "List the methods.",
+        "keys": "List the keys of a run, or of a method.",
+        "data": "List the data sets, and whether their files are here.",
+        "models": "List the models.",
+    },
+    "Compare": {
+        "compare": "Run a plan of methods, and show them side by side.",
+        "tune": "Try a small grid of settings for each method.",
+    },
+    "Deploy": {
+        "serve": "Start a server, and run a federation on it.",
+        "join": "Join a server as a client.",
+        "submit": "Run a federation on a SuperLink that runs already.",
+        "certs": "Make certificates and node keys.",
+        "revoke": "Take a client's key away for good.",
+        "deploy": "Check a deployment.",
+    },
+}
+EXAMPLES = (
+    "sepal run --method METHOD --rounds 15 --name first",
+    "sepal compare examples/compare.toml",
+)
+
+
 class OneLine(TyperGroup):
     """Prints Sepal's errors as one line and exits with code 2."""
 
@@ -32,6 +68,18 @@ class OneLine(TyperGroup):
         super().__init__(**attributes)
         for command in self.commands.values():
             restore_help(command)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands in groups, each with one line, and two examples; of a group of commands as click does."""
+        if ctx.parent:
+            super().format_commands(ctx, formatter)
+            return
+        for group, commands in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl(list(commands.items()))
+        with formatter.section("Examples"):
+            for line in EXAMPLES:
+                formatter.write(f"{' ' * formatter.current_indent}{line}\n")
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""

@@ -30,6 +30,7 @@ def compare(
     tune: Annotated[
         bool, typer.Option("--tune", help="First search each method's rate on validation data (tune = true).")
     ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Print every view, the costs and all differences.")] = False,
     mlflow: Annotated[str, typer.Option(metavar="URI", help="Log the runs to MLflow: a server or directory.")] = "",
 ) -> None:
     """Run the missing runs of methods × settings × seeds, and show all side by side.
@@ -60,7 +61,7 @@ def compare(
     written = []
     if len(done.failed) < len(done.runs):
         comparison = read_comparison([str(place)])
-        print_comparison(console(), comparison)
+        print_comparison(console(), comparison, everything)
         written.append(write_csv(list(by_variant(comparison)), place / "comparison.csv"))
         pages = _write_pages(comparison, place) if report else []
         written += [write_markdown(comparison, place / "tables.md", pages), *pages]

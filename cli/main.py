@@ -1,10 +1,14 @@
 """The ``sepal`` command with all its commands, in the order of ``sepal --help``."""
 
+import io
+import sys
 from importlib import import_module
 from pathlib import Path
 
 from sepal import user_modules
-from sepal.cli.app import app
+from sepal.cli.app import BAD_INPUT, app
+from sepal.cli.printing import say
+from sepal.errors import ConfigError
 
 MODULES = ("running", "showing", "listing", "comparing", "export", "serving", "joining", "deployment")
 
@@ -16,5 +20,19 @@ __all__ = ["app", "main"]
 
 def main() -> None:
     """Run the ``sepal`` command; a user's modules are found in the working directory."""
+    for stream in (sys.stdout, sys.stderr):  # what their encoding lacks is written as an escape, not as a traceback
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    _check_arguments()
     user_modules.enable(Path.cwd())
     app()
+
+
+def _check_arguments() -> None:
+    """End the process if an argument has bytes that the locale has no characters for."""
+    encoding = sys.getfilesystemencoding()
+    odd = next((word for word in sys.argv[1:] if any("\udc80" <= letter <= "\udcff" for letter in word)), None)
+    if odd is not None and encoding != "utf-8":  # with UTF-8 it can be a file's name
+        expected = "characters of the locale (LC_ALL=C.UTF-8 has all)"
+        say(f"sepal: {ConfigError('arguments', expected, f'{odd!a} in {encoding}')}", err=True)
+        sys.exit(BAD_INPUT)

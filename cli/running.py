@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 @app.command()
 def run(
     config: Annotated[Path | None, typer.Option(help="TOML file with run-config keys, flat or in tables.")] = None,
+    method: Annotated[str | None, typer.Option(help="The key method; see `sepal methods`.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="The key dataset; see `sepal data`.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="The key rounds.")] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="One run-config key; wins over the file. See `sepal keys`."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Any run-config key; wins over the file. See `sepal keys`."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Run name; the name of an unfinished run continues it.")] = None,
     out: Annotated[str | None, typer.Option(help="Directory under which the run's directory is written.")] = None,
@@ -42,7 +45,8 @@ def run(
 
         check_mlflow(mlflow)
     base = default_base(IN_PROCESS)
-    flat = gather(config, sets or [], {"name": name, "out": out}, base)
+    shorthands = {"name": name, "out": out, "method": method, "dataset": dataset, "rounds": rounds}
+    flat = gather(config, sets or [], shorthands, base)
     path = run_flat(flat, base, workers, from_round)
     from sepal.cli.console import console
     from sepal.cli.tables import print_run
@@ -62,7 +66,7 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
         from sepal.study.run import execute, prepare
 
         logging.basicConfig(level=logging.WARNING, format="sepal: %(message)s", stream=sys.stderr)
-        found = prepare(flat, base)
+        found = prepare(flat, base, workers)
     settings, path = found.settings, found.path
     with RoundDisplay(
         console(stderr=True), f"{settings.method} on {settings.dataset}", found.assembly.notes

@@ -16,6 +16,8 @@ from sepal.cli.printing import say
 from sepal.errors import ConfigError, one_line
 
 POLL = 0.2  # seconds between reads by watch
+NAMES = ("key", "name", "run", "dataset", "model")  # columns
+PAGE, TEXT = 120, {"title", "meaning"}  # width of a table with columns of text that goes to a file or a pipe
 NAME, WIDE = 40, 1000  # characters: of a name that is not wrapped; of a table that goes to a file or a pipe, at most
 
 
@@ -25,6 +27,9 @@ def show(
     beside: Annotated[str | None, typer.Option(help="Another run, whose accuracy is shown beside it.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the figures by round to this CSV file.")] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Write them to this directory for TensorBoard.")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Of a comparison, also every view, the costs and all differences.")
+    ] = False,
 ) -> None:
     """Show a run, or the directory of a comparison: accuracy, cost, and bytes next to their dense equivalent."""
     with starting():
@@ -42,7 +47,7 @@ def show(
             if given:
                 raise ConfigError(option, "one run, not a comparison", str(path))
         with naming(path):
-            _show_comparison(str(path), csv)
+            _show_comparison(str(path), csv, everything)
         return
     with naming(path):
         if beside:
@@ -55,14 +60,14 @@ def show(
             say(f"written to {write_tensorboard(stored, tensorboard)}")
 
 
-def _show_comparison(place: str, csv: Path | None) -> None:
+def _show_comparison(place: str, csv: Path | None, everything: bool) -> None:
     from sepal.cli.console import console
     from sepal.cli.files import by_variant, write_csv
     from sepal.cli.tables import print_comparison
     from sepal.study.comparison import read_comparison
 
     comparison = read_comparison([place])
-    print_comparison(console(), comparison)
+    print_comparison(console(), comparison, everything)
     if csv:
         say(f"written to {write_csv(list(by_variant(comparison)), csv)}")
 
@@ -148,9 +153,10 @@ def _print_keys(title: str, model: Any, prefix: str) -> None:
 
 
 def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table of words, without escapes; whole where it goes to a file or a pipe, else in the terminal's width.
+    """Print a table of words, without escapes, in the terminal's width.
 
-    Keys and names are wrapped only where they are long paths.
+    Where it goes to a file or a pipe, a row is one line, unless a column holds text, which is wrapped. Keys and names
+    are wrapped only where they are long paths.
     """
     from rich import box
     from rich.markup import escape
@@ -162,10 +168,14 @@ def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) 
     cells = [[escape(one_line(word)) for word in row] for row in rows]
     for place, column in enumerate(head):
         short = max((len(row[place]) for row in cells), default=0) <= NAME
-        table.add_column(column, no_wrap=short and column in ("key", "run", "dataset", "model"), overflow="fold")
+        table.add_column(
+            column, no_wrap=short and column in ("key", "name", "run", "dataset", "model"), overflow="fold"
+        )
     for row in cells:
         table.add_row(*row)
-    if not out.is_terminal:
+    if not out.is_terminal and TEXT.intersection(head):
+        out.width = max(out.width, PAGE)
+    elif not out.is_terminal:
         out.width = max(out.width, out.measure(table, options=out.options.update(width=WIDE)).maximum)
     out.print(table)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from sepal.cli import sentences
+from sepal.cli.answer import answer
 from sepal.cli.convergence import convergence
 from sepal.cli.sheets import (
     NONE,
@@ -221,8 +222,14 @@ def bytes_table(run: StoredRun) -> Table:
     return table
 
 
-def print_comparison(console: Console, comparison: Comparison) -> None:
-    """Print a comparison's tables for each swept setting: accuracy, cost, paired differences."""
+def print_comparison(console: Console, comparison: Comparison, everything: bool = False) -> None:
+    """Print a comparison: of each swept setting a sentence, a short table, and who is best for its bytes.
+
+    Args:
+        console: The console.
+        comparison: The runs.
+        everything: Also print every view, the costs, paired differences, what was searched, and notes.
+    """
 
     def say(*lines: str) -> None:
         for line in filter(None, lines):
@@ -233,28 +240,44 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
             say(line, " ")
 
     console.print(escape(comparison.title), style="bold", highlight=False)
-    for cell in comparison.cells:
+    for cell in filter(comparison.variants, comparison.cells):
         variants = comparison.variants(cell)
-        if not variants:
-            continue
         if cell:
             console.print(escape(cell), style="bold", highlight=False)
         paragraphs(sentences.headline(comparison, cell))
-        print_sheet(console, accuracy_sheet(variants))
+        sheet, clear, reading = answer(comparison, cell)
+        last = len(sheet.head) - 1
+        print_sheet(console, sheet, bold=[(row, last) for row, certain in enumerate(clear) if certain])
+        paragraphs(sentences.frontier_sentence(comparison, cell))
         paragraphs(*no_better(variants), *diverged(variants), *convergence(variants), rounds_run(variants))
-        print_sheet(console, cost_sheet(variants))
-        paragraphs(basis(variants), sentences.frontier_sentence(comparison, cell))
-        print_sheet(console, difference_sheet(comparison, cell))
-        paragraphs(*conclusions(comparison, cell))
-    if comparison.tuning:
+        console.print(escape(reading), style="italic", highlight=False)
+        say(" ")
+        for found, *words in _further(comparison, cell) if everything else ():
+            print_sheet(console, found)
+            paragraphs(*words)
+    if everything:
         print_sheet(console, tuning_sheet(comparison), tuning_title(comparison), left=True)
         paragraphs(tuning_note(comparison))
-    say(*comparison.notes)
-    console.print(legend(comparison), style="italic", highlight=False)
+        say(*comparison.notes)
+        console.print(legend(comparison), style="italic", highlight=False)
     say(without_yardsticks(comparison))
 
 
-def print_sheet(console: Console, sheet: Sheet, title: str | None = None, left: bool = False) -> None:
+def _further(comparison: Comparison, cell: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the other tables of a cell, each with what is said below it."""
+    variants = comparison.variants(cell)
+    yield (accuracy_sheet(variants),)
+    yield cost_sheet(variants), basis(variants)
+    yield difference_sheet(comparison, cell), *conclusions(comparison, cell)
+
+
+def print_sheet(
+    console: Console,
+    sheet: Sheet,
+    title: str | None = None,
+    left: bool = False,
+    bold: Collection[tuple[int, int]] = (),
+) -> None:
     """Print a table, or several with some of the columns each where one is too wide for the terminal.
 
     Columns without a figure are left out. Long names are wrapped, so that figures have most of the width.
@@ -264,7 +287,12 @@ def print_sheet(console: Console, sheet: Sheet, title: str | None = None, left: 
         sheet: The table; nothing is printed without rows.
         title: What stands above it.
         left: Whether its columns hold text, which may be wrapped, instead of figures.
+        bold: Row and column of the cells that are marked.
     """
+
+    def written(row: int, column: int) -> str:
+        cell = "-" if sheet.rows[row][column] == NONE else escape(sheet.rows[row][column])
+        return f"[bold]{cell}[/bold]" if (row, column) in bold else cell
 
     def part(columns: Sequence[int]) -> Table:
         table = new_table(title)
@@ -272,8 +300,8 @@ def print_sheet(console: Console, sheet: Sheet, title: str | None = None, left: 
         table.add_column(sheet.head[0], overflow="fold", max_width=None if left else console.width // NAMES)
         for number in columns:
             table.add_column(sheet.head[number], justify="left" if left else "right", no_wrap=not left)
-        for row in sheet.rows:
-            table.add_row(escape(row[0]), *("-" if row[n] == NONE else escape(row[n]) for n in columns))
+        for place, row in enumerate(sheet.rows):
+            table.add_row(escape(row[0]), *(written(place, n) for n in columns))
         return table
 
     if not sheet.rows:

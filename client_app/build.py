@@ -10,19 +10,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sepal.client.augment import augmentation
-from sepal.client.columns import columns
+from sepal.client.columns import Column, Part, columns
 from sepal.client.devices import be_deterministic, check_precision, choose_device
 from sepal.client.evaluation import Evaluator
 from sepal.client.meeting import Meeting
 from sepal.client.network import Network
 from sepal.client.state_store import DiskStateStore, StateStore
+from sepal.client.target_scale import TargetScale, target_scale
 from sepal.client.training import Trainer
 from sepal.client_app.data_digest import data_digest, data_keys
 from sepal.client_app.guard import parse_allowed
@@ -176,6 +177,10 @@ class Node:
         """The client's name."""
         return self.name or client_name(self.partition)
 
+    def named(self, assembly: Assembly) -> Node:
+        """Return the node of one machine's run, called by the owner of its examples if it has no name of its own."""
+        return self if self.name or self.data else replace(self, name=assembly.client_name(self.partition))
+
 
 def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: bytes = b"") -> ClientHost:
     """Return the client's host.
@@ -194,8 +199,8 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     capacity = task.config.capacity.draw(task.config.seed, node.client) if node.capacity is None else node.capacity
     source, clients = data_of(shared.assembly, node), task.config.clients or node.partitions
     data = source.client(node.partition, clients, node.client)
-    if not len(data.train):
-        raise DataError(f"{node.client}: data", "at least one training example", "none")
+    if not len(data.train) + len(data.test):
+        raise DataError(f"{node.client}: data", "at least one training or test example", "none")
     if node.client not in shared.digests:
         key = f"{getattr(store, 'secret', '')}|{data_keys(task.config)}"
         with generators_seeded(derive_seed(task.config.seed, "data-digest", node.client)):  # reads the user's Datasets
@@ -206,12 +211,16 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     if task.config.evaluate.validation_apart:
         shown, judged = ((validation[0][first::2], validation[1][first::2]) for first in (0, 1))
     refuse_streams(task.config, data, node.client)
+    scale = target_scale(task.config, data)
+    targets = [_standardized(y, scale) for y in (train[1], shown[1])]
     balanced = task.config.own.class_weights == "balanced"
     trainer = Trainer(
         info,
         task.config,
-        *train,
-        *shown,
+        train[0],
+        targets[0],
+        shown[0],
+        targets[1],
         shared.assembly.make,
         shared.networks,
         device,
@@ -225,10 +234,11 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     evaluator = Evaluator(
         test,
         judged,
-        lambda: scaled(pooled(shared, source, clients), data.scale),
+        lambda: scaled(pooled(shared, source, clients), data.scale, shared.device),
         lambda: shift(shared, source, clients, node.client, len(test[1]), data.scale),
         lambda: corrupted(shared, node.client, data.test),
         task.learning,
+        scale,
         lambda view: trainer.randomness(trainer.round, f"evaluate {view}"),
     )
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
@@ -251,6 +261,11 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         accuracies=node.accuracies,
         machine=machine,
     )
+
+
+def _standardized(targets: Part, scale: TargetScale | None) -> Part:
+    """Return the targets that a client trains on; a Dataset's have no scale."""
+    return targets if scale is None or isinstance(targets, Column) else scale.standardized(targets)
 
 
 def machine_keys(config: RunConfig) -> str:

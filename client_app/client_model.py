@@ -16,6 +16,7 @@ import torch
 
 from sepal.client.network import NetworkPredictor
 from sepal.client.state_store import DiskStateStore, Stored
+from sepal.client.target_scale import target_scale
 from sepal.client_app.build import Node, Shared, build_host, data_of
 from sepal.client_app.host import ClientHost
 from sepal.client_app.portable import Loaded, Origin, load, save
@@ -41,7 +42,8 @@ from sepal.strategies.registry import as_begun
 log = logging.getLogger("sepal")
 
 _RUN = re.compile("[0-9a-f]{32}")
-NEAR = 1e-4  # largest difference in logits between the client's model and the exported one
+# Largest difference in logits between the client's model and the exported one; of targets, in standard deviations.
+NEAR = 1e-4
 
 
 @dataclass
@@ -51,7 +53,7 @@ class ClientModel:
     Attributes:
         networks: Their tensors, float32 by name, in the shapes of the client's modules; usually one network.
         inputs: Some of the client's training examples; of a table as they are in its file.
-        logits: The client's own predictor's outputs for ``inputs``.
+        logits: The client's own predictor's outputs for ``inputs``; numbers are in the unit of the targets.
         labels: Number of classes among all its training examples; 0 where targets are no classes.
         view: Which of the client's models it is: ``received``, ``trained`` or ``kept``.
     """
@@ -130,14 +132,16 @@ def client_model(
         StateError: What the server sent last cannot be made again.
     """
     assembly = assemble(as_begun(config))
-    number = next((n for n in range(assembly.task.config.clients) if client_name(n) == client), None)
+    both = (assembly.client_name, client_name)  # a deployed client has no owner's name
+    numbers = range(assembly.task.config.clients)
+    number = next((n for name in both for n in numbers if name(n) == client), None)
     newest = newest_state(path, assembly, client)
     if number is None or newest is None:
         expected = f"one with states in {path / 'clients'} or {home() / 'state'} (`sepal join --export` writes a model)"
         raise ConfigError("client", expected, f"{client}, whose states are not here")
     if newest.stored is None:
         raise ConfigError("client", "one whose state can be read", f"{client}, whose state is damaged")
-    node = Node(number, assembly.task.config.clients)
+    node = Node(number, assembly.task.config.clients, name=client)
     host = build_host(Shared.around(assembly, device), node, "", newest.store)
     view = view or assembly.method.deployed
     if path not in newest.place.parents and host.info.data != newest.stored.reply.client.data:
@@ -174,7 +178,7 @@ def extract(
     info, keys, source = assembly.info, assembly.task.config, data_of(assembly, node)
     parts = keys.clients or node.partitions
     data = source.client(node.partition, parts, node.client)
-    raw = data.train.first(64).x
+    scale, raw = target_scale(keys, data), data.train.first(64).x
     x = torch.from_numpy(np.array(raw))
     if isinstance(source, DealtData) and data.scale:
         raw = source.raw(node.partition, parts).train.x[:64]
@@ -202,13 +206,17 @@ def extract(
         keys.target_unit,
         keys.own.shape if info.inputs else "",
         data.scale is not None and keys.folder.missing == "mean",
+        scale.mean if scale else (),
+        scale.spread if scale else (),
     )
     whole = [
         {**network.read(), **frozen_tensors(network.module), **network.state.all()} for network in predict.networks
     ]
     networks = [merged(tensors, (keys.lora.alpha or keys.lora.rank) / (keys.lora.rank or 1)) for tensors in whole]
     labels = len(np.unique(data.train.y)) if info.labelled and isinstance(data.train, Examples) else 0
-    return ClientModel(origin, networks, np.array(raw), predict(x.to(device)).cpu().numpy(), labels, view)
+    outputs = predict(x.to(device))
+    logits = (scale.undone(outputs) if scale else outputs).cpu().numpy()
+    return ClientModel(origin, networks, np.array(raw), logits, labels, view)
 
 
 def _predictor(
@@ -266,7 +274,8 @@ def write_model(found: ClientModel, path: Path) -> Loaded:
         written = Path(scratch) / path.name
         save(written, found.origin, found.networks)
         loaded = load(written, {found.origin.model, found.origin.task})
-        right = np.allclose(loaded(found.inputs), found.logits, atol=NEAR)
+        near = NEAR * np.array(found.origin.target_spread) if found.origin.target_spread else NEAR
+        right = bool(np.isclose(loaded(found.inputs), found.logits, atol=near).all())
         if right:
             written.replace(path)
     if not right:

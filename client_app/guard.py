@@ -152,7 +152,11 @@ def limited_memory() -> Iterator[None]:
 
 def _data_bytes() -> int:
     """Return the bytes of this process that count for the limit."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData:"))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        if line.startswith("VmData:")
+    )
     return int(line.split()[1]) << 10
 
 

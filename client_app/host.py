@@ -154,7 +154,10 @@ class ClientHost:
         if "kept" in order.views or (kind is Kind.ADAPT and order.keep):
             metrics |= self._score("kept", order, self.algorithm.predictor(state, None, plan))
         self.spent()
-        after, upload = self._work(order, state, download, request.partition("|")[0])
+        if kind is Kind.ADAPT and not self.info.examples:
+            after, upload = state, Payload()  # nothing to adapt with
+        else:
+            after, upload = self._work(order, state, download, request.partition("|")[0])
         diverged = not_finite(after) if self.tells_divergence else ""
         if diverged and kind is Kind.TRAIN:
             raise DivergedError(f"state{diverged}", "finite numbers after training", "others: it diverged")
@@ -162,7 +165,9 @@ class ClientHost:
             **self.figures,
             **self.spent(),
             **({DIVERGED: 1.0} if diverged else {}),
-            **self._score("trained", order, self.algorithm.predictor(after, None, plan)),
+            **(
+                self._score("trained", order, self.algorithm.predictor(after, None, plan)) if self.info.examples else {}
+            ),
         }
         sane, sums = _sane(metrics)
         if not self.accuracies:

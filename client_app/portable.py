@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from sepal import models
+from sepal.client.target_scale import InUnit
 from sepal.client_app.preparing import prepared, read
 from sepal.config.elsewhere import check_code
 from sepal.errors import ModelError, StateError, one_line
@@ -39,7 +40,14 @@ from sepal.strategies import registry
 
 FORMAT = "sepal.model.v1"
 # Left out of a file: earlier versions do not know these fields.
-PLAIN = (("task", CLASSIFICATION), ("unit", ""), ("inputs", ""), ("fill", False))
+PLAIN = (
+    ("task", CLASSIFICATION),
+    ("unit", ""),
+    ("inputs", ""),
+    ("fill", False),
+    ("target_mean", ()),
+    ("target_spread", ()),
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,9 @@ class Origin:
         channels: Whether image files are brought to the shape's channels, as in training.
         inputs: ``own.shape`` of several inputs, which stand side by side in a row; empty for one.
         fill: Whether a missing number of a table, NaN, becomes the column's ``offset``, as in training.
+        target_mean: Of each number that a regression predicts, where the client's targets were standardised: the mean
+            over its training part, which the module adds last.
+        target_spread: The standard deviation of each there, by which the module multiplies before.
     """
 
     model: str
@@ -89,6 +100,8 @@ class Origin:
     unit: str = ""
     inputs: str = ""
     fill: bool = False
+    target_mean: tuple[float, ...] = ()
+    target_spread: tuple[float, ...] = ()
 
 
 def learning_of(origin: Origin) -> LearningTask:
@@ -104,6 +117,8 @@ def learning_of(origin: Origin) -> LearningTask:
 class Loaded:
     """A loaded model: call it with float32 inputs (n, *shape); it returns logits (n, classes) or a task's outputs.
 
+    Of a table that it standardises, inputs are float64 rows as in the file.
+
     Its attribute ``learning`` is the task: ``learning.predict`` maps outputs to predictions.
 
     Images are as in training (:meth:`prepare`), rows of a table as in their file.
@@ -112,15 +127,18 @@ class Loaded:
     def __init__(self, origin: Origin, module: nn.Module) -> None:
         self.origin, self.module, self.learning = origin, module.eval(), learning_of(origin)
 
-    def __call__(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    def __call__(self, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Return the logits of a batch."""
-        kind = np.int64 if self.origin.vocabulary and not self.origin.inputs else np.float32
+        plain = np.float64 if self.origin.offset else np.float32
+        kind = np.int64 if self.origin.vocabulary and not self.origin.inputs else plain
         with torch.no_grad():
             logits: torch.Tensor = self.module(torch.from_numpy(np.ascontiguousarray(x, kind)))
         return logits.numpy()
 
     def prepare(self, data: Any) -> npt.NDArray[Any]:
-        """Return examples (n, *shape) as the model takes them, prepared as in training: float32; tokens int64.
+        """Return examples (n, *shape) as the model takes them, prepared as in training.
+
+        They are float32; tokens are int64, and rows of a table that the model standardises float64.
 
         Args:
             data: As for :func:`sepal.client_app.preparing.read`.
@@ -186,8 +204,10 @@ def load(path: Path | str, allow: Collection[str] = ()) -> Loaded:
 
 
 def _scaled(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> nn.Module:
-    """Return the module, which standardises its inputs first if the client's data was."""
+    """Return the module, which standardises its inputs first if the client's data was, and undoes that of targets."""
     module = _module(origin, tensors)
+    if origin.target_mean:
+        module = InUnit(module, origin.target_mean, origin.target_spread)
     return Standardized(module, origin.offset, origin.factor, origin.fill) if origin.offset else module
 
 
@@ -206,6 +226,9 @@ def _check_types(origin: Origin) -> None:
         raise ValueError(f"origin.class_names without a printable name for each of {origin.classes} classes")
     if len(origin.offset) != len(origin.factor) or (origin.offset and (len(origin.offset),) != origin.shape):
         raise ValueError(f"origin.offset and origin.factor without a number for each of {origin.shape} columns")
+    numbers = len(origin.target_mean), len(origin.target_spread)
+    if numbers != (0, 0) and (origin.task != "regression" or numbers != (origin.classes, origin.classes)):
+        raise ValueError(f"origin.target_mean and origin.target_spread without a regression's {origin.classes} numbers")
     if origin.fill and not origin.offset:
         raise ValueError("origin.fill without means")
 
@@ -242,7 +265,7 @@ def _module(origin: Origin, tensors: Mapping[str, npt.NDArray[np.float32]]) -> n
 
 
 class Standardized(nn.Module):
-    """A module that takes rows of a table as they are in its file."""
+    """A module that takes rows of a table as they are in its file, and standardises them in float64."""
 
     offset: torch.Tensor
     factor: torch.Tensor
@@ -250,13 +273,14 @@ class Standardized(nn.Module):
     def __init__(self, module: nn.Module, offset: Sequence[float], factor: Sequence[float], fill: bool) -> None:
         super().__init__()
         self.module, self.fill = module, fill
-        self.register_buffer("offset", torch.tensor(offset))
-        self.register_buffer("factor", torch.tensor(factor))
+        self.register_buffer("offset", torch.tensor(offset, dtype=torch.float64))
+        self.register_buffer("factor", torch.tensor(factor, dtype=torch.float64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the module's logits (n, classes) of raw rows (n, columns); with ``fill``, some may lack numbers."""
         scaled = (x - self.offset) * self.factor
-        logits: torch.Tensor = self.module(torch.where(torch.isnan(x), 0.0, scaled) if self.fill else scaled)
+        rows = torch.where(torch.isnan(x), 0.0, scaled) if self.fill else scaled
+        logits: torch.Tensor = self.module(rows.to(torch.float32))
         return logits
 
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sepal.data.examples import scaled
+from sepal.data.examples import PIXELS, scaled
 from sepal.data.sources.images import Look
 from sepal.data.sources.inputs import Inputs, numbered, read_inputs
 from sepal.data.sources.pictures import read_pictures
 from sepal.errors import DataError, ModelError
+from sepal.protocol.numbers import as_float32
 from sepal.protocol.tasks.learning import CLASSIFICATION
 
 if TYPE_CHECKING:
@@ -48,25 +49,31 @@ def read(origin: Origin, data: Any) -> Inputs:
 def prepared(origin: Origin, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return examples as the model takes them: float32 (n, *shape), images scaled as in training; tokens int64.
 
+    Rows of a table that the model standardises are float64.
+
     Raises:
         DataError: A number is not finite.
         ModelError: They do not have the model's shape.
     """
     if x.dtype.kind == "f" and not (np.isfinite(x) | (origin.fill & np.isnan(x))).all():
         raise DataError("data", "finite numbers", "NaN or infinity")
-    shape, images = x.shape[1:], x.dtype == np.uint8 and len(origin.shape) == 3
+    shape, images = x.shape[1:], x.dtype.name in PIXELS and len(origin.shape) == 3
     if images and x.ndim in (3, 4):
         shape = (1, *shape) if x.ndim == 3 else (shape[2], *shape[:2])
     if shape != origin.shape:
         raise ModelError("data", f"examples of shape {origin.shape}", shape)
     if images:
         return scaled(x, origin.mean, origin.std, len(origin.shape))
-    return np.asarray(x, np.int64 if origin.vocabulary else np.float32)
+    if origin.vocabulary:
+        return np.asarray(x, np.int64)
+    return np.array(x, np.float64) if origin.offset else as_float32("data", x)
 
 
 def _array(origin: Origin, data: Any) -> npt.NDArray[Any]:
     """Return examples as an array; of a data frame the model's columns, in the model's order."""
     if origin.columns and hasattr(data, "columns"):
+        if twice := [name for name in origin.columns if list(data.columns).count(name) > 1]:
+            raise DataError("data", "a different name for every column", f"more than one column called {twice[0]}")
         if missing := [name for name in origin.columns if name not in data.columns]:
             raise DataError("data", f"the columns {', '.join(origin.columns)}", f"none called {', '.join(missing)}")
         data = data[list(origin.columns)]

@@ -28,7 +28,11 @@ def refuse_streams(config: RunConfig, data: ClientData, client: str) -> None:
     Raises:
         ConfigError: See above.
     """
-    now = {"own.class-weights": config.own.class_weights, "evaluate.corruption": config.evaluate.corruption}
+    now = {
+        "own.class-weights": config.own.class_weights,
+        "evaluate.corruption": config.evaluate.corruption,
+        "target-scale": config.target_scale,
+    }
     for key, value in now.items():
         if value != "none" and isinstance(data.train, Stream):
             expected = "none with a Dataset, which is read batch by batch: return arrays for it"
@@ -41,16 +45,20 @@ def pooled(shared: Shared, data: FederatedData, clients: int) -> Pair:
         return no_examples()
     if shared.pooled is None:
         count = shared.assembly.task.config.pooled_samples
-        shared.pooled = tensors(data.pooled_test(clients, count), shared.device)
+        shared.pooled = tensors(data.pooled_test(clients, count), _device(shared, data))
     return shared.pooled
 
 
-def scaled(pair: Pair, scale: Scale | None) -> Pair:
+def _device(shared: Shared, data: FederatedData) -> str:
+    """Return where examples of all clients are put: rows of a table are float64, which not all devices have."""
+    return "cpu" if data.info.table else shared.device
+
+
+def scaled(pair: Pair, scale: Scale | None, device: str = "cpu") -> Pair:
     """Return examples of other clients as this client's model takes them: standardised like its own."""
     if scale is None or not len(pair[1]):
         return pair
-    mean, factor = (torch.from_numpy(each).to(pair[0].device) for each in (scale.mean, scale.factor))
-    return torch.where(torch.isnan(pair[0]), 0, (pair[0] - mean) * factor), pair[1]
+    return torch.from_numpy(scale(pair[0].numpy())).to(device), pair[1].to(device)
 
 
 def shift(
@@ -60,11 +68,11 @@ def shift(
     if data.private:
         return None
     if shared.everyone is None:
-        shared.everyone = tensors(data.pooled_test(clients), shared.device)
+        shared.everyone = tensors(data.pooled_test(clients), _device(shared, data))
     rng = derive(data.seed, "shift", client)
     x, y = shared.everyone
-    rows = torch.from_numpy(rng.permutation(len(y))[:examples]).to(shared.device)
-    others = scaled((x[rows], y[rows]), scale)
+    rows = torch.from_numpy(rng.permutation(len(y))[:examples]).to(y.device)
+    others = scaled((x[rows], y[rows]), scale, shared.device)
     return Shift(torch.from_numpy(rng.permutation(examples)).to(shared.device), others)
 
 

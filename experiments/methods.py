@@ -58,15 +58,15 @@ def outlines() -> str:
 
 def written() -> Iterator[tuple[Path, str]]:
     """Yield each file that this module writes, with its content."""
-    yield PYPROJECT, with_keys(PYPROJECT.read_text())
+    yield PYPROJECT, with_keys(PYPROJECT.read_text(encoding="utf-8"))
     yield OUTLINES, outlines()
-    yield METHODS, rewritten(METHODS.read_text(), {"methods": [markdown_table()]})
+    yield METHODS, rewritten(METHODS.read_text(encoding="utf-8"), {"methods": [markdown_table()]})
 
 
 def main() -> None:
     """Write the files that have changed."""
     for file, text in written():
-        if not file.is_file() or file.read_text() != text:
+        if not file.is_file() or file.read_text(encoding="utf-8") != text:
             write_atomically(file, text.encode())
             print(f"written to {file}")
 

@@ -1,27 +1,25 @@
 """``make matrix-python``: the fast tests on other Pythons, with the newest and with the lowest versions admitted.
 
 Each environment is made from the index in ``build/python-VERSION-WHICH`` and kept, so that a second run only tests. The
-newest are those that an unconstrained ``pip install`` chooses, the lowest those that pyproject.toml names as least ones
-(the development tools stay as they are). It needs gigabytes, since torch comes with CUDA for some Pythons, so CI does
-not run it.
+newest are those that an unconstrained ``pip install`` chooses, the lowest those that uv finds for the least ones of
+pyproject.toml (the development tools are new). It needs gigabytes, since torch comes with CUDA for some Pythons, so CI
+does not run it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MATRIX = (("3.11", "lowest"), ("3.12", "newest"), ("3.13", "newest"))
 TESTS = ("-m", "not e2e", "-n", "2", "--dist", "loadgroup", "-q", "-p", "no:cacheprovider")
-LEAST = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)(\[[a-z,]*\])?>=(?P<version>[0-9.]+)")
+EXTRAS = ("simulation", "operate", "report", "onnx", "tensorboard", "privacy")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         binary = prepare(python, which)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{binary.parent}{os.pathsep}{os.environ['PATH']}"}
         command = [str(binary), "-m", "pytest", *(options.tests or TESTS)]
-        tested = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        tested = subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, encoding="utf-8", check=False
+        )
         lines.append(
             (tested.returncode, f"Python {python}, {which} versions: {tested.stdout.strip().splitlines()[-1]}")
         )
@@ -57,23 +57,18 @@ def prepare(python: str, which: str) -> Path:
     subprocess.run([base, "-m", "venv", "--clear", str(place)], check=True)
     pip = [str(binary), "-m", "pip", "install", "--quiet"]
     if which == "lowest":
-        (place / "lowest.txt").write_text("".join(f"{line}\n" for line in lowest()), encoding="utf-8")
-        pip += ["-c", str(place / "lowest.txt")]
+        pip += ["-c", str(lowest(place / "lowest.txt", python))]
     subprocess.run([*pip, "-e", f"{ROOT}[simulation,dev]"], check=True)
     (place / ".ready").touch()
     return binary
 
 
-def lowest(file: Path = ROOT / "pyproject.toml") -> list[str]:
-    """Return ``name==version`` for each dependency with a least version, without those of the development tools."""
-    project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    listed = [
-        *project["dependencies"],
-        *(part for name in extras if name not in ("dev", "docs") for part in extras[name]),
-    ]
-    least = {match["name"]: match["version"] for entry in listed if (match := LEAST.match(entry))}
-    return [f"{name}=={version}" for name, version in sorted(least.items())]
+def lowest(file: Path, python: str) -> Path:
+    """Write the lowest versions of all direct dependencies but the development tools, which fit together, to a file."""
+    extras = [part for name in EXTRAS for part in ("--extra", name)]
+    command = ["uv", "pip", "compile", "--quiet", "--resolution", "lowest-direct", "--python-version", python]
+    subprocess.run([*command, *extras, "--no-annotate", "-o", str(file), str(ROOT / "pyproject.toml")], check=True)
+    return file
 
 
 if __name__ == "__main__":

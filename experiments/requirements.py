@@ -49,7 +49,7 @@ def split(grpc: str, http: str) -> dict[str, str]:
 
 def main() -> None:
     """Write the files, from two files of uv's that the command names: by constraints.txt, constraints-current.txt."""
-    grpc, http = (Path(name).read_text() for name in sys.argv[1:])
+    grpc, http = (Path(name).read_text(encoding="utf-8") for name in sys.argv[1:])
     for name, text in split(grpc, http).items():
         write_atomically(ROOT / name, text.encode())
         (ROOT / name).chmod(0o644)

@@ -6,8 +6,11 @@ Programming errors raise Python's own exceptions.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
+MOST_CAUSES, MOST_NAMES = 5, 3  # that one line tells of clients
+NESTED = re.compile(r": expected .+, got ")
 FEW = 3  # characters of a last part of which the beginning is likely to be meant
 
 
@@ -59,37 +62,40 @@ class SepalError(Exception):
         self.key = key
         self.expected = expected
         self.got = shown if len(shown) <= 300 else shown[:297] + "..."
-        super().__init__(one_line(f"{key}: expected {expected}, got {self.got}"))
+        super().__init__(self._line())
+
+    def _line(self) -> str:
+        if NESTED.search(self.got):  # the line of another error: no "expected … got …" within another
+            return one_line(f"{self.key}: needed {self.expected}, but {self.got}")
+        return one_line(f"{self.key}: expected {self.expected}, got {self.got}")
 
     def __reduce__(self) -> tuple[type[SepalError], tuple[str, str, str]]:
         """Support pickling, because worker processes send exceptions."""
         return type(self), (self.key, self.expected, self.got)
 
 
-def in_short(errors: Iterable[SepalError], most: int = 3) -> str:
-    """Return several clients' errors as one text: each cause once, the commonest first, with how many clients have it.
+def causes_of(errors: Iterable[SepalError]) -> str:
+    """Return several clients' errors as one text: each cause once and whole, the commonest first, with its clients.
+
+    Causes that differ in numbers alone, such as that of a client, are one, in the words of its first client.
 
     Args:
         errors: Errors whose keys begin with a client (``node 3: client-00002: data``) or are one.
-        most: The number of causes to tell.
     """
-    groups: dict[str, list[SepalError]] = {}
+    groups: dict[str, list[tuple[str, str]]] = {}
     for error in errors:
         who, _, key = error.key.rpartition(": ")
-        expected = f"{key}: expected {error.expected}, got {error.got}"
-        cause = expected if who else f"{error.got} instead of {error.expected}"
-        groups.setdefault(cause, []).append(error)
-    if len(groups) == 1 == len(next(iter(groups.values()))):
-        return str(next(iter(groups.values()))[0])
-    causes = sorted(groups.items(), key=lambda group: -len(group[1]))
-    room = 260 // min(len(causes), most) - 40
-    told = []
-    for cause, same in causes[:most]:
-        cut = cause if len(cause) <= room else f"{cause[: room - 3]}..."
-        who = same[0].key.rpartition(": ")[0] or same[0].key
-        told.append(f"{cut} ({who}{f' and {len(same) - 1} more' if len(same) > 1 else ''})")
-    left = len(causes) - most
-    return "; ".join([*told, *([f"{left} other cause{'s' * (left > 1)}"] if left > 0 else [])])
+        cause = f"{key}: expected {error.expected}, got {error.got}" if who else error.got
+        groups.setdefault(re.sub(r"\d+", "#", cause), []).append((cause, who or error.key))
+    causes = sorted(groups.values(), key=lambda group: -len(group))
+    words = [f"{group[0][0]} ({_names([who for _, who in group])})" for group in causes[:MOST_CAUSES]]
+    left = len(causes) - MOST_CAUSES
+    return "; ".join([*words, *([f"{left} other cause{'s' * (left > 1)}"] if left > 0 else [])])
+
+
+def _names(clients: Sequence[str]) -> str:
+    names = ", ".join(clients[:MOST_NAMES])
+    return names if len(clients) <= MOST_NAMES else f"{names} and {len(clients) - MOST_NAMES} more"
 
 
 class ConfigError(SepalError):
@@ -134,3 +140,26 @@ class RosterError(SepalError):
 
 class RoundError(SepalError):
     """A round cannot be completed, for example because too few clients replied before the deadline."""
+
+
+class _ClientsError(SepalError):
+    """Clients cannot do what is asked of them.
+
+    Args:
+        key: The clients, for example ``10 of 10 clients``.
+        expected: What they were to do.
+        got: Each cause, of :func:`causes_of`; not cut.
+    """
+
+    def __init__(self, key: str, expected: str, got: str) -> None:
+        super().__init__(key, expected, got)
+        self.got = got
+        self.args = (one_line(f"{key} cannot {expected}: {got}", 4000),)
+
+
+class UnfitError(_ClientsError, RosterError):
+    """Clients of a new run cannot take part in it."""
+
+
+class FailedError(_ClientsError, RoundError):
+    """Clients cannot take part in a round."""

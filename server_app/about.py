@@ -96,7 +96,8 @@ def _counted(assembly: Assembly) -> dict[str, list[int]] | None:
     config, data = assembly.task.config, assembly.data
     if config.task != CLASSIFICATION or not isinstance(data, DealtData) or not config.clients:
         return None
-    return {client_name(number): row for number, row in enumerate(data.label_counts(config.clients).tolist())}
+    counts = data.label_counts(config.clients).tolist()
+    return {assembly.client_name(number): row for number, row in enumerate(counts)}
 
 
 def labels_of(run: StoredRun) -> Labels:
@@ -133,6 +134,7 @@ def _from_data(run: StoredRun) -> Labels:
     from sepal.config import parse
     from sepal.config.elsewhere import check_code
     from sepal.data import federated_data
+    from sepal.data.owners import names_of
     from sepal.strategies.registry import Hypers
 
     check_code(run.config, run.allowed.code, "you allow (sepal report --allow package.module:NAME)")
@@ -140,10 +142,12 @@ def _from_data(run: StoredRun) -> Labels:
         config, _ = parse(run.config, Hypers())
         data = federated_data(config)
         counts = data.label_counts(config.clients).tolist() if isinstance(data, DealtData) else []
+        names = names_of(data, config.clients) if config.client_names == "owners" else ()
     except SepalError:  # its text is not shown: it may name a directory of this machine
         name, where = run.config.get("dataset", ""), "on the machine that wrote this report"
         return Labels(reason=f"The data ({name}) is not {where}, or cannot be read there.")
-    return Labels(data.info.class_names, {client_name(number): row for number, row in enumerate(counts)})
+    called = names or tuple(map(client_name, range(len(counts))))
+    return Labels(data.info.class_names, dict(zip(called, counts, strict=False)))
 
 
 def info_of(run: StoredRun) -> DatasetInfo:

@@ -49,7 +49,7 @@ def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Append ``lines``, of JSON's own types; synced when this returns."""
     text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
     try:
-        with open(path, "a") as file:
+        with open(path, "a", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

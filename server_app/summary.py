@@ -69,6 +69,7 @@ def summarise(
         "reasons": {view: reason(assembly, report, view) for view in CLOSING_VIEWS if view not in report.accuracy},
         "accuracy_round": report.accuracy_round,
         "model_round": report.accuracy_round - 1,
+        **({"best_round": report.best_round} if report.best_round else {}),
         "diverged": report.diverged,
         "undone": report.undone,
         "bytes": report.totals.summary(),
@@ -153,7 +154,9 @@ def commit() -> str:
         return ""
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=GIT_SECONDS, check=True, encoding="utf-8"
+        )
     except (OSError, subprocess.SubprocessError):  # no git, or a checkout of another user
         return ""
     return done.stdout.strip()
@@ -162,7 +165,7 @@ def commit() -> str:
 def processor() -> str:
     """Return the processor's name; results are only bit-identical on the same kind of CPU."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -17,10 +17,15 @@ import numpy as np
 from sepal import models
 from sepal.config import RunConfig, Settings, flatten, parse
 from sepal.config.agreement import agreed_text
+from sepal.config.base import AUTO
+from sepal.config.rules import check_together
+from sepal.config.run import SEARCH
 from sepal.data import DatasetInfo, FederatedData, federated_data
+from sepal.data.owners import with_owners
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, StateError
 from sepal.protocol.compression import with_compression
+from sepal.protocol.fields import client_name
 from sepal.protocol.layout import Layout, statistics, trained
 from sepal.protocol.method import Method, Task, Weights
 from sepal.protocol.tasks import learning_task
@@ -45,6 +50,7 @@ class Assembly:
         make: Builds the model's module.
         agreed: The keys on which server and clients must agree (:mod:`sepal.config.agreement`).
         notes: Lines to show when the run starts, such as where its rates come from.
+        names: The clients' names by number; empty where they are called by their numbers.
     """
 
     method: Method
@@ -53,6 +59,11 @@ class Assembly:
     make: Callable[[], nn.Module]
     agreed: str
     notes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def client_name(self, number: int) -> str:
+        """Return the name of client ``number`` on this machine: its owner's, or ``client-00000``."""
+        return self.names[number] if number < len(self.names) else client_name(number)
 
     @property
     def info(self) -> DatasetInfo:
@@ -85,6 +96,10 @@ def assemble(
     chosen = method or registry.get(config.method)
     data = data or federated_data(config)
     known = data.info
+    owners = with_owners(config, data, "clients" in flat)
+    if owners.config.clients != config.clients:
+        check_together(owners.config)
+    config = owners.config
     rules.check_data(config, data)
     rules.check_method(chosen, config)
     config, hyper, notes = complete(config, hyper, chosen, known)
@@ -106,7 +121,8 @@ def assemble(
         notes = (*notes, f"model: {chosen.name} starts from {chosen.draws}, not from weights that are given")
     notes = (*notes, *known.notes, *unused(flat, chosen.name))
     exchanged = with_compression(chosen, config, hyper)
-    return Assembly(exchanged, task, data, make, agreed, (*notes, *first.notes))
+    notes = (*owners.notes, *notes, *first.notes)
+    return Assembly(exchanged, task, data, make, agreed, notes, owners.names)
 
 
 def complete(
@@ -118,11 +134,16 @@ def complete(
     it, a gradient counts 1/(1 - momentum) times, so ``lr`` is that much smaller. Other keys have the method's default,
     or else the data set's.
     """
-    from sepal.strategies.calibrated import Rates, rates
+    from sepal.strategies.calibrated import FINDS, Rates, datasets, rates
 
+    if config.lr == SEARCH:  # what starts runs in process has replaced it (sepal.study.rate_search)
+        raise ConfigError("lr", "a number: the rate is searched by `sepal run` and `sepal.run` alone", SEARCH)
     full = config.completed(method.defaults, {"partition.name": info.partition, **info.defaults})
     if not config.lora.rank and (rank := method.defaults.get("lora.rank")):
         full = full.model_copy(update={"lora": config.lora.model_copy(update={"rank": rank})})
+    if config.target_scale == AUTO:  # as the columns beside them
+        scaled = config.task == "regression" and info.table
+        full = full.model_copy(update={"target_scale": "client" if scaled else "none"})
     limit = method.defaults.get("clip-gradient")
     full = full.model_copy(update={"clip_gradient": full.gradient_limit(None if limit is None else float(limit))})
     found = rates(method.name, info, full.model, full.optimizer)
@@ -135,6 +156,10 @@ def complete(
     before = {"lr": config.lr, **flatten(hyper, f"{method.name}.")}
     after = {"lr": full.lr, **flatten(own, f"{method.name}.")}
     chosen = [f"{key} = {after[key]:g}" for key, value in before.items() if value != after[key] and key in found.keys]
+    by_method = "lr" in method.defaults
+    if not config.lr and "lr" not in found.keys and not (by_method and info.name in datasets()):
+        whose = f"{method.name}'s own default" if by_method else f"the default of {info.name}"
+        return full, own, (f"lr = {full.lr:g}: {whose}, not calibrated; {FINDS}",)
     origin = found.origin + (f", times 1 - momentum = {scale:g}" if scale < 1 else "")
     return full, own, (f"{', '.join(chosen)}: {origin}",) if chosen else ()
 

@@ -23,6 +23,7 @@ from typing import Any
 from sepal.data import DatasetInfo
 
 FALLBACK = "fedavg"
+FINDS = "`sepal tune`, or --set lr=search, searches for yours"
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,13 @@ def _scale(entry: Entry, info: DatasetInfo) -> tuple[float, str]:
 @cache
 def table() -> tuple[Entry, ...]:
     """Return the entries of ``calibrated.toml``, in its order."""
-    found = tomllib.loads((files("sepal.strategies") / "calibrated.toml").read_text())
+    found = tomllib.loads((files("sepal.strategies") / "calibrated.toml").read_text(encoding="utf-8"))
     return tuple(_entry(name, values) for name, values in found.items())
+
+
+def datasets() -> frozenset[str]:
+    """Return the names of the data sets in the table."""
+    return frozenset(entry.dataset for entry in table())
 
 
 def _entry(dataset: str, values: Mapping[str, Any]) -> Entry:
@@ -127,4 +133,4 @@ def _origin(entry: Entry, name: str, method: str, info: DatasetInfo, model: str,
         return text
     there = (f"{text} with {entry.model}" if entry.model != model else text) + scaled
     wanted = f"{method} on {info.name}" if name != method or entry.dataset != info.name else f"the model {model}"
-    return f"{there}, not for {wanted}; `sepal tune` searches for yours"
+    return f"{there}, not for {wanted}; {FINDS}"

@@ -13,8 +13,8 @@ from importlib.metadata import entry_points
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from sepal.config import RunConfig, Settings, flatten, former_values, method_name
-from sepal.errors import ConfigError, suggest
+from sepal.config import RunConfig, Settings, flatten, former_values, method_name, unknown_method
+from sepal.errors import ConfigError
 from sepal.protocol.method import Method, Scalar, resolve
 from sepal.user_modules import load
 
@@ -83,7 +83,7 @@ class Outline(NamedTuple):
 @cache
 def _written() -> dict[str, Outline]:
     """Return the outlines of the built-in methods, whose modules import torch: ``python -m experiments.methods``."""
-    found = tomllib.loads((files("sepal.strategies") / "outlines.toml").read_text())
+    found = tomllib.loads((files("sepal.strategies") / "outlines.toml").read_text(encoding="utf-8"))
     return {name: Outline(**values) for name, values in found.items()}
 
 
@@ -109,7 +109,7 @@ def get(name: str) -> Method:
     if ":" in name:
         return _own(name)
     if name not in table():
-        raise ConfigError("method", f"one of {', '.join(table())}", suggest(name, name, table()))
+        raise unknown_method(name, table())
     found = resolve(table()[name])
     if not isinstance(found, Method):
         raise ConfigError("method", f"{table()[name]} to be a sepal.protocol.method.Method", type(found).__name__)

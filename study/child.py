@@ -26,7 +26,7 @@ def main() -> None:
     from sepal.study.run import execute, prepare
     from sepal.study.run_keys import read_file
 
-    user_modules.receive_text((Path(config).parent / FUNCTIONS).read_text())
+    user_modules.receive_text((Path(config).parent / FUNCTIONS).read_text(encoding="utf-8"))
     try:
         execute(prepare({**read_file(Path(config)), "out": out}, Path.cwd()), int(workers))
     except SepalError as error:

@@ -126,14 +126,14 @@ def frontier(found: Sequence[Entry], measure: Measure = ACCURACY) -> list[Place]
     ranked, places = sorted(found, key=lambda each: -good(each)), []
     for entry in ranked:
         below = (each for each in ranked if each.megabytes <= entry.megabytes and good(each) < good(entry))
-        rival = next((each.label for each in below if _noise(entry, each)), "")
+        rival = next((each.label for each in below if within_noise(entry, each)), "")
         on = not beaten(entry)
         places.append(Place(entry, on, rival if on else ""))
     return sorted(places, key=lambda each: each.entry.megabytes)
 
 
-def _noise(one: Entry, other: Entry) -> bool:
-    """Return whether there is an interval of the difference, and 0 is in it."""
+def within_noise(one: Entry, other: Entry) -> bool:
+    """Return whether there is an interval of the difference over seeds, and 0 is in it."""
     found = paired_by_seed(*({seed: {"": value} for seed, value in each.by_seed.items()} for each in (one, other)))
     return found is not None and found.spread is not None and abs(found.mean) <= found.spread
 

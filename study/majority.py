@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
+from sepal.data.streams import Stream
 from sepal.storage.files import write_atomically
 
 if TYPE_CHECKING:
-    from sepal.data import FederatedData
+    from sepal.data import Examples, FederatedData
     from sepal.strategies.assembly import Assembly
 
 MOST = 100  # clients whose labels are counted
+MOST_READ = 1000  # examples of each part of a Dataset whose labels are read, evenly spaced
 
 
 def note(path: Path, summary: Mapping[str, Any], assembly: Assembly) -> None:
@@ -61,6 +64,11 @@ def majority(data: FederatedData, clients: int) -> float:
     shares = []
     for number in range(min(clients, MOST)):
         part = data.client(number, clients, f"client-{number:05d}")
-        if len(part.test):
-            shares.append(float(np.mean(part.test.y == np.bincount(part.train.y).argmax())))
+        if len(part.test) and len(part.train):
+            shares.append(float(np.mean(_labels(part.test) == np.bincount(_labels(part.train)).argmax())))
     return float(np.mean(shares)) if shares else 0.0
+
+
+def _labels(part: Examples | Stream) -> npt.NDArray[np.int64]:
+    labels: npt.NDArray[np.int64] = (part.sample(MOST_READ) if isinstance(part, Stream) else part).y
+    return labels

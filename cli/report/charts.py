@@ -27,7 +27,7 @@ from sepal.cli.sizes import size
 from sepal.server_app.about import labels_of
 from sepal.study.comparison import Comparison
 
-FIRST = (*curves.NAMES, frontier.NAME, "clients", "bytes", "labels", "pairs", "seconds", "shift", "capacity", "own")
+FIRST = (frontier.NAME, *curves.NAMES, "clients", "bytes", "labels", "pairs", "seconds", "shift", "capacity", "own")
 ORDER = (*FIRST, *personal.NAMES)
 LABELS = "Which labels each client has"
 

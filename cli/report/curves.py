@@ -69,7 +69,7 @@ def _curve(x: str, title: str, axis: str, unit: str, digits: int) -> None:
         if x != "round":
             reading += f" A round stands at the {unit} that the rounds before it took, the closing evaluation at all."
         if x != "round" and sampled:
-            reading += " Lines as in the first figure."
+            reading += " Lines as in the figure by round."
         elif sampled:
             reading += _thin(comparison)
         if any(row["stand_in"] for row in rows):

@@ -84,7 +84,7 @@ def _layers(look: Look, drawn: alt.Chart, wide: bool, megabytes: str, longest: i
     )
 
 
-@figure(NAME, "The frontier: accuracy against MB", "cell", "hidden", "zero", main=True)
+@figure(NAME, "Accuracy against MB", "cell", "hidden", "zero", main=True)
 def _frontier(comparison: Comparison, rows: Rows, drawn: alt.Chart) -> Drawn:
     wide = logarithmic([row["mb"] for row in rows if row["cell"] == cell] for cell in comparison.cells)
     cells = (frontier_sentence(comparison, cell) for cell in comparison.cells)
@@ -123,7 +123,7 @@ def picture(panels: Panels, theme: str = "", columns: int = 2) -> str:
         chart = _layers(panels, drawn, wide, panels.megabytes, PICTURED)
         charts.append(chart.properties(width=WIDTH, height=HEIGHT, title=title))
     whole = alt.concat(*charts, columns=columns).add_params(alt.param(name="zero", value=False))
-    words = (on_frontier(places, panels.measure) for places in panels.places.values())
+    words = (on_frontier(places) for places in panels.places.values())
     spec = whole.properties(description=" ".join(words)).to_dict(validate=True)
     drawing: str = vl_convert.vegalite_to_svg({**spec, "config": CONFIG, "padding": PADDING}, vl_version=VEGA_LITE)
     return coloured(drawing, theme)
@@ -136,7 +136,7 @@ def coloured(drawing: str, theme: str = "") -> str:
         drawing: An SVG whose colours are names such as ``var(--ink)``.
         theme: ``light`` or ``dark``; empty for one that follows the reader's settings.
     """
-    css = (files(__package__) / "page.css").read_text()
+    css = (files(__package__) / "page.css").read_text(encoding="utf-8")
     light, dark = (
         dict(re.findall(r"(--\w+): (#\w+)", block)) for block in re.findall(r":root.*?\{(.+?)\}", css, re.S)[:2]
     )

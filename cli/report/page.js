@@ -62,12 +62,15 @@ document.getElementById("theme").addEventListener("click", () => {
 });
 document.querySelector(".controls").addEventListener("change", apply);
 
-let sorted = null; // column and direction: the same in all tables, and kept when a live page's tables are replaced
-function sort() {
-  if (!sorted) return;
-  const { column, down } = sorted;
-  for (const table of document.querySelectorAll(".overview table")) {
-    const value = (row) => parseFloat(row.cells[column]?.textContent.replace(/≤\s/, "")); // NaN: not reached, or no figure; always last
+const sorted = {}; // kind of table → column and direction, kept when a live page's tables are replaced
+const kinds = [".overview", ".sorted"];
+const sort = () => kinds.forEach(sortKind);
+function sortKind(kind) {
+  if (!sorted[kind]) return;
+  const { column, down } = sorted[kind];
+  for (const table of document.querySelectorAll(`${kind} table`)) {
+    const text = (row) => row.cells[column]?.textContent;
+    const value = (row) => (text(row) === "best" ? 0 : parseFloat(text(row)?.replace(/≤\s/, ""))); // NaN: not reached, or no figure; always last
     const order = (a, b) => (down ? b - a : a - b);
     const rows = [...table.tBodies[0].rows].sort((one, other) => {
       const [a, b] = [value(one), value(other)];
@@ -80,22 +83,29 @@ function sort() {
     });
   }
 }
-document.getElementById("overview").addEventListener("click", (event) => {
+document.querySelector("main").addEventListener("click", (event) => {
   const head = event.target.closest(".sort")?.parentElement;
   if (!head) return;
-  const column = head.cellIndex;
-  sorted = { column, down: sorted?.column === column ? !sorted.down : true };
-  sort();
+  const column = head.cellIndex, kind = kinds.find((each) => head.closest(each));
+  sorted[kind] = { column, down: sorted[kind]?.column === column ? !sorted[kind].down : true };
+  sortKind(kind);
 });
+// Figures that were drawn in a folded part measure their width when it is opened.
+let printing = false;
+for (const fold of document.querySelectorAll(".fold")) {
+  fold.addEventListener("toggle", () => printing || dispatchEvent(new Event("resize")));
+}
 
 const PAPER = 690; // pixels: a figure's width on A4 and Letter, whose layout a script cannot measure
 let opened = [];
 addEventListener("beforeprint", () => {
+  printing = true;
   opened = [...document.querySelectorAll("details:not([open])")];
   for (const each of opened) each.open = true;
   for (const view of views.values()) view.width(PAPER).run();
 });
 addEventListener("afterprint", () => {
+  printing = false;
   for (const each of opened) each.open = false;
   dispatchEvent(new Event("resize")); // views with the width of their container measure it again
 });
@@ -112,8 +122,7 @@ async function refresh() {
     if (shape(found.data) !== shape(data)) location.reload(); // a figure or a run more
     data = found.data;
     document.getElementById("lead").innerHTML = found.lead;
-    document.getElementById("state").innerHTML = found.state;
-    document.getElementById("overview").innerHTML = found.overview;
+    for (const part of ["state", "answer", "overview", "tables"]) document.getElementById(part).innerHTML = found[part];
     sort();
     for (const [name, view] of views) view.data(specs[name].dataset, data[specs[name].dataset]);
     apply();

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import sepal
 from sepal.cli import by_class
+from sepal.cli.answer import answer
+from sepal.cli.convergence import convergence
 from sepal.cli.report.data import COLOURS, datasets, views, with_cell
 from sepal.cli.report.looks import DASHES, SHAPES
 from sepal.cli.report.state import state
@@ -23,10 +25,14 @@ from sepal.cli.sheets import (
     NONE,
     Sheet,
     accuracy_sheet,
+    basis,
+    conclusions,
     cost_sheet,
+    diverged,
     legend,
+    no_better,
     privacy_line,
-    remarks,
+    rounds_run,
     tuning_note,
     tuning_sheet,
     tuning_title,
@@ -40,6 +46,9 @@ from sepal.study.comparison import Comparison, read_comparison
 
 if TYPE_CHECKING:
     from sepal.cli.report.figure import Figure
+    from sepal.study.results import Variant
+
+FRONTIER = "frontier"  # the figure whose module needs the extra
 
 
 def write_html(places: Sequence[str], path: Path, allowed: Allowed = NOTHING) -> Path:
@@ -83,7 +92,9 @@ def live_parts(comparison: Comparison) -> dict[str, Any]:
         "data": datasets(comparison),
         "lead": html.escape(_lead(comparison)),
         "state": "\n".join(state(comparison)),
+        "answer": "\n".join(_answers(comparison)),
         "overview": "\n".join(_overview(comparison)),
+        "tables": "\n".join(_tables(comparison)),
         "over": all(result.stored.summary is not None for result in comparison.results),
     }
 
@@ -104,10 +115,12 @@ def render(comparison: Comparison, live: bool = False) -> str:
 
     data = datasets(comparison)
     made = figures(comparison, data)
-    template = Template((files(__package__) / "page.html").read_text())
+    template = Template((files(__package__) / "page.html").read_text(encoding="utf-8"))
     drawn = [f for f in made if f.chart]
     specs = {f.name: {"spec": f.chart, "dataset": f.data, "parameters": f.parameters} for f in drawn}
     own = data.get("own", [])
+    names = [figure.name for figure in made]
+    first = (next(name for name in (FRONTIER, "mb", "round") if name in [*names, "round"]), "round")
     return template.substitute(
         generator=f"sepal {sepal.__version__}",
         live=" data-live" * live,
@@ -116,8 +129,11 @@ def render(comparison: Comparison, live: bool = False) -> str:
         state="\n".join(state(comparison)) if live else "",
         css=_part("page.css"),
         controls="\n".join(_controls(comparison, list(dict.fromkeys(row["figure"] for row in own)), first_own(own))),
+        answer="\n".join(_answers(comparison)),
+        first="\n".join(_figures([figure for figure in made if figure.name in first])),
         overview="\n".join(_overview(comparison)),
-        figures="\n".join(_figures(made)),
+        tables="\n".join(_tables(comparison)),
+        figures="\n".join(_figures([figure for figure in made if figure.name not in first])),
         details="\n".join(_details(comparison)),
         footer=f"Written by <code>sepal report</code>, Sepal {sepal.__version__}. The file works without a network.",
         data=_json(data),
@@ -151,7 +167,7 @@ def _bundle(version: str) -> str:
 
 
 def _part(name: str) -> str:
-    return (files(__package__) / name).read_text()
+    return (files(__package__) / name).read_text(encoding="utf-8")
 
 
 def _json(value: Any) -> str:
@@ -181,6 +197,9 @@ def _each(comparison: Comparison, key: str) -> str:
 
 def _controls(comparison: Comparison, own: Sequence[str], first_own: str) -> Iterator[str]:
     there = views(comparison)
+    if len(comparison.cells) > 1:
+        yield _select("cell", "Setting", comparison.cells)
+    yield '<details class="choose"><summary>Choose models, runs, axes</summary>'
     yield "<fieldset><legend>Models</legend>"
     for view in there:
         mark = " checked" if view == there[0] else ""
@@ -192,14 +211,12 @@ def _controls(comparison: Comparison, own: Sequence[str], first_own: str) -> Ite
         box = f'<input type="checkbox" name="series" value="{words}" checked>'
         yield f'<label class="pill" style="{colour}" title="{words}">{box}<span>{_key(place)}{words}</span></label>'
     yield "</fieldset>"
-    if len(comparison.cells) > 1:
-        yield _select("cell", "Setting", comparison.cells)
     if len(comparison.labels) > 1:
         yield _select("label", "Clients of", comparison.labels)
     if len(own) > 1:
         yield _select("figure", "Own figure", own, first_own)
     yield '<label><input type="checkbox" name="zero"> Axes from 0</label>'
-    yield '<button type="button" id="theme">Light / dark</button>'
+    yield '<button type="button" id="theme">Light / dark</button></details>'
 
 
 def _key(place: int) -> str:
@@ -217,23 +234,40 @@ def _select(name: str, title: str, options: Sequence[str], chosen: str = "") -> 
     return f'<label>{title} <select name="{name}">{rows}</select></label>'
 
 
-def _overview(comparison: Comparison) -> Iterator[str]:
+def _cells(comparison: Comparison) -> Iterator[tuple[str, list[Variant], str]]:
+    """Yield each setting that has runs, its variants, and the attribute by which the page shows or hides it."""
     for cell in comparison.cells:
-        variants = comparison.variants(cell)
-        if not variants:
-            continue
-        place = f'data-cell="{html.escape(cell)}"'
-        if found := headline(comparison, cell):
-            yield f'<p class="headline" {place}>{html.escape(found)}</p>'
+        if variants := comparison.variants(cell):
+            yield cell, variants, f'data-cell="{html.escape(cell)}"'
+
+
+def _answers(comparison: Comparison) -> Iterator[str]:
+    for cell, _, place in _cells(comparison):
+        if words := headline(comparison, cell):
+            yield f'<p class="headline" {place}>{html.escape(words)}</p>'
+
+
+def _overview(comparison: Comparison) -> Iterator[str]:
+    """Yield what answers: a short table, who is best for its bytes, and what is wrong with a run."""
+    for cell, variants, place in _cells(comparison):
+        sheet, clear, reading = answer(comparison, cell)
+        bold = [(row, len(sheet.head) - 1) for row, certain in enumerate(clear) if certain]
+        yield from table(sheet, "Overview", f'class="overview scroll" {place}', figures=True, bold=bold)
+        for words in (frontier_sentence(comparison, cell), *no_better(variants), *diverged(variants)):
+            yield f'<p class="conclusion" {place}>{_with_code(words)}</p>' if words else ""
+        for words in filter(None, (*convergence(variants), rounds_run(variants), reading)):
+            yield f'<p class="reading" {place}>{_with_code(words)}</p>'
+
+
+def _tables(comparison: Comparison) -> Iterator[str]:
+    for cell, variants, place in _cells(comparison):
         accuracy, cost = accuracy_sheet(variants), cost_sheet(variants)
         rows = [[*row, *costs[1:]] for row, costs in zip(accuracy.rows, cost.rows, strict=True)]
-        best = [max if comparison.measure.higher else min] * (len(accuracy.head) - 1) + [min] * (len(cost.head) - 1)
         sheet = Sheet(("run", *accuracy.head[1:], *cost.head[1:]), rows)
-        yield from table(sheet, "Overview", f'class="overview scroll" {place}', best)
-        for words in (frontier_sentence(comparison, cell), *remarks(comparison, cell)):
-            yield f'<p class="conclusion" {place}>{_with_code(words)}</p>' if words else ""
-        how = " Bold: the best of a column. A click on a head sorts." if len(variants) > 1 else ""
-        yield f'<p class="reading" {place}>{legend(comparison)}{how}</p>'
+        yield from table(sheet, "All views and costs", f'class="sorted scroll" {place}', figures=True)
+        yield f'<p class="reading" {place}>{legend(comparison)}</p>'
+        for words in filter(None, (basis(variants), *conclusions(comparison, cell))):
+            yield f'<p class="conclusion" {place}>{_with_code(words)}</p>'
         if classes := by_class.class_sheet(variants):
             yield f"<h3 {place}>{by_class.TITLE}</h3>"
             yield from table(classes, "By class", f'class="scroll" {place}')
@@ -246,25 +280,21 @@ def _with_code(text: str) -> str:
     return re.sub("`(.+?)`", r"<code>\1</code>", html.escape(text))
 
 
-def _figures(made: Sequence[Figure]) -> Iterator[str]:
-    for main, title in ((True, ""), (False, "Further figures")):
-        chosen = [figure for figure in made if figure.main is main]
-        if not chosen:
-            continue
-        if title:
-            yield f"<h2>{title}</h2>"
-        yield '<div class="grid">'
-        for figure in chosen:
-            name = f"figure-{figure.name}"
-            yield f'<figure aria-labelledby="{name}" aria-describedby="{name}-words"><figcaption>'
-            yield f'<h3 id="{name}">{html.escape(figure.title)}</h3>'
-            yield f'<p class="reading">{html.escape(figure.reading)}</p></figcaption>'
-            words = f'<p class="words" id="{name}-words">{html.escape(figure.words)}</p>'
-            if figure.chart:
-                yield f'<div class="chart" id="chart-{figure.name}"></div>'
-                words = f"<details><summary>In words</summary>{words}</details>"
-            yield f"{words}</figure>"
-        yield "</div>"
+def _figures(chosen: Sequence[Figure]) -> Iterator[str]:
+    yield '<div class="grid">'
+    for figure in chosen:
+        name = f"figure-{figure.name}"
+        yield f'<figure aria-labelledby="{name}" aria-describedby="{name}-words"><figcaption>'
+        yield f'<h3 id="{name}">{html.escape(figure.title)}</h3>'
+        first, end, rest = figure.reading.partition(". ")
+        yield f'<p class="reading">{html.escape(first + end.strip())}</p></figcaption>'
+        words = f'<p class="words" id="{name}-words">{html.escape(figure.words)}</p>'
+        if figure.chart:
+            yield f'<div class="chart" id="chart-{figure.name}"></div>'
+            more = f'<p class="reading">{html.escape(rest)}</p>' * bool(rest)
+            words = f"<details><summary>How to read it, and in words</summary>{more}{words}</details>"
+        yield f"{words}</figure>"
+    yield "</div>"
 
 
 def _details(comparison: Comparison) -> Iterator[str]:

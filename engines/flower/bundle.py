@@ -25,7 +25,7 @@ def write_app(directory: Path, method: str = "") -> list[Path]:
     """
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / "pyproject.toml"
-    file.write_text(tomli_w.dumps(app_config(registry.defaults(method))))
+    file.write_text(tomli_w.dumps(app_config(registry.defaults(method))), encoding="utf-8")
     return [file]
 
 

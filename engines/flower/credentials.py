@@ -148,7 +148,7 @@ class NodeCredentials:
     def name(self) -> str:
         """The client's name, which `sepal certs` wrote beside the public key; empty if it is not here."""
         try:
-            return self.key.with_suffix(".pub").read_text().split()[2]
+            return self.key.with_suffix(".pub").read_text(encoding="utf-8").split()[2]
         except (OSError, ValueError, IndexError):
             return ""
 

@@ -114,7 +114,7 @@ class Flower(Processes):
         address = f"127.0.0.1:{self.ports.control}"
         trust = {"root-certificates": str(authority)} if authority else {"insecure": True}
         config = {"superlink": {"default": CONNECTION, CONNECTION: {"address": address, **trust}}}
-        (self.home / "config.toml").write_text(tomli_w.dumps(config))
+        (self.home / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
 
     def _start_superlink(
         self,
@@ -131,7 +131,7 @@ class Flower(Processes):
         deadline = time.monotonic() + timeout
         while not (healthy(control, authority) and all(listening(port, host) for port in grpc)):
             if process.poll() is not None or time.monotonic() > deadline:
-                words = log.read_text(errors="replace").strip().splitlines()
+                words = log.read_text(errors="replace", encoding="utf-8").strip().splitlines()
                 got = f"{words[-1] if words else 'none'} (see {log})"
                 raise FlowerError("flower-superlink", f"an answer on port {control}", got)
             time.sleep(0.1)
@@ -199,7 +199,7 @@ class Flower(Processes):
             FlowerError: It could not be submitted, or did not end within ``timeout``.
         """
         keys = self.home / "run-config.toml"
-        keys.write_text(tomli_w.dumps(dict(run_config)))
+        keys.write_text(tomli_w.dumps(dict(run_config)), encoding="utf-8")
         command = ["flwr", "run", str(app), CONNECTION, "--stream", "--run-config", str(keys)]
         command += ["--federation-config", federation_config] if federation_config else []
         deadline = time.monotonic() + timeout

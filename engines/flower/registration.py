@@ -43,7 +43,7 @@ class Registry:
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._credentials, self._environment, self._memory, self._tell = credentials, environment, memory, tell
-        self._ids: dict[str, str] = json.loads(memory.read_text()) if memory.exists() else {}
+        self._ids: dict[str, str] = json.loads(memory.read_text(encoding="utf-8")) if memory.exists() else {}
         self._seen: frozenset[str] | None = None  # keys at the last check; None: check again
         self._problems: list[str] = []  # at the last check
         self._missing: frozenset[str] = frozenset()  # keys without a file at the last check
@@ -183,7 +183,9 @@ class Registry:
 
     def _run(self, command: list[str]) -> dict[str, object] | str:
         """Run a command that prints JSON and return its answer, or its message as text if it fails."""
-        done = subprocess.run(command, env=dict(self._environment), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env=dict(self._environment), capture_output=True, text=True, check=False, encoding="utf-8"
+        )
         try:
             answer = json.loads(done.stdout[done.stdout.index("{") :])
         except ValueError:

@@ -116,4 +116,4 @@ def _hold(directory: Path, names: list[str], who: str, foreign: bool) -> tuple[i
 
 
 def _read(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
+    return path.read_text(encoding="utf-8") if path.exists() else ""

@@ -87,6 +87,15 @@ class FlushedStore:
         self._store.checkpoint(progress)
         self._last = time.monotonic()
 
+    def keep_best(self, progress: RunState) -> None:
+        """Write the clients' states to disk, then the state from which the best full evaluation began."""
+        self._flush()
+        self._store.keep_best(progress)
+
+    def best(self) -> RunState | None:
+        """Return that state."""
+        return self._store.best()
+
     def durable(self) -> Mapping[str, str]:
         """Return the clients' versions at the oldest kept checkpoint."""
         return self._store.durable()
@@ -94,6 +103,19 @@ class FlushedStore:
     def evicted(self) -> frozenset[str]:
         """Return the clients that an operator has evicted."""
         return self._store.evicted()
+
+
+class _InMemory(MemoryRunStore):
+    """A store in memory; clients, which forget old states in memory, write those of the best evaluation to disk."""
+
+    def __init__(self, flush: Callable[[], None]) -> None:
+        super().__init__()
+        self._flush = flush
+
+    def keep_best(self, progress: RunState) -> None:
+        """Keep the state from which the best full evaluation began."""
+        self._flush()
+        super().keep_best(progress)
 
 
 def run_in_process(
@@ -155,7 +177,7 @@ def _run(
     grid: InProcessGrid,
     flush: Callable[[], None],
 ) -> SepalStrategy:
-    kept = FlushedStore(store, flush) if store else MemoryRunStore()
+    kept = FlushedStore(store, flush) if store else _InMemory(flush)
     strategy = SepalStrategy(assembly.method, assembly.task, kept, observers, settle=0.0, agreed=assembly.agreed)
     strategy.start(grid)
     return strategy

@@ -44,7 +44,7 @@ class Clients:
 
     def answer(self, number: int, message: Message) -> Message:
         """Return the reply of client ``number``."""
-        node = Node(number, self._shared.assembly.task.config.clients)
+        node = self._node(number)
         try:
             with device_memory():
                 host = self._hosts.pop(number, None) or self._build(node, message)
@@ -65,6 +65,10 @@ class Clients:
             return [action() for action in actions]
         return self._shared.meeting.run(actions)
 
+    def _node(self, number: int) -> Node:
+        assembly = self._shared.assembly
+        return Node(number, assembly.task.config.clients).named(assembly)
+
     def _build(self, node: Node, message: Message) -> ClientHost:
         run = read_order(message.content)[0].run
         if self._cache is None:
@@ -76,7 +80,7 @@ class Clients:
         """Let another process take over client ``number``."""
         self._hosts.pop(number, None)
         if self._cache is not None:
-            self._cache.release(Node(number, number + 1).client)
+            self._cache.release(self._node(number).client)
 
     def flush(self) -> None:
         """Write every client's newest state to disk."""

@@ -49,7 +49,9 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
 
 def machine() -> dict[str, Any]:
     """Return what a reader needs to know of the machine to interpret the figures."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False, encoding="utf-8"
+    )
     load = os.getloadavg()[0]
     return {
         "commit": commit.stdout.strip(),
@@ -88,7 +90,7 @@ def main() -> None:
     Console(width=180).print(table)
     out = arguments.out or (None if arguments.parts else Path("docs/results/bench.json"))
     if out:
-        out.write_text(json.dumps(found, indent=1) + "\n")
+        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         Console().print(f"written to {out}", highlight=False)
 
 

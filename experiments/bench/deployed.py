@@ -95,8 +95,12 @@ def rounds_of(
             }
             write_app(directory / "app")  # what sepal serve submits
             deployment.run_app(directory / "app", config).check()
-        lines = [json.loads(line) for line in (directory / "idle" / "metrics.jsonl").read_text().splitlines()]
-        moments = [Moment(float(at), *rest) for at, *rest in map(str.split, trace.read_text().splitlines())]
+        lines = [
+            json.loads(line) for line in (directory / "idle" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
+        moments = [
+            Moment(float(at), *rest) for at, *rest in map(str.split, trace.read_text(encoding="utf-8").splitlines())
+        ]
     return [line["seconds"] for line in lines[1:-1]], parts_of(moments)
 
 

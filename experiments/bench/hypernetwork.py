@@ -48,7 +48,7 @@ def server(widths: tuple[float, ...], clients: int, rank: int, depth: int = 3, k
     warm = [("client-0", small.generate(first, "client-0", at[widths[0]]))]
     small.step(first, warm, np.copy)  # what libraries allocate at first use
     del small, first, warm
-    Path("/proc/self/clear_refs").write_text("5")  # what was held before does not count as a peak
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # what was held before does not count as a peak
     before = memory("VmRSS")
     found = {"generate": timed(generate, 3), "step": timed(lambda: network.step(state, uploads(), np.copy), 3)}
     over = memory("VmHWM") - before + network.bytes / 2**20  # the state itself was allocated before

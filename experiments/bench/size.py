@@ -124,7 +124,9 @@ def deployed(keys: Mapping[str, Any]) -> dict[str, Any]:
             write_app(directory / "app")
             config = {key: value for key, value in keys.items() if key != "own.data"}
             deployment.run_app(directory / "app", {**config, "name": "size", "out": text}).check()
-        lines = [json.loads(line) for line in (directory / "size" / "metrics.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line) for line in (directory / "size" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
     return {"lines": lines}
 
 
@@ -145,7 +147,7 @@ def apart(engine: str, method: str, clients: int) -> dict[str, Any]:
     """Return :func:`one` of a new process."""
     code = f"import json; from {HERE} import one; print(json.dumps(one({engine!r}, {method!r}, {clients})))"
     begun = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, encoding="utf-8")
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -49,7 +49,7 @@ def _answer(queue: Any, function: Callable[..., Any], arguments: tuple[Any, ...]
 
 def memory(field: str) -> float:
     """Return a memory field of this process's status in MiB: ``VmRSS`` is the current one, ``VmHWM`` the peak."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(float(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 
@@ -108,7 +108,7 @@ def step_of(kind: str, width: float, batch: int, times: int, classes: int = CLAS
         optimizer.step()
 
     torch.autograd.backward(cross_entropy(models.build(MODEL, SHAPE, classes, width=1 / 16)(images[:1]), labels[:1]))
-    Path("/proc/self/clear_refs").write_text("5")  # what was held before does not count as a peak
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # what was held before does not count as a peak
     before = memory("VmRSS")
     seconds = timed(step, times)
     peak = memory("VmHWM") - before

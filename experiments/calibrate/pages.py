@@ -39,6 +39,8 @@ HEAD = """\
   standard error of the difference. The best of a noisy grid is often close to divergence.
 - A run that ends with an error, for example because its weights are no longer finite, counts as accuracy 0.
 - **± SE** is the standard error over the three seeds.
+- **A search with a margin** (five seeds, clipped gradients, no rate whose next one up collapses) has begun:
+  its trials name `clip-gradient`. They choose nothing before all methods of a data set have ended.
 - All trials, with seconds and commit: [calibration.ndjson](calibration.ndjson).
 """
 

@@ -51,7 +51,7 @@ class Evidence:
     def read(cls, path: Path = FILE) -> Evidence:
         """Return the stored trials; none if there is no file."""
         found = cls(path)
-        for text in path.read_text().splitlines() if path.exists() else ():
+        for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
             line = json.loads(text)
             found.lines[line["dataset"], line["method"], tuple(sorted(line["keys"].items()))] = line
         return found
@@ -98,5 +98,5 @@ class Evidence:
 def commit_now() -> str:
     """Return the short commit of this checkout, or "unknown"."""
     command = ["git", "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, encoding="utf-8")
     return done.stdout.strip() or "unknown"

@@ -58,7 +58,7 @@ TRIES = 3  # a run that ends before anything was killed shows nothing, and is re
 
 def hashes(run: Path) -> tuple[str, ...]:
     """Return the hashes of a finished run."""
-    summary = json.loads((run / "summary.json").read_text())
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     return tuple(summary[key] for key in HASHES)
 
 
@@ -75,7 +75,7 @@ def current_round(run: Path) -> int:
     if not (run / "config.toml").exists():
         return 0
     lines = run / "metrics.jsonl"
-    return 1 + (len(lines.read_text().splitlines()) if lines.exists() else 0)
+    return 1 + (len(lines.read_text(encoding="utf-8").splitlines()) if lines.exists() else 0)
 
 
 def when(rng: np.random.Generator, events: int) -> list[int]:
@@ -182,7 +182,7 @@ def main() -> None:
             print(json.dumps(row), flush=True)
             errors += sum(event.startswith(BY_ERROR) for event in row["events"])
             if options.out:
-                with contextlib.suppress(OSError), options.out.open("a") as file:
+                with contextlib.suppress(OSError), options.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
             if row["kills"] or not row["equal"]:
                 break

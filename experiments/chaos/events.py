@@ -100,9 +100,9 @@ def full_disk(federation: Federation, rng: np.random.Generator, seconds: float) 
 
 def clock(federation: Federation, rng: np.random.Generator, seconds: float) -> bool:
     """Make the clocks that all processes read jump by up to an hour, for at most five seconds, and back."""
-    federation.clock.write_text(str(float(rng.uniform(-3600, 3600))))
+    federation.clock.write_text(str(float(rng.uniform(-3600, 3600))), encoding="utf-8")
     time.sleep(min(seconds, 5.0))
-    federation.clock.write_text("0")
+    federation.clock.write_text("0", encoding="utf-8")
     return True
 
 

@@ -80,7 +80,7 @@ class Federation(Flower):
         self.clock = directory / "clock"
         site = directory / "site"
         site.mkdir(parents=True)
-        (site / "sitecustomize.py").write_text(CLOCK.format(file=str(self.clock)))
+        (site / "sitecustomize.py").write_text(CLOCK.format(file=str(self.clock)), encoding="utf-8")
         environment = {"SEPAL_HOME": str(directory / "home"), "OMP_NUM_THREADS": "1"}
         super().__init__(directory / "flower", environment)
         self.environment["PYTHONPATH"] = os.pathsep.join([str(site), self.environment["PYTHONPATH"]])
@@ -117,7 +117,7 @@ class Federation(Flower):
     def submit(self) -> None:
         """Submit the run; under the same name, it is continued."""
         keys = self.home / "run-config.toml"
-        keys.write_text(tomli_w.dumps(dict(self._config)))
+        keys.write_text(tomli_w.dumps(dict(self._config)), encoding="utf-8")
         command = ["flwr", "run", str(self._app), CONNECTION, "--run-config", str(keys)]
         deadline = time.monotonic() + 120
         while True:  # a SuperLink that was just killed takes a while to return
@@ -158,7 +158,7 @@ class Federation(Flower):
 
     def reason(self, name: str) -> str:
         """Return why a SuperNode has ended by an error, as its log says."""
-        lines = (self.home / f"{name}.log").read_text(errors="replace").splitlines()
+        lines = (self.home / f"{name}.log").read_text(errors="replace", encoding="utf-8").splitlines()
         return next((line.partition(ENDED)[2] for line in reversed(lines) if ENDED in line), "no reason in its log")
 
     def server(self) -> list[psutil.Process]:

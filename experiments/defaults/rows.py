@@ -66,7 +66,7 @@ def mean_of(figures: Mapping[str, float] | None) -> float | None:
 
 def read_rows() -> list[Row]:
     """Return all stored rows."""
-    return [json.loads(line) for line in ROWS.read_text().splitlines()]
+    return [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
 
 
 def store(new: Iterable[Row]) -> None:
@@ -79,7 +79,7 @@ def store(new: Iterable[Row]) -> None:
     order = list(registry.METHODS)
     rows = sorted(merged.values(), key=lambda row: (row["dataset"] != "har", order.index(row["method"]), row["seed"]))
     write_atomically(ROWS, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
-    write_atomically(PAGE, with_tables(PAGE.read_text(), rows).encode())
+    write_atomically(PAGE, with_tables(PAGE.read_text(encoding="utf-8"), rows).encode())
 
 
 def with_tables(page: str, rows: Sequence[Row]) -> str:

@@ -83,7 +83,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             texts[f"docs/{file.src_uri}"] = file.content_string
     for place, address in FROM_ELSEWHERE.items():
         _places[address] = place
-        texts[place] = (ROOT / place).read_text()
+        texts[place] = (ROOT / place).read_text(encoding="utf-8")
         files.append(File.generated(config, address, content=texts[place]))
     for file in files:
         _addresses[_places.get(file.src_uri, f"docs/{file.src_uri}")] = file.src_uri
@@ -104,7 +104,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def _shown(path: str) -> str:
     """Return a page that shows a file of the repository."""
-    language, text = LANGUAGES.get(Path(path).suffix, "text"), (ROOT / path).read_text()
+    language, text = LANGUAGES.get(Path(path).suffix, "text"), (ROOT / path).read_text(encoding="utf-8")
     return f"---\nsearch:\n  exclude: true\n---\n# {path}\n\n````{language}\n{text}````\n"
 
 

@@ -108,10 +108,13 @@ def api_pages(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _docstring(file: Path) -> str:
-    return ast.get_docstring(ast.parse(file.read_text())) or ""
+    return ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
 
 
 def _has_public(file: Path) -> bool:
     """Return whether a module defines a public class or function."""
     kinds = (ast.ClassDef, ast.FunctionDef)
-    return any(isinstance(node, kinds) and not node.name.startswith("_") for node in ast.parse(file.read_text()).body)
+    return any(
+        isinstance(node, kinds) and not node.name.startswith("_")
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+    )

@@ -31,7 +31,7 @@ def section(name: str, device: str, seconds: float) -> tuple[list[str], str]:
     command = [sys.executable, "-m", "experiments.gpu", "--part", name, "--device", device]
     begun = time.monotonic()
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, encoding="utf-8"
     )
     try:
         said, errors = process.communicate(timeout=seconds)
@@ -66,7 +66,7 @@ def run(device: str, page: Path, limit: float = LIMIT) -> None:
         lines, end = section(name, device, min(seconds, left)) if left > 1 else ([], "not run: no time left")
         print(f"gpu: {name}: {end}", flush=True)
         text += "\n".join([f"\n## {title}", *lines, "", f"({end})", ""])
-        page.write_text(text)
+        page.write_text(text, encoding="utf-8")
     print(f"gpu: written to {page}")
 
 

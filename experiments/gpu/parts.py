@@ -30,7 +30,7 @@ def machine(device: str) -> Iterator[str]:
             facts[f"GPU {number}"] = f"{about.name}, {about.total_memory / 2**30:.0f} GiB"
     if shutil.which("nvidia-smi"):
         asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        said = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=20)
+        said = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=20, encoding="utf-8")
         facts["driver"] = one_line(said.stdout, 60)
     yield from (f"- {name}: {value}" for name, value in facts.items())
 
@@ -70,7 +70,7 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
 
 def _written(out: Path) -> dict[str, dict[str, Any]]:
     try:
-        found: dict[str, dict[str, Any]] = json.loads(out.read_text())
+        found: dict[str, dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # not there yet, or being written
         return {}
     return found
@@ -149,7 +149,12 @@ def compose(device: str) -> Iterator[str]:
     override = "docker compose -f docker-compose.yml -f docker-compose.gpu.yml"
     keys = {"COMPOSE": override, "CLIENTS": "2", "METHOD": "fedavg", "BUILD": "0"}
     run = subprocess.run(
-        ["experiments/compose_demo.sh"], env={**os.environ, **keys}, capture_output=True, text=True, check=False
+        ["experiments/compose_demo.sh"],
+        env={**os.environ, **keys},
+        capture_output=True,
+        text=True,
+        check=False,
+        encoding="utf-8",
     )
     yield f"- two clients with docker-compose.gpu.yml: exit status {run.returncode}"
     yield from (f"    {line}" for line in ["```", *(run.stdout + run.stderr).splitlines()[-15:], "```"])

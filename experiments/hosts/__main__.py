@@ -46,8 +46,10 @@ def measure(method: str, options: argparse.Namespace, cut: float) -> dict[str, A
             done = cut_after(hosts, 1, directory / method, 2, cut) if cut else lambda: False
             write_app(directory / "app")
             run, count = counted(hosts, directory / "app", config, timeout=3600)
-        lines = [json.loads(line) for line in (directory / method / "metrics.jsonl").read_text().splitlines()]
-        summary = json.loads((directory / method / "summary.json").read_text())
+        lines = [
+            json.loads(line) for line in (directory / method / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
+        summary = json.loads((directory / method / "summary.json").read_text(encoding="utf-8"))
     means = [((line["accuracy"].get("trained") or {}).get("mean") or 0.0) for line in lines[:-1]]
     seconds = [line["seconds"]["total"] + line["seconds"]["server"] for line in lines[:-1]]
     reached = {target: first(float(target), means) for target in options.targets.split(",")}
@@ -84,7 +86,7 @@ def say(row: dict[str, Any], out: Path | None) -> None:
     """Print a row, and append it to a file if one is given."""
     print(json.dumps(row), flush=True)
     if out:
-        with out.open("a") as file:
+        with out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
 

@@ -93,7 +93,7 @@ def counted(hosts: Hosts, app: Path, config: Mapping[str, Any], timeout: float =
     run = hosts.run_app(app, config, timeout=timeout)
     after = hosts.bytes()
     path = Path(config["out"]) / config["name"] / "ledger.jsonl"
-    entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
     up, down = (sum(e["payload"] for e in entries if e["direction"] == side) for side in ("up", "down"))
     interface = after[0] - before[0], after[1] - before[1]
     return run, Count(sum(e["direction"] == "up" for e in entries), (up, down), hosts.account(run), interface)
@@ -114,7 +114,7 @@ def cut_after(hosts: Hosts, number: int, path: Path, round: int, seconds: float)
         end = time.monotonic() + 600
         file = path / "metrics.jsonl"
         while time.monotonic() < end:
-            if file.exists() and len(file.read_text().splitlines()) >= round and hosts.busy(number):
+            if file.exists() and len(file.read_text(encoding="utf-8").splitlines()) >= round and hosts.busy(number):
                 network.cut(number)
                 time.sleep(seconds)
                 network.reconnect(number)

@@ -27,6 +27,8 @@ EVERYWHERE: Mapping[str, Any] = {
     # The defaults of the first rows. A block may try another value for everyone (also).
     "clip-gradient": 0.0,
     "on-divergence": "keep",
+    "target-scale": "none",
+    "client-names": "numbers",
 }
 
 Config: TypeAlias = dict[str, Any]  # run-config keys
@@ -134,7 +136,7 @@ def read_block(name: str) -> Block:
     path = HERE / "blocks" / f"{name}.toml"
     if name not in NAMES:
         raise ConfigError("block", f"one of {', '.join(NAMES)}", name)
-    table, known = tomllib.loads(path.read_text()), read_contenders()
+    table, known = tomllib.loads(path.read_text(encoding="utf-8")), read_contenders()
     for key in ("contenders", "beside"):
         table[key] = _named(table.get(key, []), known, f"{path.name}: {key}")
     return Block(name=name, **table)
@@ -142,7 +144,7 @@ def read_block(name: str) -> Block:
 
 def read_contenders() -> dict[str, Contender]:
     """Return all contenders by name."""
-    table = tomllib.loads((HERE / "contenders.toml").read_text())
+    table = tomllib.loads((HERE / "contenders.toml").read_text(encoding="utf-8"))
     return {name: Contender(name=name, **values) for name, values in table.items()}
 
 

@@ -148,11 +148,15 @@ def measure(
                 except subprocess.TimeoutExpired:  # a SuperLink under load takes long to let clients go
                     process.kill()
             database = (flower.home / "state.db").stat().st_size / 1e6
-            said = (flower.home / "superlink.log").read_text(errors="replace").splitlines()
+            said = (flower.home / "superlink.log").read_text(errors="replace", encoding="utf-8").splitlines()
             errors = [line.strip() for line in said if "Error" in line and not line.startswith("DEBUG")]
-        found = [json.loads(out.read_text()) for _, out in processes if out.exists()]
+        found = [json.loads(out.read_text(encoding="utf-8")) for _, out in processes if out.exists()]
         path = directory / "load" / "metrics.jsonl"
-        lines = [json.loads(line)["seconds"] for line in path.read_text().splitlines()] if path.exists() else []
+        lines = (
+            [json.loads(line)["seconds"] for line in path.read_text(encoding="utf-8").splitlines()]
+            if path.exists()
+            else []
+        )
     return row(clients, sampled, run.status, wall, lines, found) | {
         "look_s": look,
         **spent,
@@ -221,7 +225,7 @@ def main() -> None:
         line = json.dumps(rows[-1])
         print(line, flush=True)
         if options.out:
-            with options.out.open("a") as file:
+            with options.out.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
     found = verdict(rows)
     print(f"load: {'; '.join(found) or 'as it should be'}")

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 def main() -> None:
     """Draw two panels: the idle SuperLink by registered clients, and seconds per round by clients in the round."""
     source, target = map(Path, sys.argv[1:3])
-    rows: list[dict[str, Any]] = [json.loads(line) for line in source.read_text().splitlines()]
+    rows: list[dict[str, Any]] = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
     for look, colour in ((3.0, "C0"), (30.0, "C1")):  # Flower's clients poll every 3 s
         own = [row for row in rows if row.get("look_s", 3.0) == look]

@@ -60,7 +60,7 @@ def main() -> None:
         "timings": [timing for light in lights for timing in light.timings],
         "failures": [failure for light in lights for failure in light.failures],
     }
-    Path(out).write_text(json.dumps(found))
+    Path(out).write_text(json.dumps(found), encoding="utf-8")
     os._exit(0)  # connections that wait for a busy SuperLink would keep the process alive
 
 

@@ -94,7 +94,7 @@ def reproduce(given: argparse.Namespace) -> None:
         write_index(plan, list(plan.runs()), place)
     written = write_report(plan, list(plan.runs(chosen=chosen(plan, place, failures(place)))), place)
     if given.table:
-        print(written[0].read_text())
+        print(written[0].read_text(encoding="utf-8"))
     for path in written:
         print(f"written to {path}")
     if given.mlflow:

@@ -21,7 +21,7 @@ NEAR = 0.5  # points; clients of one target reach the same shares up to rounding
 
 def rows(name: str) -> list[dict[str, Any]]:
     """Return the rows of ``docs/results/NAME.ndjson``."""
-    return [json.loads(line) for line in (RESULTS / f"{name}.ndjson").read_text().splitlines()]
+    return [json.loads(line) for line in (RESULTS / f"{name}.ndjson").read_text(encoding="utf-8").splitlines()]
 
 
 def while_pruning(number: int, shares: Sequence[float], clients: Sequence[int] = (0, 5, 10, 15)) -> str:

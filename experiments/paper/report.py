@@ -79,7 +79,7 @@ def read_results(path: Path) -> dict[str, Found]:
         ConfigError: It cannot be read, or is not JSON.
     """
     try:
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         return {row["name"]: row for row in rows}
     except (OSError, ValueError, KeyError, TypeError) as reason:
         raise ConfigError(str(path), "a line of JSON for each run", str(reason)) from None

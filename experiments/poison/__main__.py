@@ -142,7 +142,11 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, default=ROWS)
     parser.add_argument("--table", action="store_true", help="print the table of the rows that are there")
     given = parser.parse_args()
-    rows = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows.exists() else []
+    rows = (
+        [json.loads(line) for line in given.rows.read_text(encoding="utf-8").splitlines()]
+        if given.rows.exists()
+        else []
+    )
     if given.table:
         print(table(rows))
         return
@@ -154,7 +158,7 @@ def main() -> None:
                 for attack in ATTACKS:
                     if (method, attack, defence, seed) not in done:
                         row = run(method, attack, defence, seed)
-                        with given.rows.open("a") as file:
+                        with given.rows.open("a", encoding="utf-8") as file:
                             file.write(json.dumps(row) + "\n")
                         print(row, file=sys.stderr)
 

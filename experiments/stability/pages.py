@@ -31,7 +31,7 @@ between two kinds. *Diverged* counts trainings of clients, *repeated* rounds. [A
 
 def read_rows(path: Path = ROWS) -> list[Row]:
     """Return the stored rows."""
-    return [Row(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+    return [Row(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def write_rows(rows: Iterable[Row], path: Path = ROWS) -> None:

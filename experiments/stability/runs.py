@@ -68,14 +68,14 @@ class Row:
 
 def kinds_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     """Return the kinds of arithmetic that this processor has."""
-    flags = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
+    flags = set(cpuinfo.read_text(encoding="utf-8").split()) if cpuinfo.exists() else set()
     return [kind for kind in KINDS if kind not in FLAGS or FLAGS[kind] in flags]
 
 
 def defaults_of(task: Task) -> tuple[float, dict[str, Any]]:
     """Return the learning rate of a run and its other defaults, as a row has them."""
     own = flatten(task.hyper, f"{task.config.method}.")
-    return task.config.lr, {"clip-gradient": task.config.clip_gradient, **own}
+    return float(task.config.lr), {"clip-gradient": task.config.clip_gradient, **own}
 
 
 def run(dataset: str, method: str, kind: str, seed: int, settings: Mapping[str, Any], commit: str) -> Row:

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from sepal.client.columns import BATCH, Part, split
+from sepal.client.target_scale import TargetScale
 from sepal.protocol.method import Predictor
 from sepal.protocol.tasks.builtin import BY_CLASS
 from sepal.protocol.tasks.learning import LearningTask
@@ -65,6 +66,7 @@ class Evaluator:
         shift: Returns the test-time shift; None if clients' data is private.
         corrupted: Returns the corrupted test part.
         learning: Says how outputs are scored.
+        scale: How the client's targets are standardised in training; the examples here have them in their unit.
         randomness: Returns what the evaluation of a view runs in; see :meth:`sepal.client.training.Trainer.randomness`.
     """
 
@@ -74,6 +76,7 @@ class Evaluator:
     shift: Callable[[], Shift | None] = lambda: None
     corrupted: Callable[[], Examples] = no_examples
     learning: LearningTask = BY_CLASS
+    scale: TargetScale | None = None
     randomness: Callable[[str], AbstractContextManager[None]] = lambda view: nullcontext()
     _last: tuple[Predictor, torch.Tensor, torch.Tensor, Examples] | None = field(default=None, init=False)
 
@@ -100,8 +103,13 @@ class Evaluator:
     def _score(self, predictor: Predictor, x: Part, y: Part) -> Mapping[str, Figure]:
         if self.learning.scoring.counted:
             return score(predictor, x, y)
-        sums = total(self.learning, predictor, x, y)
+        sums = total(self.learning, self._in_unit(predictor), x, y)
         return {"sums": sums} if sums else {}
+
+    def _in_unit(self, predictor: Predictor) -> Predictor:
+        """Return a predictor whose outputs are in the targets' unit."""
+        scale = self.scale
+        return predictor if scale is None else lambda x: scale.undone(predictor(x))
 
     def _shifted(self, predictor: Predictor, percent: int) -> Mapping[str, Figure]:
         """Count with ``percent`` % of the test examples replaced.
@@ -120,8 +128,9 @@ class Evaluator:
                 own = correct(predictor, x, y)[shift.order]
                 self._last = predictor, own, correct(predictor, *shift.others), truth
             else:
-                own = outputs(predictor, x)[shift.order]
-                self._last = predictor, own, outputs(predictor, shift.others[0]), truth
+                in_unit = self._in_unit(predictor)
+                own = outputs(in_unit, x)[shift.order]
+                self._last = predictor, own, outputs(in_unit, shift.others[0]), truth
         _, own, others, (own_truth, others_truth) = self._last
         replaced = min(round(len(own) * percent / 100), len(others))
         if not self.learning.scoring.counted:
@@ -140,7 +149,7 @@ class Evaluator:
         places = shift.order[:count]
         x[places], y[places] = shift.others[0][:count], shift.others[1][:count]
         if not self.learning.scoring.counted:
-            return {"sums": total(self.learning, predictor, x, y)}
+            return {"sums": total(self.learning, self._in_unit(predictor), x, y)}
         return {"correct": float(correct(predictor, x, y).sum()), "examples": float(len(y))}
 
 

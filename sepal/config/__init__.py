@@ -32,7 +32,7 @@ from sepal.config.data import (
     SplitSettings,
 )
 from sepal.config.groups import CapacitySettings, EvaluateSettings, PrivacySettings
-from sepal.config.parse import Flat, parse
+from sepal.config.parse import Flat, parse, unknown_method
 from sepal.config.run import AUTOMATIC, PARTS, RunConfig
 
 __all__ = [
@@ -70,5 +70,6 @@ __all__ = [
     "parse",
     "plainly",
     "renewed",
+    "unknown_method",
     "validate",
 ]

@@ -32,6 +32,8 @@ SERVER_ONLY = frozenset(
             "privacy.delta",
             "oversample",
             "deadline",
+            "final-model",
+            "client-names",  # of the clients of one machine, who have one config
         ),
     }
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from sepal.errors import ConfigError
 
@@ -39,7 +41,8 @@ def marks(*facts: Mark) -> dict[str, Any]:
     return dict.fromkeys(map(str, facts), True)
 
 
-_UNION_PARTS = ("float", "constrained-float", "literal['auto']")  # pydantic's names of the two types of a rate
+# Pydantic's names of the two types of a rate.
+_UNION_PARTS = ("float", "constrained-float", "literal['auto']", "literal['search']")
 
 
 def auto(otherwise: float, description: str, alias: str | None = None) -> Any:
@@ -179,8 +182,15 @@ def validate(kind: type[M], values: Mapping[str, Any], prefix: str = "") -> M:
         key = prefix + ".".join(place[:-1] if union else place)
         if fault["type"] == "extra_forbidden":
             raise ConfigError(key, "a known key", "an unknown one") from None
-        expected = plainly(fault["msg"]) + (f", or {AUTO!r}" if union else "")
+        word = next((part for part in map(_word_of, error.errors(include_url=False)) if part), AUTO)
+        expected = plainly(fault["msg"]) + (f", or {word!r}" if union else "")
         raise ConfigError(key, expected, repr(fault["input"])) from None
+
+
+def _word_of(fault: ErrorDetails) -> str:
+    """Return the word that a rate may be besides a number, ``auto`` or ``search``, from pydantic's name of its type."""
+    found = re.fullmatch(r"literal\['(\w+)'\]", str(fault["loc"][-1]))
+    return found[1] if found else ""
 
 
 def plainly(message: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from sepal.config.base import Settings, flat_keys, kebab, method_name, validate
@@ -49,8 +49,7 @@ def parse(flat: Flat, methods: Mapping[str, type[Settings]]) -> tuple[RunConfig,
     for part, values in groups.items():
         validate(methods[part], values, f"{part}.")
     if config.method not in methods:
-        known = ", ".join(methods)
-        raise ConfigError("method", f"one of {known}", suggest(config.method, config.method, methods))
+        raise unknown_method(config.method, methods)
     check_together(config)
     return config, validate(methods[config.method], groups.get(own, {}), f"{own}.")
 
@@ -66,3 +65,14 @@ def _check_known(flat: Flat, methods: Mapping[str, type[Settings]]) -> None:
         if key not in own and key not in shared:
             word = OTHER_WORDS.get(key, key)
             raise ConfigError(key, "a known key", suggest("an unknown one", word, [*own, *shared]))
+
+
+def unknown_method(name: str, methods: Iterable[str]) -> ConfigError:
+    """Return the error of a name that none of ``methods`` has, the likely one first."""
+    methods = list(methods)
+    if name.endswith(".py"):
+        module = name.removesuffix(".py").strip("./").replace("/", ".")
+        return ConfigError("method", f"{module}:NAME, a module and the name in it of what register returns", name)
+    if near := nearest(name, methods):
+        return ConfigError("method", f"{near}, or another one of `sepal methods`", name)
+    return ConfigError("method", f"one of {', '.join(methods)}", name)

@@ -23,6 +23,7 @@ def check_together(config: RunConfig) -> None:
     if config.stop_after and not (config.evaluate_sampled or config.evaluate_every):
         expected = "0 with evaluate-sampled = false and evaluate-every = 0: it needs evaluations"
         raise ConfigError("stop-after", expected, config.stop_after)
+    _check_final_model(config)
     _check_round(config)
     if config.split.test_of_labels and config.split.test_fraction:
         raise ConfigError("split.test-of-labels", "split.test-fraction = 0 beside it", config.split.test_fraction)
@@ -31,14 +32,28 @@ def check_together(config: RunConfig) -> None:
     if config.folder.missing == "mean" and not config.folder.standardize:
         expected = "refuse with folder.standardize = false: the mean is that of the standardisation"
         raise ConfigError("folder.missing", expected, config.folder.missing)
+    if config.target_scale == "client" and config.task != "regression":
+        expected = f"none for the task {config.task}: only targets of a regression are standardised"
+        raise ConfigError("target-scale", expected, config.target_scale)
     least = 1 if config.task in ("regression", "multilabel") or ":" in config.task else 2
     if config.dataset == "own" and config.own.count(config.task) < least:
         raise ConfigError("own.classes", f"at least {least} (dataset = own)", config.own.classes)
 
 
+def _check_final_model(config: RunConfig) -> None:
+    """Raise if the best models of a run cannot be known."""
+    if config.final_model == "best" and not (config.split.validation and config.evaluate_every):
+        expected = "last with split.validation = 0 or evaluate-every = 0: the best is chosen by validation data"
+        raise ConfigError("final-model", expected, config.final_model)
+    if config.final_model == "best" and (config.roster != "closed" or not config.clients):
+        expected = "last with a roster that is not closed: the best model may not know all clients"
+        raise ConfigError("final-model", expected, config.final_model)
+
+
 def _check_round(config: RunConfig) -> None:
     """Raise if the keys that say who is asked in a round, and how long it waits, do not go together."""
-    if config.clients and config.clients_per_round > config.clients:
+    clients_known = "clients" in config.model_fields_set or config.dataset not in ("folder", "hf")  # else owners
+    if clients_known and config.clients and config.clients_per_round > config.clients:
         raise ConfigError("clients-per-round", f"at most clients = {config.clients}", config.clients_per_round)
     if config.oversample > 1 and not config.clients_per_round:
         raise ConfigError("oversample", "1 with clients-per-round = 0, which asks all", config.oversample)
@@ -49,5 +64,5 @@ def _check_round(config: RunConfig) -> None:
     if config.deadline > config.timeout:
         raise ConfigError("deadline", f"at most timeout = {config.timeout:g}", config.deadline)
     asked = config.clients_per_round or config.clients
-    if asked and config.min_replies > asked:
+    if clients_known and asked and config.min_replies > asked:
         raise ConfigError("min-replies", f"at most the {asked} clients of a round", config.min_replies)

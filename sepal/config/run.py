@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -29,6 +29,7 @@ TASKS = ("classification", "multilabel", "regression", "segmentation", "tokens")
 # What clip-gradient = "auto" is. Sound runs have few steps beyond it (with FedAvg's default rate on digits 4 %, none
 # beyond 15), and 10, where pFedGate's authors clip, is too late for DM-PFL on HAR (docs/decisions/0027).
 GRADIENT_NORM = 5.0
+SEARCH = "search"  # as a value of lr
 
 
 class RunConfig(Settings):
@@ -63,6 +64,13 @@ class RunConfig(Settings):
         description="regression: unit of the targets, which rmse and mae have too, such as mg/dl",
         json_schema_extra=marks(Mark.WORDS),
     )
+    target_scale: Literal["auto", "client", "none"] = renewed(
+        AUTO,
+        former="none",
+        description="regression: client: each client trains on targets of mean 0 and standard deviation 1 by its own "
+        "training part, and all figures and predictions are in the targets' unit; none: as they are; auto: client for "
+        "tables whose columns are standardised (folder.standardize), else none",
+    )
     dataset: str = Field(
         "digits",
         description="data set; folder: your own files; own: your own function",
@@ -73,7 +81,19 @@ class RunConfig(Settings):
         description="directory of the data; empty: SEPAL_DATA, then ~/.cache/sepal/data",
         json_schema_extra=marks(Mark.PATH),
     )
-    clients: int = Field(10, ge=0, description="clients needed to start; 0: all registered clients")
+    clients: int = Field(
+        10,
+        ge=0,
+        description="clients needed to start; 0: all registered clients. Where it is not set, and examples of files "
+        "have owners, as many as owners",
+    )
+    client_names: Literal["auto", "owners", "numbers"] = renewed(
+        AUTO,
+        former="numbers",
+        description="what clients of one machine are called: owners: by the owners of their examples (the column "
+        "person, hf.person); numbers: client-00000; auto: owners where they are known and can be names. In a "
+        "deployment, a node has a name of its own",
+    )
     clients_per_round: int = Field(0, ge=0, description="clients sampled each round; 0: all")
     oversample: float = Field(
         1.0,
@@ -95,8 +115,10 @@ class RunConfig(Settings):
     local_epochs: int = Field(0, ge=0, description="E, local epochs per round; 0: the data set's default")
     batch_size: int = Field(0, ge=0, description="examples per step; 0: the data set's default")
     optimizer: Literal["auto", "sgd", "adam"] = Field("auto", description="optimizer for local training")
-    lr: float = Field(
-        0.0, ge=0, description="learning rate in the first round; 0: calibrated for the method and data set"
+    lr: Annotated[float, Field(ge=0)] | Literal["search"] = Field(
+        0.0,
+        description="learning rate in the first round; 0: calibrated for the method and data set; search: `sepal run` "
+        "tries rates around it for a few rounds, on validation data, and stores the best",
     )
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor applied to the learning rate after each round")
     schedule: Literal["constant", "cosine", "step"] = Field(
@@ -109,8 +131,8 @@ class RunConfig(Settings):
         AUTO,
         former=0.0,
         description=f"largest norm of a step's gradient; a longer one is scaled down. 0: no limit; auto: "
-        f"{GRADIENT_NORM:g} with SGD, but none where targets have a unit (regression, a task of your own) and where "
-        "the method has a limit of its own",
+        f"{GRADIENT_NORM:g} with SGD, but none where targets have a unit (regression without target-scale, a task of "
+        "your own) and where the method has a limit of its own",
     )
     on_divergence: Literal["rollback", "stop", "keep"] = renewed(
         "rollback",
@@ -170,6 +192,11 @@ class RunConfig(Settings):
     )
     threads: int = Field(1, ge=1, le=256, description="torch threads per process; 1 keeps engines bit-identical")
     evaluate_every: int = Field(10, ge=0, description="rounds between full evaluations; 0: at the end only")
+    final_model: Literal["last", "best"] = Field(
+        "last",
+        description="what is evaluated, exported and deployed at the end: the last round's models, or those of the "
+        "full evaluation that was best on validation data (evaluate-every), in the view that the method deploys",
+    )
     evaluate_sampled: bool = Field(
         True, description="also evaluate the sampled clients' received and trained models every round"
     )
@@ -270,8 +297,8 @@ class RunConfig(Settings):
     def gradient_limit(self, method: float | None = None) -> float:
         """Return the largest norm of a step's gradient, with ``auto`` replaced; 0: no limit.
 
-        Targets with a unit make gradients of any size, so ``auto`` sets no limit there. A step of Adam is bounded by
-        itself.
+        Targets with a unit make gradients of any size, so ``auto`` sets no limit there, unless they are standardised. A
+        step of Adam is bounded by itself.
 
         Args:
             method: The method's default of ``clip-gradient``; None if it has none.
@@ -280,7 +307,8 @@ class RunConfig(Settings):
             return float(self.clip_gradient)
         if method is not None:
             return method
-        unbounded = self.task == "regression" or ":" in self.task or self.optimizer != "sgd"
+        in_unit = ":" in self.task or (self.task == "regression" and self.target_scale != "client")
+        unbounded = in_unit or self.optimizer != "sgd"
         return 0.0 if unbounded else GRADIENT_NORM
 
     def learning_rate(self, round: int, first: float | None = None) -> float:
@@ -293,7 +321,7 @@ class RunConfig(Settings):
             done = min(round - 1, self.rounds - 1) / self.rounds
             step = 0.01 if done >= 0.75 else 0.1 if done >= 0.5 else 1.0
             share = step if self.schedule == "step" else (1 + math.cos(math.pi * done)) / 2
-        return float((self.lr if first is None else first) * self.lr_decay ** (round - 1) * share)
+        return float((float(self.lr) if first is None else first) * self.lr_decay ** (round - 1) * share)
 
 
 # Flat keys for which 0 or ``auto`` means the default.

@@ -31,7 +31,7 @@ def key_of(kind: str, *parts: object) -> str:
 def read(entry: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
     """Return an entry's arrays (read-only memory maps) and its notes; None if it is missing or damaged."""
     try:
-        notes = json.loads((entry / "notes.json").read_text())
+        notes = json.loads((entry / "notes.json").read_text(encoding="utf-8"))
         arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in notes["arrays"]}
     except (OSError, ValueError, KeyError, EOFError, TypeError):
         return None
@@ -49,7 +49,9 @@ def write(entry: Path, arrays: Arrays, notes: Mapping[str, Any], private: bool =
                 np.save(file, array, allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
-        (temporary / "notes.json").write_text(json.dumps({"arrays": sorted(arrays), "notes": dict(notes)}))
+        (temporary / "notes.json").write_text(
+            json.dumps({"arrays": sorted(arrays), "notes": dict(notes)}), encoding="utf-8"
+        )
         temporary.chmod(0o700 if private else 0o755)
         _put_in_place(temporary, entry)
     except OSError:

@@ -1,7 +1,7 @@
 """Types of the data package: examples, a client's data, metadata of a data set, and a source.
 
-A :class:`Source` stores rows as published (images as ``uint8``) and converts only the rows that are requested, so a
-client never holds the whole data set in memory.
+A :class:`Source` stores rows as published (images as ``uint8`` or ``uint16``) and converts only the rows that are
+requested, so a client never holds the whole data set in memory.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ from sepal.protocol.inputs import Input
 InputKind = Literal["image", "signal", "text"]
 Labels = NDArray[np.int64]
 Index = NDArray[np.int64]
+PIXELS = {"uint8": 255, "uint16": 65535}  # the dtypes of stored images, and white in each
+
+
+def are_pixels(x: NDArray[Any]) -> bool:
+    """Return whether an array holds images as their files have them, (H, W) or (H, W, C) for each."""
+    return x.dtype == np.uint8 or (x.dtype == np.uint16 and x.ndim > 2)  # (n, length) are tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +33,8 @@ class Examples:
     """Inputs and labels, ready for a model.
 
     Attributes:
-        x: ``(n, *input_shape)``: float32, normalised (images as ``(C, H, W)``), or int32 tokens for text.
-            Read-only; may be a memory map.
+        x: ``(n, *input_shape)``: float32, normalised (images as ``(C, H, W)``), or int32 tokens for text; float64 rows
+            of a table that no client has standardised yet. Read-only; may be a memory map.
         y: int64 ``(n,)``, class numbers from 0; of other tasks, targets ``(n, …)``, int64 or float32.
     """
 
@@ -88,7 +94,7 @@ class DatasetInfo:
         natural: Whether examples have owners, that is, ids of the people they come from.
         defaults: Defaults of run-config keys: model, lr, batch-size, optimizer, local-epochs, rounds.
         vocabulary: Number of token ids, 0 unless ``kind`` is text. Id 0 is padding, 1 an unknown word.
-        mean: Subtracted from inputs (``uint8`` is divided by 255 first): one value, or one per channel.
+        mean: Subtracted from inputs (stored pixels are divided by their white first): one value, or one per channel.
         std: Inputs are divided by it afterwards: one value, or one per channel.
         class_names: Name of each class, for people; empty: classes are known by their numbers.
         columns: Names of the columns of a table; empty for other data.
@@ -122,15 +128,16 @@ class DatasetInfo:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """All rows of a data set as stored: training rows first, then the source's own test rows, if any.
+    """All rows of a data set as stored: training rows first, then its own validation rows and test rows, if any.
 
     Attributes:
         info: Metadata, with the normalisation constants.
-        x: Stored inputs ``(n, ...)``: uint8 images ``(H, W)`` or ``(H, W, C)``, float32 of ``input_shape``, or
-            int16/int32 tokens. May be a memory map.
+        x: Stored inputs ``(n, ...)``: uint8 or uint16 images ``(H, W)`` or ``(H, W, C)``, float32 of ``input_shape``,
+            float64 rows of a table, or int16/int32 tokens. May be a memory map.
         y: int64 ``(n,)``, or as in :class:`Examples`.
         train_count: Number of training rows.
         natural: Id of the person of each row, ``(n,)`` ints or strings, or None.
+        validation_count: Number of the source's own validation rows.
     """
 
     info: DatasetInfo
@@ -138,6 +145,12 @@ class Source:
     y: NDArray[Any]
     train_count: int
     natural: NDArray[Any] | None = None
+    validation_count: int = 0
+
+    @property
+    def test_start(self) -> int:
+        """The first of the source's own test rows; the number of rows if there are none."""
+        return self.train_count + self.validation_count
 
     @property
     def train(self) -> Examples:
@@ -147,7 +160,7 @@ class Source:
     @property
     def test(self) -> Examples | None:
         """The source's own test rows, converted; None if there are none."""
-        return self.take(np.arange(self.train_count, len(self.y))) if self.train_count < len(self.y) else None
+        return self.take(np.arange(self.test_start, len(self.y))) if self.test_start < len(self.y) else None
 
     @property
     def labels(self) -> Labels:
@@ -160,23 +173,29 @@ class Source:
 
 
 def _prepared(stored: NDArray[Any], info: DatasetInfo) -> NDArray[Any]:
-    """Convert stored rows for a model: int32 tokens, or float32 ``(x − mean) / std`` in ``(C, …)`` layout."""
+    """Convert stored rows for a model: int32 tokens, or float32 ``(x − mean) / std`` in ``(C, …)`` layout.
+
+    Rows of a table stay as they are.
+    """
+    if info.table:
+        return np.array(stored, np.float64)  # until a client standardises them
     if info.kind == "text":
         return stored.astype(np.int32)
     return scaled(stored, info.mean, info.std, len(info.input_shape)).reshape(len(stored), *info.input_shape)
 
 
 def scaled(stored: NDArray[Any], mean: Sequence[float], std: Sequence[float], sides: int) -> NDArray[np.float32]:
-    """Return stored rows as float32 ``(x − mean) / std``; images of bytes (n, H, W[, C]) as (n, C, H, W).
+    """Return stored rows as float32 ``(x − mean) / std``; stored pixels (n, H, W[, C]) as (n, C, H, W).
 
     ``mean`` and ``std`` are as in :class:`DatasetInfo`; ``sides``: number of axes of one example of the model.
     """
     per_channel = (len(mean), *[1] * (sides - 1))
     scale = np.asarray(std, dtype=np.float32).reshape(per_channel)
     shift = np.asarray(mean, dtype=np.float32).reshape(per_channel)
-    if stored.dtype == np.uint8:
+    if stored.dtype.name in PIXELS:
         stored = stored[:, None] if stored.ndim == 3 else stored.transpose(0, 3, 1, 2)
-        scale, shift = scale * np.float32(255), shift * np.float32(255)
+        white = np.float32(PIXELS[stored.dtype.name])
+        scale, shift = scale * white, shift * white
     values = np.ascontiguousarray(stored, dtype=np.float32)
     if values is stored or not values.flags.writeable:
         values = values.copy()

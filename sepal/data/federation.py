@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -112,6 +113,17 @@ class DealtData:
         parts = (source.y[np.asarray(rows[ends[3 * k] : ends[3 * k + 1]])] for k in range(clients))
         return np.array([np.bincount(part, minlength=self.info.classes) for part in parts], np.int64)
 
+    def left_out(self, clients: int) -> tuple[str, ...]:
+        """Return lines that count the examples that are with no client, and the clients that lack a part."""
+        from sepal.data.left_out import lines
+        from sepal.data.splitting import Parts
+
+        spec = replace(self.spec, clients=clients)
+        rows, ends = _table(spec)
+        parts = [np.asarray(rows[start:end]) for start, end in pairwise(ends)]
+        everyone = [Parts(*parts[place : place + 3]) for place in range(0, len(parts), 3)]
+        return lines(spec, load(spec.dataset, spec.data_dir, spec.folder), everyone)
+
     def pooled_test(self, clients: int, count: int = 0) -> Examples:
         """Return test examples of all parts; a larger ``count`` returns a superset."""
         return pooled_test(replace(self.spec, clients=clients), count, self.spec.seed)
@@ -198,12 +210,15 @@ def _entry(spec: DataSpec, state: str) -> Path:
 
 def _table(spec: DataSpec) -> Table:
     load(spec.dataset, spec.data_dir, spec.folder)  # first, because it may download the files whose version is read
-    return _remembered(spec, version(spec.dataset, spec.data_dir))
+    made = _remembered(spec, version(spec.dataset, spec.data_dir))
+    if isinstance(made, DataError):
+        raise DataError(made.key, made.expected, made.got)
+    return made
 
 
 @functools.lru_cache(maxsize=8)
-def _remembered(spec: DataSpec, state: str) -> Table:
-    """Return the parts from the cache, or compute and cache them."""
+def _remembered(spec: DataSpec, state: str) -> Table | DataError:
+    """Return the parts from the cache, or compute and cache them; or why there are none, which takes as long."""
     entry = _entry(spec, state)
     found = _from_cache(entry, spec)
     if found is not None:
@@ -212,7 +227,10 @@ def _remembered(spec: DataSpec, state: str) -> Table:
         found = _from_cache(entry, spec)
         if found is not None:
             return found
-        rows, ends = _made(spec)
+        try:
+            rows, ends = _made(spec)
+        except DataError as error:  # every client of this process would draw the same in vain
+            return error
         cache.write(entry, {"rows": rows, "ends": ends}, {"dataset": spec.dataset, "clients": spec.clients})
     return rows, ends
 

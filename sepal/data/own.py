@@ -1,4 +1,4 @@
-"""Private data of a client, returned by the user's function, and checks of it."""
+"""Private data of a client, returned by the user's function."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sepal.config import OwnSettings
-from sepal.data.examples import ClientData, DatasetInfo, Examples, Index, Labels
+from sepal.data.examples import ClientData, DatasetInfo, Examples, Index
+from sepal.data.incoming import checked_examples
 from sepal.data.streams import is_dataset, stream
 from sepal.errors import ConfigError, DataError
-from sepal.protocol.inputs import Input, packed, row_size, several
+from sepal.protocol.inputs import Input, row_size, several
 from sepal.protocol.tasks import Targets
 from sepal.rng import derive, derive_seed
 from sepal.user_modules import described, load
@@ -63,9 +63,10 @@ class OwnData:
 
         with generators_seeded(seed):  # the function may draw from them
             data = own_data(self.target, self.info.classes, self.validation, seed, number, *kind)
-        found = data.train.first(1).x.shape[1:]
-        if found != self.info.input_shape:
-            raise DataError(f"{name}: data", f"examples of shape {self.info.input_shape}, as the run says", found)
+        for part in (data.train, data.test):
+            shape = part.first(1).x.shape[1:]
+            if len(part) and shape != self.info.input_shape:
+                raise DataError(f"{name}: data", f"examples of shape {self.info.input_shape}, as the run says", shape)
         return data
 
     def pooled_test(self, clients: int, count: int = 0) -> Examples:
@@ -128,76 +129,12 @@ def own_data(
     return ClientData(checked["train"], checked["validation"], checked["test"])
 
 
-def checked_examples(
-    key: str, x: Any, y: Any, classes: int = 0, targets: Targets | None = None, inputs: tuple[Input, ...] = ()
-) -> Examples:
-    """Return ``x`` as float32 or int32 and ``y`` as int64, or as ``targets`` say.
-
-    Args:
-        key: Name of the data in error messages.
-        x: Floats ``(n, …)``, ready for the model, or integer tokens ``(n, length)``.
-        y: Integers ``(n,)`` from 0.
-        classes: Number of classes; labels must be smaller. 0 accepts any label.
-        targets: What targets look like; None for class numbers, ``(n,)``.
-        inputs: Several inputs, of which x is then a dict or tuple of arrays; they become rows.
-
-    Raises:
-        DataError: Not arrays, wrong shapes or types, values that are not finite, or labels out of range.
-    """
-    given = packed(f"{key} x", inputs, x) if inputs else _array(f"{key} x", x)
-    labels = _array(f"{key} y", y)
-    if given.ndim < 2:
-        raise DataError(f"{key} x", "shape (n, …) with at least two axes", given.shape)
-    if targets is not None:
-        return Examples(_inputs(f"{key} x", given), targets.checked(f"{key} y", labels, len(given)))
-    if labels.shape != (len(given),):
-        raise DataError(f"{key} y", f"shape ({len(given)},), a label for each input", labels.shape)
-    return Examples(_inputs(f"{key} x", given), _labels(f"{key} y", labels, classes))
-
-
-def _array(key: str, value: Any) -> NDArray[Any]:
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError) as error:
-        raise DataError(key, "an array", str(error)) from error
-    if array.dtype == object:
-        raise DataError(key, "an array of numbers", "an array of objects (rows of different lengths?)")
-    return array
-
-
-def _inputs(key: str, inputs: NDArray[Any]) -> NDArray[Any]:
-    if inputs.dtype.kind == "f":
-        values = np.ascontiguousarray(inputs, dtype=np.float32)
-        if not np.isfinite(values).all():
-            raise DataError(key, "finite numbers", "NaN or infinity")
-        return values
-    if inputs.dtype.kind in "iu" and inputs.dtype.itemsize > 1 and inputs.ndim == 2:
-        if inputs.size and (inputs.min() < 0 or inputs.max() >= 2**31):
-            raise DataError(key, "tokens from 0 to 2**31 - 1", f"{inputs.min()} to {inputs.max()}")
-        return np.ascontiguousarray(inputs, dtype=np.int32)
-    expected = "floats (images scaled and normalised), or tokens (n, length)"
-    raise DataError(key, expected, f"{inputs.dtype} {inputs.shape}")
-
-
-def _labels(key: str, labels: NDArray[Any], classes: int) -> Labels:
-    if labels.dtype.kind not in "iu":
-        raise DataError(key, "whole numbers", str(labels.dtype))
-    if len(labels) and (labels.min() < 0 or (classes and labels.max() >= classes)):
-        raise DataError(key, f"labels from 0 to {classes - 1}" if classes else "labels from 0", _span(labels))
-    return labels.astype(np.int64)
-
-
-def _span(labels: NDArray[Any]) -> str:
-    return f"{labels.min()} to {labels.max()}"
-
-
 def _check_alike(target: str, parts: dict[str, Examples]) -> None:
     train = parts["train"]
-    for name in ("train", "test"):
-        if len(parts[name]) == 0:
-            raise DataError(f"{target} {name}", "at least one example", "none")
+    if not len(train) and not len(parts["test"]):
+        raise DataError(f"{target} train, test", "at least one example", "none")
     for name, part in parts.items():
-        if len(part) and (part.x.shape[1:], part.x.dtype) != (train.x.shape[1:], train.x.dtype):
+        if len(part) and len(train) and (part.x.shape[1:], part.x.dtype) != (train.x.shape[1:], train.x.dtype):
             expected = f"inputs as in the train part, {train.x.dtype} {train.x.shape[1:]}"
             raise DataError(f"{target} {name}", expected, f"{part.x.dtype} {part.x.shape[1:]}")
 
@@ -208,9 +145,8 @@ def _streams(
     """Return Datasets (train, test) or (train, validation, test) as a client's data."""
     names = ("train", "test") if len(given) == 2 else ("train", "validation", "test")
     parts = {name: stream(f"{target} {name}", each, check) for name, each in zip(names, given, strict=True)}
-    for name in ("train", "test"):
-        if not len(parts[name]):
-            raise DataError(f"{target} {name}", "at least one example", "none")
+    if not len(parts["train"]) and not len(parts["test"]):
+        raise DataError(f"{target} train, test", "at least one example", "none")
     if "validation" not in parts:
         rest, held = _places(len(parts["train"]), fraction, seed)
         parts |= {"train": parts["train"].subset(rest), "validation": parts["train"].subset(held)}
@@ -228,7 +164,7 @@ def _places(examples: int, fraction: float, seed: int) -> tuple[Index, Index]:
     """Return the places of training and validation part: one at least if ``fraction`` is above 0, and never all."""
     if not 0 <= fraction < 1:
         raise DataError("split.validation", "a fraction in [0, 1)", fraction)
-    count = min(max(1, round(fraction * examples)), examples - 1) if fraction else 0
+    count = min(max(1, round(fraction * examples)), max(examples - 1, 0)) if fraction else 0
     order = derive(seed, "own-validation").permutation(examples)
     return np.sort(order[count:]), np.sort(order[:count])
 

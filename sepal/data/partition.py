@@ -71,12 +71,17 @@ def people(rule: Rule, natural: NDArray[Any] | None) -> NDArray[Any]:
     """
     if natural is None:
         raise DataError("partition.name", "a rule other than natural, for a data set that names no people", "natural")
-    ids, counts = np.unique(natural, return_counts=True)
-    enough: NDArray[Any] = ids[counts >= rule.settings.min_examples]
+    enough = able(rule, natural)[0]
     if len(enough) < rule.clients:
         held = f"{len(enough)} people with at least {rule.settings.min_examples} examples"
-        raise DataError("clients", f"at most as many as {held} (partition.name = natural)", rule.clients)
+        raise DataError("clients", f"{len(enough)} or less: there are {held} (partition.name = natural)", rule.clients)
     return np.sort(derive(rule.seed, "partition-people").permutation(enough)[: rule.clients])
+
+
+def able(rule: Rule, natural: NDArray[Any]) -> tuple[NDArray[Any], int]:
+    """Return the sorted ids of the people with ``partition.min-examples`` examples, and how many people there are."""
+    ids, counts = np.unique(natural, return_counts=True)
+    return ids[counts >= rule.settings.min_examples], len(ids)
 
 
 def deal_by_person(ids: NDArray[Any], natural: NDArray[Any] | None) -> list[Index]:

@@ -44,7 +44,7 @@ class Stream:
         return next(self.read([np.arange(min(count, len(self)))]))
 
     def sample(self, count: int) -> Examples:
-        """Return at most ``count`` examples, evenly spaced."""
+        """Return at most ``count`` examples, evenly spaced; of an empty part none."""
         return next(self.read([np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))]))
 
     def read(self, batches: Sequence[Index]) -> Iterator[Examples]:
@@ -53,6 +53,10 @@ class Stream:
         Raises:
             DataError: The Dataset fails, or an example is invalid.
         """
+        if not all(map(len, batches)):
+            none = self._none()
+            yield from (next(self.read([places])) if len(places) else none for places in batches)
+            return
         import torch
         from torch.utils.data import DataLoader
 
@@ -68,6 +72,13 @@ class Stream:
             raise
         except Exception as error:
             raise DataError(self.key, WHAT, described(error)) from error
+
+    def _none(self) -> Examples:
+        """Return no examples, of the shape of the Dataset's first one if there is one."""
+        if not len(self.dataset):
+            return Examples(np.empty((0, 1), np.float32), np.empty(0, np.int64))
+        one = next(replace(self, rows=np.arange(1)).read([np.arange(1)]))
+        return Examples(one.x[:0], one.y[:0])
 
     def _together(self, items: Sequence[Any]) -> Examples:
         pairs = [_pair(self.key, item) for item in items]

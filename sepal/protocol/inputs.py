@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepal.errors import DataError
+from sepal.protocol.numbers import EXACT, as_float32
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _SIDES = "[1-9][0-9]*(?:x[1-9][0-9]*)*"
 PATTERN = rf"^((?:[A-Za-z_][A-Za-z0-9_]*=)?{_SIDES}i?(?:,(?:[A-Za-z_][A-Za-z0-9_]*=)?{_SIDES}i?)*)?$"
-MOST_WHOLE = 2**24  # whole numbers up to here are exact in float32
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ def packed(key: str, inputs: tuple[Input, ...], given: Any) -> NDArray[np.float3
             raise DataError(where, expected, array.shape)
         if array.dtype.kind not in ("iub" if each.whole else "fiub"):
             raise DataError(where, "whole numbers" if each.whole else "numbers", str(array.dtype))
-        if each.whole and array.size and np.abs(array.astype(np.int64)).max() >= MOST_WHOLE:
-            raise DataError(where, f"whole numbers below {MOST_WHOLE}", int(np.abs(array).max()))
-        rows.append(array.reshape(len(array), -1).astype(np.float32))
+        if each.whole and array.size and np.abs(array.astype(np.int64)).max() >= EXACT:
+            raise DataError(where, f"whole numbers below {EXACT}", int(np.abs(array).max()))
+        rows.append(as_float32(where, array).reshape(len(array), -1))
     return np.concatenate(rows, 1)
 
 

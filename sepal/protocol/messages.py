@@ -213,9 +213,10 @@ def read_reply(records: RecordDict) -> tuple[Reply, Content]:
     if "error" in records.config_records:
         raise _read_error(records.config_records["error"])
     head, content = _read(records)
+    kind = fields.kind(head)
     name, examples, capacity = (
         fields.name(head, "client"),
-        fields.number(head, "examples", 1, 2**40),
+        fields.number(head, "examples", int(kind is Kind.TRAIN), 2**40),  # without examples, a client only evaluates
         head.get("capacity"),
     )
     if not isinstance(capacity, float) or not 0 < capacity <= 1:
@@ -229,7 +230,7 @@ def read_reply(records: RecordDict) -> tuple[Reply, Content]:
     reply = Reply(
         fields.text(head, "run"),
         fields.number(head, "round", 0, _ROUNDS),
-        fields.kind(head),
+        kind,
         ClientInfo(name, examples, capacity, device, fields.text(head, "data")),
         fields.text(head, "base"),
         fields.text(head, "download"),

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_che
 import numpy as np
 import numpy.typing as npt
 
-from sepal.errors import ModelError
+from sepal.errors import ConfigError, ModelError
 from sepal.protocol.layout import Layout
 from sepal.protocol.learned import Reader
 from sepal.protocol.tasks.builtin import BY_CLASS
@@ -276,7 +276,10 @@ class Method:
 
 
 def _returned(function: Callable[..., Any]) -> type:
-    found: type = typing.get_type_hints(function)["return"]
+    found: type | None = typing.get_type_hints(function).get("return")
+    if found is None:
+        expected = "a return annotation, the type of the state: def init(self) -> MyState"
+        raise ConfigError("method", expected, f"{function.__module__}:{function.__qualname__} without one")
     return found
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sepal.errors import DataError
 from sepal.server.contact import Contact
 from sepal.server.drawing import await_nodes
 from sepal.server.roster import wait
@@ -12,6 +14,8 @@ from sepal.server.rules import check_replies, require_capacity
 from sepal.server.run import Run
 from sepal.server.run_state import RunState, admit
 from sepal.server.sampling import draw_novel
+
+log = logging.getLogger("sepal")
 
 
 def await_clients(run: Run, contact: Contact, settle: float) -> RunState:
@@ -64,5 +68,11 @@ def _admitted(run: Run, contact: Contact) -> RunState:
     found, config = contact.connections, run.config
     joined = [found.infos[name] for name in sorted(found.infos)]
     novel = tuple(draw_novel(found.infos, config.novel_clients, config.seed))
-    check_replies(config, len(joined) - len(novel))
+    idle = [client.name for client in joined if not client.examples]
+    if len(idle) == len(joined):
+        raise DataError("clients", "one with training examples", f"{len(idle)} without any")
+    if idle:
+        named = ", ".join([*idle[:3], *(["…"] if len(idle) > 3 else [])])
+        log.warning("%d of %d clients have no training examples and never train: %s", len(idle), len(joined), named)
+    check_replies(config, len(joined) - len({*novel, *idle}))
     return admit(run.algorithm, replace(run.state, novel=novel), joined, dict(found.stores))

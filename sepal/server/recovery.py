@@ -5,8 +5,10 @@ too large. So the newest round of which the server has uploads is undone, and th
 from the state before it; the server's and the clients' states go back together, because both are kept by version. That
 round and those up to round r are then run with half the learning rate, and with uploads refused whose change is far
 above the round's median (:data:`NORM_FACTOR`). If most clients diverge again, the rates are a quarter, then an eighth;
-after that the run ends, and says so. A round whose result cannot be used (:mod:`sepal.server.outcome`) is repeated in
-the same way, without undoing another.
+after that the run ends, and says so. If a repeated round fails itself, its rate is halved once more, and the rates stay
+lowered up to the round that failed first: so at the fourth failure on the way to one round the run ends, and clients
+that lie cannot send it to and fro. A round whose result cannot be used (:mod:`sepal.server.outcome`) is repeated in the
+same way, without undoing another.
 
 What was undone is not lost: a round that is repeated has a record from the moment at which it is undone
 (``RoundRecord.undone``), with the messages, the seconds and the diverged clients of all that it replaces. A server that

@@ -99,6 +99,7 @@ class Report:
         classes: View to counts by class of the same examples.
         diverged: Number of trainings of clients that diverged, also in rounds that were undone.
         undone: Number of rounds that were repeated (:mod:`sepal.server.recovery`).
+        best_round: The round whose models the closing round has evaluated again; 0: those of the last round.
         scoring: The metrics of the run's task.
     """
 
@@ -117,6 +118,7 @@ class Report:
     classes: Mapping[str, Mapping[str, list[float]]] = field(default_factory=dict)
     diverged: int = 0
     undone: int = 0
+    best_round: int = 0
     scoring: Scoring = BY_ACCURACY
 
     def plus(self, record: RoundRecord, phase: str = "") -> Report:
@@ -146,6 +148,7 @@ class Report:
             by_capacity=capacity_groups(record, self.scoring),
             metrics=figures.metrics,
             classes=figures.classes,
+            best_round=record.best_round,
         )
 
 
@@ -229,6 +232,7 @@ def metrics_line(
         "round": record.round,
         "phase": "closing" if closing else plan.phase,
         "model_round": record.round - 1,
+        **({"best_round": record.best_round} if record.best_round else {}),
         "population": len(record.replies),
         "populations": populations(len(record.replies), sum(name in record.novel for name in record.replies)),
         "full": record.full,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sepal.config.agreement import disagreement
-from sepal.errors import DataError, ProtocolError, RosterError, SepalError, in_short
+from sepal.errors import DataError, ProtocolError, RosterError, SepalError, UnfitError, causes_of
 from sepal.protocol.messages import Reply
 from sepal.protocol.method import ClientInfo
 
@@ -268,7 +268,7 @@ def wait(
         refusals = connections.refresh(list(online()), ask)
         unfit = [refusal for refusal in refusals if not isinstance(refusal, EvictedError)]
         if unfit and isinstance(needed, int):
-            raise unfit[0] if len(unfit) == 1 else RosterError("clients", "clients that fit", in_short(unfit))
+            raise _of_all(unfit, needed or len(unfit) + len(connections.nodes))
         _raise_for_other_data(refusals, () if isinstance(needed, int) or enough else needed)
         refused |= dict.fromkeys(map(str, refusals))
         present, now = len(connections.nodes), time.monotonic()
@@ -297,6 +297,12 @@ def wait(
             said = now
             log.info("waiting for clients: %d of %s have answered%s", present, wanted, hint)
         time.sleep(0.1)
+
+
+def _of_all(unfit: Sequence[SepalError], asked: int) -> SepalError:
+    """Return the one refusal, or an error that has every cause of several."""
+    who = f"{len(unfit)} of {asked} clients"
+    return unfit[0] if len(unfit) == 1 else UnfitError(who, "take part", causes_of(unfit))
 
 
 def simulation_hint(needed: int, present: int) -> str:

@@ -14,7 +14,15 @@ from typing import TypeAlias
 
 from flwr.app import RecordDict
 
-from sepal.errors import DeviceMemoryError, DivergedError, ProtocolError, RoundError, SepalError, in_short
+from sepal.errors import (
+    DeviceMemoryError,
+    DivergedError,
+    FailedError,
+    ProtocolError,
+    RoundError,
+    SepalError,
+    causes_of,
+)
 from sepal.protocol.flower.replies import CLIENT_APP_FAILED
 from sepal.protocol.messages import DIVERGED, Content, Reply, read_reply, write_order
 from sepal.protocol.method import ClientInfo, Kind, Task
@@ -244,7 +252,8 @@ class Round:
     def _check_complete(self) -> None:
         key, config = f"round {self._plan.round}", self._config
         if self._failed and config.on_missing == "retry" and not self._settled:
-            raise RoundError(key, "every client to take part", in_short(self._failed.values()))
+            who = f"{key}: {len(self._failed)} of {len(self._requests)} clients"
+            raise FailedError(who, "take part", causes_of(self._failed.values()))
         if self.waiting and config.on_missing == "retry":
             raise RoundError(key, f"a reply of every client within {config.timeout:g} s", _some(sorted(self.waiting)))
         counted = self._counted()
@@ -313,6 +322,7 @@ class Round:
             diverged=(*(before.diverged if before else ()), *sorted(self._diverged)),
             halvings=lowered,
             lowered_until=self._lowered_until if lowered else 0,
+            best_round=self._start.best_round,
         )
 
 

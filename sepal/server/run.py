@@ -17,7 +17,7 @@ from sepal.protocol.method import ClientInfo, Method, Task
 from sepal.server.outcome import Outcome
 from sepal.server.recovery import first_undone, undone
 from sepal.server.report import Report, metrics_line
-from sepal.server.run_state import RoundRecord, RoundStart, RunState, advance, start_round
+from sepal.server.run_state import RoundRecord, RoundStart, RunState, advance, from_best, start_round
 from sepal.server.run_store import RunStore
 from sepal.server.stopping import Stopping
 from sepal.server.uploads import RoundUploads
@@ -118,7 +118,23 @@ class Run:
         plan, closing = self.algorithm.plan(round), round > self.config.rounds
         if self.stopping.stopped and not closing:  # it closes as at its limit, not with what the schedule has now
             plan, closing = replace(self.algorithm.plan(self.config.rounds + 1), round=round), True
-        return start_round(self.algorithm, self.state, replace(plan, halvings=halvings), closing, joined, stores)
+        state, best_round = self._best() if closing and self.config.final_model == "best" else (self.state, 0)
+        start = start_round(self.algorithm, state, replace(plan, halvings=halvings), closing, joined, stores)
+        return replace(start, best_round=best_round)
+
+    def _best(self) -> tuple[RunState, int]:
+        """Return the state of the models that were best on validation data, and the round of that evaluation.
+
+        They are those of the last round, and 0, where no model was evaluated or the stored one is of another round: a
+        run that went back has no other than the newest.
+        """
+        best, stored = self.report.best.get(self.method.deployed), self.store.best()
+        if best is None or stored is None or stored.round != best.round - 1:
+            why = "no full evaluation has validation figures" if best is None else f"that of round {best.round} is lost"
+            log.warning("final-model = best: %s; the last round's models are evaluated", why)
+            return self.state, 0
+        log.info("the closing round evaluates the models of round %d, the best on validation data", best.round)
+        return from_best(self.algorithm, self.state, stored), best.round
 
     def lowered(self, round: int) -> tuple[int, int]:
         """Return how often the learning rate of ``round``, the next one, is halved, and up to which round."""
@@ -143,7 +159,8 @@ class Run:
         records = self.store.undoable() if self.store.replays else [self._before[-1]] if self._before else []
         first = failed.round if spoilt else first_undone(records, failed.round)
         repeated = [record for record in records if record.round >= first]
-        record = undone([*repeated, failed], failed.halvings + 1, failed.round)
+        until = max(failed.round, failed.lowered_until)  # a repeated round may fail itself
+        record = undone([*repeated, failed], failed.halvings + 1, until)
         self.store.undo(record)
         if repeated and self._before:
             self.state, self.report, self.stopping, _ = self._before
@@ -168,6 +185,9 @@ class Run:
             self._before = self.state, self.report, self.stopping, record
         self.state, metrics = advance(start, record, uploads, outcome)
         self._add(record)
+        best = self.report.best.get(self.method.deployed)
+        if self.config.final_model == "best" and not start.closing and best and best.round == record.round:
+            self.store.keep_best(start.state)
         if self.stopping.stopped and not start.closing and record.round < self.config.rounds:
             log.info("ends after round %d: %s", record.round, self.stopping.stopped.reason)
         scoring = self.task.learning.scoring

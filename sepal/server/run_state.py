@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sepal.protocol.algorithms import ForgetsEvicted, LearnsRoster, ServerAlgorithm
-from sepal.protocol.messages import Reply
+from sepal.protocol.messages import Reply, version_round
 from sepal.protocol.method import (
     ClientInfo,
     Metrics,
@@ -86,6 +86,8 @@ class RoundRecord:
         lowered_until: The last round that is to have that learning rate.
         undone: Whether the round is to be repeated: the record then has what the undone attempts have cost, and no
             reply.
+        best_round: In the closing round of a run with ``final-model = "best"``, the round whose full evaluation was
+            best: what it started from is evaluated again; else 0.
     """
 
     round: int
@@ -103,6 +105,7 @@ class RoundRecord:
     halvings: int = field(default=0, metadata=SPARING)
     lowered_until: int = field(default=0, metadata=SPARING)
     undone: bool = field(default=False, metadata=SPARING)
+    best_round: int = field(default=0, metadata=SPARING)
 
 
 @dataclass(frozen=True)
@@ -115,12 +118,14 @@ class RoundStart:
         plan: The method's plan of this round.
         closing: Whether this is the closing round: all clients receive their last download and are evaluated in all
             views, and keep their state.
+        best_round: As in :class:`RoundRecord`.
     """
 
     algorithm: ServerAlgorithm[Any]
     state: RunState
     plan: Plan
     closing: bool = False
+    best_round: int = 0
 
     def download(self, name: str) -> Payload:
         """Return the download of client ``name``; the newcomer's if none of its uploads was ever accepted."""
@@ -141,6 +146,8 @@ def admit(
 ) -> RunState:
     """Return ``state`` with new clients in its roster, and tell the server algorithm about those that are not novel.
 
+    A client without training examples is novel: it cannot train.
+
     Args:
         algorithm: The server algorithm.
         state: The state between two rounds.
@@ -150,8 +157,9 @@ def admit(
     if not joined:
         return state
     roster = {**state.roster, **{client.name: client for client in joined}}
-    after = replace(state, roster=roster, stores={**state.stores, **stores})
-    return _tell(algorithm, after, [client for client in joined if client.name not in state.novel])
+    novel = tuple(sorted({*state.novel, *(client.name for client in joined if not client.examples)}))
+    after = replace(state, roster=roster, stores={**state.stores, **stores}, novel=novel)
+    return _tell(algorithm, after, [client for client in joined if client.name not in novel])
 
 
 def start_round(
@@ -169,10 +177,31 @@ def start_round(
     return RoundStart(algorithm, after, plan, closing)
 
 
+def from_best(algorithm: ServerAlgorithm[Any], last: RunState, best: RunState) -> RunState:
+    """Return the state from which the closing round evaluates an earlier round's models.
+
+    Server and clients go back together, because both are kept by version; who takes part is as after the last round.
+
+    Args:
+        algorithm: The server algorithm.
+        last: The run's state after the last round.
+        best: Its state before the round whose full evaluation was best.
+    """
+    server, gone = best.server, sorted(set(last.evicted) - set(best.evicted))
+    if gone and isinstance(algorithm, ForgetsEvicted):
+        server = algorithm.evicted(server, gone)
+    return replace(last, server=server, versions=best.versions)
+
+
 def _tell(algorithm: ServerAlgorithm[Any], state: RunState, clients: Sequence[ClientInfo]) -> RunState:
     if not clients or not isinstance(algorithm, LearnsRoster):
         return state
     return replace(state, server=algorithm.joined(state.server, clients))
+
+
+def oldest(versions: Mapping[str, str], others: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the older of two versions of each client; of one that is in one of them alone, the initial state."""
+    return {name: min(versions[name], others[name], key=version_round) for name in versions.keys() & others.keys()}
 
 
 def advance(

@@ -233,7 +233,7 @@ class SepalStrategy(StartOnly):
             return
         if record.diverged and not run.report.diverged:
             words = "round %d: the training of %d of %d clients diverged and does not count: %s"
-            log.warning(words, record.round, len(record.diverged), round.asked, REMEDY)
+            log.warning(words, record.round, len(set(record.diverged)), round.asked, REMEDY)
         ended = time.monotonic()
         run.store.commit(record)
         self._finish(record, start, round.uploads, round.outcome)

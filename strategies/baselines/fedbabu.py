@@ -54,7 +54,7 @@ class FedBabuClient(Body, FedAvgClient):
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Fine-tune the received body and the initial head, without an upload."""
-        start, lr = self.arrived(state, download, plan), self.hyper.tuning * self.task.config.lr
+        start, lr = self.arrived(state, download, plan), self.hyper.tuning * float(self.task.config.lr)
         return ClientState(self.fit(start, plan, epochs=self.hyper.epochs, purpose="finetune", lr=lr))
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:

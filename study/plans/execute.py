@@ -84,7 +84,8 @@ def execute(
     jobs = max(1, min(jobs or cores(), len(left)))
     with tempfile.TemporaryDirectory() as scratch, display:
         display.start(len(runs), len(left), out)
-        (Path(scratch) / FUNCTIONS).write_text(user_modules.as_text())  # once: a run that starts may be reading it
+        # once: a run that starts may be reading it
+        (Path(scratch) / FUNCTIONS).write_text(user_modules.as_text(), encoding="utf-8")
         going: dict[str, subprocess.Popen[str]] = {}
         try:
             while left or going:
@@ -159,8 +160,8 @@ def _check_data(runs: Sequence[PlannedRun]) -> None:
 
 def _start(run: PlannedRun, out: Path, scratch: Path, workers: int) -> subprocess.Popen[str]:
     config = scratch / f"{run.name}.toml"
-    config.write_text(tomli_w.dumps(dict(run.keys)))
-    with (scratch / run.name).open("w") as log:
+    config.write_text(tomli_w.dumps(dict(run.keys)), encoding="utf-8")
+    with (scratch / run.name).open("w", encoding="utf-8") as log:
         command = [sys.executable, "-P", "-m", "sepal.study.child", str(config), str(out), str(workers)]
         return subprocess.Popen(
             command,
@@ -170,8 +171,10 @@ def _start(run: PlannedRun, out: Path, scratch: Path, workers: int) -> subproces
             text=True,
             env={**os.environ, "NO_COLOR": "1"},
             start_new_session=True,  # a Ctrl-C reaches it only once, through this process
+            encoding="utf-8",
         )
 
 
 def _last_line(log: Path) -> str:
-    return ([line for line in log.read_text().splitlines() if line.strip()] or ["nothing was printed"])[-1]
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return ([line for line in lines if line.strip()] or ["nothing was printed"])[-1]

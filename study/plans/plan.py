@@ -64,6 +64,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import ValidationError
 
 from sepal.config import Flat, parse, plainly
+from sepal.config.run import SEARCH
 from sepal.errors import ConfigError, nearest, suggest
 from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.plans.settings import MOST_RUNS, Table, as_block, own_keys
@@ -123,7 +124,7 @@ def read_table(path: Path) -> dict[str, Any]:
         ConfigError: It cannot be read.
     """
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as reason:
         raise ConfigError("plan", "a TOML file", f"{path}: {reason.strerror}") from None
     except (ValueError, RecursionError) as reason:
@@ -180,6 +181,9 @@ def check_keys(file: str, runs: list[PlannedRun]) -> None:
             words = f"a method, or a name with settings that say its method{f' (did you mean {near}?)' * bool(near)}"
             raise ConfigError(f"{file}: methods", words, method)
         flat: Flat = {key: value for key, value in run.keys.items() if key != "name"}
+        if flat.get("lr") == SEARCH:
+            expected = "a number, or 0: in a plan, `tune = true` searches for each method"
+            raise ConfigError(f"{file}: {run.variant}: lr", expected, SEARCH)
         try:
             check_method(registry.get(method), parse(flat, hypers)[0])
         except ConfigError as error:

@@ -45,12 +45,15 @@ def data_notes(runs: Sequence[PlannedRun]) -> list[str]:
     Args:
         runs: A plan's runs, also trials.
     """
-    from sepal.data import federated_data
+    from sepal.data.federation import DealtData, federated_data
 
     lines: dict[str, None] = {}
     for run in {(r.block, r.cell, r.variant): r for r in runs}.values():
         with suppress(SepalError):  # for example data that is not here; what needs it says so
-            lines |= dict.fromkeys(federated_data(_parsed(run.keys)[0]).info.notes)
+            config = _parsed(run.keys)[0]
+            data = federated_data(config)
+            left_out = data.left_out(config.clients) if isinstance(data, DealtData) else ()
+            lines |= dict.fromkeys((*data.info.notes, *left_out))
     return list(lines)
 
 

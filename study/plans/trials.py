@@ -165,7 +165,11 @@ class Executor:
         failed = execute(runs, self._out, self._displays(), jobs=self._jobs, workers=self._workers, hours=left)
         tried = {run.name for run in runs}
         known = {name: cause for name, cause in failures(self._out).items() if name not in tried} | failed
-        write_atomically(self._out / FAILED, "".join(f"{name}: {known[name]}\n" for name in sorted(known)).encode())
+        lines = "".join(f"{name}: {known[name]}\n" for name in sorted(known))
+        if lines:
+            write_atomically(self._out / FAILED, lines.encode())
+        else:
+            (self._out / FAILED).unlink(missing_ok=True)
         return failed
 
 
@@ -228,5 +232,5 @@ def failure(what: str, runs: int, failed: Mapping[str, str]) -> SepalError:
 def failures(out: Path) -> dict[str, str]:
     """Return the names of the runs under ``out`` whose last attempt failed, each with its cause."""
     file = out / FAILED
-    lines = [line.partition(": ") for line in file.read_text().splitlines()] if file.is_file() else []
+    lines = [line.partition(": ") for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
     return {name: cause.strip() for name, _, cause in lines}  # of an earlier version: names alone

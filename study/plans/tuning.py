@@ -110,4 +110,4 @@ def _grids(
 
 def _rate(keys: Mapping[str, Any]) -> float:
     """Return the calibrated learning rate of a run with the flat ``keys``."""
-    return completed({key: value for key, value in resolved(keys).items() if key != LR})[0].lr
+    return float(completed({key: value for key, value in resolved(keys).items() if key != LR})[0].lr)

@@ -219,7 +219,7 @@ def test_a_reason_names_the_client_that_gave_it():
     federation = Hostile(attack, on_missing="skip")
     federation.run()
     (entry,) = federation.entries()
-    assert entry.reason.startswith("client-1: expected a reply, got an error: client-3: data")
+    assert entry.reason.startswith("client-1: needed a reply, but an error: client-3: data: expected x, got y")
 
 
 @pytest.mark.parametrize("key", ["trained-shift-40", "trained", "received"])

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from sepal import __version__
+from sepal.cli.app import EXAMPLES, GROUPS
 from sepal.cli.keys import keys_of
 from sepal.cli.main import app
 from sepal.cli.progress import RoundDisplay
@@ -44,8 +46,8 @@ def sepal(*arguments):
         (["rounds=1.5"], "rounds: expected a valid integer, got 1.5"),
         (["momentum=true"], "momentum: expected a valid number, got True"),
         (["rounds=-1"], "rounds: expected greater than or equal to 0, got -1"),
-        (["lr=nan"], "lr: expected a finite number, got nan"),
-        (["lr=inf"], "lr: expected a finite number, got inf"),
+        (["lr=nan"], "lr: expected a finite number, or 'search', got nan"),
+        (["lr=inf"], "lr: expected a finite number, or 'search', got inf"),
         (["momentum=1.0"], "momentum: expected less than 1, got 1.0"),
         (["fedpse.keep=0"], "fedpse.keep: expected greater than 0, got 0"),
         (["partition.lambda=2"], "partition.lambda: expected less than or equal to 1, got 2"),
@@ -109,8 +111,10 @@ def finished(tmp_path_factory):
 
 def test_a_run_shows_each_round_and_ends_with_tables_and_the_place(finished):
     path, result = finished
-    note, *rounds = result.stderr.splitlines()
+    note, left_out, *rounds = result.stderr.splitlines()
     assert note == "sepal: lr = 0.2: calibrated for fedpse on digits"
+    assert left_out.startswith("sepal: partition: 1,")
+    assert " of 1,797 examples are with no client: " in left_out
     assert [line.split()[3] for line in rounds] == ["1/2", "2/2", "closing"], "rounds as the user has set them"
     assert "3/" not in result.stderr
     for words in ("received", "trained", "MB up", "down", "s left"):
@@ -168,8 +172,6 @@ def test_an_interrupted_run_says_how_it_goes_on_and_does(here, monkeypatch):
     [
         ("dataset=cifar10", "cifar-10"),
         ("dataset=fashion_mnist", "fashion-mnist"),
-        ("method=fedprx", "fedprox"),
-        ("method=fed-avg", "fedavg"),
         ("model=lenet-5", "lenet5"),
         ("local-epoch=1", "local-epochs"),
         ("partition.alfa=1", "partition.alpha"),
@@ -187,9 +189,18 @@ def test_a_misspelt_name_suggests_the_nearest_known_one(here, words, near):
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(("words", "near"), [("fedprx", "fedprox"), ("fed-avg", "fedavg")])
+def test_a_misspelt_method_has_the_likely_one_first(here, words, near):
+    result = sepal("run", "--set", f"method={words}")
+    line = f"sepal: method: expected {near}, or another one of `sepal methods`, got {words}\n"
+    assert (result.exit_code, result.stderr) == (2, line)
+
+
 def test_what_is_near_nothing_suggests_nothing(here):
     assert "did you mean" not in sepal("run", "--set", "zzz=1").stderr
-    assert sepal("keys", "fedpze").stderr.endswith("got fedpze; did you mean fedpse?\n")
+    assert sepal("keys", "fedpze").stderr.endswith(
+        "method: expected fedpse, or another one of `sepal methods`, got fedpze\n"
+    )
 
 
 # show
@@ -364,3 +375,48 @@ def test_the_table_at_the_end_marks_the_deployed_view_and_who_chose_the_best_rou
     rows = [line.split() for line in result.stdout.splitlines() if "(deployed)" in line]
     assert [row[:3] for row in rows] == [["ditto", "kept", "(deployed)"], ["fedavg-ft", "trained", "(deployed)"]]
     assert "validation's" in result.stdout
+
+
+def test_a_run_takes_method_data_and_rounds_as_options(here):
+    sets = ("clients=2", "partition.subsample=200", "evaluate-every=0", "rounds=9", "method=fedavg")
+    done = sepal(
+        "run",
+        "--method",
+        "local",
+        "--dataset",
+        "digits",
+        "--rounds",
+        "1",
+        "--name",
+        "short",
+        "--workers",
+        "1",
+        *(word for pair in sets for word in ("--set", pair)),
+    )
+    assert done.exit_code == 0, done.output
+    config = tomllib.loads((here / "runs" / "short" / "config.toml").read_text())
+    assert (config["method"], config["dataset"], config["rounds"], config["clients"]) == ("local", "digits", 1, 2)
+    bad = sepal("run", "--method", "fedavgg")
+    assert (bad.exit_code, bad.stderr) == (
+        2,
+        "sepal: method: expected fedavg, or another one of `sepal methods`, got fedavgg\n",
+    )
+
+
+def test_the_help_has_every_command_once_in_a_group_with_a_line_that_fits():
+    grouped = [name for commands in GROUPS.values() for name in commands]
+    assert sorted(grouped) == sorted(get_command(app).commands)
+    lines = sepal("--help").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    for commands in GROUPS.values():
+        for name, words in commands.items():
+            assert any(re.fullmatch(rf" +{name} +{re.escape(words)}", line) for line in lines), name
+    assert [line.strip() for line in lines if line.startswith("  sepal ")] == list(EXAMPLES)
+
+
+@pytest.mark.parametrize("command", [["keys"], ["keys", "fedpse"], ["methods"]])
+def test_lists_with_text_are_as_wide_as_a_page_in_a_pipe_and_names_stay_whole(command):
+    out = sepal(*command).stdout
+    assert max(map(len, out.splitlines())) <= 120
+    for name in {"keys": ["partition.min-examples"], "methods": ["subfedavg"]}[command[0]] if command[1:] == [] else ():
+        assert re.search(rf"^ *{re.escape(name)} ", out, re.M)

@@ -132,14 +132,19 @@ DEPLOYED = {
 }
 
 
+def views_of(shown):
+    """Return the table of all views, which comes after the short one and before the costs."""
+    return shown.partition("\ncost ")[0].split("accuracy, %", 2)[2]
+
+
 def test_deployed_is_the_first_accuracy_and_of_the_methods_view(three):
     """In the terminal, whole at 80 characters, and in the report; the CSV file names the view."""
-    shown = sepal("show", three, "--csv", three / "comparison.csv")
+    shown = sepal("show", three, "--all", "--csv", three / "comparison.csv")
     assert shown.exit_code == 0, shown.stderr
-    table = shown.stdout.partition("cost")[0]
+    table = views_of(shown.stdout)
     head = ["deployed", "kept", "trained", "received"]  # without pooled, which no run has
-    assert re.search(r"accuracy, % +(.+?) +deployed\n", table)[1].split() == head
-    page = live_parts(read_comparison([str(three)]))["overview"]
+    assert re.search(r"^ +(.+?) +deployed\n", table)[1].split() == head
+    page = live_parts(read_comparison([str(three)]))["tables"]
     assert (
         re.findall(r'<th scope="col"><button type="button" class="sort">(\w+)</button></th>', page)[: len(head)] == head
     )
@@ -161,7 +166,7 @@ def test_on_a_narrow_terminal_there_are_two_tables(three, monkeypatch, columns, 
     monkeypatch.setenv("COLUMNS", str(columns))
     index = (three / INDEX).read_text()
     (three / INDEX).write_text(index.replace('"label": "ditto"', '"label": "ditto, .1"'))
-    shown = sepal("show", three).stdout.partition("cost")[0].partition("accuracy, %")[2]
+    shown = views_of(sepal("show", three, "--all").stdout)
     assert "…" not in shown
     assert shown.count("± 1.4") == 3 * 5
     assert shown.count("ditto, .1 ") == tables
@@ -174,7 +179,7 @@ def test_paired_differences_of_deployed_models(three, monkeypatch):
     found = read_comparison([str(three)])
     assert dict(found.differences("", "deployed"))["ditto − fedavg"].mean == pytest.approx(-0.1)
     assert dict(found.differences("", "trained"))["ditto − fedavg"].mean == 0
-    table = sepal("show", three).stdout.partition("paired difference")[2]
+    table = sepal("show", three, "--all").stdout.partition("paired difference")[2]
     assert re.search(r"deployed +kept\n(.|\n)+received +trained\n", table)
     assert re.search(r"ditto − fedavg +-10\.0 \[-10\.0, -10\.0\] +\+0\.0", table)
 

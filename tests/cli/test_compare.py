@@ -232,7 +232,7 @@ def test_a_comparison_survives_a_kill_with_the_same_bits_and_runs_nothing_twice(
     assert not (out / "local-seed0" / "summary.json").exists() or not (out / "fedavg-seed0" / "summary.json").exists()
 
     request.getfixturevalue("runs_in_this_process")  # from here on
-    result = sepal("compare", plan, "--out", out, "--no-report")
+    result = sepal("compare", plan, "--out", out, "--no-report", "--all")
     assert result.exit_code == 0, result.output
     assert "0 of 2 runs are there already" in result.stderr or "1 of 2" in result.stderr
     assert "these runs have 1 (evaluate-every)" in " ".join(result.stdout.split())

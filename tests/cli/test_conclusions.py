@@ -146,7 +146,7 @@ def short(path, *methods):
 def printed(path):
     """What `sepal compare` prints of the runs in a directory."""
     console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
-    print_comparison(console, read_comparison([str(path)]))
+    print_comparison(console, read_comparison([str(path)]), everything=True)
     return " ".join(console.export_text().split())
 
 

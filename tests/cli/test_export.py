@@ -307,7 +307,7 @@ def test_inputs_of_a_table_and_of_directories_named_like_classes(tmp_path):
     (tmp_path / "t.csv").write_text("a,label,b\n1,dog,2\n3,cat,4\n")
     names, x, y, _ = read_inputs(tmp_path / "t.csv", ("cat", "dog"))
     assert (names, x.tolist(), y.tolist()) == (["0", "1"], [[1, 2], [3, 4]], [1, 0])
-    with pytest.raises(DataError, match="column label: expected one of cat, cow, got dog"):
+    with pytest.raises(DataError, match="column label: expected one of cat, cow, got 'dog'"):
         read_inputs(tmp_path / "t.csv", ("cat", "cow"))
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
     assert read_inputs(tmp_path / "t.csv")[2] is None

@@ -63,13 +63,13 @@ def test_pictures_of_any_form_and_size_are_prepared_as_in_training(photographs):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([np.zeros((4, 4, 3), np.uint8), 1.5], r"data, picture 1: expected a PIL image, a path, or a uint8 array"),
+        ([np.zeros((4, 4, 3), np.uint8), 1.5], r"data, picture 1: expected a PIL image, a path, or an array"),
         ([np.zeros((4, 4, 7), np.uint8)], r"data, picture 0: .*, got uint8 \(4, 4, 7\)"),
         ([np.zeros((0, 4, 3), np.uint8)], r"data, picture 0: .*, got uint8 \(0, 4, 3\)"),
         (["table.csv"], r"data, picture 0: expected \.png.*, got table.csv"),
         (["none.png"], r"none.png: expected a PNG or JPEG image"),
         (np.zeros((3, 88, 89), np.uint8), r"data: expected a colour image as \(H, W, 3\)"),
-        (np.zeros(9, np.uint8), r"data: expected bytes of images"),
+        (np.zeros(9, np.uint8), r"data: expected pixels of images"),
         ([np.zeros((4, 4, 3)), np.zeros((5, 5, 3))], r"data: expected examples of one shape"),
         (1.5, r"data: expected an array of numbers, got float"),
     ],

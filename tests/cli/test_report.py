@@ -31,7 +31,7 @@ from sepal.cli.report import render, write_html
 from sepal.cli.report.data import COLOURS, datasets
 from sepal.cli.report.live import ReportServer
 
-FIRST = ["round", "mb", "frontier", "clients", "bytes", "labels"]
+FIRST = ["frontier", "round", "mb", "clients", "bytes", "labels"]
 pytestmark = pytest.mark.xdist_group("report")  # the tests share two comparisons
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sepal.cli.answer import answer
 from sepal.cli.sentences import frontier_sentence, headline
-from sepal.cli.sheets import Sheet, basis, cost_sheet
+from sepal.cli.sheets import basis, cost_sheet
 from sepal.cli.sizes import size
 from sepal.cli.tables import print_comparison
 from sepal.study.comparison import read_comparison
@@ -28,7 +29,6 @@ from sepal.cli import report
 from sepal.cli.report import render
 from sepal.cli.report.data import COLOURS, datasets
 from sepal.cli.report.looks import DASHES, SHAPES
-from sepal.cli.report.table import table
 
 LONG = "a-variant-with-a-rather-long-name-alpha=0.25"
 in_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium here (Debian's package chromium)")
@@ -169,9 +169,9 @@ def test_between_full_evaluations_a_kept_model_is_as_just_trained(tmp_path):
 @pytest.mark.parametrize(
     ("seeds", "words"),
     [
-        (1, "One seed only: the order may be chance."),
-        (2, "2 seeds only: the order may be chance."),
-        (3, "That is a clear difference: +10.0 [+10.0, +10.0] points, 95 % interval over 3 seeds."),
+        (1, "(60.0 % with 0.0009 MB); one seed is too few to tell them apart."),
+        (2, "(60.0 % with 0.0009 MB); 2 seeds are too few to tell them apart."),
+        (3, "ditto is best of 2: 70.0 % with 0.0009 MB, clearly above fedavg (60.0 % with 0.0009 MB)."),
     ],
 )
 def test_the_sentence_on_top_says_what_is_highest_with_its_caveat(tmp_path, seeds, words):
@@ -180,8 +180,10 @@ def test_the_sentence_on_top_says_what_is_highest_with_its_caveat(tmp_path, seed
         write_run(tmp_path / f"d{seed}", method="ditto", seed=seed, kept=True, closing=[0.6, 0.7, 0.8])
     comparison = read_comparison([str(tmp_path)])
     found = headline(comparison, "")
-    assert found.startswith("Highest mean accuracy of 2: ditto, 70.0")
-    assert words in found
+    assert seeds == 3 or found.startswith(
+        "ditto has the highest mean accuracy of 2 (70.0 % with 0.0009 MB), before fedavg"
+    )
+    assert found.endswith(words)
     page = render(comparison)
     assert page.index(html.escape(found)) < page.index("<table>")
 
@@ -192,11 +194,45 @@ def test_the_sentence_on_top_calls_equal_figures_level(tmp_path, seeds):
         for method in ("fedavg", "ditto"):
             write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, kept=True)
     words = headline(read_comparison([str(tmp_path)]), "")
-    assert re.match(
-        r"Highest mean accuracy of 2: \w+ \(60\.0 .*MB\) and \w+ \(60\.0 .*MB\) are level \(deployed models\)\.", words
+    level = r"\w+ \(60\.0 % with .* MB\) and \w+ \(60\.0 % with .* MB\) are level with the highest mean accuracy of 2"
+    assert re.fullmatch(level + ("" if seeds == 3 else "; one seed is too few to tell them apart") + r"\.", words)
+
+
+def test_the_sentence_on_top_says_that_a_lead_is_within_noise(tmp_path):
+    for seed, lead in enumerate((0.01, 0.02, 0.09)):
+        write_run(tmp_path / f"a{seed}", method="fedavg", seed=seed)
+        write_run(tmp_path / f"d{seed}", method="ditto", seed=seed, kept=True, closing=[0.6 + lead] * 3)
+    assert headline(read_comparison([str(tmp_path)]), "") == (
+        "No clear best of 2: ditto has the highest mean accuracy (64.0 % with 0.0009 MB), and fedavg "
+        "(60.0 % with 0.0009 MB) is within noise of it."
     )
-    said = "Their difference is +0.0 [+0.0, +0.0] points, 95 % interval over 3 seeds."
-    assert (said in words, "clear difference" in words) == (seeds == 3, False)
+
+
+def test_the_answer_is_a_short_table_with_clear_differences_marked(tmp_path):
+    """Leads of .1 each: clear. Of .01, .02 and .09: mean .04, half-width .108, so 0 is in it."""
+    for seed, lead in enumerate((0.01, 0.02, 0.09)):
+        for method, more in (("ditto", 0.1), ("fedavg-ft", 0.1 - lead), ("local", 0.0)):
+            write_run(
+                tmp_path / f"{method}{seed}",
+                method=method,
+                seed=seed,
+                kept=True,
+                closing=[0.6 + more] * 3,
+                volume=int(method != "local"),
+            )
+    comparison = read_comparison([str(tmp_path)])
+    sheet, clear, reading = answer(comparison, "")
+    assert sheet.head == ("accuracy, %", "deployed", "worst\n10 %", "MB", "difference to\nditto")
+    assert [row[0] for row in sheet.rows] == ["ditto", "fedavg-ft", "local"]
+    assert [row[-1] for row in sheet.rows] == ["best", "-4.0 [-14.8, +6.8]", "-10.0 [-10.0, -10.0]"]
+    assert clear == [False, False, True]
+    assert reading.endswith("In brackets: the 95 % interval over seeds; bold where it excludes 0.")
+    page = render(comparison)
+    first = page.partition("<table>")[2].partition("</table>")[0]
+    assert re.findall("<strong>(.+?)</strong>", first) == ["-10.0 [-10.0,\xa0-10.0]"]
+    (tmp_path / "local0" / "summary.json").unlink()
+    one = answer(read_comparison([str(tmp_path / "ditto0"), str(tmp_path / "local1")]), "")
+    assert one.clear == [False, False], "an interval over clients marks nothing"
 
 
 def test_the_sentence_of_one_run_says_accuracy_cost_and_that_it_goes_on(tmp_path):
@@ -275,22 +311,26 @@ def test_the_table_is_sorted_by_a_click_with_figures_that_are_not_there_last(man
     script = """
     const names = () => all(".overview tbody th").map((each) => each.textContent);
     const head = (text) => all(".sort").find((each) => each.textContent.startsWith(text));
-    head("MB up").click();
+    head("MB").click();
     found.down = names();
-    head("MB up").click();
+    head("MB").click();
     found.up = names();
     found.marked = all("[aria-sort]").map((each) => [each.textContent, each.ariaSort]);
-    head("MB to").click();
-    found.missing = names();
-    const best = all(".overview tbody tr").filter((row) => row.cells[1].querySelector("strong"));
-    found.bold = best.map((row) => row.cells[0].textContent);
+    head("difference").click();
+    found.behind = names();
+    const other = all(".sorted .sort").find((each) => each.textContent.startsWith("MB to"));
+    const column = other.parentElement.cellIndex;
+    document.querySelector(".sorted tbody tr").cells[column].textContent = "–";
+    other.click();
+    found.missing = all(".sorted tbody tr").map((row) => row.cells[column].textContent);
     """
     found = look(render(many), script, tmp_path)
     assert found["down"][0] == "fedavg-ft"
     assert found["up"] == found["down"][::-1]
     assert found["up"][0] == "local"
-    assert found["marked"] == [["MB up", "ascending"]]
-    assert found["bold"] == ["fedavg-ft"]
+    assert found["marked"] == [["MB", "ascending"]]
+    assert found["behind"][0] == "fedavg-ft", "the best, which is behind nobody"
+    assert [text == "–" for text in found["missing"]] == [False] * 10 + [True]
 
 
 @in_browser
@@ -358,26 +398,6 @@ def test_a_small_size_has_figures_and_a_large_one_no_needless_ones(megabytes, wo
     assert size(megabytes) == words
 
 
-@pytest.mark.parametrize(
-    ("cells", "best"),
-    [
-        (["1.0", "2.0", "3.0"], [2]),
-        (["3.0 ± 0.1", "2.0", "3.0", "1.0"], [0, 2]),
-        (["3.0", "3.0", "2.0"], []),  # more than half
-        (["3.0", "3.0"], []),
-        (["1.0", "2.0 (1 of 2)"], [0]),
-        (["not reached", "2.0 (1 of 2)"], []),
-        (["not reached", "2.0"], [1]),
-        (["–", "2.0"], []),  # it is alone
-    ],
-)
-def test_bold_is_the_best_of_whole_figures_and_says_something(cells, best):
-    rows = [[f"run {place}", cell] for place, cell in enumerate(cells)]
-    page = "".join(table(Sheet(("run", "figure"), rows), "", best=[max]))
-    marked = [bool("<strong>" in row) for row in page.split("<tr>")[2:]]
-    assert [place for place, bold in enumerate(marked) if bold] == best
-
-
 # the frontier
 
 
@@ -402,7 +422,7 @@ def test_the_frontier_and_the_megabytes_to_within_a_point_of_fine_tuning(tmp_pat
     assert cells == {"local": "–", "fedavg": "–", "fedavg-ft": "9.00", "ditto": "4.50"}
     assert "within 1 point of fedavg-ft: until the mean over seeds of deployed models has 79.0 %" in basis(variants)
     words = frontier_sentence(comparison, "")
-    assert "local (40.0 %, 0 MB), fedavg-ft (80.0 %, 9.00 MB) (deployed models; one seed" in words
+    assert words.startswith("Best for their bytes: local (0 MB), fedavg-ft (9.00 MB). One seed is too few to tell")
     page = render(comparison)
     assert html.escape(words) in page
     rows = {row["label"]: (row["on"], row["mb"]) for row in datasets(comparison)["frontier"]}
@@ -419,10 +439,11 @@ def test_one_run_has_no_frontier(tmp_path):
 # the terminal
 
 
+@pytest.mark.parametrize("everything", [False, True])
 @pytest.mark.parametrize("width", [80, 60])
-def test_tables_of_eleven_long_names_fit_the_terminal(many, width):
+def test_tables_of_eleven_long_names_fit_the_terminal(many, width, everything):
     console = Console(record=True, width=width, file=open(os.devnull, "w"))  # noqa: SIM115
-    print_comparison(console, many)
+    print_comparison(console, many, everything)
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= width
     assert not any("…" in line for line in lines)
@@ -440,7 +461,9 @@ def test_a_wide_table_fits_and_no_point_is_loose(tmp_path):
             run = write_run(tmp_path / f"{method}-{seed}", method=method, seed=seed, closing=closing, kept=True)
             stretch(run, rounds=10, every=5)
     seen = """
-    const [table] = all(".overview");
+    for (const fold of all(".fold")) fold.open = true;
+    await later();
+    const [table] = all(".sorted");
     found.hidden = table.scrollWidth - table.clientWidth;
     found.lines = all('#chart-round .mark-line path[stroke-width="2"]').length;
     """

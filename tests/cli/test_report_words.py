@@ -61,7 +61,7 @@ def words_of(page, name):
 
 def printed(comparison):
     console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
-    print_comparison(console, comparison)
+    print_comparison(console, comparison, everything=True)
     return console.export_text()
 
 

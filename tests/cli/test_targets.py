@@ -48,15 +48,6 @@ def test_rounds_to_an_accuracy_are_those_of_full_evaluations_and_say_so(tmp_path
     assert [row[-3] for row in sheet.rows] == [cells] * 2
     assert sheet.rows[1][-2] == ("0" if cells != "–" else cells), "no bound on what is 0"
     assert words in basis(variants)
-    assert ("rounds to" in "".join(table(sheet, "x", best=[min] * 6))) == (cells != "–")
+    assert ("rounds to" in "".join(table(sheet, "x", figures=True))) == (cells != "–")
     assert (variants[0].rounds_to is None) == (cells == "–")
     assert (close_to(variants) is None) == (cells == "–")
-
-
-def test_the_best_of_a_column_may_be_a_bound():
-    from sepal.cli.sheets import Sheet
-
-    page = "".join(
-        table(Sheet(("run", "rounds to"), [["a", "≤ 6.0"], ["b", "≤ 9.0"], ["c", "≤ 9.0"]]), "x", best=[min])
-    )
-    assert "<strong>≤\xa06.0</strong>" in page

@@ -70,7 +70,7 @@ def test_a_rate_of_other_data_is_called_that(tmp_path):
     text += '[settings.own]\nshape = "30"\nclasses = 2\n'
     plan = read_plan(plan_file(tmp_path, text))
     (line,) = rate_notes(plan, list(plan.runs()))
-    assert "not on own; `sepal tune` searches for yours" in line
+    assert "not on own; `sepal tune`, or --set lr=search, searches for yours" in line
 
 
 # what is searched
@@ -163,9 +163,10 @@ def execute(tmp_path, monkeypatch):
 
 def test_the_deployed_models_validation_accuracy_decides(tmp_path, execute):
     calls, _ = execute
-    done = sepal("compare", plan_file(tmp_path), "--out", tmp_path / "out", "--no-report")
+    done = sepal("compare", plan_file(tmp_path), "--out", tmp_path / "out", "--no-report", "--all")
     assert done.exit_code == 0, done.output
     assert [len(names) for names in calls] == [12, 6]
+    assert not (tmp_path / "out" / "failed.txt").exists(), "nothing has failed"
     assert "lr=0.1: 80.0, lr=0.3: 70.0" in " ".join(done.stdout.split())
     assert "Searched before the runs, with seeds 1001, 1002: accuracy on validation data" in " ".join(
         done.stdout.split()
@@ -181,14 +182,14 @@ def test_the_deployed_models_validation_accuracy_decides(tmp_path, execute):
     assert "| fedavg | received | lr=0.1: 80.0, lr=0.3: 70.0 | lr=0.1 (edge) |" in tables
     assert "| accuracy, % | deployed | trained | received |" in tables
     assert "| fedavg | 40.0 ± 0.0 | 40.0 ± 0.0 |" in tables
-    shown = sepal("show", tmp_path / "out")
+    shown = sepal("show", tmp_path / "out", "--all")
     assert "lr=0.1: 80.0, lr=0.3: 70.0" in " ".join(shown.stdout.split())
 
 
 def test_a_trial_that_diverges_with_one_seed_is_not_chosen_and_is_no_error(tmp_path, execute):
     _, diverged = execute
     diverged.add("tune-lr_0.1-fedavg-seed1002")
-    done = sepal("compare", plan_file(tmp_path), "--out", tmp_path / "out", "--no-report")
+    done = sepal("compare", plan_file(tmp_path), "--out", tmp_path / "out", "--no-report", "--all")
     assert done.exit_code == 0, done.output
     assert "lr=0.1: failed, lr=0.3: 70.0" in " ".join(done.stdout.split())
     plan = read_plan(plan_file(tmp_path))

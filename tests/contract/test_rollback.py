@@ -23,6 +23,7 @@ from tests.contract.test_contract import KINDS, agrees, outcome
 
 ALL = 10**6
 BAD = 4  # the round in which clients diverge
+FAILURES = 4  # on the way to one round, before the run ends
 
 
 class Diverging(Federation):
@@ -159,3 +160,44 @@ def test_a_minority_that_diverges_undoes_nothing():
     assert strategy.progress.closed
     assert not federation.undone_rounds
     assert strategy.report.diverged == 1
+
+
+class Liars(Diverging):
+    """Most clients say that they diverged at the pairs (round, halvings) of ``where``."""
+
+    def __init__(self, where, *arguments, **settings):
+        super().__init__("queue", *arguments, bad=0, **settings)
+        self.where = where
+
+    def _handle(self, message):
+        order, _ = read_order(message.content)
+        at = (order.plan.round, order.plan.halvings)
+        assert len(self.orders) < 4 * 100, "the run goes on without an end"
+        if order.kind is Kind.TRAIN and at in self.where and self.nodes[message.metadata.dst_node_id] not in self.well:
+            self.orders.append(at)
+            name = self.nodes[message.metadata.dst_node_id]
+            return Message(write_error(DivergedError("w", "numbers", "NaN"), name), reply_to=message)
+        return super()._handle(message)
+
+
+WHERE = {
+    "the repeated round": {(4, 0), (3, 1)},
+    "and the one before": {(4, 0), (3, 1), (2, 2)},
+    "up and down": {(4, 0), (3, 1), (4, 2), (3, 3)},
+    "every first attempt": {(round, 0) for round in range(1, 7)},
+    "all but the last attempt": {(round, halvings) for round in range(1, 7) for halvings in range(3)},
+}
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("where", WHERE.values(), ids=WHERE.keys())
+def test_liars_cannot_keep_a_run_from_its_end(where, stored, tmp_path):
+    """A repeated round may fail itself; the rate stays lowered up to the round that failed first."""
+    federation = Liars(where, tmp_path if stored else None)
+    reason = ""
+    try:
+        federation.start(on_disk(federation, tmp_path) if stored else MemoryRunStore())
+    except RoundError as error:
+        reason = str(error)
+    assert not reason or "also with an eighth of the learning rate" in reason
+    assert len(federation.undone_rounds) <= (FAILURES - 1) * 6, "the run has six rounds"

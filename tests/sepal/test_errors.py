@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sepal import errors
-from sepal.errors import ConfigError, DataError, RoundError, SepalError, in_short, nearest, one_line
+from sepal.errors import ConfigError, DataError, RoundError, SepalError, UnfitError, causes_of, nearest, one_line
 from tests.worker_pipe import through_a_pipe
 
 
@@ -37,14 +37,35 @@ def test_a_long_value_is_cut():
 def test_every_error_travels_from_worker_processes(kind):
     back = through_a_pipe(kind("key", "this", "that"))
     assert type(back) is kind
-    assert str(back) == "key: expected this, got that"
+    assert str(back) == str(kind("key", "this", "that"))
+    assert str(back) in ("key: expected this, got that", "key cannot this: that")
 
 
-def test_clients_that_fail_alike_are_one_cause_that_reads_as_what_was_got():
+def test_clients_that_fail_alike_are_one_cause_with_their_names():
     same = [RoundError(f"client-{number}", "an answer", "RuntimeError: no (a.py:1 in load)") for number in range(3)]
-    assert in_short(same) == "RuntimeError: no (a.py:1 in load) instead of an answer (client-0 and 2 more)"
+    assert causes_of(same) == "RuntimeError: no (a.py:1 in load) (client-0, client-1, client-2)"
     kept = DataError("client-3: data", "an example", "none")
-    assert in_short([*same[:2], kept]).endswith("(client-0 and 1 more); data: expected an example, got none (client-3)")
+    assert causes_of([*same[:2], kept]).endswith("(client-0, client-1); data: expected an example, got none (client-3)")
+
+
+def test_causes_that_differ_in_the_client_alone_are_one_and_none_is_cut():
+    words = "no file " + "of the clinic " * 12
+    many = [DataError(f"client-{n}: data", "rows", f"{words}{n}") for n in range(9)]
+    told = causes_of([*many, DataError("client-9: lr", "less", "more")])
+    assert told == (
+        f"data: expected rows, got {words}0 (client-0, client-1, client-2 and 6 more); "
+        "lr: expected less, got more (client-9)"
+    )
+    error = UnfitError("10 of 10 clients", "take part", told)
+    assert str(error) == f"10 of 10 clients cannot take part: {told}"
+    assert str(through_a_pipe(error)) == str(error)
+
+
+@pytest.mark.parametrize("inner", [DataError("data", "an example", "none"), "nested: expected x, got y"])
+def test_no_line_has_expected_and_got_within_expected_and_got(inner):
+    line = str(RoundError("round 1", "at least 2 replies", f"1: {inner}"))
+    assert line == f"round 1: needed at least 2 replies, but 1: {inner}"
+    assert line.count("expected") == line.count(", got ") == 1
 
 
 def test_a_name_that_begins_with_what_was_given_is_meant():

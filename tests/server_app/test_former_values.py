@@ -69,6 +69,16 @@ def run_of_before(request, tmp_path):
     """A run that has begun, whose config lacks the key: the key, its former value, the run's keys and its directory."""
     key, method, value = request.param
     keys = {"method": method, "dataset": "digits", "clients": 2, "rounds": 1, "out": str(tmp_path), "name": "before"}
+    if key == "client-names":  # which has a meaning for data with owners alone
+        (tmp_path / "table").mkdir()
+        rows = "".join(f"{n},{n // 2 % 2},{'ab'[n % 2]}\n" for n in range(60))
+        (tmp_path / "table" / "all.csv").write_text(f"height,label,person\n{rows}")
+        keys |= {"dataset": "folder", "data-dir": str(tmp_path / "table")}
+    if key == "target-scale":  # which has a meaning for a table with targets alone
+        (tmp_path / "table").mkdir()
+        rows = "".join(f"{n},{n * n % 7}\n" for n in range(60))
+        (tmp_path / "table" / "all.csv").write_text(f"height,label\n{rows}")
+        keys |= {"dataset": "folder", "data-dir": str(tmp_path / "table"), "task": "regression", "clip-gradient": 0.0}
     with RunDirectory(tmp_path / "before", assemble({**keys, key: value}), "in-process") as directory:
         stored = stored_config(directory.path)
     config = {name: each for name, each in stored.items() if name != key}

@@ -44,7 +44,7 @@ def test_keys_that_clients_read_differently_are_refused_by_name_before_round_1(t
     expected = "fedpse.keep: expected 0.2 (server: argument keep=0.2), got 0.1 (client: default)"
     with pytest.raises(RosterError) as caught:
         strategy.start(grid("fedpse", tmp_path), num_rounds=2)
-    assert f"{expected} (client-00000 and " in str(caught.value)
+    assert f"{expected} (client-00000, " in str(caught.value)
     assert strategy.progress.round == 0
 
 

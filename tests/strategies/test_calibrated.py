@@ -9,7 +9,7 @@ import pytest
 from sepal.data.catalogue import CATALOGUE
 from sepal.strategies import calibrated, registry
 from sepal.strategies.assembly import assemble
-from sepal.strategies.calibrated import Entry, rates
+from sepal.strategies.calibrated import FINDS, Entry, rates
 
 DIGITS = CATALOGUE["digits"]
 TABLE = (
@@ -57,10 +57,10 @@ def test_own_data_has_the_rate_of_the_nearest_data_set(info, lr):
 def test_the_line_says_what_the_rates_are_for_and_what_searches():
     info = own(input_shape=(1, 8, 8))
     assert rates("fedavg", info, "mine:build", "sgd").origin == (
-        "calibrated for fedavg on digits with digits-cnn, not for fedavg on own; `sepal tune` searches for yours"
+        "calibrated for fedavg on digits with digits-cnn, not for fedavg on own; " + FINDS
     )
     assert rates("fedavg", DIGITS, "mine:build", "sgd").origin == (
-        "calibrated for fedavg on digits with digits-cnn, not for the model mine:build; `sepal tune` searches for yours"
+        "calibrated for fedavg on digits with digits-cnn, not for the model mine:build; " + FINDS
     )
 
 

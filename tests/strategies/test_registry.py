@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -14,6 +15,7 @@ from sepal.server_app.stored_run import stored_config
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines import local
+from sepal.strategies.baselines.fedavg import FedAvgServer
 from sepal.study.plans.model import PlannedRun
 from sepal.study.plans.plan import check_keys
 from sepal.user_modules import VARIABLE
@@ -41,9 +43,19 @@ def test_another_package_cannot_replace_a_method_of_ours(monkeypatch):
     assert registry.get("fedavg").name == "fedavg"
 
 
-def test_an_unknown_method_is_one_line_that_names_all():
-    with pytest.raises(ConfigError, match=r"method: expected one of fedavg, .*, got fedavgg"):
-        registry.get("fedavgg")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fedavgg", "method: expected fedavg, or another one of `sepal methods`, got fedavgg"),
+        ("zzz", "method: expected one of fedavg, local, "),
+        ("fedamp.py", "method: expected fedamp:NAME, a module and the name in it of what register returns, got fedamp"),
+        ("./mine/fedamp.py", "method: expected mine.fedamp:NAME, a module"),
+    ],
+)
+def test_an_unknown_method_is_one_line_with_the_likely_one_first(name, words):
+    with pytest.raises(ConfigError) as caught:
+        registry.get(name)
+    assert str(caught.value).startswith(words)
 
 
 def test_what_is_no_method_is_refused(monkeypatch):
@@ -110,3 +122,13 @@ def test_an_own_method_that_cannot_be_used_is_one_line(own, key, words):
 def test_an_unknown_key_of_an_own_method_has_a_suggestion(own):
     with pytest.raises(ConfigError, match=r"did you mean ownmethod\.mu"):
         assemble({"method": own, "ownmethod.mi": 0.5})
+
+
+def test_a_method_whose_init_says_no_type_is_one_line():
+    class Server(FedAvgServer):
+        def init(self):
+            return super().init()
+
+    method = replace(local.Local, server=Server)
+    with pytest.raises(ConfigError, match=r"method: expected a return annotation, the type .*Server\.init"):
+        _ = method.server_state

@@ -49,10 +49,15 @@ def test_a_place_is_within_the_noise_if_the_interval_over_seeds_of_its_lead_has_
     rivals = {place.entry.label: place.rival for place in frontier([local, noisy, clear])}
     assert rivals == {"local": "", "fedpse": "local", "ft": ""}
     words = on_frontier(frontier([local, noisy, clear]))
-    assert words.endswith(
-        "MB: local (60.0 ± 10.0 %, 0 MB), fedpse (62.0 ± 11.0 %, 1.00 MB; within the noise of local), "
-        "ft (64.0 ± 11.0 %, 2.00 MB) (deployed models)."
+    assert words == (
+        "Best for their bytes: local (0 MB), fedpse (1.00 MB), ft (2.00 MB). "
+        "Within noise of each other: local and fedpse."
     )
+    both = on_frontier(frontier([local, noisy, entry("ft", 2, 0.52, 0.64, 0.76)]))
+    assert both.endswith("ft (2.00 MB). The differences between neighbours are within noise.")
+    apart = on_frontier(frontier([local, entry("ft", 2, 0.53, 0.64, 0.75)]))
+    assert apart == "Best for their bytes: local (0 MB), ft (2.00 MB). The difference between them is clear."
+    assert on_frontier(frontier([entry("a", 0, 0.9, 0.9, 0.9), local])) == "Best for its bytes: a (0 MB)."
     swapped = [entry(each.label, each.megabytes, *(-v for v in each.by_seed.values())) for each in (local, noisy)]
     dear = entry("dear", 3, 0.51, 0.62, 0.74)  # .001 above fedpse, and off the frontier
     assert frontier([local, noisy, clear, dear])[-1].rival == ""
@@ -60,12 +65,12 @@ def test_a_place_is_within_the_noise_if_the_interval_over_seeds_of_its_lead_has_
     assert error == {"local": "", "fedpse": "local"}
 
 
-@pytest.mark.parametrize(("seeds", "words"), [(1, "one seed: too few"), (2, "2 seeds: too few"), (3, None)])
+@pytest.mark.parametrize(("seeds", "words"), [(1, "One seed is too few"), (2, "2 seeds are too few"), (3, None)])
 def test_with_fewer_than_three_seeds_the_sentence_says_so_and_nothing_of_noise(seeds, words):
     places = frontier([entry("local", 0, *[0.5] * seeds), entry("a", 1, *[0.6, 0.4, 0.6][:seeds])])
     said = on_frontier(places)
     assert (words in said) if words else ("too few" not in said)
-    assert ("noise of" in said) == (seeds == 3)
+    assert ("within noise" in said) == (seeds == 3)
     assert on_frontier(places[:1]) == ""
 
 

@@ -3,8 +3,11 @@
 import pytest
 import tomli_w
 
+from sepal.config import RunConfig, former_values
 from sepal.errors import ConfigError
 from sepal.study.run_keys import gather, gather_to_serve, parse_sets, read_file, scalar
+
+FORMER = former_values(RunConfig)  # of the keys that a stored run of before lacks
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,7 @@ def test_a_stored_run_of_the_name_gives_what_is_not_said(tmp_path):
     (tmp_path / "runs" / "mine" / "config.toml").write_text(tomli_w.dumps({"name": "mine", "seed": 5, "rounds": 9}))
     (tmp_path / "runs" / "mine" / "metrics.jsonl").touch()
     options = {"name": "mine", "out": None}
-    assert gather(None, ["rounds=4"], options, tmp_path) == {"name": "mine", "seed": 5, "rounds": 4}
+    assert gather(None, ["rounds=4"], options, tmp_path) == {**FORMER, "name": "mine", "seed": 5, "rounds": 4}
     assert gather(None, [], {**options, "out": "elsewhere"}, tmp_path) == {"name": "mine", "out": "elsewhere"}
 
 
@@ -98,7 +101,7 @@ def test_a_run_that_never_began_gives_its_keys_only_to_a_command_without_others(
     (tmp_path / "runs" / "mine" / "config.toml").write_text(tomli_w.dumps(stored))
     options = {"name": "mine", "out": None}
     assert gather(None, ["method=pfedme"], options, tmp_path) == {"name": "mine", "method": "pfedme"}
-    assert gather(None, ["timeout=5.0"], options, tmp_path) == {**stored, "timeout": 5.0}
+    assert gather(None, ["timeout=5.0"], options, tmp_path) == {**FORMER, **stored, "timeout": 5.0}
 
 
 def test_a_served_run_has_an_absolute_directory_by_option_by_key_or_by_default(tmp_path, monkeypatch):
@@ -126,4 +129,4 @@ def test_a_served_run_that_was_moved_is_continued_where_it_is(tmp_path, monkeypa
     (tmp_path / "runs" / "mine" / "config.toml").write_text(tomli_w.dumps(stored))
     (tmp_path / "runs" / "mine" / "metrics.jsonl").touch()
     flat = gather_to_serve(None, [], "mine", None)
-    assert flat == {"name": "mine", "seed": 5, "out": str(tmp_path / "runs"), "clients": 2}
+    assert flat == {**FORMER, "name": "mine", "seed": 5, "out": str(tmp_path / "runs"), "clients": 2}

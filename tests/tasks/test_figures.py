@@ -117,7 +117,7 @@ def test_tables_and_frontiers_take_the_lower_error_for_better(tmp_path):
     assert accuracy_sheet(variants).head[0] == "rmse, mmol/l"
     assert accuracy_sheet(variants).rows[0][1] == "5.033 ± 0.03333"
     assert "5.25 mmol/l\ntrained" in cost_sheet(variants).head[4], "5 % worse than the best"
-    assert sentence(comparison, "").startswith(f"Lowest mean rmse of 2: {good}, 5.033 ± 0.03333 mmol/l")
+    assert sentence(comparison, "").startswith(f"{good} is best of 2: 5.033 mmol/l with 0.0009 MB, clearly below")
     places = frontier(entries(variants), comparison.measure)
     assert [(place.entry.label, place.frontier) for place in places] == [(good, True), (bad, False)]
     assert cost_sheet(variants).head[6] == f"MB to\nwithin 1\n% of\n{good}"
@@ -155,7 +155,7 @@ def test_the_figures_of_a_server_name_the_metric():
     figures = ServerFigures(lambda: Status(1, "", 1, 1))
     metric = {"name": "rmse", "unit": "", "higher": False}
     line = {"phase": "evaluate", "headline": {"trained": {"mean": 2.5}}, "metric": metric}
-    record = SimpleNamespace(round=1, ledger=(), seconds={})
+    record = SimpleNamespace(round=1, ledger=(), seconds={}, diverged=())
     figures.round(None, record, line)
     found = {family.name: family for family in figures.collect()}
     assert found["sepal_accuracy"].samples == []

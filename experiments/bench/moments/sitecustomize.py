@@ -20,7 +20,7 @@ from typing import Any
 
 def note(what: str, about: Any) -> None:
     """Append one line; lines this short of several processes do not mix."""
-    with open(os.environ["SEPAL_MOMENTS"], "a") as file:
+    with open(os.environ["SEPAL_MOMENTS"], "a", encoding="utf-8") as file:
         file.write(f"{time.monotonic():.6f} {os.getpid()} {what} {about}\n")
 
 

@@ -17,7 +17,7 @@ from sepal.data.locations import cache_directory, data_directory
 from sepal.data.own import OWN
 from sepal.errors import DataError, suggest
 
-LAYOUT = 3  # increase when the content of a cache entry changes
+LAYOUT = 4  # increase when the content of a cache entry changes
 FOLDER, HUB = "folder", "hf"  # data sets whose files are the user's own
 FILES = (FOLDER, HUB)
 PLAIN = FolderSettings()
@@ -148,7 +148,7 @@ def _remembered(name: str, directory: Path, state: str, folder: FolderSettings) 
         arrays = {"x": source.x, "y": source.y}
         if source.natural is not None:
             arrays["natural"] = source.natural
-        notes = {"info": asdict(source.info), "train_count": source.train_count}
+        notes = {"info": asdict(source.info), "counts": (source.train_count, source.validation_count)}
         written = cache.write(entry, arrays, notes, private=name in FILES)  # a copy of the user's own data
     return (_from_cache(entry) if written else None) or source
 
@@ -178,6 +178,7 @@ def _from_cache(entry: Path) -> Source | None:
         for key in ("input_shape", "mean", "std", "class_names", "notes", "columns"):
             facts[key] = tuple(facts[key])
         facts["inputs"] = ()
-        return Source(DatasetInfo(**facts), arrays["x"], arrays["y"], int(notes["train_count"]), arrays.get("natural"))
-    except (KeyError, TypeError):
+        train, validation = notes["counts"]
+        return Source(DatasetInfo(**facts), arrays["x"], arrays["y"], train, arrays.get("natural"), validation)
+    except (KeyError, TypeError, ValueError):
         return None

@@ -8,6 +8,8 @@ column types are read.
 from __future__ import annotations
 
 import json
+import mmap
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +21,10 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from pyarrow import types
 
+from sepal.data.sources.table import check_names
 from sepal.errors import DataError, one_line
 
+INDEX = re.compile(r"__index_level_[0-9]+__")  # pandas' names of columns that number its rows
 PARTS, PART = "dataset_dict.json", "state.json"  # the library's lists of a data set's parts, and of a part's files
 METADATA = b"huggingface"
 READ = {"Value", "ClassLabel", "Image", "List", "LargeList", "Sequence", *(f"Array{axes}D" for axes in range(2, 6))}
@@ -57,10 +61,9 @@ class Part:
         """Return a column's cells as numbers, texts, bytes, lists and dicts; None where there is nothing."""
         return list(self.column(name).to_pylist())
 
-    def numbers(self, name: str) -> NDArray[np.float32]:
-        """Return a column of numbers, float32 (n,); NaN where there is none."""
-        wide = self.column(name).cast(pa.float64(), safe=False).to_numpy()
-        return np.asarray(wide, dtype=np.float32)
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """Return a column of numbers, float64 (n,); NaN where there is none."""
+        return np.asarray(self.column(name).cast(pa.float64(), safe=False).to_numpy())
 
     def kind(self, name: str) -> str:
         """Return the type of a column in words: one that only a library could decode, or else Arrow's."""
@@ -153,15 +156,15 @@ def _parquet(path: Path) -> Any:
 
 
 def _stream(path: Path) -> Any:
-    return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()  # the table keeps the file open
+    with path.open("rb") as file:  # pyarrow takes no name that the locale lacks; the table keeps the file mapped
+        return pa.ipc.open_stream(pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))).read_all()
 
 
 def _joined(tables: Sequence[Any]) -> Part:
     """Return tables of the same columns as one part; its metadata is that of the first."""
     first = tables[0]
     names = first.column_names
-    if len(set(names)) < len(names):
-        raise ValueError("two columns of one name")
+    check_names("columns", names)
     if any(set(table.column_names) != set(names) for table in tables):
         raise ValueError("files with other columns")
     whole = pa.concat_tables([table.select(names) for table in tables])

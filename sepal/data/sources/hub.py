@@ -31,7 +31,7 @@ from sepal.config import FolderSettings, HubReading, HubSettings
 from sepal.data import cache
 from sepal.data.examples import Source
 from sepal.data.locations import data_directory, downloads_allowed
-from sepal.data.sources.arrow import PART, PARTS, Part, read_parts
+from sepal.data.sources.arrow import INDEX, PART, PARTS, Part, read_parts
 from sepal.data.sources.folder import source_of, table_of, task_of
 from sepal.data.sources.images import Look, check_alike, from_cell
 from sepal.data.sources.table import check_width, refuse_gaps
@@ -149,7 +149,14 @@ def read(directory: Path, keys: FolderSettings | None = None) -> Source:
     parts = read_parts(directory, found, lambda path: _part_of(path.relative_to(directory)))
     if keys.hf.train not in parts:
         raise DataError("hf.train", f"one of {', '.join(sorted(parts))}", keys.hf.train)
-    return _source(str(directory), parts[keys.hf.train], parts.get(keys.hf.test), keys)
+    source = _source(str(directory), parts[keys.hf.train], parts.get(keys.hf.test), keys)
+    others = [f"{name} ({len(part.table):,} rows)" for name, part in sorted(parts.items()) if name not in _read(keys)]
+    notes = (f"hf.train, hf.test: parts that are not read: {', '.join(others)}",) if others else ()
+    return replace(source, info=replace(source.info, notes=(*source.info.notes, *notes)))
+
+
+def _read(keys: HubReading) -> tuple[str, str]:
+    return keys.hf.train, keys.hf.test
 
 
 def _part_of(path: Path) -> str:
@@ -174,24 +181,27 @@ def _source(key: str, train: Part, test: Part | None, keys: HubReading) -> Sourc
     look = Look(keys.size, keys.channels)
     names = keys.names or _names(train, hub.label) if task == CLASSIFICATION else ()
     pairs = [
-        (_x(f"{key} {name}", part, columns, look), _y(f"{key} {name}", part, hub.label, names))
+        (_x(f"{key} {name}", part, columns, look), _y(f"{key} {name}", part, hub.label, names, train))
         for name, part in ((hub.train, train), (hub.test, test))
         if part is not None
     ]
+    index = [name for name in train.names if INDEX.fullmatch(name) and name not in columns]
+    notes = (f"{key}: {', '.join(index)} numbers the rows, as pandas does, and is left out",) if index else ()
     people = np.asarray(train.cells(hub.person)) if hub.person else None
     if _is_table(train, columns):
         for name, (x, _) in zip((hub.train, hub.test), pairs, strict=False):
             if keys.missing == "refuse":
                 refuse_gaps(f"{key} {name}", x, columns)
-        found = table_of(key, pairs, people, names, columns, keys)
+        found = table_of(key, pairs, people, names, columns, keys, notes)
     else:
-        found = source_of(key, pairs[0], pairs[1] if len(pairs) > 1 else None, people, names=names, task=task)
+        facts: dict[str, Any] = {"names": names, "task": task, "notes": notes}
+        found = source_of(key, pairs[0], pairs[1] if len(pairs) > 1 else None, people, **facts)
     return replace(found, info=replace(found.info, name="hf"))
 
 
 def _inputs(part: Part, hub: HubSettings) -> list[str]:
     """Return the column of images if there is one, and otherwise all columns of numbers but label and person."""
-    rest = [name for name in part.names if name not in (hub.label, hub.person)]
+    rest = [name for name in part.names if name not in (hub.label, hub.person) and not INDEX.fullmatch(name)]
     images = [name for name in rest if part.is_image(name)]
     found = images or [name for name in rest if part.is_number(name)]
     if not found or len(images) > 1:
@@ -212,7 +222,7 @@ def _names(part: Part, label: str) -> tuple[str, ...]:
 
 
 def _x(key: str, part: Part, columns: Sequence[str], look: Look) -> NDArray[Any]:
-    """Return the inputs: images as bytes, an array's column as float32, and otherwise a row of numbers."""
+    """Return the inputs: images as pixels, an array's column as float64 or int64, and otherwise a row of numbers."""
     if _is_table(part, columns):
         return np.stack([part.numbers(name) for name in columns], axis=1)
     if len(columns) != 1:
@@ -225,14 +235,19 @@ def _x(key: str, part: Part, columns: Sequence[str], look: Look) -> NDArray[Any]
         return np.stack(arrays)
     try:
         found = np.asarray(part.cells(name))
-        return found.astype(np.int64 if found.dtype.kind in "iu" else np.float32)
+        return found.astype(np.int64 if found.dtype.kind in "iu" else np.float64)
     except (ValueError, TypeError) as error:
         raise DataError(f"{key}, column {name}", READABLE, part.kind(name)) from error
 
 
-def _y(key: str, part: Part, label: str, names: Sequence[str]) -> NDArray[Any]:
-    """Return the labels: numbers of classes, or targets as they are."""
+def _y(key: str, part: Part, label: str, names: Sequence[str], train: Part) -> NDArray[Any]:
+    """Return the labels: numbers of classes, or targets as they are.
+
+    Numbers are of the names that the part itself declares; the training part's may be in another order.
+    """
     cells = part.cells(label)
+    if names and part.is_text(label) != train.is_text(label):
+        raise DataError(f"{key}, column {label}", "labels of the training part's type", part.kind(label))
     odd = next((row for row, cell in enumerate(cells) if cell is None), None)
     if odd is not None:
         raise DataError(f"{key}, row {odd}, column {label}", "a label", "nothing")
@@ -241,4 +256,21 @@ def _y(key: str, part: Part, label: str, names: Sequence[str]) -> NDArray[Any]:
         if strange is not None:
             raise DataError(f"{key}, column {label}", f"one of {', '.join(names)}", strange)
         return np.asarray([names.index(cell) for cell in cells], dtype=np.int64)
-    return np.asarray(cells)
+    return _by_name(f"{key}, column {label}", np.asarray(cells), part.labels.get(label, ()), names, train, label)
+
+
+def _by_name(
+    key: str, labels: NDArray[Any], declared: Sequence[str], names: Sequence[str], train: Part, label: str
+) -> NDArray[Any]:
+    """Return class numbers in the order of ``names``."""
+    first = train.labels.get(label, ())
+    if not names or not declared or labels.dtype.kind not in "iu" or tuple(declared) == tuple(names):
+        return labels
+    if not set(declared) <= set(names):
+        if tuple(declared) == tuple(first):
+            return labels  # folder.classes gives the numbers other names
+        raise DataError(key, f"class names among {', '.join(names)}", ", ".join(declared))
+    if len(labels) and not 0 <= labels.min() <= labels.max() < len(declared):
+        raise DataError(key, f"class numbers from 0 to {len(declared) - 1}", f"{labels.min()} to {labels.max()}")
+    places = np.array([names.index(name) for name in declared], np.int64)
+    return np.asarray(places[labels])

@@ -16,12 +16,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sepal.data.examples import PIXELS
 from sepal.errors import DataError
 
 IMAGES = (".png", ".jpg", ".jpeg")
 EXAMPLES = (*IMAGES, ".npy")  # a file's suffix, in lower case
 FILES = ".png, .jpg or .npy files"
 ORIENTATION = 0x0112  # EXIF's tag
+GREY_16 = ("I", "I;16", "I;16B", "I;16L")  # PIL's modes of 16-bit grey PNG files, of which some versions say I
 FORMATS = ("PNG", "JPEG")  # other decoders of PIL are never started; that of EPS runs Ghostscript
 MOST_PIXELS = 2**26  # 8,192 × 8,192, more than a camera of 64 megapixels takes
 MOST_BYTES = 4 * MOST_PIXELS  # of an image file; more than the pixels themselves take
@@ -44,7 +46,7 @@ AS_IS = Look()
 
 
 def read_example(path: Path, look: Look = AS_IS) -> NDArray[Any]:
-    """Return one example: an image as bytes, (H, W) or (H, W, 3), or the array of a .npy file, which is never changed.
+    """Return one example: an image, (H, W) or (H, W, 3), or the array of a .npy file, which is never changed.
 
     Raises:
         DataError: The file cannot be read.
@@ -52,7 +54,7 @@ def read_example(path: Path, look: Look = AS_IS) -> NDArray[Any]:
     return _image(path, look) if path.suffix.lower() in IMAGES else _npy(path)
 
 
-def _image(path: Path, look: Look) -> NDArray[np.uint8]:
+def _image(path: Path, look: Look) -> NDArray[Any]:
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -63,7 +65,7 @@ def _image(path: Path, look: Look) -> NDArray[np.uint8]:
     return decoded(str(path), content, look)
 
 
-def from_cell(key: str, cell: Any, look: Look = AS_IS) -> NDArray[np.uint8]:
+def from_cell(key: str, cell: Any, look: Look = AS_IS) -> NDArray[Any]:
     """Return the image in a cell of a table, ``{"bytes": …, "path": …}``, as :func:`decoded`. The path is not opened.
 
     Raises:
@@ -77,8 +79,8 @@ def from_cell(key: str, cell: Any, look: Look = AS_IS) -> NDArray[np.uint8]:
     return decoded(key, content, look)
 
 
-def decoded(key: str, content: bytes, look: Look = AS_IS) -> NDArray[np.uint8]:
-    """Return the image in the bytes of a PNG or JPEG file as bytes, (H, W) or (H, W, 3).
+def decoded(key: str, content: bytes, look: Look = AS_IS) -> NDArray[Any]:
+    """Return the image in the bytes of a PNG or JPEG file as pixels, (H, W) or (H, W, 3), as :func:`as_array`.
 
     It is upright: a JPEG's EXIF data may say how far to rotate its pixels.
 
@@ -98,11 +100,12 @@ def decoded(key: str, content: bytes, look: Look = AS_IS) -> NDArray[np.uint8]:
         raise DataError(key, "a PNG or JPEG image", str(error)) from error
 
 
-def as_array(key: str, stored: Any, look: Look) -> NDArray[np.uint8]:
-    """Return a PIL image as bytes, (H, W) or (H, W, 3).
+def as_array(key: str, stored: Any, look: Look) -> NDArray[Any]:
+    """Return a PIL image as pixels, (H, W) or (H, W, 3): uint8; of 16-bit grey, uint16. Black is 0 in both.
 
     Raises:
-        DataError: It is none, is too large, or cannot be decoded; ``key`` says where it is from.
+        DataError: It is none, is too large, cannot be decoded, or has what pixels do not hold: transparency, fractions,
+            or more than 16 bits; ``key`` says where it is from.
     """
     from PIL import Image, ImageOps
 
@@ -115,16 +118,49 @@ def as_array(key: str, stored: Any, look: Look) -> NDArray[np.uint8]:
         image = stored  # copied only where that changes it: a large one takes hundreds of megabytes
         if stored.getexif().get(ORIENTATION, 1) != 1:
             image = ImageOps.exif_transpose(stored)
-        modes = ["L" if image.mode in ("1", "L", "I", "I;16", "F") else "RGB"]
+        _check_mode(key, image)
+        if image.mode in GREY_16:
+            return _grey_16(key, image, look)
+        modes = ["L" if image.mode in ("1", "L") else "RGB"]
         if look.channels != "auto":
             modes.append("L" if look.channels == 1 else "RGB")
         for mode in modes:
             image = image if image.mode == mode else image.convert(mode)
-        if look.size:  # scaled and cut around the centre; bilinear over all pixels that a smaller one covers
-            image = ImageOps.fit(image, look.size[::-1], Image.Resampling.BILINEAR)
-        return np.asarray(image)
+        return np.asarray(_fitted(image, look))
     except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
         raise DataError(key, "a PNG or JPEG image", str(error)) from error
+
+
+def _check_mode(key: str, image: Any) -> None:
+    """Raise a DataError if converting an image to pixels would change what it shows."""
+    if image.mode == "F":
+        raise DataError(key, "an image of whole numbers (an array of floats can be a .npy file)", "one of floats")
+    if not image.has_transparency_data:
+        return
+    opaque = image.mode not in GREY_16 and image.convert("RGBA").getchannel("A").getextrema() == (255, 255)
+    if not opaque:
+        raise DataError(key, "an image without transparency, flattened onto a background", "transparent pixels")
+
+
+def _fitted(image: Any, look: Look) -> Any:
+    """Return a PIL image, scaled and cut around its centre; bilinear over all pixels that a smaller one covers."""
+    from PIL import Image, ImageOps
+
+    return ImageOps.fit(image, look.size[::-1], Image.Resampling.BILINEAR) if look.size else image
+
+
+def _grey_16(key: str, image: Any, look: Look) -> NDArray[np.uint16]:
+    """Return an image of 16-bit grey, whose pixels PIL's own conversions would cut off at 255."""
+    low, high = image.getextrema()
+    if low < 0 or high > PIXELS["uint16"]:
+        raise DataError(key, "an image of at most 16 bits", f"grey from {low} to {high}")
+    pixels = np.asarray(image).astype(np.uint16)
+    if look.size:
+        from PIL import Image
+
+        floats = np.asarray(_fitted(Image.fromarray(pixels.astype(np.float32)), look))
+        pixels = np.clip(np.rint(floats), 0, PIXELS["uint16"]).astype(np.uint16)
+    return np.repeat(pixels[..., None], 3, axis=2) if look.channels == 3 else pixels
 
 
 def _npy(path: Path) -> NDArray[Any]:
@@ -138,10 +174,11 @@ def check_alike(key: str, arrays: Sequence[NDArray[Any]]) -> None:
     """Raise a DataError that says how many examples have which size, channels or shape, unless all have the same."""
     if len({(array.dtype, array.shape) for array in arrays}) < 2:
         return
-    if not all(array.dtype == np.uint8 and array.ndim in (2, 3) for array in arrays):
+    if not all(array.dtype.name in PIXELS and array.ndim in (2, 3) for array in arrays):
         got = counted(f"{array.dtype} {array.shape}" for array in arrays)
         raise DataError(key, f"{len(arrays)} files of one shape and type", got)
     found = {
+        "one number of bits": counted(f"{8 * array.dtype.itemsize} bits" for array in arrays),
         "one size (folder.resize = 64)": counted(f"{array.shape[0]}x{array.shape[1]}" for array in arrays),
         "one number of channels (folder.channels = 3)": counted(_channels(array) for array in arrays),
     }

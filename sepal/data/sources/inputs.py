@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sepal.data.examples import PIXELS
 from sepal.data.sources.images import AS_IS, EXAMPLES, Look, check_alike, left_out, read_example
 from sepal.data.sources.table import read_table
 from sepal.errors import DataError, one_line
@@ -62,8 +63,9 @@ def read_inputs(
         return _read_npz(path, numbers)
     if path.suffix == ".csv":
         table = read_table(path, classes, numbers, columns=columns, fill=fill)
-        notes = (f"{path}: columns that the model does not take are ignored: {', '.join(table.ignored)}",)
-        return Inputs(numbered(table.x), table.x, table.y, notes if table.ignored else ())
+        ignored = f"{path}: columns that the model does not take are ignored: {', '.join(table.ignored)}"
+        notes = (*table.notes, *((ignored,) if table.ignored else ()))
+        return Inputs(numbered(table.x), table.x, table.y, notes)
     files = [path] if path.is_file() and path.suffix.lower() in EXAMPLES else list(_files(path))
     if not files:
         raise DataError("data", "an .npz with x, a .csv, or .png, .jpg or .npy files", str(path))
@@ -109,7 +111,7 @@ def _read_npz(path: Path, numbers: bool = False) -> Inputs:
 
 def _many(array: npt.NDArray[np.generic], shape: tuple[int, ...]) -> bool:
     """Return whether an array is (n, …) examples of a model's shape, and not one."""
-    ones = bytes_shapes(shape) if array.dtype.name == "uint8" and len(shape) == 3 else [shape]
+    ones = bytes_shapes(shape) if array.dtype.name in PIXELS and len(shape) == 3 else [shape]
     return array.shape[1:] in ones and array.shape not in ones
 
 

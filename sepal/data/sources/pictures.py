@@ -9,20 +9,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sepal.data.examples import PIXELS
 from sepal.data.sources.images import EXAMPLES, FILES, Look, as_array, check_alike, read_example
 from sepal.data.sources.inputs import Inputs, bytes_shapes, name_of
 from sepal.errors import DataError
 
-PICTURE = "a PIL image, a path, or a uint8 array (H, W) or (H, W, C)"
+PICTURE = "a PIL image, a path, or an array (H, W) or (H, W, C), uint8 or uint16"
 
 
 def read_pictures(given: Any, shape: tuple[int, ...], look: Look) -> Inputs | None:
     """Return pictures as their files would be read; None if ``given`` is other data.
 
     Args:
-        given: One picture or a list of them, each a PIL image, a uint8 array (H, W) or (H, W, C), or in a list the path
-            of an image or a .npy file; or a uint8 array (n, H, W[, C]). Three axes are one picture if the last has at
-            most 4 entries, unless those are grey images of the model's size.
+        given: One picture or a list of them, each a PIL image, an array (H, W) or (H, W, C), uint8 or uint16, or in a
+            list the path of an image or a .npy file; or such an array (n, H, W[, C]). Three axes are one picture if the
+            last has at most 4 entries, unless those are grey images of the model's size.
         shape: The shape of one example as the model takes it. Arrays of this size and these channels are not changed.
         look: What the others are brought to.
 
@@ -44,11 +45,11 @@ def _listed(given: Any, shape: tuple[int, ...]) -> Sequence[Any] | None:
         return [given]
     if isinstance(given, list | tuple):
         return given if any(isinstance(each, str | Path) or _is_picture(each, shape) for each in given) else None
-    if len(shape) != 3 or str(getattr(given, "dtype", "")).removeprefix("torch.") != "uint8":
+    if len(shape) != 3 or not _has_pixels(given):
         return None
     array = np.asarray(given)
     if array.ndim not in (2, 3, 4) or not array.size:
-        raise DataError("data", "bytes of images (H, W[, C]) or (n, H, W[, C])", array.shape)
+        raise DataError("data", "pixels of images (H, W[, C]) or (n, H, W[, C])", array.shape)
     if array.ndim == 4 or (array.ndim == 3 and array.shape[1:] in bytes_shapes(shape)):
         return list(array)
     if array.ndim == 2 or array.shape[2] <= 4:
@@ -63,8 +64,11 @@ def _is_image(given: Any) -> bool:
 
 
 def _is_picture(given: Any, shape: tuple[int, ...]) -> bool:
-    of_bytes = str(getattr(given, "dtype", "")).removeprefix("torch.") == "uint8"
-    return _is_image(given) or (len(shape) == 3 and of_bytes and given.ndim in (2, 3))
+    return _is_image(given) or (len(shape) == 3 and _has_pixels(given) and given.ndim in (2, 3))
+
+
+def _has_pixels(given: Any) -> bool:
+    return str(getattr(given, "dtype", "")).removeprefix("torch.") in PIXELS
 
 
 def _read(number: int, given: Any, shape: tuple[int, ...], look: Look) -> npt.NDArray[Any]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.errors import DataError
+from sepal.protocol.numbers import as_float32
 from sepal.protocol.tasks.scoring import Scoring
 
 if TYPE_CHECKING:
@@ -54,10 +55,9 @@ class Targets:
         if given.shape != (examples, *self.shape):
             raise DataError(key, f"shape {(examples, *self.shape)}, a target for each input", given.shape)
         if self.floating:
-            values = given.astype(np.float32) if given.dtype.kind in "fiu" else None
-            if values is None or not np.isfinite(values).all():
-                raise DataError(key, "finite numbers", str(given.dtype) if values is None else "NaN or infinity")
-            return values
+            if given.dtype.kind not in "fiu":
+                raise DataError(key, "finite numbers", str(given.dtype))
+            return as_float32(key, given)
         if given.dtype.kind == "f" and (given == np.floor(given)).all():
             given = given.astype(np.int64)  # a table's columns are floats
         if given.dtype.kind not in "iub":

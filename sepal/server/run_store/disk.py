@@ -25,7 +25,7 @@ import numpy as np
 from sepal.errors import DamagedError, RosterError, StateError, suggest
 from sepal.protocol.fields import NAME
 from sepal.protocol.messages import Content
-from sepal.server.run_state import RoundRecord, RunState
+from sepal.server.run_state import RoundRecord, RunState, oldest
 from sepal.storage.files import check_owner, make_directory, read_tensors, set_aside, write_atomically, write_tensors
 from sepal.storage.regular import ROWS, is_regular, read_text
 from sepal.storage.serialize import flatten, restore
@@ -34,6 +34,7 @@ log = logging.getLogger("sepal")
 
 EVICTED = "evicted"
 _ROUND = re.compile(r"[0-9]{6,9}\Z")
+BEST = "best.safetensors"
 _CHECKPOINT = re.compile(r"round-[0-9]{6,9}\.safetensors\Z")
 NOBODY: frozenset[str] = frozenset()
 
@@ -44,6 +45,8 @@ class DiskRunStore:
     ``round-000010.safetensors`` is the state after round 10. ``uploads/000011/`` holds the uploads of round 11, one
     file per client, until no checkpoint needs them. ``records/000011`` is the record of round 11: a line with the
     digest of the JSON, then the JSON. It is written last; a round without a record counts as not completed.
+
+    ``best.safetensors``: with ``final-model = "best"``, the state from which the best full evaluation began.
 
     Each file says what it is (run, round, client), and its digest covers this. A file under another's name is damaged.
 
@@ -60,6 +63,7 @@ class DiskRunStore:
         make_directory(directory / "uploads")
         make_directory(directory / "records")
         self._durable: dict[int, Mapping[str, str]] = {}
+        self._best_versions: Mapping[str, str] | None = None
         for part in directory.rglob(".*.part"):  # left behind by a killed process
             part.unlink(missing_ok=True)
 
@@ -93,15 +97,19 @@ class DiskRunStore:
             self._durable[progress.round] = progress.versions
             self._run = self._run or progress.run
             found = found or progress
+        if best := self.best():
+            self._best_versions = best.versions
         damaged = sorted(path.name for path in self._directory.glob("round-*.damaged"))
         if damaged and not found:  # not a new run, so it must not start again from the beginning
             raise StateError(str(self._directory), "a checkpoint that can be read", ", ".join(damaged))
         return found
 
     def _load(self, path: Path) -> RunState:
-        progress = read_checkpoint(path, self._state)
+        progress = _read(path, self._state)
+        if path.name != BEST:
+            _check_round(path, progress)
         if self._is_another(progress.run):
-            expected = f"the checkpoint of round {_round_of(path)} of run {self._run}"
+            expected = f"a checkpoint of run {self._run}"
             raise DamagedError(str(path), expected, f"that of round {progress.round} of run {progress.run}")
         return progress
 
@@ -180,7 +188,30 @@ class DiskRunStore:
             if _round_of(path) >= record.round:
                 path.unlink()
         self._durable = {round: versions for round, versions in self._durable.items() if round < record.round}
+        self._forget_best_after(record.round - 1)
         self.commit(record)
+
+    def _forget_best_after(self, round: int) -> None:
+        """Delete the best state if the evaluation that began with it was after ``round``."""
+        best = self.best()
+        if best and best.round >= round:
+            (self._directory / BEST).unlink()
+            self._best_versions = None
+
+    def keep_best(self, progress: RunState) -> None:
+        """Store the state from which the best full evaluation so far began, instead of the one before."""
+        self._write(self._directory / BEST, progress)
+        self._best_versions = progress.versions
+
+    def best(self) -> RunState | None:
+        """Return that state; None if there is none that can be read."""
+        path = self._directory / BEST
+        try:
+            return self._load(path) if path.exists() else None
+        except DamagedError as reason:
+            log.warning("%s", reason)
+            set_aside(path)
+            return None
 
     def undoable(self) -> list[RoundRecord]:
         """Return the records of the rounds after the oldest checkpoint, in order, up to the first that is missing."""
@@ -194,10 +225,7 @@ class DiskRunStore:
     def checkpoint(self, progress: RunState) -> None:
         """Store the run's state, then delete checkpoints and uploads that are no longer needed."""
         self._run = progress.run
-        arrays, server = flatten(progress.server)
-        _, structure = flatten(replace(progress, server=None))
-        text = json.dumps({**structure, "server": server})
-        write_tensors(self._directory / f"round-{progress.round:06d}.safetensors", arrays, text)
+        self._write(self._directory / f"round-{progress.round:06d}.safetensors", progress)
         self._durable[progress.round] = progress.versions
         files = self._files()
         kept = files[-3 if progress.closed else -2 :]  # also that of the last training round, to extend the run from
@@ -207,6 +235,11 @@ class DiskRunStore:
         self._durable = {round: versions for round, versions in self._durable.items() if round >= oldest}
         for directory in self._rounds("uploads", lambda round: round <= oldest):
             shutil.rmtree(directory)
+
+    def _write(self, path: Path, progress: RunState) -> None:
+        arrays, server = flatten(progress.server)
+        _, structure = flatten(replace(progress, server=None))
+        write_tensors(path, arrays, json.dumps({**structure, "server": server}))
 
     def rewind(self, round: int) -> None:
         """Delete everything after ``round``, so that the run continues from its checkpoint.
@@ -233,6 +266,7 @@ class DiskRunStore:
         self._forget_after(last)
 
     def _forget_after(self, round: int) -> None:
+        self._forget_best_after(round)
         for path in reversed(self._files()):
             if _round_of(path) > round:
                 path.unlink()
@@ -241,8 +275,9 @@ class DiskRunStore:
                 _remove(later)
 
     def durable(self) -> Mapping[str, str]:
-        """Return the clients' versions at the oldest kept checkpoint."""
-        return self._durable[min(self._durable)] if self._durable else {}
+        """Return the clients' versions at the oldest kept checkpoint, or those of the best state if it is older."""
+        kept = self._durable[min(self._durable)] if self._durable else {}
+        return kept if self._best_versions is None else oldest(kept, self._best_versions)
 
     def evicted(self) -> frozenset[str]:
         """Return the names of the files in ``evicted/``, which :func:`evict` makes."""
@@ -263,6 +298,12 @@ def read_checkpoint(path: Path, state: type) -> RunState:
         DamagedError: It cannot be read, or is of another round than its name says.
         StateError: It is of another method or release.
     """
+    progress = _read(path, state)
+    _check_round(path, progress)
+    return progress
+
+
+def _read(path: Path, state: type) -> RunState:
     arrays, text = read_tensors(path)
     try:
         structure = json.loads(text)
@@ -270,10 +311,13 @@ def read_checkpoint(path: Path, state: type) -> RunState:
         progress = restore(RunState, {}, {**structure, "server": None})
     except (KeyError, StateError) as reason:
         raise StateError(str(path), "a checkpoint of this method", str(reason)) from None
+    return replace(progress, server=server)
+
+
+def _check_round(path: Path, progress: RunState) -> None:
     if progress.round != _round_of(path):
         expected = f"the checkpoint of round {_round_of(path)}"
         raise DamagedError(str(path), expected, f"that of round {progress.round} of run {progress.run}")
-    return replace(progress, server=server)
 
 
 def evict(directory: Path, client: str) -> str:

@@ -74,6 +74,14 @@ class RunStore(Protocol):
         """Store the run's state."""
         ...
 
+    def keep_best(self, progress: RunState) -> None:
+        """Store the state from which the best full evaluation so far began, instead of the one before."""
+        ...
+
+    def best(self) -> RunState | None:
+        """Return that state; None if there is none that can be read."""
+        ...
+
     def durable(self) -> Mapping[str, str]:
         """Return the clients' versions at the checkpoint before the newest. The server never asks for older ones."""
         ...

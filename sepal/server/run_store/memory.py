@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from sepal.errors import DamagedError
 from sepal.protocol.messages import Content
 from sepal.protocol.method import Scalar
-from sepal.server.run_state import RoundRecord, RunState
+from sepal.server.run_state import RoundRecord, RunState, oldest
 from sepal.storage.bounded import MEBIBYTE, Spill
 
 
@@ -22,6 +22,7 @@ class MemoryRunStore:
 
     def __init__(self, limit: int = 16 * MEBIBYTE) -> None:
         self._latest: RunState | None = None
+        self._best: RunState | None = None
         self._versions_before: Mapping[str, str] = {}
         self._round = 0
         self._undone: RoundRecord | None = None
@@ -65,6 +66,8 @@ class MemoryRunStore:
     def undo(self, record: RoundRecord) -> None:
         """Keep the record of the undone attempts; the run itself keeps the state to which it goes back."""
         self._undone = record
+        if self._best and self._best.round >= record.round:
+            self._best = None
         if self._latest and self._latest.round >= record.round:
             self._latest = None
 
@@ -82,9 +85,18 @@ class MemoryRunStore:
             self._versions_before = self._latest.versions
         self._latest = progress
 
+    def keep_best(self, progress: RunState) -> None:
+        """Keep the state from which the best full evaluation began."""
+        self._best = progress
+
+    def best(self) -> RunState | None:
+        """Return that state."""
+        return self._best
+
     def durable(self) -> Mapping[str, str]:
-        """Return the clients' versions at the checkpoint before the newest, or at the only one."""
-        return self._versions_before
+        """Return the clients' versions at the checkpoint before the newest, or at the only one; or the best one's."""
+        before = self._versions_before
+        return oldest(before, self._best.versions) if self._best else before
 
     def evicted(self) -> frozenset[str]:
         """Return nothing, because no operator can reach a run in memory."""

@@ -182,7 +182,7 @@ def four(**changes):
         (four(y=[0.5, 1, 1, 0]), "whole numbers"),
         (four(x=np.full((4, 3), np.inf)), "finite numbers"),
         (four(x=np.ones((0, 3)), y=[]), "at least one example"),
-        (four(x=np.zeros((4, 9), np.uint8)), r"bytes as images"),
+        (four(x=np.zeros((4, 9), np.uint8)), r"pixels as images"),
         (four(person=[1, 2]), "person: a number or text for each example"),
     ],
 )
@@ -217,9 +217,21 @@ def test_npz_with_pickled_objects(tmp_path):
             r"a.csv, row 3, column a: expected .*folder.missing = .*, got 3 without one: 2 in b, 1 in a$",
         ),
         ("a,label\n1,0,7\n", "a.csv, row 2: expected 2 cells, as the header has, got 3"),
-        ("a,label\n1,0.5\n", "row 2, column label: expected a whole number or a text, got 0.5"),
-        ("a,b,label\n1,0\n", "row 2, column label: expected a label, got an empty cell"),
-        ('a,label\n"1" 2,0\n', "a CSV file with a header"),
+        ("a,label\n1,0.5\n", "row 2, column label: expected a whole number or a text, got '0.5'"),
+        ("a,b,label\n1,0\n", "a.csv, row 2: expected 3 cells, as the header has, got 2"),
+        ("a,b,label\n1,0,\n", "row 2, column label: expected a label, got an empty cell"),
+        ("a,b,label\n1,0,1\n1,0,NaN\n", "row 3, column label: expected a label, got 'NaN'"),
+        ("a,person,label\n1,p,1\n1,,0\n", "row 3, column person: expected a person, got an empty cell"),
+        ('a,label\n"1" 2,0\n', "row 2, column a: expected a finite number, got '1 2'"),
+        ('a,label\n1,"x\n2,y\n', "a CSV file with a header, got unexpected end of data"),
+        ("a,label\n1_000,0\n", "row 2, column a: expected a finite number, got '1_000'"),
+        ("a,b,b,label\n1,2,3,0\n", "header: expected a different name for every column, got 'b' for the columns 2, 3"),
+        ("a,,label\n1,2,0\n", "header: expected a name for every column, got none for column 2"),
+        (",a,label\n0.5,2,0\n1.5,1,1\n", "header: expected a name for every column, got none for the first one"),
+        (
+            "a,label\n1,0\n2,1000000\n",
+            "row 3, column label: expected a class number below 1,000,000, or texts as labels",
+        ),
         ("label\n0\n1\n", "at least one example"),
     ],
 )
@@ -243,6 +255,41 @@ def test_an_unknown_test_class(tmp_path):
         png(tmp_path / name / "0.png")
     with pytest.raises(DataError, match="test: expected classes among"):
         load("folder", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+@pytest.mark.parametrize("test", [True, False])
+def test_a_validation_part_is_dealt_to_the_clients(tmp_path, name, test):
+    grey = {"train": 10, name: 20, **({"test": 30} if test else {})}
+    for part, level in grey.items():
+        for label in ("a", "b"):
+            for number in range(8):
+                png(tmp_path / part / label / f"{number}.png", level)
+    source = load("folder", tmp_path)
+    assert (source.train_count, source.validation_count, len(source.y)) == (16, 16, 48 if test else 32)
+    assert (source.test is None) != test
+    assert source.info.notes == (
+        f"split.validation: {tmp_path / name} is the validation part; none of train is held out",
+    )
+    data = client_data(DataSpec("folder", tmp_path, PartitionSettings(name="iid"), clients=2), 1)
+    levels = [np.unique(np.rint((part.x + 1) * 127.5)).tolist() for part in (data.train, data.validation, data.test)]
+    assert levels == [[10], [20], [30 if test else 10]]
+    assert sum(map(len, (data.train, data.validation, data.test))) == (24 if test else 16)
+
+
+@pytest.mark.parametrize("names", [("train", "val"), ("train", "test"), ("train", "val", "test")])
+def test_images_straight_in_the_parts_are_no_classes(tmp_path, names):
+    for name in names:
+        png(tmp_path / name / "0.png")
+    got = f"got {len(names)} files straight in {', '.join(sorted(names))}"
+    with pytest.raises(DataError, match=f"in each of train/, val/ and test/, {got}"):
+        load("folder", tmp_path)
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    for name in ("train", "bus"):
+        png(tmp_path / name / "0.png")
+    assert load("folder", tmp_path).info.class_names == ("bus", "train")
 
 
 def test_an_empty_test_part(tmp_path):

@@ -96,7 +96,7 @@ def test_views_over_all_clients_data_lack_no_number(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ("a,label\n1,\n2,3.5\n", "row 2, column label: expected a finite number, got ''"),
+        ("a,label\n1,\n2,3.5\n", "row 2, column label: expected a finite number, got an empty cell"),
         ("a,label:p,label:q\n1,2,3\n2,NA,3\n", "row 3, column label:p: expected a finite number, got 'NA'"),
     ],
 )
@@ -144,7 +144,7 @@ def test_named_classes_are_the_same_in_every_file(tmp_path):
     assert (source.info.class_names, source.info.classes) == (("well", "ill", "unsure"), 3)
     assert source.train.y[:4].tolist() == [1, 0, 1, 0]
     assert load("folder", table(tmp_path / "b", labels=("2", "0")), given).train.y[:2].tolist() == [2, 0]
-    with pytest.raises(DataError, match="row 3, column label: expected one of well, ill, unsure, got dead"):
+    with pytest.raises(DataError, match="row 3, column label: expected one of well, ill, unsure, got 'dead'"):
         load("folder", table(tmp_path / "c", labels=("ill", "dead")), given)
     picture(tmp_path / "d" / "ill" / "0.png")
     picture(tmp_path / "d" / "well" / "0.png")

@@ -101,8 +101,10 @@ def test_its_own_data_error_passes(returns):
         (four(y=np.arange(10) - 1), "train y: expected labels from 0 to 9, got -1 to 8"),
         (four(y_test=np.array([0, 1, 2, 10])), "test y: expected labels from 0 to 9, got 0 to 10"),
         (four(x_test=np.zeros((4, 2))), "test: expected inputs as in the train part"),
-        (four(x_test=np.zeros((0, 3)), y_test=np.zeros(0, dtype=int)), "test: expected at least one example"),
-        (four(x=np.zeros((0, 3)), y=np.zeros(0, dtype=int)), "train: expected at least one example"),
+        (
+            four(x=np.zeros((0, 3)), y=np.zeros(0, dtype=int), x_test=np.zeros((0, 3)), y_test=np.zeros(0, dtype=int)),
+            "expected at least one example",
+        ),
     ],
 )
 def test_unusable_data(returns, value, message):

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sepal.config.data import PartitionSettings
-from sepal.data import partition
+from sepal.config.data import PartitionSettings, SplitSettings
+from sepal.data import federation, partition
 from sepal.data.partition import Rule, deal, deal_by_person
 from sepal.data.partitioners import LambdaMixPartitioner
+from sepal.data.spec import DataSpec
 from sepal.errors import DataError
 
 COVERING = ("iid", "dirichlet", "lambda-mix")
@@ -186,7 +187,7 @@ def test_errors(wrong, message):
 
 
 def test_too_few_people():
-    with pytest.raises(DataError, match="clients: expected at most as many as 1 people with at least 10 examples"):
+    with pytest.raises(DataError, match="clients: expected 1 or less: there are 1 people with at least 10 examples"):
         deal(rule("natural", 2), np.zeros(12, dtype=np.int64), np.array([1] * 10 + [2] * 2))
 
 
@@ -200,3 +201,16 @@ def test_an_example_dealt_twice_is_an_error(monkeypatch):
     monkeypatch.setattr("sepal.data.partition._dealt", lambda *_: [np.array([0, 1]), np.array([1, 2])])
     with pytest.raises(DataError, match="each example with at most one client"):
         deal(rule("iid", 2), np.zeros(4, dtype=np.int64))
+
+
+def test_a_partition_that_cannot_be_drawn_is_tried_once_for_all_clients(monkeypatch, tmp_path):
+    monkeypatch.setenv("SEPAL_CACHE", str(tmp_path))
+    drawn, dealt = [], partition._dealt
+    monkeypatch.setattr(
+        partition, "_dealt", lambda rule, labels, *rest: drawn.append(rule) or dealt(rule, labels, *rest)
+    )
+    spec = DataSpec("digits", "", PartitionSettings(name="dirichlet", alpha=0.0001), SplitSettings(), clients=100)
+    for client in range(3):
+        with pytest.raises(DataError, match="none in 200 draws"):
+            federation.client_data(spec, client)
+    assert len(drawn) == 200

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -60,6 +62,16 @@ def in_memory(client):
 
 def from_datasets(client):
     return tuple(Rows(rows, lambda row: IMAGES[row]) for rows in parts(client))
+
+
+def two_parts(client):
+    train, _, test = from_datasets(client)
+    return train, test
+
+
+def two_arrays(client):
+    train, _, test = parts(client)
+    return IMAGES[train], LABELS[train], IMAGES[test], LABELS[test]
 
 
 def two_from_datasets(client):
@@ -247,3 +259,40 @@ def test_keys_of_several_inputs_that_are_none_are_refused():
         assemble({**TWO, "model": "cnn2"})
     with pytest.raises(ProtocolError, match=r"own\.shape: expected sizes that fit"):
         check_sizes({"dataset": "own", "own.shape": "a=9999999x9999999,b=3i", "batch-size": 1})
+
+
+def without_validation(client):
+    train, _, test = from_datasets(client)
+    return train, Rows([], None), test
+
+
+@pytest.mark.parametrize(
+    ("data", "arrays", "keys"),
+    [
+        ("from_datasets", "in_memory", {}),
+        ("two_parts", "two_arrays", {}),
+        ("two_parts", "two_arrays", {"split.validation": 0.0}),
+        ("without_validation", "two_arrays", {"split.validation": 0.0}),
+        ("two_parts", "two_arrays", {"split.validation": 0.0, "evaluate.validation-apart": True}),
+    ],
+)
+def test_a_run_ends_as_with_arrays_also_without_a_validation_part(tmp_path, data, arrays, keys):
+    from sepal.api import run as api_run
+
+    summaries = []
+    for name in (data, arrays):
+        given = {**KEYS, **keys, "own.data": f"{__name__}:{name}", "out": str(tmp_path / name)}
+        method, dataset = given.pop("method"), given.pop("dataset")
+        found = api_run(method, dataset, workers=1, progress=False, **given)
+        summaries.append(json.loads((found.path / "summary.json").read_text(encoding="utf-8")))
+    assert summaries[0]["accuracy"] == summaries[1]["accuracy"]
+    assert summaries[0]["majority"] == summaries[1]["majority"]
+    assert 0 < summaries[0]["majority"] < 1
+
+
+def test_an_empty_part_has_the_shape_of_its_dataset():
+    rest = assemble({**KEYS, "split.validation": 0.0, "own.data": f"{__name__}:two_parts"}).data.client(0, 2, "a")
+    x, y = columns(rest.validation, "cpu")
+    assert (x[:].shape, y[:].shape, len(rest.validation.sample(64))) == ((0, 1, 4, 4), (0,), 0)
+    assert list(split(x, y)) == []
+    assert x[0::2].shape == (0, 1, 4, 4)

@@ -192,7 +192,10 @@ def test_a_client_whose_disk_is_full_ends_the_run_in_its_words_and_it_can_be_con
         write(handle)
 
     monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(RoundError, match=r"client-1: .*room and permission to write, got No space left on device"):
+    with pytest.raises(
+        RoundError,
+        match=r"cannot take part: .*room and permission to write, got No space left on device \(client-1\)",
+    ):
         serve(subject, tmp_path)
     monkeypatch.undo()
     assert outcome(serve(subject, tmp_path)) == outcome(whole)
@@ -205,7 +208,7 @@ def test_a_client_whose_state_is_damaged_says_so(tmp_path):
     killed(subject, tmp_path, 4)
     for path in (tmp_path / "clients" / "client-1").glob("3-*"):  # the state, and the message that led to it
         damage(path)
-    with pytest.raises(RoundError, match=r"round 4: .*client-1: base: expected the state of version 3-"):
+    with pytest.raises(RoundError, match=r"round 4: .*base: expected the state of version 3-.* \(client-1\)"):
         serve(subject, tmp_path)
 
 

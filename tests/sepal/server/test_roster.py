@@ -239,7 +239,7 @@ def test_a_new_run_ends_with_the_words_of_who_cannot_take_part(answer, kind):
 
 def test_several_refusals_are_one_line():
     network = Network(n1=DataError("a: data", "x", "y"), n2=DataError("b: data", "x", "y"))
-    with pytest.raises(RosterError, match=r"data: expected x, got y \(a and 1 more\)"):
+    with pytest.raises(RosterError, match=r"^2 of 2 clients cannot take part: data: expected x, got y \(a, b\)$"):
         waited(network, 2)
 
 
@@ -319,8 +319,9 @@ def test_why_clients_do_not_fit_is_said_once_with_the_number_of_clients():
     with pytest.raises(RosterError) as caught:
         waited(Network(**faults), 10)
     assert str(caught.value) == (
-        "clients: expected clients that fit, got mine:load: expected four arrays, got NoneType "
-        "(node 0: client-00000 and 8 more); capacity: expected more, got 0.1 (node 9: client-00009)"
+        "10 of 10 clients cannot take part: mine:load: expected four arrays, got NoneType (node 0: client-00000, "
+        "node 1: client-00001, node 2: client-00002 and 6 more); "
+        "capacity: expected more, got 0.1 (node 9: client-00009)"
     )
 
 

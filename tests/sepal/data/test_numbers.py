@@ -1,0 +1,145 @@
+"""Large numbers keep their differences wherever numbers enter, or are refused there by name."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sepal.client_app.portable import Standardized
+from sepal.client_app.preparing import prepared, read
+from sepal.config import FolderSettings, HubReading, PartitionSettings
+from sepal.data import DataSpec, client_data, load, own_data
+from sepal.data.examples import ClientData
+from sepal.data.sources import hub
+from sepal.errors import DataError
+from sepal.protocol.inputs import packed, several
+from sepal.protocol.numbers import as_float32
+from sepal.protocol.tasks.making import targets_of
+from tests.sepal.data.origins import origin_of
+
+NOW = 1_764_300_000  # seconds since 1970
+LABELS = np.arange(40) % 2
+SECONDS = NOW + 40.0 * LABELS + np.arange(40) % 5  # two classes, 40 seconds apart; float32 has one number for both
+ROWS = np.stack([SECONDS, np.arange(40.0)], axis=1)
+LOST = "numbers whose differences float32 holds .* off by up to"
+
+
+def frame():
+    return pd.DataFrame({"time": SECONDS, "number": np.arange(40.0), "label": LABELS})
+
+
+def apart(x, y):
+    """Whether the first column tells the classes apart."""
+    return bool(x[y == 0, 0].max() < x[y == 1, 0].min())
+
+
+def csv_file(where):
+    frame().to_csv(where / "all.csv", index=False)
+    return load("folder", where)
+
+
+def parquet_file(where):
+    frame().to_parquet(where / "train.parquet")
+    return hub.read(where, HubReading())
+
+
+@pytest.mark.parametrize("table", [csv_file, parquet_file])
+def test_a_table_keeps_differences_of_large_numbers(tmp_path, table):
+    source = table(tmp_path)
+    assert source.x.dtype == np.float64
+    assert source.x[:, 0].tolist() == SECONDS.tolist()
+    data = ClientData(source.train, source.train.first(2), source.train.first(2)).standardized()
+    assert data.train.x.dtype == np.float32
+    assert apart(data.train.x, data.train.y)
+
+
+def test_a_client_and_the_views_over_all_clients_have_the_same_numbers(tmp_path):
+    from sepal.client_app.views import scaled
+    from sepal.data.federation import pooled_test
+
+    csv_file(tmp_path)
+    spec = DataSpec("folder", tmp_path, PartitionSettings(name="iid"), clients=1)
+    data = client_data(spec, 0)
+    import torch
+
+    everyone = pooled_test(spec)
+    x, _ = scaled((torch.from_numpy(everyone.x), torch.from_numpy(everyone.y)), data.scale, "cpu")
+    np.testing.assert_array_equal(x.numpy(), data.test.x)
+    assert apart(x.numpy(), everyone.y)
+
+
+def array_file(where):
+    np.savez(where / "a.npz", x=ROWS, y=LABELS)
+    load("folder", where)
+
+
+def unscaled_csv_file(where):
+    frame().to_csv(where / "all.csv", index=False)
+    load("folder", where, FolderSettings(standardize=False))
+
+
+def own_function(where):
+    module = types.ModuleType("large_numbers")
+    module.load = lambda: (ROWS, LABELS, ROWS, LABELS)
+    sys.modules["large_numbers"] = module
+    own_data("large_numbers:load")
+
+
+def several_inputs(where):
+    packed("own", several("2,1i"), (ROWS, LABELS[:, None]))
+
+
+def whole_numbers_among_several_inputs(where):
+    packed("own", several("2,1i"), (ROWS.astype(np.int64), LABELS[:, None]))
+
+
+def targets(where):
+    targets_of("regression", (2,), 1).checked("y", SECONDS, 40)
+
+
+def array_for_a_model(where):
+    csv_file(where)
+    prepared(origin_of(load("folder", where).info), ROWS)
+
+
+@pytest.mark.parametrize(
+    "enter",
+    [
+        array_file,
+        unscaled_csv_file,
+        own_function,
+        several_inputs,
+        whole_numbers_among_several_inputs,
+        targets,
+        array_for_a_model,
+    ],
+)
+def test_numbers_that_nobody_standardises_are_refused_where_float32_would_change_them(tmp_path, enter):
+    with pytest.raises(DataError, match=LOST):
+        enter(tmp_path)
+
+
+def test_large_numbers_that_float32_tells_apart_are_taken():
+    for given in (ROWS * 1e6, np.full((3, 2), 1e9 + 1), ROWS[:1], SECONDS.astype(np.float32)[:, None]):
+        np.testing.assert_array_equal(as_float32("x", given[:, 1:] if len(given) == 40 else given).dtype, np.float32)
+    with pytest.raises(DataError, match=r"numbers up to 3.4e\+38, which float32 holds, got 1e\+39"):
+        as_float32("x", np.array([[1e39]]))
+
+
+@pytest.mark.parametrize("given", ["file", "frame", "array"])
+def test_an_exported_model_standardises_the_numbers_as_in_training(tmp_path, given):
+    import torch
+
+    source = csv_file(tmp_path)
+    data = ClientData(source.train, source.train, source.train).standardized()
+    scale = tuple(data.scale.mean.tolist()), tuple(data.scale.factor.tolist())
+    origin = origin_of(source.info, offset=scale[0], factor=scale[1])
+    rows = {"file": tmp_path / "all.csv", "frame": frame(), "array": ROWS}[given]
+    x = torch.from_numpy(prepared(origin, read(origin, rows).x))
+    module = Standardized(torch.nn.Identity(), *scale, fill=False)
+    np.testing.assert_array_equal(module(x).numpy(), data.train.x)
+    assert apart(module(x).numpy(), LABELS)

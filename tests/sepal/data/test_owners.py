@@ -1,0 +1,104 @@
+"""Owners of examples are the clients, and clients are called by them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import sepal
+from sepal.cli.main import app
+from sepal.cli.report import render
+from sepal.data.owners import checked_names
+from sepal.errors import ConfigError
+from sepal.strategies.assembly import assemble
+from sepal.strategies.registry import as_begun
+from sepal.study.comparison import read_comparison
+from sepal.study.runs import model_of
+
+SITES = {"berlin": 60, "paris": 50, "rome": 40, "oslo": 3}
+
+
+def write(place, sites=SITES):
+    rng = np.random.default_rng(0)
+    rows = [f"{rng.normal() + n % 2},{n % 2},{site}" for site, count in sites.items() for n in range(count)]
+    (place / "all.csv").write_text("\n".join(["age,label,person", *rows]) + "\n")
+    return {"dataset": "folder", "data-dir": str(place), "method": "fedavg", "rounds": 1}
+
+
+def test_without_clients_each_owner_with_enough_examples_is_one_and_a_line_says_so(tmp_path):
+    flat = write(tmp_path)
+    made = assemble(flat)
+    assert made.task.config.clients == 3
+    assert made.names == ("berlin", "paris", "rome")
+    assert made.notes[0] == "clients = 3: one for each owner with at least 10 examples; 1 with fewer are left out"
+    assert assemble({**flat, "partition.min-examples": 3}).names == ("berlin", "oslo", "paris", "rome")
+    assert assemble({**flat, "clients": 2}).task.config.clients == 2
+    assert len(assemble({**flat, "clients": 2}).names) == 2
+    assert assemble({**flat, "partition.name": "iid"}).task.config.clients == 10
+    assert assemble({**flat, "partition.name": "iid"}).names == ()
+    assert assemble({"dataset": "digits", "method": "fedavg"}).task.config.clients == 10
+    assert assemble(as_begun({**flat, "clients": 3})).names == (), "a run of before goes on with its clients' names"
+    assert assemble({**flat, "clients-per-round": 3}).task.config.clients_per_round == 3
+    with pytest.raises(ConfigError, match="clients-per-round: expected at most clients = 3, got 4"):
+        assemble({**flat, "clients-per-round": 4})
+    many = write(tmp_path, {f"site{n}": 12 for n in range(12)})
+    assert assemble({**many, "clients-per-round": 11}).task.config.clients == 12
+
+
+def test_each_name_is_that_of_the_owner_of_the_clients_examples(tmp_path):
+    data = assemble(write(tmp_path, {"rome": 40, "berlin": 60, "paris": 50})).data
+    parts = [data.client(number, 3, name) for number, name in enumerate(("berlin", "paris", "rome"))]
+    sizes = [len(part.train) + len(part.validation) + len(part.test) for part in parts]
+    assert sizes == [60, 50, 40]
+
+
+def test_tables_report_export_and_predictions_call_clients_by_their_site(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    flat = write(tmp_path / "data")
+    keys = {"data_dir": flat["data-dir"], "rounds": 2, "name": "sites", "progress": False, "workers": 2}
+    run = sepal.run("fedavg", "folder", **keys)
+    assert set(run.frame["client"]) == {"berlin", "paris", "rome"}
+    assert sorted(place.name for place in (run.path / "clients").glob("*/*")) == ["berlin", "paris", "rome"]
+    assert set(run.stored.about["labels"]) == {"berlin", "paris", "rome"}
+    assert run.predict("paris", str(tmp_path / "data")).shape[0] == 153
+    assert model_of(run.path, 1).origin.client == model_of(run.path, "paris").origin.client == "paris"
+    done = CliRunner().invoke(app, ["export", "runs/sites", "rome"])
+    assert done.exit_code == 0, done.output
+    assert (run.path / "rome.safetensors").exists()
+    page = render(read_comparison(["runs/sites"]))
+    assert "berlin" in page
+    assert "client-0000" not in page
+    refused = CliRunner().invoke(app, ["export", "runs/sites", "oslo"])
+    assert "a client of sites: berlin … rome" in str(refused.exception) + refused.output
+
+
+def test_owners_that_are_numbers_are_not_taken_for_the_numbers_of_clients(tmp_path):
+    assert assemble(write(tmp_path, {"7": 20, "3": 20})).names == ("owner-3", "owner-7")
+
+
+@pytest.mark.parametrize(
+    ("sites", "words"),
+    [
+        ({"Zürich Nord": 20, "rome": 20}, "got 'Zürich Nord'"),
+        ({"Rome": 20, "rome": 20}, "got Rome and rome"),
+        ({"x" * 65: 20, "rome": 20}, "got 'xxx"),
+    ],
+)
+def test_owners_that_cannot_be_names_have_numbers_and_it_is_said(sites, words, tmp_path):
+    flat = write(tmp_path, sites)
+    made = assemble(flat)
+    assert made.names == ()
+    assert made.task.config.client_names == "numbers"
+    (line,) = [note for note in made.notes if note.startswith("clients are called by their numbers: ")]
+    assert words in line
+    with pytest.raises(ConfigError, match="client-names: expected owners whose names differ"):
+        assemble({**flat, "client-names": "owners"})
+    assert not [note for note in assemble({**flat, "client-names": "numbers"}).notes if "numbers" in note]
+
+
+def test_names_of_owners_are_refused_where_there_are_none(tmp_path):
+    with pytest.raises(ConfigError, match="client-names: expected numbers for data without owners"):
+        assemble({"dataset": "digits", "method": "fedavg", "client-names": "owners"})
+    assert checked_names(["a", "b"]) == ("a", "b")

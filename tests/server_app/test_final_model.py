@@ -1,0 +1,156 @@
+"""``final-model = "best"``: the closing round evaluates, and deploys, what was best on validation data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from torch import nn
+
+import sepal
+from sepal.data import ClientData, Examples
+from sepal.errors import ConfigError
+from sepal.protocol.messages import version
+from sepal.server.run_state import RoundRecord, RunState
+from sepal.server.run_store import DiskRunStore, MemoryRunStore
+from sepal.study.run import execute, prepare
+from tests.tasks.settings import closing
+
+ROUNDS = 5
+
+
+def load(client):
+    """Validation labels are the opposite of the others: the more a model learns, the worse it is on them."""
+    rng = np.random.default_rng(client)
+    x = rng.normal(size=(120, 4)).astype(np.float32)
+    y = (x[:, 0] + 0.3 * client * x[:, 1] > 0).astype(np.int64)
+    return ClientData(Examples(x[:60], y[:60]), Examples(x[60:80], 1 - y[60:80]), Examples(x[80:], y[80:]))
+
+
+def build(shape, classes):
+    return nn.Linear(4, classes)
+
+
+HERE = {"own.data": f"{__name__}:load", "own.shape": "4", "own.classes": 2, "model": f"{__name__}:build"}
+KEYS = {"dataset": "own", "clients": 3, "lr": 0.02, "batch-size": 16, "evaluate-every": 2, **HERE}
+
+
+def run(method, place, name, **more):
+    prepared = prepare({**KEYS, "method": method, "out": str(place), "name": name, **more}, place)
+    execute(prepared, 1)
+    return sepal.load(place / name, code=[f"{__name__}:load", f"{__name__}:build"])
+
+
+def last(found):
+    return {client["name"]: (client["received"], client["kept"]) for client in found.stored.lines[-1]["clients"]}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpse", "ditto", "local", "fedadam", "fedper"])
+def test_the_closing_round_evaluates_the_models_of_the_best_round_bit_for_bit(method, tmp_path):
+    """Round 2 evaluates the models after round 1 and is best: they are those of a run of one round."""
+    best = run(method, tmp_path, "best", rounds=ROUNDS, **{"final-model": "best"})
+    short, whole = (run(method, tmp_path, name, rounds=rounds) for name, rounds in (("short", 1), ("whole", ROUNDS)))
+    assert (best.stored.lines[-1]["best_round"], best.summary["best_round"]) == (2, 2)
+    assert "best_round" not in whole.summary
+    assert last(best) == last(short)
+    for view in ("received", "kept"):
+        if best.summary["accuracy"][view] is None:
+            continue
+        weights = {run.path.name: run.model(1, view).state_dict() for run in (best, short, whole)}
+        for name, tensor in weights["best"].items():
+            assert (tensor == weights["short"][name]).all(), (view, name)
+        assert any((tensor != weights["whole"][name]).any() for name, tensor in weights["best"].items()), view
+
+
+def test_a_run_in_memory_closes_with_the_best_models_too():
+    found = closing({**KEYS, "method": "fedavg", "rounds": ROUNDS}, **{"final-model": "best"})
+    assert found.record.best_round == 2
+    short = closing({**KEYS, "method": "fedavg", "rounds": 1})
+    losses = [
+        {n: reply.metrics["received.loss"] for n, reply in each.record.replies.items()} for each in (found, short)
+    ]
+    assert losses[0] == losses[1]
+
+
+class KilledError(Exception):
+    pass
+
+
+class KillAfter:
+    """An observer that ends the process, as it were, after a round."""
+
+    def __init__(self, round):
+        self.number = round
+
+    def opened(self, progress, total):
+        pass
+
+    def round(self, progress, record, line):
+        if record.round == self.number:
+            raise KilledError
+
+    def closed(self, progress, report):
+        pass
+
+
+@pytest.mark.parametrize("killed", [1, 2, 3, ROUNDS])
+def test_a_run_that_was_killed_closes_with_the_same_models(killed, tmp_path):
+    keys = {"rounds": ROUNDS, "final-model": "best", "checkpoint-every": 2}
+    whole = run("fedpse", tmp_path, "whole", **keys)
+    prepared = prepare({**KEYS, "method": "fedpse", "out": str(tmp_path), "name": "killed", **keys}, tmp_path)
+    with pytest.raises(KilledError):
+        execute(prepared, 1, observers=[KillAfter(killed)])
+    again = run("fedpse", tmp_path, "killed", **keys)
+    assert again.stored.lines[-1]["best_round"] == 2
+    assert last(again) == last(whole)
+    assert again.summary["weights_sha256"] == whole.summary["weights_sha256"]
+
+
+def test_a_run_that_has_ended_is_extended_from_its_last_round(tmp_path):
+    run("fedavg", tmp_path, "mine", rounds=ROUNDS, **{"final-model": "best"})
+    longer = run("fedavg", tmp_path, "mine", rounds=ROUNDS + 2, **{"final-model": "best"})
+    whole = run("fedavg", tmp_path, "whole", rounds=ROUNDS + 2)
+    assert [line["validation"] for line in longer.stored.lines[:-1]] == [
+        line["validation"] for line in whole.stored.lines[:-1]
+    ]
+    assert longer.summary["best_round"] == 2
+
+
+def test_without_an_evaluation_or_without_the_stored_state_the_last_models_are_taken_and_it_is_said(tmp_path, caplog):
+    early = run("fedavg", tmp_path, "early", rounds=1, **{"final-model": "best"})
+    assert "best_round" not in early.stored.lines[-1]
+    assert "no full evaluation has validation figures; the last round's models" in caplog.text
+    keys = {**KEYS, "method": "fedavg", "out": str(tmp_path), "name": "lost", "rounds": 3, "final-model": "best"}
+    keys["checkpoint-every"] = 1
+    prepared = prepare(keys, tmp_path)
+    with pytest.raises(KilledError):
+        execute(prepared, 1, observers=[KillAfter(3)])
+    (tmp_path / "lost" / "checkpoints" / "best.safetensors").write_bytes(b"damaged")
+    lost = run("fedavg", tmp_path, "lost", rounds=3, **{"final-model": "best", "checkpoint-every": 1})
+    assert lost.summary["complete"]
+    assert "best_round" not in lost.summary
+    assert "that of round 2 is lost; the last round's models" in caplog.text
+
+
+@pytest.mark.parametrize("more", [{"split.validation": 0.0}, {"evaluate-every": 0}, {"roster": "open"}, {"clients": 0}])
+def test_where_no_best_model_can_be_known_it_is_refused(more, tmp_path):
+    with pytest.raises(ConfigError, match="final-model: expected last with"):
+        prepare({**KEYS, "final-model": "best", **more}, tmp_path)
+
+
+@pytest.mark.parametrize("store", [lambda place: DiskRunStore(place, dict), lambda place: MemoryRunStore()])
+def test_clients_keep_the_versions_of_the_best_state_and_an_undone_one_is_forgotten(store, tmp_path):
+    store, state = store(tmp_path), RunState("0" * 32, 0, {})
+    versions = {round: {"a": version(round, "", "d", "u")} for round in range(1, 9)}
+    store.checkpoint(state)
+    store.keep_best(replace(state, round=2, versions=versions[2]))
+    for round in (4, 6, 8):
+        store.checkpoint(replace(state, round=round, versions=versions[round]))
+    assert store.durable() == versions[2]
+    assert store.best().versions == versions[2]
+    nothing = RoundRecord(4, (), (), {}, {}, (), False, {})
+    store.undo(nothing)
+    assert store.best() is not None, "the evaluation of round 3 was not undone"
+    store.undo(replace(nothing, round=2))
+    assert store.best() is None

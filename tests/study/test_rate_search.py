@@ -1,0 +1,114 @@
+"""``lr = "search"``: a short search of the learning rate before a run, on validation data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import sepal
+from sepal.errors import ConfigError, SepalError
+from sepal.server_app.stored_run import stored_config
+from sepal.strategies.assembly import assemble
+from sepal.study import rate_search
+from sepal.study.plans.plan import check_keys, read_plan
+from sepal.study.rate_search import searched_rate
+from sepal.study.run import prepare
+
+KEYS = {"method": "fedavg", "dataset": "digits", "clients": 4, "rounds": 3}
+
+
+@pytest.fixture
+def trials(monkeypatch):
+    """A search whose trials are not run: the rate .05 is best on validation data; rates from 10 on diverge."""
+    tried = []
+
+    def value(flat, view, workers):
+        tried.append(flat)
+        if flat["lr"] >= 10:
+            raise SepalError("round 1", "training that converges", "NaN")
+        return 1 - abs(np.log(flat["lr"] / best[0])) / 100
+
+    best = [0.05]
+    monkeypatch.setattr(rate_search, "_validation", value)
+    return tried, best
+
+
+def test_the_best_of_rates_around_the_calibrated_one_is_chosen_by_validation_data(trials):
+    tried, _ = trials
+    found = searched_rate({**KEYS, "lr": "search", "rounds": 40})
+    assert found.lr == 0.05
+    assert sorted(flat["lr"] for flat in tried) == [0.013, 0.05, 0.2, 0.8, 3.2]
+    assert {(flat["rounds"], flat.get("seed", 0), flat["on-divergence"]) for flat in tried} == {(10, 0, "stop")}
+    assert found.note.startswith("lr = 0.05: searched in 10 rounds, accuracy on validation data: 0.013: ")
+
+
+@pytest.mark.parametrize(("best", "rate"), [(1e-4, 2e-4), (1e5, 3.2)])
+def test_rates_at_an_edge_lead_to_the_next_one_and_those_that_diverge_are_left_out(trials, best, rate):
+    tried, where = trials
+    where[0] = best
+    assert searched_rate({**KEYS, "lr": "search"}).lr == rate
+    assert 5 < len(tried) <= rate_search.MOST_TRIALS
+
+
+def test_a_search_in_which_every_trial_fails_is_an_error(monkeypatch):
+    def fails(flat, view, workers):
+        raise SepalError("round 1", "training that converges", "NaN")
+
+    monkeypatch.setattr(rate_search, "_validation", fails)
+    with pytest.raises(ConfigError, match=r"lr: needed a search in which one of 5 trials .* NaN"):
+        searched_rate({**KEYS, "lr": "search"})
+
+
+def test_a_run_stores_its_rate_and_is_continued_with_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keys = {"clients": 3, "rounds": 1, "name": "mine", "progress": False, "workers": 1}
+    run = sepal.run("fedavg", "digits", lr="search", **keys)
+    rate = stored_config(run.path)["lr"]
+    assert isinstance(rate, float)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["mine"], "trials leave nothing behind"
+    monkeypatch.setattr(rate_search, "_validation", None)
+    assert prepare({**KEYS, "clients": 3, "rounds": 1, "name": "mine", "lr": "search"}, tmp_path).settings.lr == rate
+    assert sepal.run("fedavg", "digits", lr="search", **keys).stored.config["lr"] == rate
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"split.validation": 0.0}, r"lr: expected a number with split\.validation = 0"),
+        ({"privacy.noise": 1.0, "privacy.clip": 1.0}, r"lr: expected a number with privacy\.noise"),
+        ({"lr": "find"}, r"lr: expected a valid number, or 'search', got 'find'"),
+        ({"lr": -1.0}, r"lr: expected greater than or equal to 0, or 'search', got -1"),
+        ({"clip-gradient": -1.0}, r"clip-gradient: expected greater than or equal to 0, or 'auto', got -1"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(more, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        prepare({**KEYS, "lr": "search", **more}, tmp_path)
+
+
+def test_where_nothing_searches_the_word_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"lr: expected a number: the rate is searched by `sepal run`"):
+        assemble({**KEYS, "lr": "search"})
+    (tmp_path / "plan.toml").write_text('methods = ["fedavg", "local"]\n[settings]\nlr = "search"\n')
+    plan = read_plan(tmp_path / "plan.toml")
+    with pytest.raises(ConfigError, match=r"lr: expected a number, or 0: in a plan, `tune = true` searches"):
+        check_keys("plan.toml", list(plan.runs()))
+
+
+# What finds a rate
+
+
+def table(tmp_path):
+    tmp_path.joinpath("all.csv").write_text("a,label\n" + "".join(f"{n},{n % 2}\n" for n in range(90)))
+    return {"dataset": "folder", "data-dir": str(tmp_path), "clients": 3}
+
+
+@pytest.mark.parametrize(
+    "more", [{"method": "fedavg"}, {"method": "pfedme"}, {"method": "fedavg", "optimizer": "adam"}]
+)
+def test_data_without_a_calibrated_rate_name_what_finds_one_in_one_line(more, tmp_path):
+    flat = {**table(tmp_path), **more}
+    (line,) = [note for note in assemble(flat).notes if note.startswith("lr = ")]
+    assert "calibrated" in line
+    assert line.endswith("; `sepal tune`, or --set lr=search, searches for yours")
+    assert not [note for note in assemble({**flat, "lr": 0.1}).notes if note.startswith("lr = ")]
