@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+import numpy.typing as npt
 from flwr.app import RecordDict
 
 from sepal.client.state_store import Origin, StateStore, Stored
@@ -41,7 +42,7 @@ log = logging.getLogger("sepal")
 COSTS = frozenset({"seconds", "steps", "multiply-adds"})
 
 Figures: TypeAlias = dict[str, float | Sequence[float]]  # counts and costs; sums of metrics
-Local: TypeAlias = Mapping[str, Mapping[str, Any]]
+Local: TypeAlias = Mapping[str, npt.NDArray[Any]]  # buffers that stay with the client
 Evaluate: TypeAlias = Callable[[Predictor, str], Mapping[str, float | Sequence[float]]]
 
 

@@ -158,7 +158,7 @@ def save(path: Path, origin: Origin, networks: Sequence[Mapping[str, npt.NDArray
 
     facts = {key: value for key, value in asdict(origin).items() if (key, value) not in PLAIN}
     about = {"format": FORMAT, "origin": json.dumps(facts)}
-    tensors = {f"{n}/{name}": np.ascontiguousarray(t) for n, part in enumerate(networks) for name, t in part.items()}
+    tensors = {f"{n}/{name}": np.asarray(t, order="C") for n, part in enumerate(networks) for name, t in part.items()}
     write_atomically(path, to_bytes(tensors, about))
 
 

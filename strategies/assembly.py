@@ -208,13 +208,16 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
 
     Raises:
         ConfigError: The model is refused (:func:`sepal.strategies.rules.check_model`), or the file does not fit it.
+        ModelError: The module holds something that clients cannot share.
     """
+    from sepal.client.module_state import ModuleState
     from sepal.models.weights import as_built, initial_weights, layout, views
-    from sepal.modules import frozen_tensors
+    from sepal.modules import floating, frozen_tensors
 
     module = make()
     parameters, frozen = layout(module), frozen_tensors(module)
     rules.check_model(config, parameters)
+    ModuleState(module, floating(module))  # so that what clients would refuse is refused before the run
     set_by = "initial-weights" if config.initial_weights and (config.trainable or config.lora.rank) else config.model
     kept = (f"model: {len(frozen)} frozen tensors stay as {set_by} sets them",) if frozen else ()
     if config.initial_weights:

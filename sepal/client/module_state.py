@@ -8,7 +8,8 @@ The clients of a process share modules, so whatever a module holds has one of th
   batch normalisation has seen. The host stores those that differ from what ``build`` made with the client's state.
 - **As built whenever a client takes the module up**, to train or to evaluate: attributes of Python. Where a number or
   text has changed, a line says so, because a buffer would be kept.
-- **Refused by name**: an attribute that cannot be copied, and a buffer that moves and cannot be stored.
+- **Refused by name**: an attribute that cannot be copied, a buffer that moves and cannot be stored, and a parameter
+  that the module has not registered, or registers while it is trained: it would not be exchanged.
 
 Layers of torch and of Sepal have no attributes that training changes, and the count of batches of a batch
 normalisation with a momentum is read by nobody. So a model of theirs has nothing to keep, and costs nothing.
@@ -55,10 +56,11 @@ class ModuleState:
         exchanged: Names of the tensors that are exchanged.
 
     Raises:
-        ModelError: An attribute cannot be copied.
+        ModelError: An attribute cannot be copied, or has a parameter that the module has not registered.
     """
 
     def __init__(self, module: nn.Module, exchanged: Mapping[str, torch.Tensor]) -> None:
+        self._module, self._parameters = module, _parameters(module)
         self._layers = dict(module.named_modules())
         self._passed_over = {*exchanged, *frozen_names(module)} | _aliases(module, exchanged)
         foreign = {path: layer for path, layer in self._layers.items() if not _is_known(layer)}
@@ -88,9 +90,7 @@ class ModuleState:
             return
         wanted = dict(self._built)
         for name, array in buffers.items():
-            path, _, _ = name.rpartition(".")
-            fits = name in self._built or self._watched
-            if fits and path in self._layers and name not in self._passed_over:
+            if self._has(name):
                 wanted[name] = torch.from_numpy(np.array(array))
         for name, _ in list(self._local()):
             if name not in wanted:  # registered by another client's training
@@ -103,24 +103,30 @@ class ModuleState:
         if self._attributes:
             self._attributes.restore()
 
-    def moved(self) -> dict[str, npt.NDArray[Any]] | None:
-        """Return the buffers that differ from what was built; None if none has moved since :meth:`restore`.
+    def kept(self, buffers: Buffers) -> Buffers:
+        """Return a client's buffers after training: those of ``buffers`` that this module lacks, and its own.
+
+        Those that are as they were built are left out.
 
         Raises:
-            ModelError: One has a dtype that cannot be stored.
+            ModelError: One that has moved has a dtype that cannot be stored, or the module has other parameters now.
         """
         if self.empty:
-            return None
+            return buffers
         if self._attributes and not self._warned:
             self._warned = self._attributes.warn()
+        if odd := sorted(self._parameters ^ _parameters(self._module)):
+            expected = "the same parameters after training, because others are not exchanged"
+            raise ModelError("model", expected, f"{odd[0]}, which is new or missing")
         now = dict(self._local())
         if now.keys() == self._before.keys() and all(_same(now[name], self._before[name]) for name in now):
-            return None
-        return {
+            return buffers
+        own = {
             name: _stored(name, tensor)
             for name, tensor in now.items()
             if tensor is not None and not (name in self._built and _same(tensor, self._built[name]))
         }
+        return {**{name: array for name, array in buffers.items() if not self._has(name)}, **own}
 
     def all(self) -> dict[str, npt.NDArray[Any]]:
         """Return all buffers that stay with the client, by name."""
@@ -132,6 +138,11 @@ class ModuleState:
                 name = f"{path}.{leaf}" if path else leaf
                 if name not in self._passed_over:
                     yield name, tensor
+
+    def _has(self, name: str) -> bool:
+        """Return whether a buffer of that name would stay with the client."""
+        mine = name in self._built or (self._watched and name.rpartition(".")[0] in self._layers)
+        return mine and name not in self._passed_over
 
     def _place(self, name: str) -> tuple[nn.Module, str]:
         path, _, leaf = name.rpartition(".")
@@ -184,6 +195,7 @@ class _Attributes:
                 if _is_unchanging(value):
                     self._unchanging.setdefault(path, {})[name] = value
                 elif isinstance(value, torch.Tensor) and id(value) not in held:
+                    _refuse_unregistered(value, f"{path}.{name}")
                     self._tensors.setdefault(path, {})[name] = value.detach().clone()
                 elif path in foreign:
                     others.setdefault(path, {})[name] = value
@@ -198,7 +210,7 @@ class _Attributes:
         others = self._copy_all(self._others) if self._others else {}
         for path, layer in self._layers.items():
             unchanging, tensors = self._unchanging.get(path, {}), self._tensors.get(path, {})
-            there, now = {*unchanging, *tensors, *others.get(path, ())}, vars(layer)
+            there, now = {*unchanging, *tensors, *others.get(path, ())}, layer.__dict__
             for name in [name for name, _ in _attributes(layer) if name not in there and path in self._foreign]:
                 del now[name]
             for name, value in unchanging.items():
@@ -220,16 +232,35 @@ class _Attributes:
 
     def _copy_all(self, values: Any) -> Any:
         """Return a copy in which what the module has registered is itself, and shared objects are shared."""
+        return copy.deepcopy(values, self._parts())
+
+    def _parts(self) -> dict[int, Any]:
         parts = (*self._module.modules(), *self._module.parameters(), *self._module.buffers())
-        return copy.deepcopy(values, {id(part): part for part in parts})
+        return {id(part): part for part in parts}
 
     def _copied(self, value: Any, name: str) -> Any:
+        registered = self._parts()
+        copies = dict(registered)
         try:
-            self._copy_all(value)
+            copy.deepcopy(value, copies)
         except Exception as reason:  # whatever an object's own code raises
             got = one_line(f"{name} ({type(value).__name__}): {reason}", 200)
             raise ModelError("model", "attributes that can be copied, because its clients share it", got) from None
+        for tensor in [copied for key, copied in copies.items() if key not in registered]:
+            _refuse_unregistered(tensor, name)
         return value
+
+
+def _refuse_unregistered(value: Any, name: str) -> None:
+    if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf:
+        expected = (
+            "parameters that are registered (nn.ModuleList, nn.ParameterList): others are neither trained nor sent"
+        )
+        raise ModelError("model", expected, f"one in {name.lstrip('.')}, which is not (register it, or freeze it)")
+
+
+def _parameters(module: nn.Module) -> set[str]:
+    return {name for name, _ in module.named_parameters(remove_duplicate=False)}
 
 
 def _attributes(layer: nn.Module) -> Iterator[tuple[str, Any]]:

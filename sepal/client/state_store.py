@@ -40,7 +40,7 @@ class Stored:
         state: The client algorithm's state.
         reply: Head of the reply.
         content: Content of the reply.
-        local: By use of a network, buffers of the model that stay with the client and have moved
+        local: By name, the model's buffers that stay with the client and are not as they were built
             (:mod:`sepal.client.module_state`).
     """
 
@@ -48,7 +48,7 @@ class Stored:
     state: Any
     reply: Reply
     content: Content
-    local: Mapping[str, Mapping[str, npt.NDArray[Any]]] = field(default_factory=dict)
+    local: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class _Record:
 class _Local:
     """The buffers that are stored with a state."""
 
-    buffers: dict[str, dict[str, npt.NDArray[Any]]]
+    buffers: dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,11 @@ class Trainer:
         class_weights: The weight of each class in the loss, float32 (classes,); None: all alike.
         augment: Changes the inputs of each training batch; None: nothing does.
         meeting: Where it meets other clients of the process to train at once; None: each trains alone.
-        local: By use of a network, the buffers that stay with the client (:mod:`sepal.client.module_state`). The host
-            sets them before each message and stores them after it; training changes them.
+        local: By name, the model's buffers that stay with the client (:mod:`sepal.client.module_state`). The host sets
+            them before each message and stores them after it; training changes them. All networks of a client have the
+            same, as far as they have buffers of those names.
         round: The round of the message that is answered.
+        in_use: By use, the networks that were asked for in the work on that message.
     """
 
     client: ClientInfo
@@ -96,18 +98,18 @@ class Trainer:
     class_weights: torch.Tensor | None = None
     augment: Augment | None = None
     meeting: Meeting | None = None
-    local: Mapping[str, Buffers] = field(default_factory=dict)
+    local: Buffers = field(default_factory=dict)
     round: int = 0
-    _taken_up: dict[str, Network] = field(default_factory=dict, init=False)
+    in_use: dict[str, Network] = field(default_factory=dict)
 
     def begin(self, request: bytes, halvings: int) -> None:
         """Set what the work on the next message depends on: the digest of its request, and halvings of the rate."""
         self.request, self.halvings = request, halvings
-        self._taken_up.clear()  # what evaluation before it has moved is not the client's
 
-    def take_up(self, round: int, local: Mapping[str, Buffers]) -> None:
+    def take_up(self, round: int, local: Buffers) -> None:
         """Set the round of the next message, and :attr:`local`."""
         self.round, self.local = round, local
+        self.in_use.clear()
 
     def learning_rate(self, round: int) -> float:
         """Return the run's learning rate in ``round``."""
@@ -147,19 +149,19 @@ class Trainer:
         networks[use] = network
         if len(networks) > MOST_NETWORKS:
             del networks[next(iter(networks))]
-        self._restore(use, network)
-        self._taken_up[use] = network
+        network.state.restore(self.local)
+        self.in_use[use] = network
         return network
 
-    def _restore(self, use: str, network: Network) -> None:
-        network.state.restore(self.local.get(use) or self.local.get("model", {}))
+    def _trained(self, module: nn.Module) -> list[Network]:
+        """Return the networks that are trained where ``module`` is."""
+        parts = {id(part) for part in module.modules()}
+        return [network for network in self.in_use.values() if id(network.module) in parts]
 
-    def _keep(self) -> None:
-        """Keep the buffers that training has moved."""
-        for use, network in self._taken_up.items():
-            moved = network.state.moved()
-            if moved is not None:
-                self.local = {**self.local, use: moved}
+    def _keep(self, module: nn.Module) -> None:
+        """Keep the buffers that the training of ``module`` has moved."""
+        for network in self._trained(module):
+            self.local = network.state.kept(self.local)
 
     def predictor(
         self, weights: Weights, use: str = "model", make: Callable[[], nn.Module] | None = None
@@ -213,11 +215,10 @@ class Trainer:
             rows = partial(self.rows, round, purpose, smallest=smallest)
             if fitted := self.meeting.train(None if kept else Job(self, module, hooks, optimizer, passes, rows)):
                 self.seconds, self.steps = self.seconds + fitted.seconds, self.steps + fitted.steps
-                self._keep()
                 self.account(module, fitted.seen, density)
                 return fitted.loss
-            for use, network in self._taken_up.items():  # that clients cannot train at once is noticed by trying
-                self._restore(use, network)
+            for network in self._trained(module):  # that clients cannot train at once is noticed by trying
+                network.state.restore(self.local)
         begun, mean, seen = time.monotonic(), torch.zeros((), device=self.device), 0
         with self.randomness(round, purpose):
             for epoch in range(1, passes + 1):
@@ -236,7 +237,7 @@ class Trainer:
                     self.steps += 1
                 hooks.after_epoch(module, epoch)
         self.seconds += time.monotonic() - begun
-        self._keep()
+        self._keep(module)
         self.account(module, seen, density)
         return float(mean) / len(self.y)
 
