@@ -26,10 +26,8 @@ Choose = Callable[[npt.NDArray[np.float32]], Mask]
 
 
 def _refuse_statistics(model: nn.Module) -> None:
-    norms = (nn.modules.batchnorm._BatchNorm,)
-    if odd := [
-        (path, layer) for path, layer in model.named_modules() if isinstance(layer, norms) and not _known(layer)
-    ]:
+    norms = [each for each in model.named_modules() if isinstance(each[1], nn.modules.batchnorm._BatchNorm)]
+    if odd := [(path, layer) for path, layer in norms if any(True for _ in layer.parameters())]:
         expected = f"norms without running statistics, such as GroupNorm, to gate them ({OTHERWISE})"
         raise ModelError("model", expected, described_layer(*odd[0]))
     parameters = dict(model.named_parameters())

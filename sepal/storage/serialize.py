@@ -2,8 +2,9 @@
 
 A state may contain NumPy arrays, int, float, str, bool, None, enums, tuples, mappings with string keys, and dataclasses
 of these. Arrays go to safetensors and the rest to JSON, without pickle. The dataclass's type hints determine how a
-state is restored. Where they say array, a NumPy scalar is one: arithmetic with arrays without axes gives scalars. A field with the metadata :data:`SPARING` is left out where it is empty, so that what was stored
-before there was such a field can still be read.
+state is restored. Where they say array, a NumPy scalar is one: arithmetic with arrays without axes gives scalars. A
+field with the metadata :data:`SPARING` is left out where it is empty, so that what was stored before there was such a
+field can still be read.
 """
 
 from __future__ import annotations
