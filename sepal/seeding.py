@@ -9,9 +9,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
+
+
+def generators() -> tuple[Any, ...]:
+    """Return the global generators of the CPU: Python's, NumPy's and torch's."""
+    return random._inst, np.random.mtrand._rand, torch.default_generator
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from torch import nn
 
 from sepal.errors import ModelError, one_line
 from sepal.modules import frozen_names
+from sepal.seeding import generators
 
 log = logging.getLogger("sepal")
 
@@ -231,11 +232,14 @@ class _Attributes:
         return False
 
     def _copy_all(self, values: Any) -> Any:
-        """Return a copy in which what the module has registered is itself, and shared objects are shared."""
+        """Return a copy in which what the module has registered is itself, and shared objects are shared.
+
+        So are the global generators, to which ``np.random.rand`` and ``random.uniform`` are bound.
+        """
         return copy.deepcopy(values, self._parts())
 
     def _parts(self) -> dict[int, Any]:
-        parts = (*self._module.modules(), *self._module.parameters(), *self._module.buffers())
+        parts = (*self._module.modules(), *self._module.parameters(), *self._module.buffers(), *generators())
         return {id(part): part for part in parts}
 
     def _copied(self, value: Any, name: str) -> Any:
@@ -325,6 +329,6 @@ def _stored(name: str, tensor: torch.Tensor) -> npt.NDArray[Any]:
     except (TypeError, RuntimeError):  # bfloat16, sparse and quantised tensors
         array = np.empty(0, object)
     if array.dtype.kind not in "biuf":
-        expected = "a buffer that stays as built, or of whole numbers, float32, float64 or bool, which can be kept"
-        raise ModelError(f"model: {name}", expected, f"{str(tensor.dtype).removeprefix('torch.')}, and it moves")
+        expected = f"the buffer {name} to stay as built, or to be of bool, whole numbers or floats that NumPy has"
+        raise ModelError("model", expected, f"{str(tensor.dtype).removeprefix('torch.')}, and it moves")
     return array

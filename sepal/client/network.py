@@ -70,7 +70,7 @@ class Network:
             if now is not original:
                 if now is None or now.shape != original.shape:
                     got = "nothing" if now is None else f"shape {tuple(now.shape)}"
-                    raise ModelError(f"model: {name}", f"shape {tuple(original.shape)} after each step", got)
+                    raise ModelError("model", f"{name} of shape {tuple(original.shape)} after each step", got)
                 with torch.no_grad():
                     original.copy_(now)
                 tensors[leaf] = original

@@ -13,6 +13,7 @@ KINDS = [
     *("averaging_norm", "momentum_norm", "counting", "annealing", "resident", "assigned", "lazy", "growing", "doubled"),
     *("cached", "listed", "hidden_norm", "object_held", "drops_less", "numpy_noise", "python_noise", "torch_noise"),
     *("noise_in_evaluation", "extra_state", "spectral", "pruned", "mapping", "tuple_in_training"),
+    *("instance_norm", "quantile", "complex_mean", "tied_buffers", "masked_attention", "parametrized", "everything"),
 ]
 
 
@@ -210,11 +211,11 @@ class ObjectHeld(Layer):
 
     def __init__(self):
         super().__init__()
-        self.told = SimpleNamespace(steps=0)
+        self.count = SimpleNamespace(steps=0)
 
     def changed(self, x):
-        self.told.steps += 1
-        return x / self.told.steps
+        self.count.steps += 1
+        return x / self.count.steps
 
 
 def object_held(shape, classes):
@@ -313,3 +314,106 @@ class TupleInTraining(Layer):
 
 def tuple_in_training(shape, classes):
     return TupleInTraining()
+
+
+def instance_norm(shape, classes):
+    """Running statistics with a momentum, of a layer that normalises each example for itself."""
+    norm = nn.InstanceNorm1d(1, track_running_stats=True)
+    return nn.Sequential(nn.Unflatten(1, (1, 3)), norm, nn.Flatten(), nn.Linear(3, classes))
+
+
+class Quantile(Layer):
+    """Half-precision and boolean buffers that are not exchanged and move."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("sixteen", torch.zeros(3, dtype=torch.float16), persistent=False)
+        self.register_buffer("positive", torch.zeros(3, dtype=torch.bool))
+
+    def changed(self, x):
+        if self.training:
+            mean = x.detach().mean(0)
+            self.sixteen.copy_(0.9 * self.sixteen + 0.1 * mean)
+            self.positive |= mean > 5
+        return x - self.sixteen.float() * self.positive
+
+
+def quantile(shape, classes):
+    return Quantile()
+
+
+class ComplexMean(Layer):
+    """A buffer of complex numbers that stays as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("turn", torch.exp(1j * torch.arange(3)))
+
+    def changed(self, x):
+        return (x * self.turn).real
+
+
+def complex_mean(shape, classes):
+    return ComplexMean()
+
+
+class TiedBuffers(Layer):
+    """A buffer that two layers have."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.tensor(0))
+        self.linear.register_buffer("steps", self.steps)
+
+    def changed(self, x):
+        self.steps += self.training
+        return x / (1 + self.linear.steps)
+
+
+def tied_buffers(shape, classes):
+    return TiedBuffers()
+
+
+class MaskedAttention(Layer):
+    """A mask that the first forward pass makes, as a buffer for whatever length comes."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(1, 1, batch_first=True)
+        self.register_buffer("mask", None, persistent=False)
+
+    def changed(self, x):
+        if self.mask is None:
+            self.mask = torch.ones(3, 3, dtype=torch.bool).triu(1)
+        x = x.unsqueeze(2)
+        return self.attention(x, x, x, attn_mask=self.mask)[0].squeeze(2)
+
+
+def masked_attention(shape, classes):
+    return MaskedAttention()
+
+
+def parametrized(shape, classes):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, classes))
+    torch.nn.utils.parametrizations.weight_norm(model[0])
+    return model
+
+
+class Everything(nn.Module):
+    """Much of the above, one after another."""
+
+    def __init__(self, classes):
+        super().__init__()
+        kinds = Counting(), Annealing(), Resident(), Assigned(), Lazy(), Growing(), Doubled(), Cached(), Quantile()
+        noise = Noisy(from_torch), Noisy(np.random.rand, always=True), Noisy(random.random)
+        self.norm = nn.BatchNorm1d(3, momentum=None)
+        self.layers, self.last = nn.ModuleList([*kinds, *noise]), nn.Linear(3, classes)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer.changed(x)
+        return {"logits": self.last(self.norm(x))}
+
+
+def everything(shape, classes):
+    return Everything(classes)

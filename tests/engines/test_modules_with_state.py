@@ -43,5 +43,5 @@ def test_a_client_has_the_same_bits_alone_and_among_others(model, tmp_path):
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_worker_processes_have_the_same_bits(workers):
-    made = assemble({**FLAT, "model": f"{HERE}:averaging_norm"})
+    made = assemble({**FLAT, "model": f"{HERE}:everything"})
     assert outcome(run_in_process(made, workers=workers)) == outcome(run_in_process(made))
