@@ -1,4 +1,4 @@
-"""Outputs of a user's model that are no tensor: Hugging Face's mappings with ``logits``, tuples of outputs and more."""
+"""Outputs of a user's model that are no tensor: mappings of Hugging Face and torchvision, tuples of outputs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ def _take(module: nn.Module, args: tuple[Any, ...], outputs: Any) -> torch.Tenso
 
 
 def logits_of(outputs: Any) -> torch.Tensor:
-    """Return a tensor as it is, ``logits`` of a mapping or an object, and the first of a tuple or list.
+    """Return a tensor as it is, ``logits`` of a mapping or an object, ``out`` of a mapping, the first of a tuple.
 
     Raises:
         ModelError: There are none.
     """
     if isinstance(outputs, torch.Tensor):
         return outputs
-    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if isinstance(outputs, Mapping):  # torchvision's segmentation calls it out
+        logits = outputs.get("logits", outputs.get("out"))
+    else:
+        logits = getattr(outputs, "logits", None)
     if logits is None and isinstance(outputs, tuple | list) and outputs:
         logits = outputs[0]
     if isinstance(logits, torch.Tensor):
@@ -36,5 +39,5 @@ def logits_of(outputs: Any) -> torch.Tensor:
     got = type(outputs).__name__
     if isinstance(outputs, Mapping):
         got += f" with {', '.join(map(str, outputs)) or 'nothing'}"
-    expected = "a tensor of logits as output, a mapping or an object with logits, or a tuple whose first is that"
+    expected = "a tensor as output, a mapping or an object with logits, or a tuple that begins with one"
     raise ModelError("model", expected, got)

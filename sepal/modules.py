@@ -66,23 +66,26 @@ def freeze_others(module: nn.Module, trainable: str, values: Mapping[str, NDArra
         ConfigError: A pattern names no parameter that could be trained, or a value has another shape.
     """
     patterns = [pattern.strip() for pattern in trainable.split(",")]
-    names = [name for name, _ in module.named_parameters()]
+    named = list(module.named_parameters(remove_duplicate=False))
+    names = [name for name, _ in named]
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
             raise ConfigError("trainable", f"patterns of {', '.join(names[:8])}{' …' * (len(names) > 8)}", pattern)
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
+    freed = [part for name, part in named if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+    module.requires_grad_(False)
+    for parameter in freed:  # also those that are tied to others, which no pattern names
+        parameter.requires_grad_(True)
     fill_frozen(module, values)
     return set_aside(module)
 
 
 def fill_frozen(module: nn.Module, values: Mapping[str, NDArray[Any]]) -> None:
-    """Give the parameters that are not trained the values of their name, where there is one.
+    """Give the parameters that are not trained the values of one of their names, where there is one.
 
     Raises:
         ConfigError: A value has another shape.
     """
-    for name, parameter in module.named_parameters():
+    for name, parameter in module.named_parameters(remove_duplicate=False):
         if not parameter.requires_grad and name in values:
             if values[name].shape != tuple(parameter.shape):
                 expected, got = f"shape {tuple(parameter.shape)}", f"shape {values[name].shape}"
