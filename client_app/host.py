@@ -179,8 +179,10 @@ class ClientHost:
         if kind is Kind.TRAIN or (kind is Kind.ADAPT and order.keep):
             name = version(plan.round, order.base, came, answer.digest())
             local = self.local()
-            shown = digest({"state": digest(after), "local": local}) if local else digest(after)
-            reply = replace(reply, version=name, state=shown if order.keep and not self.noised else "")
+            reply = replace(reply, version=name)
+            if order.keep and not self.noised:
+                state = digest(after)
+                reply = replace(reply, state=digest({"state": state, "local": local}) if local else state)
             if answer.data or answer.scalars:
                 self.spend(f"{charge or order.run} {name}")
             self.store.save(name, Stored(request, after, reply, answer, local), Origin(order, content))
