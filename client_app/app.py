@@ -25,6 +25,7 @@ from sepal.client_app.build import Node, Shared, build_host, open_store, open_up
 from sepal.client_app.guard import check_noise, check_sizes, check_split, limited_memory, local_config
 from sepal.client_app.simulation import protect_ray, starts_ray
 from sepal.errors import ConfigError, one_line
+from sepal.protocol.fields import arrays_of
 from sepal.protocol.flower.simulation import on_one_machine
 from sepal.protocol.messages import read_order, without_details, write_error
 from sepal.protocol.method import Kind
@@ -131,7 +132,7 @@ def handle(message: Message, context: Context) -> Message:
     reply = _handle(message, context)
     if path:
         down, up = _payload(message.content), _payload(reply.content)
-        result, round = "error" if "error" in reply.content.config_records else "answered", message.metadata.group_id
+        result, round = "error" if "error" in reply.content else "answered", message.metadata.group_id
         line = {
             "kind": message.metadata.message_type,
             "result": result,
@@ -145,7 +146,7 @@ def handle(message: Message, context: Context) -> Message:
 
 
 def _payload(records: RecordDict) -> int:
-    return sum(len(array.data) for record in records.array_records.values() for array in record.values())
+    return sum(len(array.data) for array in arrays_of(records))
 
 
 def _handle(message: Message, context: Context) -> Message:

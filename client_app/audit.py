@@ -21,7 +21,8 @@ from filelock import FileLock
 from flwr.app import RecordDict
 
 from sepal.errors import SepalError, StateError
-from sepal.protocol.flower.replies import array_bytes, serialized_bytes
+from sepal.protocol.fields import arrays_of, config, light_records
+from sepal.protocol.flower.sizes import array_bytes, records_bytes
 from sepal.protocol.messages import read_order
 from sepal.storage.files import check_owner, make_directory
 
@@ -83,7 +84,7 @@ class _File(RotatingFileHandler):
 
 def _request(records: RecordDict) -> dict[str, Any]:
     """Return what the server asked for; a message that cannot be read is only counted."""
-    found: dict[str, Any] = {"bytes_in": sum(map(_size, _arrays(records)))}
+    found: dict[str, Any] = {"bytes_in": sum(map(_size, arrays_of(records)))}
     try:
         order, _ = read_order(records)
     except SepalError as reason:
@@ -102,18 +103,13 @@ def _request(records: RecordDict) -> dict[str, Any]:
 
 def _answer(records: RecordDict) -> dict[str, Any]:
     """Return what leaves: bytes, and the names of all figures and facts. No value is written down."""
-    payload = sum(map(_size, _arrays(records)))
-    light = RecordDict({name: part for name, part in records.items() if name not in records.array_records})
-    found: dict[str, Any] = {"bytes_out": payload + serialized_bytes(light), "payload": payload}
-    found["figures"] = sorted([*records.metric_records.get("metrics", ()), *records.config_records.get("sums", ())])
-    found["facts"] = sorted(records.config_records.get("facts", ()))
-    if error := records.config_records.get("error"):
+    payload = sum(map(_size, arrays_of(records)))
+    found: dict[str, Any] = {"bytes_out": payload + records_bytes(light_records(records)), "payload": payload}
+    found["figures"] = sorted([*records.get("metrics", ()), *config(records, "sums")])
+    found["facts"] = sorted(config(records, "facts"))
+    if error := config(records, "error"):
         found["error"] = {key: str(error.get(key, "")) for key in ("type", "key", "expected", "got")}
     return found
-
-
-def _arrays(records: RecordDict) -> list[Any]:
-    return [array for record in records.array_records.values() for array in record.values()]
 
 
 def _size(array: Any) -> int:

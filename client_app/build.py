@@ -260,6 +260,9 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         tells_divergence=not task.config.privacy.noise,
         accuracies=node.accuracies,
         machine=machine,
+        data_bytes=sum(
+            column.nbytes for part in (train, validation, test) for column in part if not isinstance(column, Column)
+        ),
     )
 
 

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from sepal.protocol.fields import GREATEST
 from sepal.protocol.messages import (
     DIVERGED,
     Content,
+    Enclosed,
     Order,
     Reply,
     read_order,
@@ -73,6 +75,7 @@ class ClientHost:
         deliver: Called in the closing round with each view and its predictor, whatever is evaluated.
         tells_divergence: Whether a state that is not finite after training is an error. Not in a run with noise, which
             also hides that an update is not finite; the engines must agree on it, with a secret or without.
+        data_bytes: Bytes of the client's data that are in memory with it.
         take_up: Called before each message's work with its round and the buffers that stay with the client
             (:attr:`sepal.client.state_store.Stored.local`).
         local: Returns those buffers after the work.
@@ -93,6 +96,7 @@ class ClientHost:
     spend: Callable[[str], None] = lambda upload: None
     deliver: Callable[[str, Predictor | None], None] = lambda view, predictor: None
     tells_divergence: bool = True
+    data_bytes: int = 0
     take_up: Callable[[int, Local], None] = lambda round, local: None
     local: Callable[[], Local] = dict
 
@@ -115,7 +119,7 @@ class ClientHost:
         if version_round(order.durable) > version_round(order.base):
             raise ProtocolError("durable", f"a version no newer than base, {order.base or 'none'}", order.durable)
         reply, answer = self._answer(order, content)
-        return write_reply(reply, answer)
+        return Enclosed(reply, answer) if isinstance(records, Enclosed) else write_reply(reply, answer)
 
     def _answer(self, order: Order, content: Content) -> tuple[Reply, Content]:
         plan, kind = order.plan, order.kind
@@ -151,9 +155,9 @@ class ClientHost:
         self, order: Order, state: Any, download: Payload, request: str, charge: str, content: Content
     ) -> tuple[Reply, Content]:
         plan, kind, came = order.plan, order.kind, content.digest()
-        metrics: Figures = self._score("received", order, self.algorithm.predictor(state, download, plan))
-        if "kept" in order.views or (kind is Kind.ADAPT and order.keep):
-            metrics |= self._score("kept", order, self.algorithm.predictor(state, None, plan))
+        algorithm = self.algorithm
+        metrics: Figures = self._score("received", order, lambda: algorithm.predictor(state, download, plan))
+        metrics |= self._score("kept", order, lambda: algorithm.predictor(state, None, plan))
         self.spent()
         if kind is Kind.ADAPT and not self.info.examples:
             after, upload = state, Payload()  # nothing to adapt with
@@ -162,13 +166,12 @@ class ClientHost:
         diverged = not_finite(after) if self.tells_divergence else ""
         if diverged and kind is Kind.TRAIN:
             raise DivergedError(f"state{diverged}", "finite numbers after training", "others: it diverged")
+        trained_predictor = partial(algorithm.predictor, after, None, plan)
         metrics |= {
             **self.figures,
             **self.spent(),
             **({DIVERGED: 1.0} if diverged else {}),
-            **(
-                self._score("trained", order, self.algorithm.predictor(after, None, plan)) if self.info.examples else {}
-            ),
+            **(self._score("trained", order, trained_predictor) if self.info.examples else {}),
         }
         sane, sums = _sane(metrics)
         if not self.accuracies:
@@ -232,17 +235,28 @@ class ClientHost:
             return self.algorithm.adapt(state, download, order.plan), Payload()
         return state, Payload()
 
-    def _score(self, view: str, order: Order, predictor: Predictor | None) -> Figures:
-        """Evaluate ``predictor`` for the requested views of the same model; ``pooled`` is of the trained model."""
-        scores: Figures = {}
-        if order.kind is Kind.ADAPT and order.keep:  # which only the closing round asks for
+    def _score(self, view: str, order: Order, make_predictor: Callable[[], Predictor | None]) -> Figures:
+        """Evaluate a model for the requested views of it; ``pooled`` is of the trained model.
+
+        Its predictor is only made where a view or the closing round asks for it: it takes a copy of all weights.
+        """
+        # for example trained-shift-40 and trained-corrupted are views of the trained model
+        views = [
+            wanted
+            for wanted in order.views
+            if wanted == view or wanted.startswith(f"{view}-") or (view, wanted) == ("trained", "pooled")
+        ]
+        closing = order.kind is Kind.ADAPT and order.keep
+        if not views and not closing:
+            return {}
+        predictor = make_predictor()
+        if closing:
             self.deliver(view, predictor)
+        scores: Figures = {}
         if predictor is None:
             return scores
-        for wanted in order.views:
-            # for example trained-shift-40 and trained-corrupted are views of the trained model
-            if wanted == view or wanted.startswith(f"{view}-") or (view, wanted) == ("trained", "pooled"):
-                scores |= {f"{wanted}.{name}": value for name, value in self.evaluate(predictor, wanted).items()}
+        for wanted in views:
+            scores |= {f"{wanted}.{name}": value for name, value in self.evaluate(predictor, wanted).items()}
         return scores
 
     def _asked(self, order: Order, download: str, before: str) -> str:

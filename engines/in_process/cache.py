@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import uuid
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from sepal.client.state_store import DiskStateStore, Origin, Stored
-from sepal.protocol.messages import version_round
+from sepal.protocol.messages import Content
 from sepal.storage.serialize import flatten
 
 DEFAULT_LIMIT = 1 << 30  # bytes of states kept in memory, over all workers
@@ -34,6 +35,7 @@ class StateCache:
         self.directory, self.kind, self.limit = directory, kind, limit
         self.bytes = 0
         self._entries: OrderedDict[tuple[str, str], tuple[Stored, int]] = OrderedDict()
+        self._versions: dict[str, list[str]] = {}  # of the entries, by client
         self._dirty: set[tuple[str, str]] = set()
         self._disks: dict[str, DiskStateStore] = {}
 
@@ -58,7 +60,9 @@ class StateCache:
     def put(self, name: str, version: str, stored: Stored) -> None:
         """Keep a version in memory, and move others to disk if they no longer fit."""
         size = _size(stored)
+        self._forget((name, version))
         self._entries[name, version] = stored, size
+        self._versions.setdefault(name, []).append(version)
         self._dirty.add((name, version))
         self.bytes += size
         while self.bytes > self.limit and len(self._entries) > 1:
@@ -68,7 +72,7 @@ class StateCache:
 
     def versions(self, name: str) -> list[str]:
         """Return the client's versions in memory."""
-        return [version for client, version in self._entries if client == name]
+        return list(self._versions.get(name, ()))
 
     def drop(self, name: str, version: str) -> None:
         """Discard a version in memory; a copy on disk is kept."""
@@ -98,6 +102,9 @@ class StateCache:
         if key in self._entries:
             self.bytes -= self._entries.pop(key)[1]
             self._dirty.discard(key)
+            self._versions[key[0]].remove(key[1])
+            if not self._versions[key[0]]:
+                del self._versions[key[0]]
 
 
 class CachedStore:
@@ -114,18 +121,15 @@ class CachedStore:
         return self._cache.get(self._name, version)
 
     def answered(self, round: int, request: str) -> Stored | None:
-        """Return the version of ``round`` that answered ``request``, if it is still in memory."""
-        for version in self._cache.versions(self._name):
-            stored = self._cache.get(self._name, version) if version_round(version) == round else None
-            if stored and stored.request == request:
-                return stored
+        """Return None: no reply is lost in process, so none is kept. Asked again, a client trains again."""
         return None
 
     def origin(self, version: str) -> Origin | None:
         """Return None: in process, lost states are trained again from the last checkpoint."""
 
     def save(self, version: str, stored: Stored, origin: Origin | None = None) -> None:
-        """Keep the version and the two before it; discard older ones in memory."""
+        """Keep the version and the two before it, without the upload; discard older ones in memory."""
+        stored = replace(stored, request=f"{stored.request.partition('|')[0]}|upload not kept", content=Content())
         base = self._cache.get(self._name, self._base) if self._base else None
         for old in self._cache.versions(self._name):
             if old not in (version, self._base, base.reply.base if base else ""):
@@ -140,4 +144,4 @@ class CachedStore:
 
 def _size(stored: Stored) -> int:
     arrays, _ = flatten(stored.state)
-    return sum(np.asarray(array).nbytes for array in arrays.values()) + len(stored.content.data) + 1024
+    return sum(np.asarray(array).nbytes for array in (*arrays.values(), *stored.local.values())) + 1024

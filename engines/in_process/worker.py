@@ -18,7 +18,8 @@ from sepal.errors import SepalError
 from sepal.protocol.messages import read_order, write_error
 from sepal.strategies.assembly import Assembly
 
-HOSTS = 64  # hosts, with their clients' data, kept in memory
+MOST_DATA = 256 << 20  # bytes of clients' data that a process keeps, or one client's if that is more
+MOST_HOSTS = 4096  # hosts kept with it: of many clients with little data, the hosts are what takes memory
 
 
 class Clients:
@@ -40,18 +41,15 @@ class Clients:
             self._shared.meeting = Meeting(assembly.task.config.threads)
         self._directory, self._limit = directory, limit
         self._cache: StateCache | None = None  # created when the first message names the run
-        self._hosts: dict[int, ClientHost] = {}
+        self._hosts: dict[int, ClientHost] = {}  # the one used last is the last
+        self._data_bytes = 0
 
     def answer(self, number: int, message: Message) -> Message:
         """Return the reply of client ``number``."""
         node = self._node(number)
         try:
             with device_memory():
-                host = self._hosts.pop(number, None) or self._build(node, message)
-                self._hosts[number] = host
-                if len(self._hosts) > HOSTS:
-                    del self._hosts[next(iter(self._hosts))]
-                return Message(host.handle(message.content), reply_to=message)
+                return Message(self._host(node, message).handle(message.content), reply_to=message)
         except SepalError as error:
             return Message(write_error(error, node.client), reply_to=message)
 
@@ -69,6 +67,20 @@ class Clients:
         assembly = self._shared.assembly
         return Node(number, assembly.task.config.clients).named(assembly)
 
+    def _host(self, node: Node, message: Message) -> ClientHost:
+        host = self._drop(node.partition) or self._build(node, message)
+        self._hosts[node.partition] = host
+        self._data_bytes += host.data_bytes
+        while len(self._hosts) > 1 and (len(self._hosts) > MOST_HOSTS or self._data_bytes > MOST_DATA):
+            self._drop(next(iter(self._hosts)))
+        return host
+
+    def _drop(self, number: int) -> ClientHost | None:
+        host = self._hosts.pop(number, None)
+        if host is not None:
+            self._data_bytes -= host.data_bytes
+        return host
+
     def _build(self, node: Node, message: Message) -> ClientHost:
         run = read_order(message.content)[0].run
         if self._cache is None:
@@ -78,7 +90,7 @@ class Clients:
 
     def release(self, number: int) -> None:
         """Let another process take over client ``number``."""
-        self._hosts.pop(number, None)
+        self._drop(number)
         if self._cache is not None:
             self._cache.release(self._node(number).client)
 

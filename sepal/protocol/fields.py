@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from sepal.errors import ProtocolError
 from sepal.protocol.method import Kind, Scalar
@@ -21,6 +22,22 @@ MOST_RECORDS, MOST_KEYS, MOST_ITEMS = 32, 256, 131_072  # of a message; of a rec
 MOST_LISTED = 4096  # items of all lists of a message; ours have none, and Flower takes several µs to write one
 MOST_NAME = 256  # characters of a record's name, and of a key
 MOST_METRICS, GREATEST = 96, 1e18  # of a reply; a sum of squares of GREATEST is still a float
+
+
+def config(records: RecordDict, name: str) -> ConfigRecord:
+    """Return the ConfigRecord ``name``; empty if there is none. Flower's ``config_records`` copies all of them."""
+    record = records.get(name)
+    return record if isinstance(record, ConfigRecord) else ConfigRecord()
+
+
+def arrays_of(records: RecordDict) -> list[Array]:
+    """Return the arrays of all ArrayRecords, in their order."""
+    return [array for record in records.values() if isinstance(record, ArrayRecord) for array in record.values()]
+
+
+def light_records(records: RecordDict) -> dict[str, tuple[type, Mapping[str, Any]]]:
+    """Return the class and the items of every record that has no arrays, by name."""
+    return {name: (type(record), record) for name, record in records.items() if not isinstance(record, ArrayRecord)}
 
 
 def check_counts_of(records: RecordDict) -> None:
@@ -51,7 +68,7 @@ def check_counts_of(records: RecordDict) -> None:
 def scalars(records: RecordDict, name: str) -> dict[str, Scalar]:
     """Return the scalars of the record ``name``; none if the message lacks it."""
     out: dict[str, Scalar] = {}
-    for key, value in records.config_records.get(name, {}).items():
+    for key, value in config(records, name).items():
         if not isinstance(value, bool | int | float | str):
             raise ProtocolError(f"{name}.{key}", "a number, text or truth value", type(value).__name__)
         out[key] = value
@@ -60,7 +77,9 @@ def scalars(records: RecordDict, name: str) -> dict[str, Scalar]:
 
 def metrics(records: RecordDict) -> dict[str, float]:
     """Return a reply's counts and figures, from 0 to ``GREATEST`` each; none if the message lacks them."""
-    found = records.metric_records.get("metrics", MetricRecord())
+    found = records.get("metrics")
+    if not isinstance(found, MetricRecord):
+        return {}
     if len(found) > MOST_METRICS:
         raise ProtocolError("metrics", f"at most {MOST_METRICS}", len(found))
     for key, value in found.items():
@@ -82,7 +101,7 @@ def sums(records: RecordDict) -> dict[str, tuple[float, ...]]:
     How many there are for each name is checked against the run's task (:mod:`sepal.server.answers`).
     """
     found = {}
-    for key, value in records.config_records.get("sums", ConfigRecord()).items():
+    for key, value in config(records, "sums").items():
         if not NAME.match(key):
             raise ProtocolError("sums", "names of at most 64 letters, digits, '.', '_' or '-'", key)
         if not isinstance(value, bytes) or len(value) % 8 or len(value) > 8 * MOST_SUMS:

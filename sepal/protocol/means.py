@@ -83,7 +83,9 @@ def weighted_mean(
         weight = weigh(upload)
         total += weight
         for name in wanted:
-            sums[name] += upload.payload.tensors[name].dense().astype(np.float64) * weight
+            tensor = upload.payload.tensors[name]
+            entries = values(tensor).reshape(tensor.shape) if tensor.index is None else tensor.dense()
+            sums[name] += np.multiply(entries, weight, dtype=np.float64)
     if not total:
         return {name: previous[name] for name in wanted}
     return {name: (sums[name] / total).astype(np.float32) for name in wanted}

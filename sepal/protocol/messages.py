@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, TypeAlias
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
@@ -23,6 +24,9 @@ from sepal.protocol.method import ClientInfo, Kind, Plan, Scalar
 from sepal.protocol.views import refuse_unknown
 from sepal.storage.serialize import SPARING
 from sepal.wire.records import from_array, to_array
+
+# A message's records by name, each with its class and what it contains.
+Parts: TypeAlias = Mapping[str, tuple[type[ConfigRecord] | type[MetricRecord], Mapping[str, Any]]]
 
 PROTOCOL = 1
 _KEY = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}\Z")
@@ -37,15 +41,85 @@ RECORDS = frozenset({"sepal", "payload", "scalars", "plan", "metrics", "facts", 
 
 @dataclass(frozen=True)
 class Content:
-    """An encoded payload: wire bytes and scalars."""
+    """An encoded payload: wire bytes and scalars.
+
+    Attributes:
+        decoded: What the bytes were decoded to, with the specs that they were checked against; see
+            :func:`sepal.protocol.payloads.unseal`. Empty before.
+    """
 
     data: bytes = b""
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
+    decoded: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def digest(self) -> str:
-        """Return SHA-256 (hex) over bytes and scalars."""
-        text = json.dumps(dict(self.scalars), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(len(self.data).to_bytes(8, "little") + self.data + text.encode()).hexdigest()
+        """Return SHA-256 (hex) over bytes and scalars; computed once."""
+        return self._digest
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "decoded": []}  # what is sent to another process is decoded there
+
+    @cached_property
+    def _digest(self) -> str:
+        sha = hashlib.sha256(len(self.data).to_bytes(8, "little"))
+        sha.update(self.data)
+        sha.update(json.dumps(dict(self.scalars), sort_keys=True, separators=(",", ":")).encode())
+        return sha.hexdigest()
+
+
+class Enclosed(RecordDict):
+    """A message that does not leave its machine: its objects, and its records only once somebody looks into them.
+
+    Server and clients of the in-process engine exchange these. :func:`read_order` and :func:`read_reply` return the
+    objects; whoever looks into the records, as a hostile client of the tests does, gets those that would travel, and
+    from then on they count. Sizes are the same either way (:func:`sepal.server.ledger.message_bytes`).
+
+    Attributes:
+        head: The head of an order or of a reply.
+        content: Its content.
+        written: Whether the records have been written.
+    """
+
+    def __init__(self, head: Order | Reply, content: Content) -> None:
+        super().__init__()
+        self.head, self.content, self.written = head, content, False
+
+    @property
+    def parts(self) -> Parts:
+        """What its records contain besides the payload's bytes."""
+        head = self.head
+        return light_parts(order_parts(head) if isinstance(head, Order) else reply_parts(head), self.content)
+
+    def _write(self) -> None:
+        if not self.written:
+            self.written = True
+            for name, record in _records(self.parts, self.content).items():
+                self[name] = record
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (RecordDict, (dict(self),)) if self.written else (Enclosed, (self.head, self.content))
+
+
+def arrays_bytes(records: RecordDict) -> int:
+    """Return how many bytes the arrays of a message have."""
+    if isinstance(records, Enclosed) and not records.written:
+        return len(records.content.data)
+    return sum(len(array.data) for array in fields.arrays_of(records))
+
+
+def _after_writing(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def written(self: Enclosed, *arguments: Any) -> Any:
+        self._write()
+        return method(self, *arguments)
+
+    return written
+
+
+for _name in ("__getitem__", "__iter__", "__len__", "__contains__", "__setitem__", "__delitem__", "__repr__", "__eq__"):
+    setattr(Enclosed, _name, _after_writing(getattr(RecordDict, _name)))
+for _name in ("keys", "values", "items", "copy"):
+    setattr(Enclosed, _name, _after_writing(getattr(RecordDict, _name)))
 
 
 def version(round: int, base: str, download: str, upload: str) -> str:
@@ -135,23 +209,32 @@ class Reply:
 
 def write_order(order: Order, content: Content) -> RecordDict:
     """Return the records of an order."""
-    head = ConfigRecord(
-        {
-            "protocol": PROTOCOL,
-            "run": order.run,
-            "kind": order.kind.value,
-            "round": order.plan.round,
-            "phase": order.plan.phase,
-            "who": order.plan.who,
-            "base": order.base,
-            "durable": order.durable,
-            "views": ",".join(order.views),
-            "keep": order.keep,
-            "novel": order.plan.novel,
-            **({"halvings": order.plan.halvings} if order.plan.halvings else {}),
-        }
-    )
-    return _write(head, content, plan=ConfigRecord(dict(order.plan.scalars)))
+    return _records(light_parts(order_parts(order), content), content)
+
+
+def order_parts(order: Order) -> Parts:
+    """Return what the records of an order contain, but for its content."""
+    plan = order.plan
+    return {
+        "sepal": (
+            ConfigRecord,
+            {
+                "protocol": PROTOCOL,
+                "run": order.run,
+                "kind": order.kind.value,
+                "round": order.plan.round,
+                "phase": order.plan.phase,
+                "who": order.plan.who,
+                "base": order.base,
+                "durable": order.durable,
+                "views": ",".join(order.views),
+                "keep": order.keep,
+                "novel": order.plan.novel,
+                **({"halvings": order.plan.halvings} if order.plan.halvings else {}),
+            },
+        ),
+        "plan": (ConfigRecord, plan.scalars),
+    }
 
 
 def read_order(records: RecordDict) -> tuple[Order, Content]:
@@ -160,6 +243,9 @@ def read_order(records: RecordDict) -> tuple[Order, Content]:
     Raises:
         ProtocolError: A record is missing or of the wrong type, or the protocol version differs.
     """
+    if isinstance(records, Enclosed) and not records.written and isinstance(records.head, Order):
+        return records.head, records.content
+    fields.check_counts_of(records)
     head, content = _read(records)
     who = fields.text(head, "who")
     if who not in ("sampled", "all", "none"):
@@ -179,27 +265,34 @@ def read_order(records: RecordDict) -> tuple[Order, Content]:
 
 def write_reply(reply: Reply, content: Content) -> RecordDict:
     """Return the records of a reply."""
-    head = ConfigRecord(
-        {
-            "protocol": PROTOCOL,
-            "run": reply.run,
-            "round": reply.round,
-            "kind": reply.kind.value,
-            "client": reply.client.name,
-            "examples": reply.client.examples,
-            "capacity": float(reply.client.capacity),
-            "device": reply.client.device,
-            "data": reply.client.data,
-            "base": reply.base,
-            "download": reply.download,
-            "version": reply.version,
-            "state": reply.state,
-        }
-    )
-    extra = {"metrics": MetricRecord(dict(reply.metrics))} if reply.metrics else {}
-    facts = {"facts": ConfigRecord(dict(reply.facts))} if reply.facts else {}
-    sums = {"sums": ConfigRecord({key: fields.packed(each) for key, each in reply.sums.items()})} if reply.sums else {}
-    return _write(head, content, **extra, **facts, **sums)
+    return _records(light_parts(reply_parts(reply), content), content)
+
+
+def reply_parts(reply: Reply) -> Parts:
+    """Return what the records of a reply contain, but for its content."""
+    return {
+        "sepal": (
+            ConfigRecord,
+            {
+                "protocol": PROTOCOL,
+                "run": reply.run,
+                "round": reply.round,
+                "kind": reply.kind.value,
+                "client": reply.client.name,
+                "examples": reply.client.examples,
+                "capacity": float(reply.client.capacity),
+                "device": reply.client.device,
+                "data": reply.client.data,
+                "base": reply.base,
+                "download": reply.download,
+                "version": reply.version,
+                "state": reply.state,
+            },
+        ),
+        "metrics": (MetricRecord, reply.metrics),
+        "facts": (ConfigRecord, reply.facts),
+        "sums": (ConfigRecord, {key: fields.packed(numbers) for key, numbers in reply.sums.items()}),
+    }
 
 
 def read_reply(records: RecordDict) -> tuple[Reply, Content]:
@@ -209,9 +302,11 @@ def read_reply(records: RecordDict) -> tuple[Reply, Content]:
         ProtocolError: A record is missing or of the wrong type, or the protocol version differs.
         SepalError: The client reported this error.
     """
+    if isinstance(records, Enclosed) and not records.written and isinstance(records.head, Reply):
+        return records.head, records.content
     fields.check_counts_of(records)
-    if "error" in records.config_records:
-        raise _read_error(records.config_records["error"])
+    if error := fields.config(records, "error"):
+        raise _read_error(error)
     head, content = _read(records)
     kind = fields.kind(head)
     name, examples, capacity = (
@@ -225,7 +320,7 @@ def read_reply(records: RecordDict) -> tuple[Reply, Content]:
     if not _DEVICE.match(device):
         raise ProtocolError("device", "a kind of device such as cpu, cuda or mps", device)
     metrics = fields.metrics(records)
-    found = records.config_records.get("facts", ConfigRecord())
+    found = fields.config(records, "facts")
     facts = {key: fields.text(found, key, MOST_FACT) for key in list(found)[: fields.MOST_METRICS]}
     reply = Reply(
         fields.text(head, "run"),
@@ -275,30 +370,31 @@ def _read_error(record: ConfigRecord) -> SepalError:
     return (kind if known else SepalError)(key if key.startswith(client) else f"{client}: {key}", expected, got)
 
 
-def _write(head: ConfigRecord, content: Content, **records: ConfigRecord | MetricRecord) -> RecordDict:
-    out = RecordDict({"sepal": head})
-    for name, record in records.items():
-        if len(record):
-            out[name] = record
-    if content.scalars:
-        out["scalars"] = ConfigRecord(dict(content.scalars))
+def _records(parts: Parts, content: Content) -> RecordDict:
+    out = RecordDict({name: kind(dict(items)) for name, (kind, items) in parts.items()})
     if content.data:
         out["payload"] = ArrayRecord({"payload": to_array(content.data)})
     return out
 
 
+def light_parts(parts: Parts, content: Content) -> Parts:
+    """Return what a message contains besides its payload's bytes: the parts and the content's scalars, if not empty."""
+    return {name: part for name, part in {**parts, "scalars": (ConfigRecord, content.scalars)}.items() if part[1]}
+
+
 def _read(records: RecordDict) -> tuple[ConfigRecord, Content]:
-    fields.check_counts_of(records)
-    if "sepal" not in records.config_records:
+    head = records.get("sepal")
+    if not isinstance(head, ConfigRecord):
         raise ProtocolError("message", "a record named sepal", ", ".join(records) or "an empty message")
-    head = records.config_records["sepal"]
     if head.get("protocol") != PROTOCOL:
         raise ProtocolError("protocol", f"version {PROTOCOL}", head.get("protocol"))
     if not RECORDS.issuperset(records):
         odd = ", ".join(name for name in records if name not in RECORDS)[:100]
         raise ProtocolError("message", f"no records but {', '.join(sorted(RECORDS))}", odd)
-    arrays = records.array_records.get("payload")
-    if arrays is not None and list(arrays) != ["payload"]:
+    arrays = records.get("payload")
+    if not isinstance(arrays, ArrayRecord):
+        return head, Content(b"", fields.scalars(records, "scalars"))
+    if list(arrays) != ["payload"]:
         raise ProtocolError("payload", "one array named payload", ", ".join(arrays)[:100])
-    data = b"" if arrays is None else from_array(arrays["payload"])
+    data = from_array(arrays["payload"])
     return head, Content(data, fields.scalars(records, "scalars"))

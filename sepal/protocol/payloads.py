@@ -39,7 +39,7 @@ def check_sendable(payload: Payload) -> None:
     """
     for name, tensor in payload.tensors.items():
         values = _within(tensor).values
-        if values is not None and values.size and not np.abs(values).max() <= GREATEST_VALUE:
+        if values is not None and values.size and not greatest(values) <= GREATEST_VALUE:
             raise DivergedError(name, f"values of at most {GREATEST_VALUE:g} after training", "others: it diverged")
 
 
@@ -87,11 +87,31 @@ def unseal(content: Content, schema: Schema, answered: Callable[[], Tensors] | N
         if required:
             raise ProtocolError("payload", f"tensors from {required[0]} on", "none")
         return Payload({}, content.scalars)
+    return Payload(_tensors(content, specs), content.scalars)
+
+
+def _tensors(content: Content, specs: Mapping[str, SpecLike]) -> Tensors:
+    """Return the decoded tensors, whose arrays nobody may change: in process, clients share those of one download."""
+    plain = all(isinstance(spec, TensorSpec) and spec.index is None for spec in specs.values())
+    if plain and content.decoded and content.decoded[0] == specs:
+        decoded: Tensors = content.decoded[1]
+        return decoded
     tensors = decode(content.data, specs)
     for name, tensor in tensors.items():
-        if tensor.values is not None and tensor.values.size and np.abs(tensor.values).max() > GREATEST_VALUE:
-            raise ProtocolError(name, f"values of at most {GREATEST_VALUE:g}", f"{np.abs(tensor.values).max():g}")
-    return Payload(tensors, content.scalars)
+        if tensor.values is not None:
+            if tensor.values.size and not greatest(tensor.values) <= GREATEST_VALUE:
+                raise ProtocolError(name, f"values of at most {GREATEST_VALUE:g}", f"{greatest(tensor.values):g}")
+            tensor.values.setflags(write=False)
+        if tensor.index is not None:
+            tensor.index.setflags(write=False)
+    if plain:
+        content.decoded[:] = specs, tensors
+    return tensors
+
+
+def greatest(values: Values) -> float:
+    """Return the greatest magnitude of ``values``, float32 (n,) with n > 0; NaN if one of them is."""
+    return float(np.maximum(values.max(), -values.min()))
 
 
 def _with_same(name: str, spec: SpecLike, answered: Callable[[], Tensors] | None) -> SpecLike:

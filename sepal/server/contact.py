@@ -12,13 +12,13 @@ from flwr.serverapp import Grid
 
 from sepal.errors import SepalError
 from sepal.protocol.flower.replies import bound_replies
-from sepal.protocol.messages import Content, Order, Reply, read_reply, write_order
+from sepal.protocol.messages import Content, Enclosed, Order, Reply, read_reply, write_order
 from sepal.protocol.method import Kind, Plan
 from sepal.server.answers import check_answer
 from sepal.server.downloads import largest_reply, most_message_bytes
 from sepal.server.drawing import POLL, Draw, newly
 from sepal.server.exchange import Compose, Exchange, LocalGrid, Take
-from sepal.server.ledger import check_size
+from sepal.server.ledger import check_size, message_bytes
 from sepal.server.questions import Questions
 from sepal.server.roster import PATIENCE, Connections, Pending
 from sepal.server.run import Run
@@ -92,7 +92,7 @@ class Contact:
             return self._questions.ask(nodes, limit)
         replies: dict[int, Reply | SepalError] = {}
         order, _ = self._query()
-        records = write_order(order, Content())
+        records = Enclosed(order, Content())
 
         def take(node: int, content: RecordDict) -> None:
             replies[node] = self._read_answer(node, order, content)
@@ -119,12 +119,12 @@ class Contact:
 
     def _read_answer(self, node: int, order: Order, content: RecordDict) -> Reply | SepalError:
         try:
-            check_size(content, most_message_bytes(self._run.task))
+            check_size(message_bytes(content), most_message_bytes(self._run.task))
             reply = read_reply(content)[0]
             check_answer(order, reply)
             return reply
         except SepalError as reason:  # the name in a reported error is the node's own choice
-            key = f"node {node}: {reason.key}" if "error" in content.config_records else reason.key
+            key = f"node {node}: {reason.key}" if "error" in content else reason.key
             return type(reason)(key, reason.expected, reason.got)
 
     def _tell(self, node: int, reason: str) -> None:

@@ -30,6 +30,7 @@ from flwr.serverapp import Grid
 
 from sepal.errors import one_line
 from sepal.protocol.flower.replies import REPLY_GONE, Pull, at_hand
+from sepal.protocol.messages import arrays_bytes
 from sepal.protocol.method import Kind
 
 log = logging.getLogger("sepal")
@@ -255,7 +256,7 @@ class Exchange:
             kind, records = compose(node)
             about: dict[str, Any] = {"message_type": MESSAGE_TYPES[kind], "ttl": timeout, "group_id": group}
             yield kind, Message(records, dst_node_id=node, **about)
-            size += sum(len(array.data) for record in records.array_records.values() for array in record.values())
+            size += arrays_bytes(records)
             count += 1
 
     def _looks(self, names: list[str]) -> Iterator[tuple[list[str], Pull]]:

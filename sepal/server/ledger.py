@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import RecordDict
 
 from sepal.errors import ProtocolError
-from sepal.protocol.fields import check_counts_of
-from sepal.protocol.flower.replies import array_bytes, serialized_bytes
+from sepal.protocol.fields import arrays_of, check_counts_of, light_records
+from sepal.protocol.flower.sizes import array_bytes, records_bytes
+from sepal.protocol.messages import Enclosed
 
 PURPOSES = ("training", "evaluation", "closing")
 
@@ -92,18 +93,19 @@ def message_bytes(records: RecordDict) -> int:
     Arrays are not serialized again: their size follows from the number of their bytes. For a message
     with more records or keys than ours have, the size is a lower bound, because serializing it would take long.
     """
-    arrays = [array for record in records.array_records.values() for array in record.values()]
+    if isinstance(records, Enclosed) and not records.written:
+        payload = len(records.content.data)
+        return records_bytes(records.parts) + (array_bytes(payload) if payload else 0)
+    arrays = arrays_of(records)
     try:
         check_counts_of(records)
     except ProtocolError:
         names = sum(map(len, records)) + sum(sum(map(len, record)) for record in records.values())
         return names + sum(len(array.data) for array in arrays)
-    light = RecordDict({name: record for name, record in records.items() if not isinstance(record, ArrayRecord)})
-    return serialized_bytes(light) + sum(array_bytes(len(array.data)) for array in arrays)
+    return records_bytes(light_records(records)) + sum(array_bytes(len(array.data)) for array in arrays)
 
 
-def check_size(records: RecordDict, most: int) -> None:
+def check_size(size: int, most: int) -> None:
     """Raise ProtocolError if a message has more than ``most`` bytes; called before any of it is decoded."""
-    size = message_bytes(records)
     if size > most:
         raise ProtocolError("max-message-bytes", f"a message of at most {most} bytes", f"{size} bytes")

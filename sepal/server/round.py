@@ -24,13 +24,13 @@ from sepal.errors import (
     causes_of,
 )
 from sepal.protocol.flower.replies import CLIENT_APP_FAILED
-from sepal.protocol.messages import DIVERGED, Content, Reply, read_reply, write_order
+from sepal.protocol.messages import DIVERGED, Content, Enclosed, Reply, read_reply, write_order
 from sepal.protocol.method import ClientInfo, Kind, Task
 from sepal.server.answers import check_reply
 from sepal.server.downloads import Downloads, most_message_bytes, room
 from sepal.server.exchange import Compose, Take
 from sepal.server.guard import Guard
-from sepal.server.ledger import check_size
+from sepal.server.ledger import check_size, message_bytes
 from sepal.server.outcome import Outcome, aggregate, too_large
 from sepal.server.recovery import NORM_FACTOR, most_diverged
 from sepal.server.requests import Request, is_full, plan_requests
@@ -59,7 +59,8 @@ class Round:
         stores: Identity of each new client's state store.
         evicted: Clients that are not asked.
         drawn: Who trains, if it was drawn already (``roster = "drawn"``); the last of them are spare.
-        hurries: Whether it goes on without the late: ``oversample`` and ``deadline`` apply.
+        local: Whether the clients are in this process or its workers: messages are not written, and ``oversample`` and
+            ``deadline`` do not apply, by which a round goes on without the late.
         lowered_until: The last round that is to have the learning rate of this one, if that is halved.
     """
 
@@ -72,7 +73,7 @@ class Round:
         stores: Mapping[str, str] | None = None,
         evicted: Collection[str] = (),
         drawn: Sequence[str] | None = None,
-        hurries: bool = False,
+        local: bool = True,
         lowered_until: int = 0,
     ) -> None:
         self._start, self._store, self._config = start, store, task.config
@@ -87,7 +88,7 @@ class Round:
         self._failed: dict[str, SepalError] = {}
         self._failures: dict[str, int] = {}
         self._away: set[str] = set()
-        self._hurries = hurries and not start.closing
+        self._local, self._hurries = local, not local and not start.closing
         self._late: dict[str, str] = {}
         self._settled = False
         self.full = is_full(start, task.config)
@@ -132,9 +133,9 @@ class Round:
         request, content = self._requests[name], self._downloads.get(name).content
         if name not in self._digests:
             self._digests[name] = content.digest()
-        records = write_order(request.order, content)
-        self._ledger.sent(request, content, records)
-        return request.order.kind, records
+        enclosed = Enclosed(request.order, content)
+        self._ledger.sent(request, content, message_bytes(enclosed))
+        return request.order.kind, enclosed if self._local else write_order(request.order, content)
 
     def send(self, nodes: Mapping[str, int], deliver: Deliver) -> None:
         """Send orders to the clients that have not answered, and accept or refuse each reply as it arrives.
@@ -194,7 +195,7 @@ class Round:
         self, name: str, records: RecordDict | None, reason: str = "a second reply, or one to a round that had ended"
     ) -> None:
         """Write a reply that nobody waited for to the ledger; ``records`` is None if it has not come."""
-        self._ledger.late(name, records, reason)
+        self._ledger.late(name, message_bytes(records) if records is not None else 0, reason)
 
     def accept(self, name: str, records: RecordDict) -> None:
         """Check a reply against its order and the method's schema. Store its upload, or record why it was refused."""
@@ -203,9 +204,9 @@ class Round:
             self.note_late(name, records, self._late.pop(name))
         if request is None or name not in self.waiting:
             return
-        content = Content()
+        content, size = Content(), message_bytes(records)
         try:
-            check_size(records, self._most)
+            check_size(size, self._most)
             reply, content = read_reply(records)
             client = self._start.state.roster[name]
             check_reply(request.order, client, self._digests[name], reply, content, self._task.learning.scoring)
@@ -214,7 +215,7 @@ class Round:
                 if refused := self._guard.refused_change(self.uploads.changes(name, content)):
                     raise DivergedError("upload", *refused)
         except SepalError as reason:
-            self._note_refused(request, content, records, reason)
+            self._note_refused(request, content, size, "error" in records, reason)
             return
         self.waiting.discard(name)
         if request.order.kind is Kind.TRAIN:
@@ -227,15 +228,23 @@ class Round:
         self._replies[name] = reply
         if reply.metrics.get(DIVERGED):
             self._diverged[name] = "its model is not finite after training"
-        self._ledger.accepted(request, content, records)
+        self._ledger.accepted(request, content, size)
         self.settle()
 
-    def _note_refused(self, request: Request, content: Content, records: RecordDict, reason: SepalError) -> None:
-        """Record why a reply was refused; stop waiting for the client if another one would be refused, too."""
-        name, reported = request.client, "error" in records.config_records
+    def _note_refused(self, request: Request, content: Content, size: int, reported: bool, reason: SepalError) -> None:
+        """Record why a reply was refused; stop waiting for the client if another one would be refused, too.
+
+        Args:
+            request: What it answers.
+            content: Its content, as far as it was read.
+            size: Bytes of its message.
+            reported: Whether the client reports an error.
+            reason: Why it does not count.
+        """
+        name = request.client
         if reported and not reason.key.startswith(f"{name}:"):  # it names another client, or none
             reason = ProtocolError(name, "a reply", f"an error: {reason}")
-        self._ledger.refused(request, content, records, str(reason))
+        self._ledger.refused(request, content, size, str(reason))
         if reported and not isinstance(reason, DivergedError | DeviceMemoryError):
             self._count_failure(name, reason)
             return

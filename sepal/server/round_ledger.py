@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flwr.app import RecordDict
-
 from sepal.protocol.messages import Content
 from sepal.protocol.method import Kind
-from sepal.server.ledger import LedgerEntry, message_bytes
+from sepal.server.ledger import LedgerEntry
 from sepal.server.requests import Request
 
 
@@ -24,33 +22,32 @@ class RoundLedger:
         self._round, self._dense = round, dense
         self._entries: list[LedgerEntry] = []
 
-    def sent(self, request: Request, content: Content, records: RecordDict) -> None:
-        """Enter an order."""
-        self._enter(request, "down", content, records)
+    def sent(self, request: Request, content: Content, message: int) -> None:
+        """Enter an order whose message has so many bytes."""
+        self._enter(request, "down", content, message)
 
-    def accepted(self, request: Request, content: Content, records: RecordDict) -> None:
+    def accepted(self, request: Request, content: Content, message: int) -> None:
         """Enter a reply that counts."""
-        self._enter(request, "up", content, records)
+        self._enter(request, "up", content, message)
 
-    def refused(self, request: Request, content: Content, records: RecordDict, reason: str) -> None:
+    def refused(self, request: Request, content: Content, message: int, reason: str) -> None:
         """Enter a reply that does not count."""
-        self._enter(request, "up", content, records, "refused", reason)
+        self._enter(request, "up", content, message, "refused", reason)
 
     def missing(self, request: Request, reason: str) -> None:
         """Enter that no reply came."""
-        self._enter(request, "up", Content(), None, "missing", reason)
+        self._enter(request, "up", Content(), 0, "missing", reason)
 
-    def late(self, client: str, records: RecordDict | None, reason: str) -> None:
-        """Enter a reply that nobody waited for; ``records`` is None if it has not come."""
-        size = message_bytes(records) if records is not None else 0
-        self._entries.append(LedgerEntry(self._round, client, "training", "up", 0, size, 0, "late", reason))
+    def late(self, client: str, message: int, reason: str) -> None:
+        """Enter a reply that nobody waited for; ``message`` is 0 if it has not come."""
+        self._entries.append(LedgerEntry(self._round, client, "training", "up", 0, message, 0, "late", reason))
 
     def _enter(
         self,
         request: Request,
         direction: str,
         content: Content,
-        records: RecordDict | None,
+        message: int,
         status: str = "accepted",
         reason: str = "",
     ) -> None:
@@ -62,7 +59,7 @@ class RoundLedger:
                 purpose=request.purpose,
                 direction=direction,
                 payload=len(content.data),
-                message=message_bytes(records) if records is not None else 0,
+                message=message,
                 dense=self._dense if carries else 0,
                 status=status,
                 reason=reason[:300],

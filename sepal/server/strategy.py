@@ -206,7 +206,7 @@ class SepalStrategy(StartOnly):
         joined, stores = connections.newcomers(run.state.roster)
         halvings, until = run.lowered(run.state.round + 1)
         start = run.inputs(run.state.round + 1, joined, stores, halvings)
-        round = Round(start, run.task, run.store, joined, stores, connections.evicted, drawn, not contact.local, until)
+        round = Round(start, run.task, run.store, joined, stores, connections.evicted, drawn, contact.local, until)
         if drawn is not None and round.waiting - connections.nodes.keys():  # after a restart of the server
             contact.look_for(round.waiting)
         self._current = round

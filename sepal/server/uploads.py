@@ -122,11 +122,17 @@ def _change(tensor: SparseTensor, reference: npt.NDArray[np.float32] | None) -> 
 
     A reference of another shape does not count.
     """
-    change = values(tensor).astype(np.float64)
+    change = values(tensor)
     if reference is None or reference.shape != tensor.shape:
-        return float(np.linalg.norm(change)), 0.0
-    at_entries = reference.reshape(-1)[tensor.positions()].astype(np.float64)
-    return float(np.linalg.norm(change - at_entries)), float(np.linalg.norm(at_entries))
+        return _norm(change.astype(np.float64)), 0.0
+    at_entries = reference.reshape(-1)
+    if tensor.index is not None:
+        at_entries = at_entries[tensor.index]
+    return _norm(np.subtract(change, at_entries, dtype=np.float64)), _norm(at_entries.astype(np.float64))
+
+
+def _norm(numbers: npt.NDArray[np.float64]) -> float:
+    return math.sqrt(float(np.dot(numbers, numbers)))
 
 
 def replayed_uploads(start: RoundStart, record: RoundRecord, store: RunStore, task: Task) -> RoundUploads:

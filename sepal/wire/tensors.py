@@ -6,6 +6,7 @@ without torch and Flower.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -58,7 +59,7 @@ class SparseTensor:
     @property
     def size(self) -> int:
         """Number of entries of the whole tensor, present or not."""
-        return int(np.prod(self.shape, dtype=np.int64)) if self.shape else 1
+        return math.prod(self.shape)
 
     @property
     def nnz(self) -> int:
@@ -132,4 +133,4 @@ class TensorSpec:
     @property
     def size(self) -> int:
         """Number of entries of the whole tensor."""
-        return int(np.prod(self.shape, dtype=np.int64)) if self.shape else 1
+        return math.prod(self.shape)

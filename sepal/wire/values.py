@@ -100,6 +100,8 @@ def _decode_signs(data: Bytes, count: int, key: str) -> Values:
 
 
 def _refuse_non_finite(values: Array, key: str) -> None:
+    if values.dtype == np.float32 and values.size and np.isfinite(values.min()) and np.isfinite(values.max()):
+        return  # both are NaN if one value is; twice as fast as looking at each
     finite = np.isfinite(values)
     if not finite.all():
         at = int(finite.argmin())

@@ -229,11 +229,11 @@ def test_refusing_a_large_message_does_not_serialize_it(name, monkeypatch):
     written = []
 
     def count(records):
-        written.append(sum(len(record) for record in records.values()))
-        assert sum(len(v) for r in records.values() for v in r.values() if isinstance(v, list)) < 10**4
+        written.append(sum(len(items) for _, items in records.values()))
+        assert sum(len(v) for _, items in records.values() for v in items.values() if isinstance(v, list)) < 10**4
         return 1
 
-    monkeypatch.setattr("sepal.server.ledger.serialized_bytes", count)
+    monkeypatch.setattr("sepal.server.ledger.records_bytes", count)
     federation = Hostile(ATTACKS[name][0])
     federation.run()
     (entry,) = federation.entries()

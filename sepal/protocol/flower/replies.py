@@ -2,9 +2,6 @@
 
 All modules below are loaded by ``flwr.app`` anyway, so importing this one costs nothing more.
 
-- ``get_all_nested_objects``: splits records into the objects that Flower sends, so that the ledger can count bytes as
-  sent. If it changes, the ledger's ``message`` bytes are wrong; payload bytes are not affected. A public size of a
-  message would replace it.
 - ``TaskIdentity``: Flower refuses to create a ``Message`` in a process that has no run id. If it changes, in-process
   runs cannot create messages. A public constructor would replace it.
 - ``ErrorCode``: tells a client that failed from one that was unreachable. If the codes change meaning, a client that
@@ -17,7 +14,6 @@ All modules below are loaded by ``flwr.app`` anyway, so importing this one costs
 - ``HttpGrid._client``, ``_runtime_client`` and ``PullMessages``: one request for many replies, and one reply at a time
   after it. If ``_client`` is renamed, ``at_hand`` returns None, and replies are requested one by one, which is slower.
   A ``pull_messages`` that yields each reply as it is decoded would replace it.
-- The bytes that Flower adds to an array, measured. If they change, ``message`` bytes are wrong.
 """
 
 from __future__ import annotations
@@ -30,14 +26,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.constant import HEAD_BODY_DIVIDER
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_head_values_from_object_content,
-)
+from flwr.supercore.inflatable.inflatable_object import get_object_head_values_from_object_content
 from flwr.supercore.task_identity import TaskIdentity
 
 from sepal.protocol.flower.versions import unchanged
@@ -50,9 +43,6 @@ CLIENT_APP_FAILED = frozenset({ErrorCode.LOAD_CLIENT_APP_EXCEPTION, CLIENT_APP_R
 
 MOST_OBJECTS = 4096  # of a reply: its records, arrays and chunks of 5 MiB
 MOST_BODY = 1 << 20  # bytes of an array's list of chunks
-_ARRAY_FRAME = 480  # head of an Array and of its ArrayRecord
-_CHUNK = 5 * 2**20  # an Array's bytes are split into chunks of this size
-_CHUNK_FRAME = 88  # head and id of every chunk after the first
 
 
 def enter_run(run_id: int = 1, node_id: int = 1) -> None:
@@ -63,16 +53,6 @@ def enter_run(run_id: int = 1, node_id: int = 1) -> None:
 def set_message_id(message: Message, name: str) -> None:
     """Set the message's id, as a SuperLink does when it accepts the message."""
     message.metadata.__dict__["_message_id"] = name
-
-
-def serialized_bytes(records: RecordDict) -> int:
-    """Return the size in bytes of ``records`` as Flower sends them; every object is serialized once."""
-    return sum(len(item.deflate()) for item in get_all_nested_objects(records).values())
-
-
-def array_bytes(size: int) -> int:
-    """Return the size in bytes of an ArrayRecord with one Array of ``size`` bytes as Flower sends it."""
-    return size + _ARRAY_FRAME + _CHUNK_FRAME * (max(0, size - 1) // _CHUNK)
 
 
 @dataclass

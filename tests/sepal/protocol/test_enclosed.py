@@ -1,0 +1,65 @@
+"""Messages that stay on the machine are the ones that would travel: equal objects, sizes and digests."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from flwr.app import ConfigRecord
+
+from sepal.errors import ProtocolError
+from sepal.protocol.messages import Content, Enclosed, arrays_bytes, read_order, read_reply, write_order, write_reply
+from sepal.server.ledger import message_bytes
+from tests.sepal.example_messages import CONTENT, ORDER, REPLY
+
+HEADS = pytest.mark.parametrize(
+    ("head", "write", "read"),
+    [(ORDER, write_order, read_order), (REPLY, write_reply, read_reply)],
+    ids=["order", "reply"],
+)
+CONTENTS = [CONTENT, Content(), Content(b"x" * 70_000), Content(b"", {"a": 1, "b": True, "c": "text"})]
+
+
+@HEADS
+@pytest.mark.parametrize("content", CONTENTS, ids=["usual", "empty", "large", "scalars"])
+def test_an_enclosed_message_is_the_one_that_would_travel(head, write, read, content):
+    enclosed, records = Enclosed(head, content), write(head, content)
+    assert message_bytes(enclosed) == message_bytes(records)
+    assert arrays_bytes(enclosed) == arrays_bytes(records) == len(content.data)
+    assert read(enclosed) == read(records) == (head, content)
+    assert not enclosed.written
+    again = pickle.loads(pickle.dumps(enclosed))
+    assert read(again) == (head, content)
+    assert dict(enclosed) == dict(records)  # looked into
+    assert enclosed.written
+    assert message_bytes(enclosed) == message_bytes(records)
+    assert read(enclosed) == (head, content)
+    assert read(pickle.loads(pickle.dumps(enclosed))) == (head, content)
+
+
+@HEADS
+def test_what_is_changed_in_the_records_counts(head, write, read):
+    enclosed = Enclosed(head, CONTENT)
+    enclosed["sepal"] = ConfigRecord({**enclosed["sepal"], "run": "another"})
+    assert read(enclosed)[0].run == "another"
+
+
+@pytest.mark.parametrize(("head", "other"), [(ORDER, read_reply), (REPLY, read_order)], ids=["order", "reply"])
+def test_an_order_is_no_reply(head, other):
+    with pytest.raises(ProtocolError):
+        other(Enclosed(head, CONTENT))
+
+
+def test_a_number_that_could_not_travel_is_refused_in_process_too():
+    import numpy as np
+
+    with pytest.raises(ProtocolError, match="of Python, got float32"):
+        message_bytes(Enclosed(ORDER, Content(b"", {"rate": np.float32(0.5)})))
+
+
+def test_what_was_decoded_stays_in_its_process():
+    content = Content(b"bytes", {})
+    digest = content.digest()
+    content.decoded[:] = [{}, {}]
+    again = pickle.loads(pickle.dumps(content))
+    assert (again, again.decoded, again.digest()) == (content, [], digest)
