@@ -19,7 +19,7 @@ import torch
 from sepal.client.augment import augmentation
 from sepal.client.columns import Column, Part, columns
 from sepal.client.devices import be_deterministic, check_precision, choose_device
-from sepal.client.evaluation import Evaluator
+from sepal.client.evaluation import Evaluator, unseeded
 from sepal.client.meeting import Meeting
 from sepal.client.network import Network
 from sepal.client.state_store import DiskStateStore, StateStore
@@ -239,7 +239,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         lambda: corrupted(shared, node.client, data.test),
         task.learning,
         scale,
-        lambda view: trainer.randomness(trainer.round, f"evaluate {view}"),
+        (lambda view: trainer.randomness(trainer.round, f"evaluate {view}")) if _draws(task.config, test) else unseeded,
     )
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
     machine = machine_keys(task.config) if secret else ""  # without a secret engines must agree on the bits
@@ -264,6 +264,11 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
             column.nbytes for part in (train, validation, test) for column in part if not isinstance(column, Column)
         ),
     )
+
+
+def _draws(config: RunConfig, test: tuple[Part, Part]) -> bool:
+    """Return whether an evaluation may draw random numbers: code of the user's, or a Dataset. Sepal's own does not."""
+    return isinstance(test[0], Column) or any(":" in name for name in (config.model, config.method, config.task))
 
 
 def _standardized(targets: Part, scale: TargetScale | None) -> Part:

@@ -40,6 +40,11 @@ def no_examples() -> Examples:
     return torch.empty(0), torch.empty(0, dtype=torch.int64)
 
 
+def unseeded(view: str) -> AbstractContextManager[None]:
+    """Return what evaluation runs in where nothing draws random numbers."""
+    return nullcontext()
+
+
 @dataclass(frozen=True, eq=False)
 class ByBatch:
     """A predictor whose outputs depend on which examples come together, and in which order.
@@ -77,7 +82,7 @@ class Evaluator:
     corrupted: Callable[[], Examples] = no_examples
     learning: LearningTask = BY_CLASS
     scale: TargetScale | None = None
-    randomness: Callable[[str], AbstractContextManager[None]] = lambda view: nullcontext()
+    randomness: Callable[[str], AbstractContextManager[None]] = unseeded
     _last: tuple[Predictor, torch.Tensor, torch.Tensor, Examples] | None = field(default=None, init=False)
 
     def __call__(self, predictor: Predictor, view: str) -> Mapping[str, Figure]:
