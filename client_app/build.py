@@ -36,9 +36,9 @@ from sepal.data import FederatedData, OwnData
 from sepal.errors import ConfigError, DataError
 from sepal.protocol.fields import NAME, client_name
 from sepal.protocol.method import ClientInfo
+from sepal.protocol.seeding import generators_seeded
 from sepal.protocol.threads import set_threads
 from sepal.rng import derive_seed
-from sepal.seeding import generators_seeded
 from sepal.storage.home import private_home
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import Assembly, assemble

@@ -105,7 +105,7 @@ def build(
     Raises:
         ModelError: The name is unknown, the function cannot be used, or the model does not fit the data.
     """
-    from sepal.seeding import generators_seeded
+    from sepal.protocol.seeding import generators_seeded
 
     shape = tuple(int(side) for side in input_shape)
     if not shape or min(shape) < 1:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import torch
 
 from sepal.errors import ConfigError, DeviceMemoryError, one_line
-from sepal.seeding import generators_seeded
+from sepal.protocol.seeding import generators_seeded
 
 log = logging.getLogger("sepal")
 AT_ONCE = 16  # clients that train at once on an accelerator; measured on one GPU (docs/results/gpu.md)

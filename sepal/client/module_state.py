@@ -34,7 +34,7 @@ from torch import nn
 
 from sepal.errors import ModelError, one_line
 from sepal.modules import frozen_names
-from sepal.seeding import generators
+from sepal.protocol.seeding import generators
 
 log = logging.getLogger("sepal")
 

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
 from sepal.modules import undisturbed
-from sepal.seeding import generators_seeded
+from sepal.protocol.seeding import generators_seeded
 
 WHOLE = "Global"  # the tracker's name for everything
 AS_THEY_ARE = frozenset({torch.ops.prim.device.default})  # cannot be taken apart

@@ -59,7 +59,7 @@ class OwnData:
             raise ConfigError(f"{name}: data", "package.module:function in the node config, or own.data", "none")
         seed = derive_seed(self.seed, "own-data", name) % 2**32
         kind = self.targets, self.info.inputs
-        from sepal.seeding import generators_seeded
+        from sepal.protocol.seeding import generators_seeded
 
         with generators_seeded(seed):  # the function may draw from them
             data = own_data(self.target, self.info.classes, self.validation, seed, number, *kind)
