@@ -64,7 +64,7 @@ class ModuleState:
         self._module, self._parameters = module, _parameters(module)
         self._layers = dict(module.named_modules())
         self._passed_over = {*exchanged, *frozen_names(module)} | _aliases(module, exchanged)
-        foreign = {path: layer for path, layer in self._layers.items() if not _is_known(layer)}
+        foreign = {path: layer for path, layer in self._layers.items() if not is_known(layer)}
         self._watched, self._warned = bool(foreign), False
         self._built = {
             name: None if tensor is None else tensor.detach().clone()
@@ -130,8 +130,9 @@ class ModuleState:
         return {**{name: array for name, array in buffers.items() if not self._has(name)}, **own}
 
     def all(self) -> dict[str, npt.NDArray[Any]]:
-        """Return all buffers that stay with the client, by name."""
-        return {name: _stored(name, tensor) for name, tensor in self._local() if tensor is not None}
+        """Return all buffers that stay with the client, by name, but those that cannot be stored: they are as built."""
+        arrays = {name: _array(tensor) for name, tensor in self._local() if tensor is not None}
+        return {name: array for name, array in arrays.items() if array is not None}
 
     def _local(self) -> Iterator[tuple[str, torch.Tensor | None]]:
         for path, layer in self._layers.items():
@@ -279,7 +280,7 @@ def _is_unchanging(value: Any) -> bool:
     return isinstance(value, _UNCHANGING)
 
 
-def _is_known(layer: nn.Module) -> bool:
+def is_known(layer: nn.Module) -> bool:
     """Return whether a layer's code is torch's or Sepal's, whose attributes training does not change."""
     kind = next(kind for kind in type(layer).__mro__ if kind.__module__ != "torch.nn.utils.parametrize")
     hooks = (*layer._forward_hooks.values(), *layer._forward_pre_hooks.values())
@@ -324,11 +325,17 @@ def _set(layer: nn.Module, leaf: str, value: torch.Tensor | None) -> torch.Tenso
 
 
 def _stored(name: str, tensor: torch.Tensor) -> npt.NDArray[Any]:
-    try:
-        array: npt.NDArray[Any] = tensor.detach().cpu().numpy().copy()
-    except (TypeError, RuntimeError):  # bfloat16, sparse and quantised tensors
-        array = np.empty(0, object)
-    if array.dtype.kind not in "biuf":
+    array = _array(tensor)
+    if array is None:
         expected = f"the buffer {name} to stay as built, or to be of bool, whole numbers or floats that NumPy has"
         raise ModelError("model", expected, f"{str(tensor.dtype).removeprefix('torch.')}, and it moves")
     return array
+
+
+def _array(tensor: torch.Tensor) -> npt.NDArray[Any] | None:
+    """Return a copy, or None of what a state cannot hold: complex numbers, bfloat16, sparse and quantised tensors."""
+    try:
+        array: npt.NDArray[Any] = tensor.detach().cpu().numpy().copy()
+    except (TypeError, RuntimeError):
+        return None
+    return array if array.dtype.kind in "biuf" else None
