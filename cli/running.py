@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,6 +48,10 @@ def run(
     base = default_base(IN_PROCESS)
     shorthands = {"name": name, "out": out, "method": method, "dataset": dataset, "rounds": rounds}
     flat = gather(config, sets or [], shorthands, base)
+    if workers != 1 and len(os.sched_getaffinity(0)) > 1:
+        from sepal.engines import processes
+
+        processes.prepare()  # it imports while this process does
     path = run_flat(flat, base, workers, from_round)
     from sepal.cli.console import console
     from sepal.cli.tables import print_run

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import pickle
 import sys
@@ -145,16 +144,6 @@ class Functions:
 def receive(functions: Mapping[str, bytes]) -> None:
     """Take the functions of the parent process."""
     _functions.update(functions)
-
-
-def as_text() -> str:
-    """Return the functions that :func:`keep` has kept as JSON, for a file that another process reads."""
-    return json.dumps({name: content.hex() for name, content in _functions.items()})
-
-
-def receive_text(text: str) -> None:
-    """Take the functions of :func:`as_text`."""
-    receive({name: bytes.fromhex(content) for name, content in json.loads(text).items()})
 
 
 def _defined(key: str, name: str, error: type[SepalError]) -> Callable[..., Any]:

@@ -37,7 +37,11 @@ def runs_in_this_process(monkeypatch):
                 run_flat({**run.keys, "out": str(out)}, Path.cwd(), workers=1)
             except SepalError as error:
                 print(f"sepal: {error}", file=log)
-                return SimpleNamespace(poll=lambda: BAD_INPUT, returncode=BAD_INPUT)
-        return SimpleNamespace(poll=lambda: 0, returncode=0)
+                return ended(BAD_INPUT)
+        return ended(0)
+
+    def ended(code):
+        process = SimpleNamespace(is_alive=lambda: False, join=lambda: None, exitcode=code)
+        return SimpleNamespace(process=process)
 
     monkeypatch.setattr(execute, "_start", start)

@@ -7,25 +7,23 @@ clients stay with their worker unless another one would be idle; then the state 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import signal
-import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
-from types import ModuleType
 from typing import Any
 
 from flwr.app import Message
 
 from sepal import user_modules
+from sepal.engines import processes
 from sepal.engines.in_process.grid import first_batch
 from sepal.engines.in_process.worker import Clients
 from sepal.errors import StateError
@@ -46,10 +44,8 @@ class WorkerSetup:
     batch: int = 1
 
 
-def serve(connection: Connection, _functions: None, setup: WorkerSetup) -> None:
+def serve(connection: Connection, setup: WorkerSetup) -> None:
     """Answer requests until told to stop or until the parent ends: the main function of a worker process.
-
-    ``_functions`` were received when the arguments were unpickled, before ``setup``, whose task is made of them.
 
     Separate threads receive requests and send replies, so that the worker need not wait for the parent.
     """
@@ -94,21 +90,6 @@ def _send_all(connection: Connection, outbox: SimpleQueue[tuple[Any] | None]) ->
             connection.send(item[0])
 
 
-@contextmanager
-def _no_main() -> Iterator[None]:
-    """Start processes that do not run the script of this one, which would start a run of its own in each of them.
-
-    A script needs no ``if __name__ == "__main__"`` then. Its functions reach the workers as bytes
-    (:class:`sepal.user_modules.Functions`).
-    """
-    ours = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = ours
-
-
 class Pool:
     """Worker processes that answer for clients.
 
@@ -118,18 +99,14 @@ class Pool:
 
     def __init__(self, setups: Sequence[WorkerSetup]) -> None:
         workers, self._batch = len(setups), setups[0].batch
-        context = multiprocessing.get_context("spawn")
         self._home: dict[int, int] = {}
         self._connections: list[Connection] = []
         self._processes = []
         for setup in setups:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, user_modules.Functions(), setup), daemon=True)
-            with _no_main():
-                process.start()
+            ours, theirs = Pipe()
+            self._processes.append(processes.start(serve, theirs, setup, daemon=True))
             theirs.close()
             self._connections.append(ours)
-            self._processes.append(process)
         self._queues: list[deque[tuple[int, Message]]] = [deque() for _ in range(workers)]
         self._under_way: list[int] = [0] * workers
         self._replies: list[Message] = []

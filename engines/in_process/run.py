@@ -25,6 +25,7 @@ from sepal.server.run_store import MemoryRunStore, RunStore
 from sepal.server.strategy import SepalStrategy
 from sepal.strategies.assembly import Assembly
 
+UPLOADS = 256 << 20  # bytes of a round's uploads in memory; more go to temporary files
 PAUSE = 30.0  # seconds between two checkpoints, at most, where rounds are not longer
 
 
@@ -39,7 +40,7 @@ class FlushedStore:
     replays = False
 
     def __init__(self, store: RunStore, flush: Callable[[], None]) -> None:
-        self._store, self._flush, self._memory = store, flush, MemoryRunStore()
+        self._store, self._flush, self._memory = store, flush, MemoryRunStore(UPLOADS)
         self._last = time.monotonic()
 
     def due(self) -> bool:
@@ -109,7 +110,7 @@ class _InMemory(MemoryRunStore):
     """A store in memory; clients, which forget old states in memory, write those of the best evaluation to disk."""
 
     def __init__(self, flush: Callable[[], None]) -> None:
-        super().__init__()
+        super().__init__(UPLOADS)
         self._flush = flush
 
     def keep_best(self, progress: RunState) -> None:

@@ -1,33 +1,32 @@
-"""Executes the runs of a plan, one or several at a time, each in its own process (:mod:`sepal.study.child`)."""
+"""Executes the runs of a plan, one or several at a time, each in its own process (:mod:`sepal.study.plans.child`)."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
-import tomli_w
-
-from sepal import user_modules
 from sepal.config import method_name, parse
 from sepal.config.base import flatten
 from sepal.data.locations import data_directory
 from sepal.data.own import OWN
 from sepal.data.sources import HUB, check
+from sepal.engines import processes
 from sepal.errors import ConfigError
 from sepal.server_app.stored_run import begun, stored_config, stored_summary
 from sepal.storage.files import private_directory
 from sepal.strategies import registry
+from sepal.study.plans import child
 from sepal.study.plans.model import PlannedRun
 
-FUNCTIONS = "functions.json"  # those of this session, for the runs' processes
 POLL = 0.1  # seconds between checks of the processes
 
 
@@ -84,9 +83,7 @@ def execute(
     jobs = max(1, min(jobs or cores(), len(left)))
     with tempfile.TemporaryDirectory() as scratch, display:
         display.start(len(runs), len(left), out)
-        # once: a run that starts may be reading it
-        (Path(scratch) / FUNCTIONS).write_text(user_modules.as_text(), encoding="utf-8")
-        going: dict[str, subprocess.Popen[str]] = {}
+        going: dict[str, _Going] = {}
         try:
             while left or going:
                 late = time.monotonic() - begun > hours * 3600
@@ -95,9 +92,10 @@ def execute(
                     share = workers or max(1, cores() // min(jobs, len(left) + len(going) + 1))
                     going[run.name] = _start(as_begun(run, out), out, Path(scratch), share)
                     display.begin(run)
-                for name in [name for name, process in going.items() if process.poll() is not None]:
-                    process = going.pop(name)
-                    trouble = _last_line(Path(scratch) / name) if process.returncode else ""
+                for name in [name for name, run_process in going.items() if not run_process.process.is_alive()]:
+                    process = going.pop(name).process
+                    process.join()
+                    trouble = _last_line(Path(scratch) / name) if process.exitcode else ""
                     failed |= {name: trouble} if trouble else {}
                     display.end(name, trouble)
                 if late and not going:
@@ -105,10 +103,11 @@ def execute(
                 display.look()
                 time.sleep(POLL)
         finally:
-            for process in going.values():
-                process.send_signal(signal.SIGINT)
-            for process in going.values():
-                process.wait()
+            for each in going.values():
+                with suppress(ProcessLookupError):
+                    os.kill(each.process.pid or 0, signal.SIGINT)
+            for each in going.values():
+                each.process.join()
             signal.signal(signal.SIGTERM, before)
     return {run.name: failed[run.name] for run in runs if run.name in failed}
 
@@ -158,21 +157,21 @@ def _check_data(runs: Sequence[PlannedRun]) -> None:
             check(name, given)
 
 
-def _start(run: PlannedRun, out: Path, scratch: Path, workers: int) -> subprocess.Popen[str]:
-    config = scratch / f"{run.name}.toml"
-    config.write_text(tomli_w.dumps(dict(run.keys)), encoding="utf-8")
-    with (scratch / run.name).open("w", encoding="utf-8") as log:
-        command = [sys.executable, "-P", "-m", "sepal.study.child", str(config), str(out), str(workers)]
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,  # closed when this process ends, which ends the run
-            stdout=log,
-            stderr=log,
-            text=True,
-            env={**os.environ, "NO_COLOR": "1"},
-            start_new_session=True,  # a Ctrl-C reaches it only once, through this process
-            encoding="utf-8",
-        )
+@dataclass(frozen=True)
+class _Going:
+    """A run's process, and the end of the pipe whose closing would end it."""
+
+    process: BaseProcess
+    lifeline: Connection
+
+
+def _start(run: PlannedRun, out: Path, scratch: Path, workers: int) -> _Going:
+    ours, theirs = Pipe()
+    keys = {**run.keys, "out": str(out)}
+    log = scratch / run.name
+    process = processes.start(child.run, theirs, log, keys, workers, environment={"NO_COLOR": "1"})
+    theirs.close()
+    return _Going(process, ours)
 
 
 def _last_line(log: Path) -> str:

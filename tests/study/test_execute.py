@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import nullcontext
-from pathlib import Path
-from types import SimpleNamespace
+from multiprocessing.connection import Pipe
+from threading import Thread
 
 import pytest
 import tomli_w
 
+from sepal.engines import processes
 from sepal.errors import ConfigError
-from sepal.study.plans import execute
+from sepal.study.plans import child, execute
 from sepal.study.plans.execute import has_ended
 from sepal.study.plans.model import PlannedRun
 
@@ -44,17 +46,26 @@ class Silent(nullcontext):
         pass
 
 
-def test_a_run_that_starts_leaves_the_functions_alone_that_another_may_be_reading(monkeypatch, tmp_path):
-    """Once they were written again for each run, and a process read an empty file."""
-    found = []
+def outlive(lifeline):
+    """The main function of a process that would go on for ever."""
+    Thread(target=child._end_with_parent, args=(lifeline,), daemon=True).start()
+    time.sleep(600)
 
-    def started(command, **options):
-        functions = Path(command[-3]).parent / execute.FUNCTIONS
-        found.append(functions.read_text())
-        functions.write_text("as the first run has it")
-        return SimpleNamespace(poll=lambda: 0, returncode=0)
 
-    monkeypatch.setattr(execute.subprocess, "Popen", started)
-    runs = [PlannedRun("", "", "local", 0, {"name": name, "method": "local"}) for name in ("a", "b")]
-    assert execute.execute(runs, tmp_path, Silent(), jobs=2, workers=1, hours=1) == {}
-    assert found == ["{}", "as the first run has it"]
+def test_a_run_ends_when_the_process_that_started_it_ends():
+    """Which closes the pipe, whatever it dies of."""
+    ours, theirs = Pipe()
+    process = processes.start(outlive, theirs)
+    theirs.close()
+    process.join(1)
+    assert process.is_alive()
+    ours.close()
+    process.join(60)
+    assert process.exitcode == 1
+
+
+def test_a_run_that_cannot_start_is_named_with_what_it_said(tmp_path):
+    runs = [PlannedRun("", "", "local", 0, {"name": "a", "method": "local", "dataset": "digits", "lr": -1})]
+    failed = execute.execute(runs, tmp_path, Silent(), jobs=1, workers=1, hours=1)
+    assert failed.keys() == {"a"}
+    assert failed["a"].startswith("sepal: lr: expected")
