@@ -63,7 +63,10 @@ class OwnData:
             raise ConfigError(f"{name}: data", "package.module:function in the node config, or own.data", "none")
         seed = derive_seed(self.seed, "own-data", name) % 2**32
         kind = self.targets, self.info.inputs
-        data = own_data(self.target, self.info.classes, self.validation, seed, number, *kind)
+        from sepal.protocol.seeding import generators_seeded
+
+        with generators_seeded(seed):  # the function may draw from them
+            data = own_data(self.target, self.info.classes, self.validation, seed, number, *kind)
         for part in (data.train, data.test):
             shape = part.first(1).x.shape[1:]
             if len(part) and shape != self.info.input_shape:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
@@ -297,7 +298,7 @@ class SepalStrategy(StartOnly):
         result = Result()
         model = self.algorithm.model(self.progress.server)
         if model:
-            result.arrays = ArrayRecord({name: Array(value) for name, value in model.items()})
+            result.arrays = ArrayRecord({name: Array(np.asarray(value)) for name, value in model.items()})
         accuracy = self.report.accuracy
         numbers: dict[str, Any] = {f"{v}.{key}": n for v, values in accuracy.items() for key, n in values.items()}
         if numbers:
