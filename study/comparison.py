@@ -15,7 +15,7 @@ from typing import Any
 from sepal.config import Flat
 from sepal.data.locations import data_directory
 from sepal.data.sources import FILES
-from sepal.errors import ConfigError, StateError, printable
+from sepal.errors import ConfigError, DataError, StateError, printable
 from sepal.protocol.tasks.scoring import ACCURACY, Measure
 from sepal.protocol.views import CLOSING_VIEWS
 from sepal.server_app.stored_run import NOTHING, Allowed, stored_config
@@ -274,6 +274,6 @@ def _data(config: Mapping[str, Any]) -> dict[str, Any]:
     keys = {key: value for key, value in keys.items() if key not in NOT_DATA}
     if config.get("dataset") in FILES:  # a public data set is the same wherever it is stored
         keys |= {key: value for key, value in config.items() if key.startswith(("folder.", "hf."))}
-        with suppress(RuntimeError):  # a run from elsewhere may name the home of a user whom this machine does not know
+        with suppress(DataError):  # a run from elsewhere may name the home of a user whom this machine does not know
             keys["data-dir"] = str(data_directory(str(config.get("data-dir", ""))))
     return keys

@@ -11,15 +11,28 @@ from sepal.errors import DataError
 def data_directory(data_dir: str | Path) -> Path:
     """Return ``data_dir`` as an absolute path; if empty, ``$SEPAL_DATA`` or ``~/.cache/sepal/data``.
 
+    Nothing is looked at there: a path in a config from elsewhere may be that of another machine.
+
     Raises:
-        DataError: It cannot be a path: its name is too long, its user is not known here, or it may not be looked at.
+        DataError: Its user is not known here.
     """
     chosen = str(data_dir) or os.environ.get("SEPAL_DATA") or "~/.cache/sepal/data"
     try:
-        path = Path(chosen).expanduser().absolute()
-        path.exists()  # an error of the system, if there is one
-    except (OSError, RuntimeError, ValueError) as error:
-        raise DataError("data-dir", "a directory", getattr(error, "strerror", "") or str(error)) from None
+        return Path(chosen).expanduser().absolute()
+    except RuntimeError as error:
+        raise DataError("data-dir", "a directory", error) from None
+
+
+def reachable(path: Path) -> Path:
+    """Return ``path``, which need not be there.
+
+    Raises:
+        DataError: No file can have its name, or it may not be looked at.
+    """
+    try:
+        path.exists()
+    except (OSError, ValueError) as error:
+        raise DataError("data-dir", "a directory", getattr(error, "strerror", "") or error) from None
     return path
 
 

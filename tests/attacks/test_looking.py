@@ -82,18 +82,30 @@ def test_what_is_allowed_is_imported(key, ran, tmp_path):
 
 @contextmanager
 def watched():
-    """Collect what is opened, listed and connected to."""
+    """Collect what is opened, listed, asked about and connected to; some paths are mounted when asked for."""
     found, on = [], [True]
 
     def hook(event, arguments):
         if on and event in ("open", "os.listdir", "os.scandir", "socket.connect", "socket.getaddrinfo"):
             found.append((event, str(arguments[0])))
 
+    def noted(function):
+        def call(path, *arguments, **keys):
+            found.append((function.__name__, str(path)))
+            return function(path, *arguments, **keys)
+
+        return call
+
     sys.addaudithook(hook)
+    asking = {name: getattr(os, name) for name in ("stat", "lstat", "access")}
+    for name, function in asking.items():
+        setattr(os, name, noted(function))
     try:
         yield found
     finally:
         on.clear()
+        for name, function in asking.items():
+            setattr(os, name, function)
 
 
 def private(place):

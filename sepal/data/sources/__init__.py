@@ -14,7 +14,7 @@ from sepal.config import FolderSettings
 from sepal.data import cache
 from sepal.data.catalogue import CATALOGUE
 from sepal.data.examples import DatasetInfo, Source
-from sepal.data.locations import cache_directory, data_directory, home_of
+from sepal.data.locations import cache_directory, data_directory, home_of, reachable
 from sepal.data.own import OWN
 from sepal.errors import DataError, suggest
 
@@ -106,7 +106,7 @@ def is_here(name: str, data_dir: str | Path = "") -> bool:
 
 def version(name: str, data_dir: str | Path) -> str:
     """Return a digest of the name, size and modification time of all files."""
-    directory = data_directory(data_dir)
+    directory = reachable(data_directory(data_dir))
     return _state(_reader(name).files(directory) or [], directory)
 
 
@@ -115,7 +115,7 @@ def _place(name: str, data_dir: str | Path) -> tuple[Reader, Path]:
     reader = _reader(name)
     if name == FOLDER and not str(data_dir):
         raise DataError("data-dir", "the directory of your own data for dataset = folder", "nothing")
-    return reader, data_directory(data_dir)
+    return reader, reachable(data_directory(data_dir))
 
 
 def _reader(name: str) -> Reader:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from sepal.config import FolderSettings, HubReading, HubSettings
 from sepal.data import cache
 from sepal.data.examples import Source
-from sepal.data.locations import data_directory, downloads_allowed
+from sepal.data.locations import data_directory, downloads_allowed, reachable
 from sepal.data.schema import Column, Schema
 from sepal.data.sources.arrow import INDEX, PART, PARTS, Part, read_parts
 from sepal.data.sources.folder import source_of, table_of, task_of
@@ -62,8 +62,8 @@ def local_copy(name: str, data_dir: str | Path) -> Path:
     if not name:
         if not str(data_dir):
             raise DataError("hf.name", "a name on the hub, or data-dir with a local copy", "neither")
-        return data_directory(data_dir)
-    place = data_directory(data_dir) / "hf" / quote(name, safe="")
+        return reachable(data_directory(data_dir))
+    place = reachable(data_directory(data_dir)) / "hf" / quote(name, safe="")
     with cache.exclusive(place):
         if files(place) is None:
             _download(name, place)
