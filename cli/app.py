@@ -16,6 +16,7 @@ from typer.core import TyperArgument, TyperGroup
 from typer.models import ArgumentInfo
 
 from sepal import __version__
+from sepal.cli.completing import files_by_shell
 from sepal.cli.printing import say
 from sepal.errors import SepalError
 from sepal.user_modules import described, in_own_code
@@ -27,10 +28,12 @@ typer.core.HAS_RICH = False
 
 GROUPS = {  # command → what `sepal --help` says of it, in the order of a reader's first day
     "Run": {
+        "init": "Write a project: data, model, method, keys and a test.",
         "run": "Run a federation on this machine.",
         "evict": "Remove a client from a run.",
         "export": "Write a client's model, as safetensors and ONNX.",
         "predict": "Run an exported model.",
+        "check-method": "Check your method as Sepal checks its own.",
     },
     "Look": {
         "show": "Show a run or a comparison.",
@@ -39,8 +42,9 @@ GROUPS = {  # command → what `sepal --help` says of it, in the order of a read
         "report": "Write a page of runs that opens offline.",
         "methods": "List the methods.",
         "keys": "List the keys of a run, or of a method.",
-        "data": "List the data sets, and whether their files are here.",
+        "data": "List the data sets, or show how one's own are read.",
         "models": "List the models.",
+        "doctor": "Say what this machine lacks for a run.",
     },
     "Compare": {
         "compare": "Run a plan of methods, and show them side by side.",
@@ -68,6 +72,7 @@ class OneLine(TyperGroup):
         super().__init__(**attributes)
         for command in self.commands.values():
             restore_help(command)
+            files_by_shell(command)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands in groups, each with one line, and two examples; of a group of commands as click does."""

@@ -14,7 +14,7 @@ import typer
 from sepal import __version__
 from sepal.cli.app import app
 from sepal.cli.notices import check_plain_text, starting, tell, tell_command
-from sepal.cli.options import Verbose
+from sepal.cli.options import Name, Sets, Verbose
 from sepal.cli.printing import say
 from sepal.errors import ConfigError
 
@@ -113,9 +113,9 @@ def check(
 
 @app.command()
 def submit(
-    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A run-config key.")] = None,
+    sets: Sets = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with run-config keys.")] = None,
-    name: Annotated[str | None, typer.Option(help="Run name; the name of an unfinished run continues it.")] = None,
+    name: Name = None,
     out: Annotated[
         str | None, typer.Option(help="Directory for run directories, on the server; by default runs.")
     ] = None,

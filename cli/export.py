@@ -11,6 +11,7 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import starting, tell
+from sepal.cli.options import Run
 from sepal.cli.printing import say
 from sepal.errors import ConfigError, one_line
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def export(
-    run: Annotated[str, typer.Argument(help="A run directory, or a run's name.")],
+    run: Run,
     client: Annotated[str, typer.Argument(help="The client's name, such as client-00003, or its number, 3.")],
     out: Annotated[Path | None, typer.Option(help="The file; by default RUN/client-00003.safetensors.")] = None,
     onnx: Annotated[

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from sepal.cli import completing
 from sepal.cli.app import app
 from sepal.cli.notices import starting
 from sepal.cli.printing import say
@@ -17,7 +18,11 @@ from sepal.cli.printing import say
 @app.command("ls")
 def list_runs(
     place: Annotated[
-        str, typer.Argument(help="A directory, or a folder's name; by default runs/ here and in $SEPAL_HOME.")
+        str,
+        typer.Argument(
+            help="A directory, or a folder's name; by default runs/ here and in $SEPAL_HOME.",
+            autocompletion=completing.runs,
+        ),
     ] = "",
 ) -> None:
     """List runs, the newest first; a comparison or a tuning is one line, and `sepal ls NAME` lists its runs."""
@@ -71,23 +76,6 @@ def _folder(path: Path, runs: Sequence[Path]) -> tuple[str, str, str, str]:
     going = sum(stored_summary(run) is None for run in runs)
     data = str((stored_config(runs[0]) or {}).get("dataset", ""))
     return f"{kind}{words}", data, "", f"{going} unfinished" if going else "complete"
-
-
-@app.command("data")
-def list_data() -> None:
-    """List the data sets: values of the key dataset, what they hold, and whether their files are here."""
-    with starting():
-        from sepal.cli.showing import print_table
-        from sepal.data.catalogue import CATALOGUE
-        from sepal.data.sources import is_here
-
-    rows = []
-    for name, info in sorted(CATALOGUE.items()):
-        shape = "x".join(map(str, info.input_shape))
-        rows.append((name, info.kind, shape, str(info.classes), info.partition, "yes" if is_here(name) else "no"))
-    print_table("", ("dataset", "kind", "shape", "classes", "partition", "here"), rows)
-    say("Your own files: dataset=folder data-dir=DIRECTORY, or dataset=hf hf.name=OWNER/NAME of Hugging Face.")
-    say("Your own code: dataset=own own.data=MODULE:FUNCTION.")
 
 
 @app.command("models")

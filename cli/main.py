@@ -10,7 +10,10 @@ from sepal.cli.app import BAD_INPUT, app
 from sepal.cli.printing import say
 from sepal.errors import ConfigError
 
-MODULES = ("running", "showing", "listing", "comparing", "export", "serving", "joining", "deployment")
+MODULES = (
+    *("running", "projects", "showing", "listing", "inspecting", "doctor", "comparing", "export"),
+    *("serving", "joining", "deployment"),
+)
 
 for module in MODULES:
     import_module(f"sepal.cli.{module}")

@@ -4,6 +4,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from sepal.cli import completing
+
 Metrics: TypeAlias = Annotated[
     str,
     typer.Option(metavar="[HOST:]PORT", help="Serve /metrics for Prometheus and /healthz; by default on 127.0.0.1."),
@@ -12,3 +14,14 @@ Verbose: TypeAlias = Annotated[
     bool, typer.Option("--verbose", "-v", help="Also show the lines of Flower's processes, which are in the log file.")
 ]
 Log: TypeAlias = Annotated[str, typer.Option(metavar="json", help="Write the log as JSON lines.")]
+Name: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="Run name; the name of an unfinished run continues it.", autocompletion=completing.runs),
+]
+Run: TypeAlias = Annotated[
+    str, typer.Argument(help="A run directory, or a run's name.", autocompletion=completing.runs)
+]
+Sets: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A run-config key.", autocompletion=completing.keys),
+]

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sepal.cli import completing
 from sepal.cli.app import INTERRUPTED, app
 from sepal.cli.notices import starting, what_of
+from sepal.cli.options import Name, Run
 from sepal.cli.printing import say
 
 if TYPE_CHECKING:
@@ -21,14 +23,23 @@ if TYPE_CHECKING:
 @app.command()
 def run(
     config: Annotated[Path | None, typer.Option(help="TOML file with run-config keys, flat or in tables.")] = None,
-    method: Annotated[str | None, typer.Option(help="The key method; see `sepal methods`.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="The key dataset; see `sepal data`.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="The key method; see `sepal methods`.", autocompletion=completing.methods)
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="The key dataset; see `sepal data`.", autocompletion=completing.data_sets)
+    ] = None,
     rounds: Annotated[int | None, typer.Option(help="The key rounds.")] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any run-config key; wins over the file. See `sepal keys`."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any run-config key; wins over the file. See `sepal keys`.",
+            autocompletion=completing.keys,
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Run name; the name of an unfinished run continues it.")] = None,
+    name: Name = None,
     out: Annotated[str | None, typer.Option(help="Directory under which the run's directory is written.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Worker processes; 0: the engine's default.")] = 0,
     from_round: Annotated[
@@ -91,7 +102,7 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
 
 @app.command()
 def evict(
-    run: Annotated[str, typer.Argument(help="A run directory, or a run's name.")],
+    run: Run,
     client: Annotated[str, typer.Argument(help="The client's name.")],
 ) -> None:
     """Remove a client from a run, for example one that has left for good or an unknown one."""

@@ -7,6 +7,7 @@ docs/deployment.md).
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_command, what_of
-from sepal.cli.options import Log, Metrics, Verbose
+from sepal.cli.options import Log, Metrics, Name, Sets, Verbose
 from sepal.cli.printing import say
 from sepal.errors import ConfigError
 
@@ -23,9 +24,9 @@ EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
 @app.command()
 def serve(
-    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A run-config key.")] = None,
+    sets: Sets = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with run-config keys.")] = None,
-    name: Annotated[str | None, typer.Option(help="Run name; the name of an unfinished run continues it.")] = None,
+    name: Name = None,
     out: Annotated[str | None, typer.Option(help="Directory for run directories; by default runs.")] = None,
     host: Annotated[
         str, typer.Option(help="Address on which clients reach --port; 0.0.0.0 for other machines.")
@@ -56,7 +57,7 @@ def serve(
         from sepal.engines.flower.lines import Lines
         from sepal.engines.flower.processes import unusable
         from sepal.engines.flower.registration import Registry
-        from sepal.engines.flower.submission import alone, run_bundle
+        from sepal.engines.flower.submission import alone, run_bundle, state_of
         from sepal.engines.flower.unpacking import clear
         from sepal.protocol.flower.versions import require_supported
         from sepal.protocol.operation import METRICS, place_of
@@ -77,8 +78,11 @@ def serve(
             raise ConfigError(key, "a port of this machine that is free", f"{address}:{number}: {reason}")
     if not credentials:
         check_plain_text(host, insecure)
-    place = private_home() / "server"
-    with alone(place), Flower(place, directory=Path.cwd(), tell=tell_command) as flower:
+    servers = private_home() / "server"
+    with ExitStack() as stack:
+        stack.enter_context(alone(servers))
+        place = state_of(servers, str(flat.get("name", "")))
+        flower = stack.enter_context(Flower(place, directory=Path.cwd(), tell=tell_command))
         flower.ports = Ports(port, control)
         clear(place)
         flower.start_superlink(host, credentials=credentials)

@@ -10,20 +10,25 @@ from typing import Annotated, Any
 
 import typer
 
+from sepal.cli import completing
 from sepal.cli.app import app
 from sepal.cli.notices import starting
+from sepal.cli.options import Run
 from sepal.cli.printing import say
 from sepal.errors import ConfigError, one_line
 
 POLL = 0.2  # seconds between reads by watch
 NAMES = ("key", "name", "run", "dataset", "model")  # columns
-PAGE, TEXT = 120, {"title", "meaning"}  # width of a table with columns of text that goes to a file or a pipe
+MOST = {"values": 0.18, "default": 0.16}  # of the width: the rest is for what keys mean
+PAGE, TEXT = 100, {"title", "meaning"}  # width of a table with columns of text that goes to a file or a pipe
 NAME, WIDE = 40, 1000  # characters: of a name that is not wrapped; of a table that goes to a file or a pipe, at most
 
 
 @app.command()
 def show(
-    run: Annotated[str, typer.Argument(help="A run or a comparison: its directory or its name.")],
+    run: Annotated[
+        str, typer.Argument(help="A run or a comparison: its directory or its name.", autocompletion=completing.runs)
+    ],
     beside: Annotated[str | None, typer.Option(help="Another run, whose accuracy is shown beside it.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the figures by round to this CSV file.")] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Write them to this directory for TensorBoard.")] = None,
@@ -74,7 +79,12 @@ def _show_comparison(place: str, csv: Path | None, everything: bool) -> None:
 
 @app.command()
 def report(
-    runs: Annotated[list[str], typer.Argument(help="Run directories, runs' names, or directories of `sepal compare`.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Run directories, runs' names, or directories of `sepal compare`.", autocompletion=completing.runs
+        ),
+    ],
     out: Annotated[Path | None, typer.Option(help="The file; else report.html or comparison.html, see above.")] = None,
     data: Annotated[
         bool,
@@ -130,7 +140,9 @@ def markdown_table() -> str:
 
 @app.command("keys")
 def list_keys(
-    method: Annotated[str, typer.Argument(help="A method, for its own keys; none: shared keys.")] = "",
+    method: Annotated[
+        str, typer.Argument(help="A method, for its own keys; none: shared keys.", autocompletion=completing.methods)
+    ] = "",
 ) -> None:
     """List run-config keys: values, default, meaning."""
     from sepal.config import RunConfig
@@ -166,23 +178,23 @@ def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) 
 
     table, out = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left"), console()
     cells = [[escape(one_line(word)) for word in row] for row in rows]
+    words = bool(TEXT.intersection(head))
+    if words and not out.is_terminal:
+        out.width = max(out.width, PAGE)
     for place, column in enumerate(head):
         short = max((len(row[place]) for row in cells), default=0) <= NAME
-        table.add_column(
-            column, no_wrap=short and column in ("key", "name", "run", "dataset", "model"), overflow="fold"
-        )
+        most = int(MOST[column] * out.width) if column in MOST else None
+        table.add_column(column, no_wrap=short and column in NAMES, overflow="fold", max_width=most)
     for row in cells:
         table.add_row(*row)
-    if not out.is_terminal and TEXT.intersection(head):
-        out.width = max(out.width, PAGE)
-    elif not out.is_terminal:
+    if not words and not out.is_terminal:
         out.width = max(out.width, out.measure(table, options=out.options.update(width=WIDE)).maximum)
     out.print(table)
 
 
 @app.command()
 def watch(
-    run: Annotated[str, typer.Argument(help="A run directory, or a run's name.")],
+    run: Run,
     follow: Annotated[bool, typer.Option(help="Wait for further rounds until the run has ended.")] = True,
     web: Annotated[bool, typer.Option("--web", help="As a page on this machine instead, until Ctrl-C.")] = False,
     web_port: Annotated[int, typer.Option(help="Of the page, on 127.0.0.1; 0: any that is free.")] = 8090,

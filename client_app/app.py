@@ -22,7 +22,8 @@ from sepal import user_modules
 from sepal.client.devices import device_memory
 from sepal.client_app.audit import Audit
 from sepal.client_app.build import Node, Shared, build_host, open_store, open_upload_count
-from sepal.client_app.guard import check_noise, check_sizes, check_split, limited_memory, local_config
+from sepal.client_app.guard import check_columns, check_noise, check_sizes, check_split, limited_memory, local_config
+from sepal.client_app.host import ClientHost
 from sepal.client_app.simulation import protect_ray, starts_ray
 from sepal.errors import ConfigError, one_line
 from sepal.protocol.fields import arrays_of
@@ -192,12 +193,15 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
     if order.kind is Kind.ADAPT and order.keep and not on_one_machine():
         log.info("%s: %s", node.client, CLOSING)
     check_split(node, shared.assembly.task.config)
+    check_columns(node, shared.assembly.data)
     check_noise(node, shared.assembly.task.config, order, shared.assembly.method.private)
     store = open_store(shared, node, order.run)
     # A query may arrive while the client trains; all other messages are answered one at a time.
     with nullcontext() if order.kind is Kind.QUERY else store.lock():
         secret = b"" if on_one_machine() else store.secret.encode()  # a simulation is repeatable from its seed
         host = build_host(shared, node, order.run, store, secret)
+        if order.kind is Kind.QUERY and not on_one_machine():
+            log.info("%s: %s", node.client, _share(node, shared, host))
         if not on_one_machine() and (node.most_uploads or shared.assembly.task.config.privacy.noise):
             host = replace(host, spend=open_upload_count(shared, node).spend)
         if node.export:
@@ -205,6 +209,16 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
 
             host = replace(host, deliver=partial(write_deployed, shared, node, order.run))
         return host.answer(message.content)
+
+
+def _share(node: Node, shared: Shared, host: ClientHost) -> str:
+    """Return what of its data a node trains with: a table of one's own, say, is not read whole by default."""
+    examples = f"{host.info.examples} training examples"
+    if node.data:
+        return f"{examples} of {node.data}"
+    parts = shared.assembly.task.config.clients or node.partitions
+    whole = shared.assembly.task.config.dataset
+    return f"{examples}, part {node.partition + 1} of {parts} of the data set {whole} on this machine"
 
 
 app = make_app()

@@ -19,7 +19,7 @@ import torch
 from sepal.client.augment import augmentation
 from sepal.client.columns import Column, Part, columns
 from sepal.client.devices import be_deterministic, check_precision, choose_device
-from sepal.client.evaluation import Evaluator
+from sepal.client.evaluation import Evaluator, unseeded
 from sepal.client.meeting import Meeting
 from sepal.client.network import Network
 from sepal.client.state_store import DiskStateStore, StateStore
@@ -36,7 +36,9 @@ from sepal.data import FederatedData, OwnData
 from sepal.errors import ConfigError, DataError
 from sepal.protocol.fields import NAME, client_name
 from sepal.protocol.method import ClientInfo
+from sepal.protocol.seeding import generators_seeded
 from sepal.protocol.threads import set_threads
+from sepal.rng import derive_seed
 from sepal.storage.home import private_home
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import Assembly, assemble
@@ -200,7 +202,9 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     if not len(data.train) + len(data.test):
         raise DataError(f"{node.client}: data", "at least one training or test example", "none")
     if node.client not in shared.digests:
-        shared.digests[node.client] = data_digest(data, f"{getattr(store, 'secret', '')}|{data_keys(task.config)}")
+        key = f"{getattr(store, 'secret', '')}|{data_keys(task.config)}"
+        with generators_seeded(derive_seed(task.config.seed, "data-digest", node.client)):  # reads the user's Datasets
+            shared.digests[node.client] = data_digest(data, key)
     info = ClientInfo(node.client, len(data.train), capacity, device.partition(":")[0], shared.digests[node.client])
     train, validation, test = (columns(part, device) for part in (data.train, data.validation, data.test))
     shown = judged = validation
@@ -235,6 +239,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         lambda: corrupted(shared, node.client, data.test),
         task.learning,
         scale,
+        (lambda view: trainer.randomness(trainer.round, f"evaluate {view}")) if _draws(task.config, test) else unseeded,
     )
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
     machine = machine_keys(task.config) if secret else ""  # without a secret engines must agree on the bits
@@ -250,6 +255,8 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         figures,
         noised=shared.assembly.method.private if secret and task.config.privacy.noise else (),
         begin=trainer.begin,
+        take_up=trainer.take_up,
+        local=lambda: trainer.local,
         tells_divergence=not task.config.privacy.noise,
         accuracies=node.accuracies,
         machine=machine,
@@ -257,6 +264,11 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
             column.nbytes for part in (train, validation, test) for column in part if not isinstance(column, Column)
         ),
     )
+
+
+def _draws(config: RunConfig, test: tuple[Part, Part]) -> bool:
+    """Return whether an evaluation may draw random numbers: code of the user's, or a Dataset. Sepal's own does not."""
+    return isinstance(test[0], Column) or any(":" in name for name in (config.model, config.method, config.task))
 
 
 def _standardized(targets: Part, scale: TargetScale | None) -> Part:

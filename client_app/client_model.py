@@ -18,9 +18,11 @@ from sepal.client.network import NetworkPredictor
 from sepal.client.state_store import DiskStateStore, Stored
 from sepal.client.target_scale import target_scale
 from sepal.client_app.build import Node, Shared, build_host, data_of
+from sepal.client_app.host import ClientHost
 from sepal.client_app.portable import Loaded, Origin, load, save
-from sepal.data.examples import Examples
+from sepal.data.examples import DatasetInfo, Examples
 from sepal.data.federation import DealtData
+from sepal.data.schema import parsed
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, StateError, one_line
 from sepal.models.lora import merged
@@ -109,6 +111,13 @@ def newest_state(path: Path, assembly: Assembly, client: str, elsewhere: bool = 
     return NewestState(version_round(newest.stem), store.load(newest.stem), store, newest.parent, last)
 
 
+def _schema(info: DatasetInfo) -> str:
+    """Return how a table becomes the model's inputs; empty where earlier versions read it so, too."""
+    schema = parsed(info.schema)
+    known = schema.is_plain and schema.label in ("", "label")
+    return "" if known else schema.model_copy(update={"classes": ()}).text()
+
+
 def _versions(place: Path) -> list[Path]:
     return [file for file in place.glob("*.safetensors") if is_version(file.stem) and is_regular(file, place)]
 
@@ -146,7 +155,7 @@ def client_model(
     if path not in newest.place.parents and host.info.data != newest.stored.reply.client.data:
         expected = "the data that it trained on (`sepal join --export` writes its model where that is)"
         raise ConfigError("client", expected, f"{client}, whose data this machine's run config does not name")
-    predict = _predictor(path.name, assembly, host.algorithm, newest.stored, newest, view)
+    predict = _predictor(path.name, assembly, host, newest.stored, newest, view)
     if predict is None:
         raise ConfigError("client", f"one that has a {view} model", f"{client}, which has none")
     return extract(assembly, node, path.name, predict, view, device)
@@ -207,8 +216,11 @@ def extract(
         data.scale is not None and keys.folder.missing == "mean",
         scale.mean if scale else (),
         scale.spread if scale else (),
+        _schema(info),
     )
-    whole = [{**network.read(), **frozen_tensors(network.module)} for network in predict.networks]
+    whole = [
+        {**network.read(), **frozen_tensors(network.module), **network.state.all()} for network in predict.networks
+    ]
     networks = [merged(tensors, (keys.lora.alpha or keys.lora.rank) / (keys.lora.rank or 1)) for tensors in whole]
     labels = len(np.unique(data.train.y)) if info.labelled and isinstance(data.train, Examples) else 0
     outputs = predict(x.to(device))
@@ -217,7 +229,7 @@ def extract(
 
 
 def _predictor(
-    run: str, assembly: Assembly, algorithm: ClientAlgorithm[Any], newest: Stored, found: NewestState, view: str
+    run: str, assembly: Assembly, host: ClientHost, newest: Stored, found: NewestState, view: str
 ) -> Predictor | None:
     """Return the predictor that the closing round evaluated as ``view``, as :mod:`sepal.client_app.host` made it."""
     if view not in MODELS:
@@ -228,13 +240,16 @@ def _predictor(
     if view != "kept" and not (last if view == "received" else closing):
         expected = f"a run whose closing evaluation has tested this client's {view} model, or --view kept"
         raise ConfigError("run", expected, f"{run}, where {client} trained last in round {reply.round}")
+    algorithm: ClientAlgorithm[Any] = host.algorithm
     if view == "trained":
+        host.take_up(reply.round, newest.local)
         return algorithm.predictor(newest.state, None, plan)
     base = reply.base if closing else reply.version
     stored = found.store.load(base) if base else None
     if base and stored is None:
         raise ConfigError("client", "one whose state can be read", f"{client}, whose state {base} is not here")
     before = stored.state if stored else algorithm.init()
+    host.take_up(reply.round, stored.local if stored else {})
     if last is None:
         return algorithm.predictor(before, None, plan)
     start = replace(last, state=replace(last.state, versions={client: base}))

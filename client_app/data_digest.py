@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from sepal.config import RunConfig, flatten
+from sepal.config import RunConfig, flatten, former_values
 from sepal.config.agreement import LOCAL
 from sepal.data import ClientData
 from sepal.data.streams import Stream
@@ -18,9 +18,10 @@ KEYS, GROUPS = ("clients", "dataset", "seed", "task"), ("folder", "hf", "own", "
 def data_keys(config: RunConfig) -> str:
     """Return the values of the keys that say how data is read, dealt and split, as JSON, without defaults.
 
-    A resumed run has the same ones, also where a later version of Sepal has more keys.
+    A resumed run has the same ones, also where a later version of Sepal has more keys. Of a key whose default has
+    changed, the former one is left out, which runs that began before it have.
     """
-    values, plain = _values(config), _values(RunConfig())
+    values, plain = _values(config), {**_values(RunConfig()), **former_values(RunConfig)}
     chosen = (key for key in sorted(values) if key not in LOCAL and values[key] != plain[key])
     return json.dumps({key: values[key] for key in chosen})
 

@@ -17,6 +17,9 @@ import psutil
 
 from sepal.config.agreement import SERVER_ONLY
 from sepal.config.elsewhere import PATHS, check_code
+from sepal.data.federation import DealtData
+from sepal.data.schema import parsed, schema_of
+from sepal.data.sources import FOLDER
 from sepal.errors import ProtocolError
 from sepal.protocol.inputs import row_size, several
 from sepal.protocol.method import Kind
@@ -24,6 +27,7 @@ from sepal.protocol.method import Kind
 if TYPE_CHECKING:
     from sepal.client_app.build import Node
     from sepal.config import RunConfig
+    from sepal.data import FederatedData
     from sepal.protocol.messages import Order
 
 COPIES = 6  # copies of a model in training: weights, gradient, two moments of Adam, the download, the upload
@@ -33,6 +37,7 @@ NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "Cannot 
 
 # Of the keys that deal and split a node's own files: the values that never act by label, and how a message names them.
 BY_NUMBER: dict[str, tuple[tuple[Any, ...], str]] = {
+    "folder.layout": (("auto", "class"), "auto or class"),  # classes that are taken for owners tell how large they are
     "hf.person": (("",), "none"),  # any column, also that of labels, of which `natural` tells how often a value occurs
     "partition.name": (("iid", "natural"), "iid or natural"),
     "partition.subsample": ((0,), "0"),  # draws by class: with `natural`, a person's count tells its share of a class
@@ -54,7 +59,7 @@ def local_config(run_config: Mapping[str, Any], node: Node) -> dict[str, Any]:
     check_code(flat, node.allow, how, ProtocolError, modules=False)
     hub = str(flat.get("hf.name", ""))
     if node.data_dir:
-        flat["hf.name"] = ""  # the node's own copy
+        flat["hf.name"] = flat["folder.schema"] = ""  # the node's own copy, and the schema beside its data
     elif hub and hub not in node.allow:
         expected = "a data set that this node allows (sepal join --allow OWNER/NAME), or its own copy (--data-dir)"
         raise ProtocolError("hf.name", expected, hub)
@@ -109,6 +114,28 @@ def check_split(node: Node, config: RunConfig) -> None:
         if keys[key] not in values:
             expected = f"{words}, for this node's own files: others tell label counts (sepal join --no-accuracies)"
             raise ProtocolError(key, expected, keys[key])
+
+
+def check_columns(node: Node, data: FederatedData) -> None:
+    """Check that the server names no column of the node's own table, if the node sends no accuracies.
+
+    A column that the server calls the labels' or the owners' answers what it holds, and a digest of categories that are
+    found in the data says which occur there. A schema beside the data fixes both.
+
+    Raises:
+        ProtocolError: The server names a column that no schema names, or categories are those of the data.
+    """
+    if node.accuracies or not isinstance(data, DealtData) or data.spec.dataset != FOLDER:
+        return
+    keys, schema = data.spec.folder, schema_of(data.spec.folder)
+    where = "a schema.toml beside this node's own data that says so (sepal join --no-accuracies)"
+    for key, value, ours in (("label", keys.label, schema.label), ("person", keys.person, schema.client)):
+        if value and value != ours:
+            raise ProtocolError(f"folder.{key}", where, value)
+    if keys.leave_out:
+        raise ProtocolError("folder.leave-out", where, keys.leave_out)
+    if not schema.column and not parsed(data.info.schema).is_plain:
+        raise ProtocolError("folder.schema", f"{where}: a digest of the categories is sent", "none")
 
 
 def available() -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+import numpy.typing as npt
 from flwr.app import RecordDict
 
 from sepal.client.state_store import Origin, StateStore, Stored
@@ -43,6 +44,7 @@ log = logging.getLogger("sepal")
 COSTS = frozenset({"seconds", "steps", "multiply-adds"})
 
 Figures: TypeAlias = dict[str, float | Sequence[float]]  # counts and costs; sums of metrics
+Local: TypeAlias = Mapping[str, npt.NDArray[Any]]  # buffers that stay with the client
 Evaluate: TypeAlias = Callable[[Predictor, str], Mapping[str, float | Sequence[float]]]
 
 
@@ -74,6 +76,9 @@ class ClientHost:
         tells_divergence: Whether a state that is not finite after training is an error. Not in a run with noise, which
             also hides that an update is not finite; the engines must agree on it, with a secret or without.
         data_bytes: Bytes of the client's data that are in memory with it.
+        take_up: Called before each message's work with its round and the buffers that stay with the client
+            (:attr:`sepal.client.state_store.Stored.local`).
+        local: Returns those buffers after the work.
     """
 
     run: str
@@ -92,6 +97,8 @@ class ClientHost:
     deliver: Callable[[str, Predictor | None], None] = lambda view, predictor: None
     tells_divergence: bool = True
     data_bytes: int = 0
+    take_up: Callable[[int, Local], None] = lambda round, local: None
+    local: Callable[[], Local] = dict
 
     def handle(self, records: RecordDict) -> RecordDict:
         """Answer one message. A SepalError becomes an error reply with all details; other exceptions are raised."""
@@ -121,7 +128,7 @@ class ClientHost:
             return replace(reply, facts={**self.facts, "store": self.store.identity}), Content()
         if kind is Kind.TRAIN and plan.phase and "" in self.noised:  # it would be noised, but not charged beforehand
             raise ProtocolError("phase", "none: all rounds of this method are alike", plan.phase)
-        state, before = self._load(order.base)
+        state, before, local = self._load(order.base)
         work = self._asked(order, content.digest(), before)
         request = f"{work}|{order.keep}|{','.join(order.views)}"
         if not self.accuracies:
@@ -131,6 +138,7 @@ class ClientHost:
         if stored:
             return stored.reply, stored.content
         download = unseal(content, self.algorithm.download_schema(state, plan))
+        self.take_up(plan.round, local)
         charge = ""
         if kind is Kind.TRAIN and plan.phase in self.noised:
             charge = f"{order.run} {hashlib.sha256(request.encode()).hexdigest()}"
@@ -173,21 +181,27 @@ class ClientHost:
         answer = seal(upload)
         if kind is Kind.TRAIN or (kind is Kind.ADAPT and order.keep):
             name = version(plan.round, order.base, came, answer.digest())
-            reply = replace(reply, version=name, state=digest(after) if order.keep and not self.noised else "")
+            local = self.local()
+            reply = replace(reply, version=name)
+            if order.keep and not self.noised:
+                state = digest(after)
+                reply = replace(reply, state=digest({"state": state, "local": local}) if local else state)
             if answer.data or answer.scalars:
                 self.spend(f"{charge or order.run} {name}")
-            self.store.save(name, Stored(request, after, reply, answer), Origin(order, content))
+            self.store.save(name, Stored(request, after, reply, answer, local), Origin(order, content))
             self.store.prune(order.durable)
         return reply, answer
 
-    def _load(self, base: str) -> tuple[Any, str]:
-        """Return a version, and the digest of all that the server chose on the way to it."""
+    def _load(self, base: str) -> tuple[Any, str, Local]:
+        """Return a version, the digest of all that the server chose on the way to it, and the client's buffers."""
         if not base:
-            return self.algorithm.init(), ""
+            return self.algorithm.init(), "", {}
         stored = self.store.load(base)
-        return (stored.state, stored.request.partition("|")[0]) if stored else self._load_again(base)
+        if stored is None:
+            return self._load_again(base)
+        return stored.state, stored.request.partition("|")[0], stored.local
 
-    def _load_again(self, base: str) -> tuple[Any, str]:
+    def _load_again(self, base: str) -> tuple[Any, str, Local]:
         """Rebuild a damaged version by repeating its round from the previous version and the stored message.
 
         Raises:
@@ -198,7 +212,8 @@ class ClientHost:
             raise StateError("base", f"the state of version {base}", "none: it was lost, or is of another directory")
         order, content = origin.order, origin.content
         log.warning("%s: version %s is damaged; made again from %s", self.info.name, base, order.base or "the start")
-        state, before = self._load(order.base)
+        state, before, local = self._load(order.base)
+        self.take_up(order.plan.round, local)
         download = unseal(content, self.algorithm.download_schema(state, order.plan))
         answered = content.digest()
         work = self._asked(order, answered, before)
@@ -207,8 +222,9 @@ class ClientHost:
         if version(order.plan.round, order.base, answered, answer.digest()) != base:
             raise StateError("base", f"the state of version {base}", "another: its round cannot be repeated here")
         reply = Reply(order.run, order.plan.round, order.kind, self.info, order.base, answered, base)
-        self.store.save(base, Stored(f"{work}|made again", after, reply, answer), origin)
-        return after, work
+        local = self.local()
+        self.store.save(base, Stored(f"{work}|made again", after, reply, answer, local), origin)
+        return after, work, local
 
     def _work(self, order: Order, state: Any, download: Payload, work: str) -> tuple[Any, Payload]:
         # The run is not part of it: in a deployment each run has its own secret, and engines must agree on the bits.

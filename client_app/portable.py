@@ -24,11 +24,13 @@ import torch
 from torch import nn
 
 from sepal import models
+from sepal.client.module_state import is_known
 from sepal.client.target_scale import InUnit
 from sepal.client_app.preparing import prepared, read
 from sepal.config.elsewhere import check_code
+from sepal.data.schema import parsed
 from sepal.errors import ModelError, StateError, one_line
-from sepal.modules import bring_back, floating, frozen_tensors, tied_names
+from sepal.modules import bring_back, floating, frozen_tensors, set_frozen, tied_names
 from sepal.protocol.inputs import several
 from sepal.protocol.method import resolve
 from sepal.protocol.tasks import LearningTask
@@ -47,6 +49,7 @@ PLAIN = (
     ("fill", False),
     ("target_mean", ()),
     ("target_spread", ()),
+    ("schema", ""),
 )
 
 
@@ -75,6 +78,8 @@ class Origin:
         target_mean: Of each number that a regression predicts, where the client's targets were standardised: the mean
             over its training part, which the module adds last.
         target_spread: The standard deviation of each there, by which the module multiplies before.
+        schema: How a table becomes the module's inputs, :meth:`sepal.data.schema.Schema.text`; empty where each of its
+            columns is one, and labels are in the column ``label``.
     """
 
     model: str
@@ -102,6 +107,7 @@ class Origin:
     fill: bool = False
     target_mean: tuple[float, ...] = ()
     target_spread: tuple[float, ...] = ()
+    schema: str = ""
 
 
 def learning_of(origin: Origin) -> LearningTask:
@@ -158,7 +164,7 @@ def save(path: Path, origin: Origin, networks: Sequence[Mapping[str, npt.NDArray
 
     facts = {key: value for key, value in asdict(origin).items() if (key, value) not in PLAIN}
     about = {"format": FORMAT, "origin": json.dumps(facts)}
-    tensors = {f"{n}/{name}": np.ascontiguousarray(t) for n, part in enumerate(networks) for name, t in part.items()}
+    tensors = {f"{n}/{name}": np.asarray(t, order="C") for n, part in enumerate(networks) for name, t in part.items()}
     write_atomically(path, to_bytes(tensors, about))
 
 
@@ -231,6 +237,8 @@ def _check_types(origin: Origin) -> None:
     numbers = len(origin.target_mean), len(origin.target_spread)
     if numbers != (0, 0) and (origin.task != "regression" or numbers != (origin.classes, origin.classes)):
         raise ValueError(f"origin.target_mean and origin.target_spread without a regression's {origin.classes} numbers")
+    if origin.schema and parsed(origin.schema).inputs != origin.columns:
+        raise ValueError("origin.schema of other columns than origin.columns")
     if origin.fill and not origin.offset:
         raise ValueError("origin.fill without means")
 
@@ -305,21 +313,39 @@ def fill(module: nn.Module, tensors: Mapping[str, npt.NDArray[np.float32]]) -> n
 
     Layers that share a weight share it afterwards, too, and what the model freezes is a frozen parameter again.
 
+    Buffers that stay with a client may be missing: they are then as the module is built. One that only training makes,
+    in a layer of the module, is added.
+
     Raises:
         ModelError: A tensor is missing or unknown.
     """
-    wanted = {*floating(module), *frozen_tensors(module)}
-    tied = tied_names(module)
-    if wanted != tensors.keys():
-        raise ModelError("model", f"the {len(wanted)} tensors of its module", sorted(wanted ^ tensors.keys())[0])
+    frozen = frozen_tensors(module)
+    wanted, tied = {*floating(module), *frozen}, tied_names(module)
+    if odd := sorted(name for name in {*tensors} - wanted if not _may_be_buffer(module, name)):
+        raise ModelError("model", f"the {len(wanted)} tensors of its module", odd[0])
+    if missing := sorted(wanted - {*tensors}):
+        raise ModelError("model", f"the {len(wanted)} tensors of its module", missing[0])
     for name, array in tensors.items():
         place, _, leaf = name.rpartition(".")
         layer, tensor = module.get_submodule(place), torch.from_numpy(array.copy())
         if leaf in layer._parameters:
             layer._parameters[leaf] = nn.Parameter(tensor)
-        else:
+        elif leaf in layer._buffers:
             layer._buffers[leaf] = tensor
+        else:
+            layer.register_buffer(leaf, tensor, persistent=False)
+        if name in frozen:
+            set_frozen(module, name, tensor)
     for name, first in tied.items():
         (place, _, leaf), shared = name.rpartition("."), module.get_parameter(first)
         module.get_submodule(place)._parameters[leaf] = shared
     return bring_back(module)
+
+
+def _may_be_buffer(module: nn.Module, name: str) -> bool:
+    """Return whether a layer has a buffer of that name, or nothing and is not one of torch's or Sepal's."""
+    path, _, leaf = name.rpartition(".")
+    layer = dict(module.named_modules()).get(path)
+    if layer is None or leaf in layer._parameters:
+        return False
+    return leaf in layer._buffers or not (hasattr(layer, leaf) or is_known(layer))

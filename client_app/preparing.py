@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.data.examples import PIXELS, scaled
+from sepal.data.schema import Column, Schema, parsed
 from sepal.data.sources.images import Look
 from sepal.data.sources.inputs import Inputs, numbered, read_inputs
+from sepal.data.sources.kinds import encoded
 from sepal.data.sources.pictures import read_pictures
 from sepal.errors import DataError, ModelError
-from sepal.protocol.numbers import as_float32
+from sepal.protocol.numbers import as_float32, check_whole
 from sepal.protocol.tasks.learning import CLASSIFICATION
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def read(origin: Origin, data: Any) -> Inputs:
     look = Look(size, channels)
     if isinstance(data, str | Path):
         other = origin.task != CLASSIFICATION
-        return read_inputs(Path(data), origin.class_names, origin.shape, look, origin.columns, other, origin.fill)
+        return read_inputs(Path(data), origin.class_names, origin.shape, look, schema_of(origin), other, origin.fill)
     found = read_pictures(data, origin.shape, look)
     if found is None:
         x = _array(origin, data)
@@ -66,16 +68,30 @@ def prepared(origin: Origin, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return scaled(x, origin.mean, origin.std, len(origin.shape))
     if origin.vocabulary:
         return np.asarray(x, np.int64)
+    check_whole("data", x)
     return np.array(x, np.float64) if origin.offset else as_float32("data", x)
+
+
+def schema_of(origin: Origin) -> Schema:
+    """Return how the model takes a table: by its schema, or else each of its columns as a number."""
+    if origin.schema:
+        return parsed(origin.schema)
+    return Schema(column=tuple(Column(name=name, kind="number") for name in origin.columns))
 
 
 def _array(origin: Origin, data: Any) -> npt.NDArray[Any]:
     """Return examples as an array; of a data frame the model's columns, in the model's order."""
     if origin.columns and hasattr(data, "columns"):
-        if twice := [name for name in origin.columns if list(data.columns).count(name) > 1]:
+        wanted = schema_of(origin).column
+        if twice := [column.name for column in wanted if list(data.columns).count(column.name) > 1]:
             raise DataError("data", "a different name for every column", f"more than one column called {twice[0]}")
-        if missing := [name for name in origin.columns if name not in data.columns]:
-            raise DataError("data", f"the columns {', '.join(origin.columns)}", f"none called {', '.join(missing)}")
+        if missing := [column.name for column in wanted if column.name not in data.columns]:
+            names = ", ".join(column.name for column in wanted)
+            raise DataError("data", f"the columns {names}", f"none called {', '.join(missing)}")
+        if not schema_of(origin).is_plain:
+            return np.concatenate([_inputs(column, data[column.name]) for column in wanted], axis=1)
+        for name in origin.columns:
+            check_whole(f"data, column {name}", np.asarray(data[name]))
         data = data[list(origin.columns)]
     try:
         x = np.asarray(data)
@@ -84,3 +100,18 @@ def _array(origin: Origin, data: Any) -> npt.NDArray[Any]:
     if x.dtype.kind not in "fiub" or not x.ndim:
         raise DataError("data", "an array of numbers", str(x.dtype) if x.ndim else type(data).__name__)
     return x
+
+
+def _inputs(column: Column, values: Any) -> npt.NDArray[np.float64]:
+    """Return a data frame's column as inputs (n, inputs), as the cells of a file would be."""
+    if column.kind == "number":
+        check_whole(f"data, column {column.name}", np.asarray(values))
+        try:
+            return np.asarray(values, np.float64)[:, None]
+        except (ValueError, TypeError) as error:
+            raise DataError(f"data, column {column.name}", "numbers", str(error)) from None
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    there = values.notna()
+    cells = pa.array([str(value) if known else "" for value, known in zip(values, there, strict=True)], pa.string())
+    return encoded("data", column, cells, first=0)

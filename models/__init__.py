@@ -84,7 +84,7 @@ def build(
     output: Sequence[int] = (),
     inputs: tuple[Input, ...] = (),
 ) -> nn.Module:
-    """Return a new model for the data, without changing torch's global generator.
+    """Return a new model for the data, without changing any global generator.
 
     The model's weights are the same in each call; a run starts from those of
     ``sepal.strategies.assembly.first_weights`` instead.
@@ -97,7 +97,7 @@ def build(
         vocabulary: Number of token ids, padding included; 0 where the data is not text.
         width: Fraction of the channels of every layer, in (0, 1], rounded down to whole units, at least one. Below 1,
             the model must be a sequence of layers; see :mod:`sepal.models.channels`.
-        seed: Seed of torch's generator while a user's function builds the model.
+        seed: Seed of the global generators (torch's, NumPy's, Python's) while a user's function builds the model.
         output: Shape of the outputs for one example; empty for logits ``(classes,)``.
         inputs: What one example has, if that is several inputs (:mod:`sepal.protocol.inputs`): the user's function gets
             their shapes, by name or as a tuple, and the model takes rows.
@@ -105,7 +105,7 @@ def build(
     Raises:
         ModelError: The name is unknown, the function cannot be used, or the model does not fit the data.
     """
-    import torch
+    from sepal.protocol.seeding import generators_seeded
 
     shape = tuple(int(side) for side in input_shape)
     if not shape or min(shape) < 1:
@@ -121,8 +121,7 @@ def build(
     make: Callable[[], nn.Module] = partial(_known, name, shape, classes, vocabulary)
     if ":" in name:
         make = partial(_own, name, shape, classes, vocabulary, wanted, inputs)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with generators_seeded(seed):
         return make() if width == 1 else _narrow(make, width)
 
 
@@ -174,7 +173,8 @@ def _own(
     import torch
     from torch import nn
 
-    from sepal.modules import set_aside
+    from sepal.models.outputs import take_logits
+    from sepal.modules import refuse_unfit_tensors, set_aside
 
     function = load("model", name, ModelError)
     sides: Any = shape
@@ -190,16 +190,21 @@ def _own(
     if inputs:
         model = unpacking(model, inputs)
     examples = torch.zeros(2, *shape, dtype=torch.int64 if vocabulary and not inputs else torch.float32)
+    take_logits(model)
     try:
         with torch.no_grad():
             logits = model.eval()(examples)
         got = f"shape {tuple(logits.shape)}"
+    except ModelError:
+        raise
     except Exception as error:
+        refuse_unfit_tensors(model)
         got = described(error)
         if not vocabulary and "indices" in got and "Long" in got:  # of an embedding
             got += "; whole numbers come with own.vocabulary (vocabulary= in Python)"
     if got != f"shape {(2, *output)}":
         raise ModelError("model", f"{name} to map {tuple(examples.shape)} to logits of shape {(2, *output)}", got)
+    refuse_unfit_tensors(model)
     return set_aside(model.train())
 
 

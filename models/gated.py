@@ -20,9 +20,20 @@ from torch import nn
 from sepal.errors import ModelError
 from sepal.models.gate import Gate, straight_through, straight_through_one
 from sepal.models.gated_layers import LAYERS, Gated, Mask
-from sepal.modules import OTHERWISE, described_layer, frozen_names, refuse_tied
+from sepal.modules import OTHERWISE, described_layer, floating, frozen_names, refuse_tied
 
 Choose = Callable[[npt.NDArray[np.float32]], Mask]
+
+
+def _refuse_statistics(model: nn.Module) -> None:
+    norms = [each for each in model.named_modules() if isinstance(each[1], nn.modules.batchnorm._BatchNorm)]
+    if odd := [(path, layer) for path, layer in norms if any(True for _ in layer.parameters())]:
+        expected = f"norms without running statistics, such as GroupNorm, to gate them ({OTHERWISE})"
+        raise ModelError("model", expected, described_layer(*odd[0]))
+    parameters = dict(model.named_parameters())
+    if statistics := [name for name in floating(model) if name not in parameters]:
+        expected = f"no buffers of floating point in its state_dict, to gate it ({OTHERWISE})"
+        raise ModelError("model", expected, statistics[0])
 
 
 def _known(layer: nn.Module) -> bool:
@@ -98,9 +109,7 @@ class GatedModule(nn.Module):
         self._held: list[tuple[torch.Tensor, torch.Tensor]] = []
         held = [(path, part) for path, part in model.named_modules() if any(True for _ in part.parameters(False))]
         other = [(path, layer) for path, layer in held if not _known(layer)]
-        if norms := [each for each in other if isinstance(each[1], nn.modules.batchnorm._BatchNorm)]:
-            expected = f"norms without running statistics, such as GroupNorm, to gate them ({OTHERWISE})"
-            raise ModelError("model", expected, described_layer(*norms[0]))
+        _refuse_statistics(model)
         if embeds := [path for path, layer in held if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]:
             raise ModelError("model", f"inputs that are numbers, for a gate ({OTHERWISE})", f"{embeds[0]} (Embedding)")
         if gating == "sample" and other:

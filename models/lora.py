@@ -84,7 +84,7 @@ def merged(tensors: Mapping[str, NDArray[np.float32]], scale: float) -> dict[str
     plain: dict[str, NDArray[np.float32]] = {}
     for name, array in tensors.items():
         match = _PLACE.match(name)
-        if match is None:
+        if match is None or f"{match[1]}parametrizations.{match[2]}.0.lora_A" not in tensors:  # or another's
             plain[name] = array
         elif match[3] == "original":
             start = name.removesuffix("original")

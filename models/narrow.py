@@ -13,6 +13,7 @@ from sepal.errors import ModelError
 from sepal.masks.cuts import Cut
 from sepal.models.channels import CONVOLUTIONS
 from sepal.models.weights import layout
+from sepal.modules import undisturbed
 
 COUNTED = (nn.Linear, *CONVOLUTIONS, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -69,7 +70,7 @@ def forward_multiply_adds(module: nn.Module, example: torch.Tensor) -> Mapping[s
     hooks = [layer.register_forward_hook(counting(f"{name}.weight".lstrip("."))) for name, layer in layers]
     modes = [(part, part.training) for part in module.modules()]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), undisturbed(module):
             module.eval()(example[:1])
     finally:
         for part, training in modes:

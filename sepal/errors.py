@@ -82,13 +82,21 @@ def causes_of(errors: Iterable[SepalError]) -> str:
     Args:
         errors: Errors whose keys begin with a client (``node 3: client-00002: data``) or are one.
     """
-    groups: dict[str, list[tuple[str, str]]] = {}
+    pairs = []
     for error in errors:
         who, _, key = error.key.rpartition(": ")
         cause = f"{key}: expected {error.expected}, got {error.got}" if who else error.got
-        groups.setdefault(re.sub(r"\d+", "#", cause), []).append((cause, who or error.key))
-    causes = sorted(groups.values(), key=lambda group: -len(group))
-    words = [f"{group[0][0]} ({_names([who for _, who in group])})" for group in causes[:MOST_CAUSES]]
+        pairs.append((who or error.key, cause))
+    return told_causes(pairs)
+
+
+def told_causes(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return causes as one text, as :func:`causes_of` does; ``pairs`` are clients and what went wrong with each."""
+    groups: dict[str, tuple[str, dict[str, None]]] = {}
+    for who, cause in pairs:
+        groups.setdefault(re.sub(r"\d+", "#", cause), (cause, {}))[1][who] = None
+    causes = sorted(groups.values(), key=lambda group: -len(group[1]))
+    words = [f"{cause} ({_names(list(clients))})" for cause, clients in causes[:MOST_CAUSES]]
     left = len(causes) - MOST_CAUSES
     return "; ".join([*words, *([f"{left} other cause{'s' * (left > 1)}"] if left > 0 else [])])
 

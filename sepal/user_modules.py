@@ -60,6 +60,8 @@ def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
     module, colon, name = target.partition(":")
     if not (module and colon and name):
         raise error(key, "package.module:function", target)
+    if module.endswith(".py"):
+        raise error(key, f"{Path(module).stem}:{name}, a module's name and not its file", target)
     if module == DEFINED:
         return _defined(key, name, error)
     sys.path.extend(directory for directory in directories() if directory not in sys.path)

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from sepal import user_modules
 from sepal.errors import SepalError
 from sepal.protocol.operation import METRICS, log_as_json, serve
+from sepal.protocol.repeats import told_once
 from sepal.protocol.tasks.scoring import headline, measure_of
 from sepal.server.observer import Observer
 from sepal.server.report import Report
@@ -96,5 +97,6 @@ def main(grid: Grid, context: Context) -> None:
         figures = ServerFigures(strategy.status)
         observers.append(figures)
         serve(place, figures)
-    strategy.start(grid)
+    with told_once():
+        strategy.start(grid)
     log.info("run written to %s", directory.path)

@@ -97,7 +97,7 @@ def assemble(
     chosen = method or registry.get(config.method)
     data = data or federated_data(config)
     known = data.info
-    owners = with_owners(config, data, "clients" in flat)
+    owners = with_owners(config, data, "clients" in config.model_fields_set)
     if owners.config.clients != config.clients:
         check_together(owners.config)
     config = owners.config
@@ -114,7 +114,8 @@ def assemble(
     if config.trainable or config.lora.rank:
         make = partial(_part_frozen, make, config)
     first = first_weights(config, make)
-    agreed = agreed_text(config, hyper, flat, sources or {}, known.class_names if config.dataset in FILES else ())
+    found = (known.class_names, known.schema) if config.dataset in FILES else ()
+    agreed = agreed_text(config, hyper, flat, sources or {}, *found)
     task = Task(
         first.layout, first.weights, config, hyper, make, known.input_shape, first.given, first.frozen, learning
     )
@@ -209,13 +210,16 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
 
     Raises:
         ConfigError: The model is refused (:func:`sepal.strategies.rules.check_model`), or the file does not fit it.
+        ModelError: The module holds something that clients cannot share.
     """
+    from sepal.client.module_state import ModuleState
     from sepal.models.weights import as_built, initial_weights, layout, views
-    from sepal.modules import frozen_tensors
+    from sepal.modules import floating, frozen_tensors
 
     module = make()
     parameters, frozen = layout(module), frozen_tensors(module)
     rules.check_model(config, parameters)
+    ModuleState(module, floating(module))  # so that what clients would refuse is refused before the run
     set_by = "initial-weights" if config.initial_weights and (config.trainable or config.lora.rank) else config.model
     kept = (f"model: {len(frozen)} frozen tensors stay as {set_by} sets them",) if frozen else ()
     if config.initial_weights:
@@ -301,14 +305,14 @@ def _from_file(config: RunConfig, module: nn.Module, parameters: Layout) -> Weig
     """
     from sepal.models.lora import plain_name
     from sepal.models.weights import initial_weights
-    from sepal.modules import frozen_tensors
+    from sepal.modules import frozen_names
 
     stored, head = _read(config.initial_weights), set[str]()
     if config.initial_head == "new":
         head = {parameter.name for parameter in parameters if parameter.name.rpartition(".")[0] == _last(parameters)}
     head |= {parameter.name for parameter in parameters if parameter.name.endswith((".lora_A", ".lora_B"))}
     wanted = {parameter.name: parameter.shape for parameter in parameters if parameter.name not in head}
-    extra = head | {plain_name(name) for name in frozen_tensors(module)}
+    extra = head | {plain_name(name) for name in frozen_names(module)}
     found = {name: tuple(array.shape) for name, array in stored.items() if name not in extra}
     if wanted != found:
         odd = next(name for name in {**wanted, **found} if wanted.get(name) != found.get(name))

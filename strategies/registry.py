@@ -14,6 +14,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from sepal.config import RunConfig, Settings, flatten, former_values, method_name, unknown_method
+from sepal.config.parse import NOT_SET
 from sepal.errors import ConfigError
 from sepal.protocol.method import Method, Scalar, resolve
 from sepal.user_modules import load
@@ -147,8 +148,11 @@ def deployed(name: str) -> str:
 
 
 def defaults(own: str = "") -> dict[str, Scalar]:
-    """Return every run-config key with its default: shared keys, then each method's, also that at the place ``own``."""
-    keys: dict[str, Scalar] = RunConfig().flat()
+    """Return every run-config key with its default: shared keys, then each method's, also that at the place ``own``.
+
+    A key whose default depends on the data has the word for it (:data:`sepal.config.parse.NOT_SET`).
+    """
+    keys: dict[str, Scalar] = {**RunConfig().flat(), **NOT_SET}
     for method in map(get, (*names(), *([own] if ":" in own else ()))):
         keys |= flatten(method.hyper(), f"{method.name}.")
     return keys

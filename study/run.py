@@ -93,6 +93,7 @@ def execute(run: Prepared, workers: int = 0, from_round: int | None = None, obse
         SepalError: The run cannot be started or completed.
     """
     from sepal.engines.in_process import run_in_process
+    from sepal.protocol.repeats import told_once
     from sepal.server_app.places import IN_PROCESS
     from sepal.server_app.run_directory import RunDirectory
     from sepal.server_app.stored_run import stored_summary
@@ -104,7 +105,8 @@ def execute(run: Prepared, workers: int = 0, from_round: int | None = None, obse
             return False
         states = Path(settings.state_dir).expanduser() if settings.state_dir else run.path / "clients"
         watching: list[Observer] = [directory, *observers]
-        run_in_process(run.assembly, store=directory.store(), observers=watching, workers=workers, state_dir=states)
-        if summary := stored_summary(run.path):
-            note(run.path, summary, run.assembly)
+        with told_once():
+            run_in_process(run.assembly, store=directory.store(), observers=watching, workers=workers, state_dir=states)
+            if summary := stored_summary(run.path):
+                note(run.path, summary, run.assembly)  # reads clients' data in this process, and may warn of them, too
     return True

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sepal.config import Flat, RunConfig, key_types
+from sepal.config import Flat, RunConfig, key_types, parse
 from sepal.errors import ConfigError
 from sepal.server_app.stored_run import FREE, begun, stored_config
 
@@ -37,7 +37,7 @@ def gather_to_serve(config: Path | None, sets: Sequence[str], name: str | None, 
     """Return the flat keys of a run of Flower's processes: :func:`gather`, with ``out`` absolute.
 
     Those processes have another working directory. ``out`` is not taken from a stored run, whose directory may have
-    been moved. There are two clients unless a key says otherwise.
+    been moved. Unless a key says otherwise, there are as many clients as owners of examples, or else two.
 
     Raises:
         ConfigError: A file or a value cannot be read.
@@ -45,7 +45,21 @@ def gather_to_serve(config: Path | None, sets: Sequence[str], name: str | None, 
     base = Path.cwd()
     where = out or _given(config, sets).get("out", RunConfig.model_fields["out"].default)
     absolute = str(base / _expanded(where)) if isinstance(where, str) else None  # another type is refused later
-    return {"clients": 2, **gather(config, sets, {"name": name, "out": absolute}, base)}
+    flat = gather(config, sets, {"name": name, "out": absolute}, base)
+    return flat if "clients" in flat else {"clients": _owners(flat) or 2, **flat}
+
+
+def _owners(flat: Flat) -> int:
+    """Return how many owners the examples of the run's files have; 0 where they have none."""
+    from sepal.data import federated_data
+    from sepal.data.owners import owner_count
+    from sepal.data.sources import FILES
+    from sepal.strategies.registry import Hypers
+
+    if flat.get("dataset") not in FILES:
+        return 0
+    keys, _ = parse(flat, Hypers())
+    return owner_count(keys, federated_data(keys))
 
 
 def _expanded(path: str) -> Path:

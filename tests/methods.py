@@ -1,25 +1,16 @@
-"""Every registered method and variants of it in short runs on handwritten digits: four clients, two of them sampled."""
+"""Every registered method and variants of it, for the checks of ``sepal check-method`` (sepal.study.method_checks)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import pytest
 
-from sepal.client_app.build import Node, Shared, build_host
-from sepal.client_app.host import ClientHost
-from sepal.engines.in_process import run_in_process
-from sepal.protocol.payloads import Payload
-from sepal.server.run_state import RoundStart, RunState
-from sepal.server.run_store import MemoryRunStore
-from sepal.server.strategy import SepalStrategy
+from sepal.server.run_state import RoundStart
 from sepal.server.uploads import RoundUploads
 from sepal.strategies import registry
-from sepal.strategies.assembly import Assembly, assemble
-from tests.scratch_store import ScratchStore
+from sepal.study.method_checks.cases import SHORT, Case
 
 CASES = {  # name of the case: its keys; a variant of a method joins by a line
     **{name: {"method": name} for name in registry.METHODS},
@@ -91,134 +82,42 @@ LEARNING = [  # own ways to train; that FedMask learns is in its own tests
     "pfedgate-batch",
     "pfedgate-client",
 ]
-FLAT = {
-    "dataset": "digits",
-    "clients": 4,
-    "clients-per-round": 2,
-    "rounds": 4,
-    "evaluate-every": 3,
-    "checkpoint-every": 2,
-    "partition.name": "dirichlet",
-    "partition.alpha": 1.0,
-    "partition.subsample": 240,
-    "seed": 3,
-}
 
 
 def flat(name, **keys):
     """The keys of a case; ``keys`` win."""
-    return {**FLAT, **CASES[name], **keys}
+    return {**SHORT, **CASES[name], **keys}
 
 
-class Lines:
-    def __init__(self):
-        self.lines, self.records = [], []
+class Counted(Case):
+    """A case whose runs have two more attributes.
 
-    def opened(self, progress, total):
-        pass
-
-    def round(self, progress, record, line):
-        self.lines.append(line)
-        self.records.append(record)
-
-    def closed(self, progress, line):
-        pass
-
-
-class Stop(BaseException):
-    pass
-
-
-class StopAfter(Lines):
-    def __init__(self, round):
-        super().__init__()
-        self.at = round
-
-    def round(self, progress, record, line):
-        if record.round == self.at:
-            raise Stop
-
-
-class Checkpoints(MemoryRunStore):
-    """Keeps the checkpoint that a run begins with."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = None
-
-    def checkpoint(self, progress):
-        self.first = self.first or progress
-        super().checkpoint(progress)
-
-
-@dataclass
-class Finished:
-    """A run that several tests look at.
-
-    Attributes:
-        start: The run's state before the first round.
+    Attributes of its runs:
         composed: How often the download of a round and client was composed.
         decoded: How often the upload of a round and client was decoded.
     """
 
-    strategy: SepalStrategy
-    lines: Lines
-    start: RunState
-    composed: Counter[tuple[int, str]]
-    decoded: Counter[tuple[int, str]]
+    def run(self, keys, observers=()):
+        composed, decoded = Counter(), Counter()
+        download, decode = RoundStart.download, RoundUploads._decode
+
+        def counted_download(start, client, *rest):
+            composed[start.plan.round, client] += 1
+            return download(start, client, *rest)
+
+        def counted_decode(uploads, client, *rest):
+            decoded[uploads._start.plan.round, client] += 1
+            return decode(uploads, client, *rest)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RoundStart, "download", counted_download)
+            patch.setattr(RoundUploads, "_decode", counted_decode)
+            run = super().run(keys, observers)
+        run.composed, run.decoded = composed, decoded
+        return run
 
 
 @cache
-def finished(name, **keys):
-    """Run a case with further keys, once per process: xdist keeps the tests of a case together."""
-    lines, store, composed, decoded = Lines(), Checkpoints(), Counter(), Counter()
-    download, decode = RoundStart.download, RoundUploads._decode
-
-    def counted_download(start, client, *rest):
-        composed[start.plan.round, client] += 1
-        return download(start, client, *rest)
-
-    def counted_decode(uploads, client, *rest):
-        decoded[uploads._start.plan.round, client] += 1
-        return decode(uploads, client, *rest)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RoundStart, "download", counted_download)
-        patch.setattr(RoundUploads, "_decode", counted_decode)
-        strategy = run_in_process(assemble(flat(name, **keys)), store=store, observers=[lines])
-    return Finished(strategy, lines, store.first, composed, decoded)
-
-
-@dataclass
-class First:
-    """A client's first training, from the first download and its first state."""
-
-    assembly: Assembly
-    host: ClientHost
-    server: Any
-    plan: Any
-    download: Payload
-    after: Any
-    upload: Payload
-
-
-def trained_first(name, **keys):
-    """Train client 2 of a case in round 1."""
-    assembly = assemble(flat(name, **keys))
-    server = assembly.method.make_server(assembly.task)
-    host = build_host(Shared.around(assembly, "cpu"), Node(2, 4), "run", ScratchStore())
-    plan = server.plan(1)
-    download = server.newcomer(server.init(), host.info, plan)
-    after, upload = host.algorithm.train(host.algorithm.init(), download, plan)
-    return First(assembly, host, server, plan, download, after, upload)
-
-
-@cache
-def first(name):
-    """Client 2's first training with the case's keys, once per process."""
-    return trained_first(name)
-
-
-def codings(name):
-    """The value codings of a first upload's tensors that are not empty."""
-    return {tensor.coding for tensor in first(name).upload.tensors.values() if tensor.nnz}
+def case(name):
+    """The case of a name, once per process: xdist keeps the tests of a case together."""
+    return Counted(name, CASES[name])

@@ -123,6 +123,23 @@ def test_commands_work_in_an_empty_folder(environment, tmp_path):
     assert list((folder / "runs" / "plan").glob("*/summary.json"))
 
 
+@pytest.mark.timeout(300)
+def test_a_new_project_runs_its_method_is_checked_and_its_test_passes(environment, tmp_path):
+    for folder, arguments in (
+        (tmp_path, ["doctor"]),
+        (tmp_path, ["init", "mine"]),
+        (tmp_path / "mine", ["run", "--config", "run.toml", "--rounds", "2", "--name", "first"]),
+        (tmp_path / "mine", ["check-method", "my_method:Mine"]),
+    ):
+        done = sepal(environment, folder, *arguments)
+        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
+    assert (tmp_path / "mine" / "runs" / "first" / "summary.json").exists()
+    command = [environment / "bin" / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    env = variables(environment, tmp_path)
+    tested = subprocess.run(command, cwd=tmp_path / "mine", env=env, capture_output=True, text=True, check=False)
+    assert tested.returncode == 0, tested.stdout[-2000:]
+
+
 @pytest.mark.timeout(400)
 def test_serve_join_and_watch_work_in_an_empty_folder(environment, tmp_path):
     fleet, control = str(free_port()), str(free_port())

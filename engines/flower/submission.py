@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ from sepal.engines.flower.engine import AppRun, Flower
 from sepal.engines.flower.registration import Registry
 from sepal.errors import ConfigError
 from sepal.storage.files import private_directory
+
+UNNAMED = ".unnamed"  # no run can be called so
 
 
 @contextmanager
@@ -43,6 +46,27 @@ def alone(place: Path, who: str = "server", depth: int = 1, patience: float = 0.
         yield
     finally:
         lock.release()
+
+
+def state_of(home: Path, name: str) -> Path:
+    """Return the directory of what a server keeps for a run: the SuperLink's database, its nodes, and the logs.
+
+    It is the run's, so that another deployment knows nothing of its nodes. A run without a name cannot be continued:
+    what the one before it left is removed, but for the logs, which say why it failed.
+
+    Args:
+        home: The directory of servers, which nobody else uses (:func:`alone`).
+        name: The run's name; empty if it is to be generated.
+    """
+    place = home / (name or UNNAMED)
+    private_directory(place)
+    if not name:
+        for path in place.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif ".log" not in path.name:
+                path.unlink()
+    return place
 
 
 def run_bundle(

@@ -144,4 +144,4 @@ class CachedStore:
 
 def _size(stored: Stored) -> int:
     arrays, _ = flatten(stored.state)
-    return sum(np.asarray(array).nbytes for array in arrays.values()) + 1024
+    return sum(np.asarray(array).nbytes for array in (*arrays.values(), *stored.local.values())) + 1024

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
+from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from queue import SimpleQueue
@@ -56,9 +57,10 @@ def serve(connection: Connection, setup: WorkerSetup) -> None:
     clients = Clients(setup.assembly, setup.directory, setup.limit, setup.device, setup.batch)
     inbox: SimpleQueue[tuple[str, Any]] = SimpleQueue()
     outbox: SimpleQueue[tuple[Any] | None] = SimpleQueue()
+    lines = _collect_log()
     stopped = Event()
     Thread(target=_receive_all, args=(connection, inbox, stopped), daemon=True).start()
-    sender = Thread(target=_send_all, args=(connection, outbox), daemon=True)
+    sender = Thread(target=_send_all, args=(connection, outbox, lines), daemon=True)
     sender.start()
     while True:
         verb, argument = inbox.get()
@@ -84,10 +86,19 @@ def _receive_all(connection: Connection, inbox: SimpleQueue[tuple[str, Any]], st
     inbox.put(("stop", None))
 
 
-def _send_all(connection: Connection, outbox: SimpleQueue[tuple[Any] | None]) -> None:
+def _send_all(connection: Connection, outbox: SimpleQueue[tuple[Any] | None], lines: SimpleQueue[Any]) -> None:
+    """Send each answer with the lines that were logged since the one before."""
     with suppress(OSError):
         while (item := outbox.get()) is not None:
-            connection.send(item[0])
+            connection.send((item[0], [lines.get() for _ in range(lines.qsize())]))
+
+
+def _collect_log() -> SimpleQueue[Any]:
+    """Let what Sepal logs in this process wait in a queue, for the parent: it alone knows what was said before."""
+    lines: SimpleQueue[Any] = SimpleQueue()
+    log.addHandler(QueueHandler(lines))
+    log.propagate = False
+    return lines
 
 
 class Pool:
@@ -184,9 +195,13 @@ class Pool:
 
     def _receive(self, worker: int) -> Any:
         try:
-            return self._connections[worker].recv()
+            answer, lines = self._connections[worker].recv()
         except (EOFError, OSError):
             raise self._gone(worker) from None
+        for record in lines:
+            if log.isEnabledFor(record.levelno):
+                log.handle(record)
+        return answer
 
     def _gone(self, worker: int) -> StateError:
         self._processes[worker].join(1)

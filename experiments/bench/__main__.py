@@ -27,6 +27,7 @@ from experiments.bench import (
     hypernetwork,
     server_memory,
     size,
+    small,
     widths,
 )
 from sepal.server_app.summary import processor
@@ -37,6 +38,7 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "engine": engine.measure,
     "batch": batch.measure,
     "clients": clients.measure,
+    "small": small.measure,
     "cuts": cuts.measure,
     "widths": widths.measure,
     "hypernetwork": hypernetwork.measure,

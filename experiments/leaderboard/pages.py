@@ -230,7 +230,8 @@ def _made(counts: Mapping[str, int], found: Sequence[Measures], reruns: Sequence
     page, tables = _page(found, reruns), _tables(found)
     made = {PAGE: "\n".join((note, *page)), TABLES: "\n".join((note, *tables))}
     if said := parts(found):
-        made[README] = rewritten(README.read_text(encoding="utf-8"), said)
+        readme = {name: lines for name, lines in said.items() if name != "advice"}
+        made[README] = rewritten(README.read_text(encoding="utf-8"), readme)
     return made
 
 

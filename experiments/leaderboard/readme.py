@@ -1,4 +1,4 @@
-"""README's table of papers and its advice, from the leaderboard's rows."""
+"""README's tables of papers and of who suits whom, and the page's advice, from the leaderboard's rows."""
 
 from __future__ import annotations
 
@@ -39,13 +39,76 @@ NAMES = {
 
 
 def parts(found: Sequence[Measures]) -> dict[str, list[str]]:
-    """Return the lines of README's parts; no part until the table's block is finished.
+    """Return the lines of README's parts, and of the page's advice; none until the table's block is finished.
 
     Args:
         found: All blocks: Holm's family is that of all.
     """
     har = next((each for each in found if each.block.name == HAR and each.finished), None)
-    return {"table": list(table(har)), "advice": list(advice(found))} if har else {}
+    return {"table": list(table(har)), "which": list(which(found)), "advice": list(advice(found))} if har else {}
+
+
+def which(found: Sequence[Measures]) -> Iterator[str]:
+    """Yield two sentences and a table of four rows: what to start with, and what to do instead when."""
+    same = compared_blocks(found)
+    leads, cheap = _listed(_leads(found, same)), _is_cheap(same)
+    letters = ", ".join(each.block.name for each in same) or "none yet"
+    yield (
+        f"{f'Try {leads} where data are like these' if leads else NOBODY}. The figures are those of the "
+        f"[leaderboard](docs/results/leaderboard.md)'s federations {letters}, which has all tests and intervals; "
+        "`sepal compare` answers the question for your own data."
+    )
+    tests = f"of {_tests(same)} tests in what a client holds, {_number(_leads(found, same))} finds a method ahead of it"
+    bytes_used = few_bytes(same) if cheap else "sending less costs accuracy somewhere"
+    rows = (
+        ("you have measured nothing yet", "`fedavg-ft`", tests),
+        (
+            "clients will meet each other's data",
+            "`fedavg`, one model for all" if _is_worse_shifted(same) else "measure both on your data",
+            f"under full shift, fine-tuning changes FedAvg's model by {_each(same, _mean_of(_tuned_shift))} points",
+        ),
+        ("bytes bind", '`fedavg-ft` with `compress.name = "stc"`' if cheap else "measure first", bytes_used),
+        ("nothing may be sent", "`local`", f"{_each(same, _mean_of(_alone_behind))} points from fine-tuning"),
+    )
+    yield from ("", "| if | take | measured |", "|---|---|---|")
+    yield from (f"| {when} | {take} | {measured} |" for when, take, measured in rows)
+
+
+def _leads(found: Sequence[Measures], same: Sequence[Measures]) -> Named:
+    """Return who is ahead of FedAvg + fine-tuning and of FedAvg, after Holm's correction."""
+    tuned, plain = _verdicts(found, same)["leads"], _verdicts(found, same, to_dense=True)["leads"]
+    return _without(tuned, _without(tuned, plain))
+
+
+def _number(named: Named) -> str:
+    return str(sum(map(len, named.values())) or "none")
+
+
+def _mean_of(of: Callable[[Measures], Interval | None]) -> Callable[[Measures], str]:
+    """Return a function from a block to an interval's mean in points, as text: ``−1.9``."""
+
+    def words(found: Measures) -> str:
+        interval = of(found)
+        return interval.text().partition(" ")[0] if interval else "–"
+
+    return words
+
+
+def _alone_behind(found: Measures) -> Interval | None:
+    best = alone(found)
+    return found.difference(best, HOLDS) if best else None
+
+
+def _is_worse_shifted(same: Sequence[Measures]) -> bool:
+    """Return whether fine-tuning is worse under full shift in every block."""
+    return all(each is not None and each.high < 0 for each in map(_tuned_shift, same))
+
+
+def _is_cheap(same: Sequence[Measures]) -> bool:
+    """Return whether compressed fine-tuning saves at least half of the bytes everywhere, and loses little."""
+    lost = [rival.mean for each in same if (rival := each.difference(each.named(RIVAL), DEPLOYED))]
+    shares = [share for each in same if (share := _share_of(each, RIVAL)) is not None]
+    return bool(shares) and max(shares) <= HALF and min(lost, default=-1.0) >= -MOST_LOST
 
 
 def table(har: Measures) -> Iterator[str]:
@@ -259,8 +322,7 @@ def _epochs(found: Measures) -> str:
 
 def _local(found: Measures) -> str:
     """Return the best difference of those that train alone."""
-    best = alone(found)
-    difference = found.difference(best, HOLDS) if best else None
+    difference = _alone_behind(found)
     return difference.text() if difference else "–"
 
 
@@ -274,7 +336,7 @@ def alone(found: Measures, measure: Measure = HOLDS) -> Contender | None:
 def _shift(same: Sequence[Measures]) -> str:
     """Say what fine-tuning costs or gains where clients meet each other's data: the same run's two views."""
     found = [_tuned_shift(each) for each in same]
-    if all(each and each.high < 0 for each in found):
+    if _is_worse_shifted(same):
         head = "Keep the one model for all, without fine-tuning, if clients will meet each other's data"
     elif all(each and each.low > 0 for each in found):
         head = "Fine-tune also if clients will meet each other's data"
@@ -294,10 +356,8 @@ def _shifted(found: Measures) -> str:
 
 def _bytes(same: Sequence[Measures]) -> str:
     """Say what compressed fine-tuning deploys for its bytes, who else needs few, and how FedSTC and FedPSE do."""
-    lost = [rival.mean for each in same if (rival := each.difference(each.named(RIVAL), DEPLOYED))]
-    shares = [share for each in same if (share := _share_of(each, RIVAL)) is not None]
-    cheap = shares and max(shares) <= HALF and min(lost, default=-1.0) >= -MOST_LOST
-    head = f"Send less if bytes bind: {few_bytes(same)}" if cheap else "Sending less costs accuracy somewhere"
+    head = f"Send less if bytes bind: {few_bytes(same)}"
+    head = head if _is_cheap(same) else "Sending less costs accuracy somewhere"
     return (
         f"- **{head}.** Deployed models, points from FedAvg + fine-tuning's: {_each(same, _rival)}. The cheapest run, "
         f"picked afterwards, that deploys at most a point less: {_each(same, _fewest)}. FedPSE's cheapest such run: "

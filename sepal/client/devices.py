@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 import torch
 
 from sepal.errors import ConfigError, DeviceMemoryError, one_line
+from sepal.protocol.seeding import generators_seeded
 
 log = logging.getLogger("sepal")
 AT_ONCE = 16  # clients that train at once on an accelerator; measured on one GPU (docs/results/gpu.md)
@@ -82,17 +83,13 @@ def be_deterministic(wanted: bool) -> None:
 
 @contextmanager
 def seeded(seed: int, device: str) -> Iterator[None]:
-    """Let torch's generators, of which dropout has no other, start from ``seed``; the CPU's is restored afterwards."""
-    before, short = torch.default_generator.get_state(), seed % 2**63
-    torch.default_generator.manual_seed(short)
-    kind = torch.device(device).type
-    if kind != "cpu":
-        module = torch.get_device_module(kind)
-        module.manual_seed_all(short) if hasattr(module, "manual_seed_all") else module.manual_seed(short)
-    try:
+    """Let all global generators start from ``seed``, as those of dropout; the CPU's states are restored afterwards."""
+    with generators_seeded(seed):
+        kind = torch.device(device).type
+        if kind != "cpu":
+            module, short = torch.get_device_module(kind), seed % 2**63
+            module.manual_seed_all(short) if hasattr(module, "manual_seed_all") else module.manual_seed(short)
         yield
-    finally:
-        torch.default_generator.set_state(before)
 
 
 def check_precision(precision: str, device: str) -> None:

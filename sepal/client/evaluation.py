@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -39,6 +40,11 @@ def no_examples() -> Examples:
     return torch.empty(0), torch.empty(0, dtype=torch.int64)
 
 
+def unseeded(view: str) -> AbstractContextManager[None]:
+    """Return what evaluation runs in where nothing draws random numbers."""
+    return nullcontext()
+
+
 @dataclass(frozen=True, eq=False)
 class ByBatch:
     """A predictor whose outputs depend on which examples come together, and in which order.
@@ -66,6 +72,7 @@ class Evaluator:
         corrupted: Returns the corrupted test part.
         learning: Says how outputs are scored.
         scale: How the client's targets are standardised in training; the examples here have them in their unit.
+        randomness: Returns what the evaluation of a view runs in; see :meth:`sepal.client.training.Trainer.randomness`.
     """
 
     test: tuple[Part, Part]
@@ -75,6 +82,7 @@ class Evaluator:
     corrupted: Callable[[], Examples] = no_examples
     learning: LearningTask = BY_CLASS
     scale: TargetScale | None = None
+    randomness: Callable[[str], AbstractContextManager[None]] = unseeded
     _last: tuple[Predictor, torch.Tensor, torch.Tensor, Examples] | None = field(default=None, init=False)
 
     def __call__(self, predictor: Predictor, view: str) -> Mapping[str, Figure]:
@@ -83,6 +91,10 @@ class Evaluator:
         The views ``received``, ``trained`` and ``kept`` also have these on validation data, with the prefix
         ``validation-``. Other views are ``pooled``, and these three with ``-shift-PERCENT`` or ``-corrupted``.
         """
+        with self.randomness(view):
+            return self._evaluated(predictor, view)
+
+    def _evaluated(self, predictor: Predictor, view: str) -> Mapping[str, Figure]:
         percent = degree(view)
         if percent is not None:
             return self._shifted(predictor, percent)

@@ -19,6 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
+from sepal.modules import undisturbed
+from sepal.protocol.seeding import generators_seeded
+
 WHOLE = "Global"  # the tracker's name for everything
 AS_THEY_ARE = frozenset({torch.ops.prim.device.default})  # cannot be taken apart
 REST = ""  # the key of operations without a layer's weight, such as attention
@@ -39,7 +42,8 @@ def multiply_adds(module: nn.Module, example: torch.Tensor) -> Mapping[str, int]
     known = _KNOWN.setdefault(module, {})
     trained = frozenset(name for name, parameter in module.named_parameters() if parameter.requires_grad)
     if trained not in known:
-        known[trained] = MappingProxyType(_count(module, example))
+        with undisturbed(module), generators_seeded(0):
+            known[trained] = MappingProxyType(_count(module, example))
     return known[trained]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
+from sepal.client.module_state import ModuleState
 from sepal.errors import ModelError
 from sepal.modules import floating
 from sepal.protocol.method import Weights
@@ -20,12 +22,21 @@ class Network:
     Args:
         module: Any module; moved to ``device``.
         device: Such as ``cpu`` or ``cuda:1``.
+
+    Attributes:
+        tensors: What is exchanged, by name.
+        state: All else that the module holds.
+
+    Raises:
+        ModelError: The module holds something that clients cannot share.
     """
 
     def __init__(self, module: nn.Module, device: str = "cpu") -> None:
         self.module = module.to(device)
         self.device = device
         self.tensors = floating(self.module)
+        self.state = ModuleState(self.module, self.tensors)
+        self._held = {name: _held(self.module, name) for name in self.tensors}
 
     def load(self, weights: Weights) -> None:
         """Copy ``weights`` (float32 by name, every tensor of the module) into the module.
@@ -36,6 +47,7 @@ class Network:
         if weights.keys() != self.tensors.keys():
             odd = sorted(weights.keys() ^ self.tensors.keys())[0]
             raise ModelError("weights", f"the model's {len(self.tensors)} tensors", f"{odd} missing or unknown")
+        self._look_again()
         with torch.no_grad():
             for name, tensor in self.tensors.items():
                 if tuple(tensor.shape) != weights[name].shape:
@@ -44,7 +56,26 @@ class Network:
 
     def read(self) -> dict[str, npt.NDArray[np.float32]]:
         """Return copies of the weights, float32 by name, in the module's order."""
+        self._look_again()
         return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self.tensors.items()}
+
+    def _look_again(self) -> None:
+        """Put the module's own tensors back where it has assigned others, as in ``self.mean = ...``, with their values.
+
+        Raises:
+            ModelError: One has become a tensor of another shape, or nothing.
+        """
+        for name, (tensors, leaf, original) in self._held.items():
+            now = tensors.get(leaf)
+            if now is not original:
+                if now is None or now.shape != original.shape:
+                    got = "nothing" if now is None else f"shape {tuple(now.shape)}"
+                    raise ModelError("model", f"{name} of shape {tuple(original.shape)} after each step", got)
+                with torch.no_grad():
+                    original.copy_(now)
+                tensors[leaf] = original
+            if original.data_ptr() != self.tensors[name].data_ptr():
+                self.tensors[name] = original.detach()
 
 
 class NetworkPredictor:
@@ -76,6 +107,13 @@ class NetworkPredictor:
         with torch.no_grad():
             logits: list[torch.Tensor] = [network.module(x) for network in self.networks]
             return self.combine(*logits, *self.numbers) if self.combine else logits[0]
+
+
+def _held(module: nn.Module, name: str) -> tuple[dict[str, Any], str, torch.Tensor]:
+    path, _, leaf = name.rpartition(".")
+    layer = module.get_submodule(path)
+    tensors: dict[str, Any] = layer._parameters if leaf in layer._parameters else layer._buffers
+    return tensors, leaf, tensors[leaf]
 
 
 def read_gradients(module: nn.Module) -> dict[str, npt.NDArray[np.float32]]:

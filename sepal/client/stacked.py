@@ -22,6 +22,7 @@ from torch.func import functional_call, vmap
 
 from sepal.client.columns import Column
 from sepal.client.hooks import Hooks, Stacked, do_nothing, no_epoch
+from sepal.client.module_state import fingerprint
 from sepal.client.sgd_adam import Optimizer
 from sepal.client.stacked_steps import StackedSteps, settings
 from sepal.modules import floating
@@ -249,6 +250,8 @@ def check(stack: _Stack) -> None:
     before = _copied(leaves)
     index = torch.cat([stack.index[0], stack.index[0, :, :1]], 1)
     share = torch.cat([stack.share[0], torch.zeros_like(stack.share[0, :, :1])], 1)
+    module = stack.jobs[0].module
+    holds = _fingerprint(module)
     functorch: Any = torch._C._functorch
     functorch._set_vmap_fallback_enabled(False)  # a loop over clients, with a warning, would gain nothing
     try:
@@ -261,9 +264,18 @@ def check(stack: _Stack) -> None:
         functorch._set_vmap_fallback_enabled(True)
     if any(not torch.equal(leaves[name], before[name]) for name in leaves):
         raise UnfitError("the model changes its buffers in training")
+    if holds != _fingerprint(module):
+        raise UnfitError("the model changes what it holds in training, or draws numbers")
     sizes = [len(rows[0][1]) for rows in stack._rows]
     for client in {sizes.index(min(sizes)), sizes.index(max(sizes))}:
         _compare({name: gradient[client] for name, gradient in found.items()}, stack, client)
+
+
+def _fingerprint(module: nn.Module) -> bytes:
+    try:
+        return fingerprint(module)
+    except Exception as reason:  # whatever an object's own code raises
+        raise UnfitError(f"an attribute that cannot be compared: {reason}") from None
 
 
 def _compare(found: Tensors, stack: _Stack, client: int) -> None:

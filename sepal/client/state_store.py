@@ -11,9 +11,9 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,12 +40,15 @@ class Stored:
         state: The client algorithm's state.
         reply: Head of the reply.
         content: Content of the reply.
+        local: By name, the model's buffers that stay with the client and are not as they were built
+            (:mod:`sepal.client.module_state`).
     """
 
     request: str
     state: Any
     reply: Reply
     content: Content
+    local: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -235,6 +238,13 @@ class _Record:
 
 
 @dataclass(frozen=True)
+class _Local:
+    """The buffers that are stored with a state."""
+
+    buffers: dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
 class _Message:
     """An order and its content, as stored."""
 
@@ -250,7 +260,11 @@ def _pack(stored: Stored) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     arrays, head = flatten(record)
     arrays = {f"record{name}": array for name, array in arrays.items()}
     arrays.update({f"state{name}": array for name, array in state_arrays.items()})
-    return arrays, {"state": state, "record": head}
+    if not stored.local:  # as in files from before there was such a thing
+        return arrays, {"state": state, "record": head}
+    local_arrays, local = flatten(stored.local)
+    arrays.update({f"local{name}": array for name, array in local_arrays.items()})
+    return arrays, {"state": state, "record": head, "local": local}
 
 
 def _unpack(arrays: dict[str, npt.NDArray[Any]], text: str, kind: type) -> Stored:
@@ -259,8 +273,9 @@ def _unpack(arrays: dict[str, npt.NDArray[Any]], text: str, kind: type) -> Store
         state, record = head["state"], head["record"]
     except (ValueError, KeyError, TypeError) as reason:
         raise StateError("state", "a state's structure", reason) from None
-    part = {p: {n.removeprefix(p): a for n, a in arrays.items() if n.startswith(p)} for p in ("state", "record")}
+    prefixes = ("state", "record", "local")
+    part = {p: {n.removeprefix(p): a for n, a in arrays.items() if n.startswith(p)} for p in prefixes}
     read = restore(_Record, part["record"], record)
-    return Stored(
-        read.request, restore(kind, part["state"], state), read.reply, Content(read.data.tobytes(), read.scalars)
-    )
+    local = restore(_Local, part["local"], {"buffers": head.get("local", {})}).buffers
+    content = Content(read.data.tobytes(), read.scalars)
+    return Stored(read.request, restore(kind, part["state"], state), read.reply, content, local)

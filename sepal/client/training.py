@@ -26,6 +26,7 @@ from sepal.client.devices import seeded
 from sepal.client.hooks import Hooks, Loss, cross_entropy, frozen
 from sepal.client.losses import Losses, autocast
 from sepal.client.meeting import Meeting
+from sepal.client.module_state import Buffers
 from sepal.client.multiply_adds import costs
 from sepal.client.network import Network, NetworkPredictor, read_gradients
 from sepal.client.optimizers import OptimizerState, ParameterGroup, Trained, load_state, make_optimizer, read_state
@@ -70,6 +71,11 @@ class Trainer:
         class_weights: The weight of each class in the loss, float32 (classes,); None: all alike.
         augment: Changes the inputs of each training batch; None: nothing does.
         meeting: Where it meets other clients of the process to train at once; None: each trains alone.
+        local: By name, the model's buffers that stay with the client (:mod:`sepal.client.module_state`). The host sets
+            them before each message and stores them after it; training changes them. All networks of a client have the
+            same, as far as they have buffers of those names.
+        round: The round of the message that is answered.
+        in_use: By use, the networks that were asked for in the work on that message.
     """
 
     client: ClientInfo
@@ -92,10 +98,18 @@ class Trainer:
     class_weights: torch.Tensor | None = None
     augment: Augment | None = None
     meeting: Meeting | None = None
+    local: Buffers = field(default_factory=dict)
+    round: int = 0
+    in_use: dict[str, Network] = field(default_factory=dict)
 
     def begin(self, request: bytes, halvings: int) -> None:
         """Set what the work on the next message depends on: the digest of its request, and halvings of the rate."""
         self.request, self.halvings = request, halvings
+
+    def take_up(self, round: int, local: Buffers) -> None:
+        """Set the round of the next message, and :attr:`local`."""
+        self.round, self.local = round, local
+        self.in_use.clear()
 
     def learning_rate(self, round: int) -> float:
         """Return the run's learning rate in ``round``."""
@@ -115,7 +129,7 @@ class Trainer:
         return autocast(self.config.precision, self.device)
 
     def randomness(self, round: int, purpose: str = "train") -> AbstractContextManager[None]:
-        """Return what training runs in: torch's generators, from which dropout draws, follow from the run's seed."""
+        """Return what training runs in: global generators, from which dropout draws, follow from the run's seed."""
         return seeded(derive_seed(self.config.seed, "torch", self.client.name, round, purpose), self.device)
 
     def loss_each(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -123,7 +137,7 @@ class Trainer:
         return Losses(self.learning, self.class_weights, self.config.label_smoothing).each(outputs, targets)
 
     def network(self, use: str = "model", make: Callable[[], nn.Module] | None = None) -> Network:
-        """Return the network for ``use``. Its weights are arbitrary until some are loaded.
+        """Return the network for ``use``. Its weights are arbitrary until some are loaded; all else is the client's.
 
         Args:
             use: A method that needs two models at once uses two names. With ``make``, the name must identify the shape
@@ -135,7 +149,19 @@ class Trainer:
         networks[use] = network
         if len(networks) > MOST_NETWORKS:
             del networks[next(iter(networks))]
+        network.state.restore(self.local)
+        self.in_use[use] = network
         return network
+
+    def _trained(self, module: nn.Module) -> list[Network]:
+        """Return the networks that are trained where ``module`` is."""
+        parts = {id(part) for part in module.modules()}
+        return [network for network in self.in_use.values() if id(network.module) in parts]
+
+    def _keep(self, module: nn.Module) -> None:
+        """Keep the buffers that the training of ``module`` has moved."""
+        for network in self._trained(module):
+            self.local = network.state.kept(self.local)
 
     def predictor(
         self, weights: Weights, use: str = "model", make: Callable[[], nn.Module] | None = None
@@ -191,6 +217,8 @@ class Trainer:
                 self.seconds, self.steps = self.seconds + fitted.seconds, self.steps + fitted.steps
                 self.account(module, fitted.seen, density)
                 return fitted.loss
+            for network in self._trained(module):  # that clients cannot train at once is noticed by trying
+                network.state.restore(self.local)
         begun, mean, seen = time.monotonic(), torch.zeros((), device=self.device), 0
         with self.randomness(round, purpose):
             for epoch in range(1, passes + 1):
@@ -209,6 +237,7 @@ class Trainer:
                     self.steps += 1
                 hooks.after_epoch(module, epoch)
         self.seconds += time.monotonic() - begun
+        self._keep(module)
         self.account(module, seen, density)
         return float(mean) / len(self.y)
 
@@ -272,10 +301,11 @@ class Trainer:
         begun, objective = time.monotonic(), loss or self.loss_of
         module.eval()
         module.zero_grad(set_to_none=True)
-        for x, y in split(self.x, self.y):
-            with self.cast():
-                share = objective(module, x, y) * (len(y) / len(self.y))
-            share.backward()  # type: ignore[no-untyped-call]
+        with self.randomness(self.round, "gradient"):
+            for x, y in split(self.x, self.y):
+                with self.cast():
+                    share = objective(module, x, y) * (len(y) / len(self.y))
+                share.backward()  # type: ignore[no-untyped-call]
         found = read_gradients(module)
         module.zero_grad(set_to_none=True)
         self.seconds += time.monotonic() - begun

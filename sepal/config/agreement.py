@@ -18,6 +18,7 @@ from sepal.errors import ConfigError
 
 VERSION = "version of Sepal"
 CLASSES = "names of classes, as folder.classes can give them"
+TABLE = "columns, kinds, categories and units of a table, as schema.toml can give them (sepal data inspect)"
 # Keys that only the server reads. A client algorithm gets everything that depends on the round from the plan, except
 # its learning rate: with a `schedule`, it needs `rounds`.
 SERVER_ONLY = frozenset(
@@ -40,8 +41,8 @@ SERVER_ONLY = frozenset(
 # Keys about the machine itself. Weights named by `initial-weights` are compared by their digest.
 LOCAL = frozenset(
     {
-        *("data-dir", "deterministic", "device", "engine.batch", "gpus", "hf.name", "initial-weights", "own.data"),
-        *("state-dir", "threads"),
+        *("data-dir", "deterministic", "device", "engine.batch", "folder.schema", "gpus", "hf.name"),
+        *("initial-weights", "own.data", "state-dir", "threads"),
     }
 )
 
@@ -52,6 +53,7 @@ def agreed_text(
     given: Mapping[str, Any],
     sources: Mapping[str, str],
     class_names: Sequence[str] = (),
+    table: str = "",
 ) -> str:
     """Return a line for each key on which both sides must agree: name, value and where it was set, tab-separated.
 
@@ -62,6 +64,7 @@ def agreed_text(
         sources: Key to where it was set, for keys set outside the run config.
         class_names: Names of the classes that were found in files, which may differ between machines. Only their
             number and a digest are sent.
+        table: How a table is read, with the names of its columns and categories, of which only a digest is sent.
     """
     prefix = f"{method_name(config.method)}."
     values = {**config.flat(), **flatten(hyper, prefix)}
@@ -75,10 +78,15 @@ def agreed_text(
             source = sources.get(key, "default" if given.get(key, plain[key]) == plain[key] else "run config")
             lines.append(f"{key}\t{json.dumps(value)}\t{source}")
     if class_names:
-        digest = hashlib.sha256("\n".join(class_names).encode()).hexdigest()[:12]
-        found = json.dumps(f"{len(class_names)} classes, digest {digest}")
+        found = json.dumps(f"{len(class_names)} classes, digest {_digest(chr(10).join(class_names))}")
         lines.append(f"{CLASSES}\t{found}\t{'folder.classes' if config.folder.classes else 'its files'}")
+    if table:
+        lines.append(f"{TABLE}\t{json.dumps(f'digest {_digest(table)}')}\tits files")
     return "\n".join(lines)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def disagreement(client: str, server: str, reported: str) -> ConfigError | None:

@@ -10,11 +10,16 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from sepal.config.base import Mark, Settings, marks
+from sepal.config.base import FORMER, Mark, Settings, marks, renewed
 from sepal.protocol.inputs import PATTERN
 
 PartitionName = Literal["auto", "iid", "dirichlet", "pathological", "shards", "two-class", "lambda-mix", "natural"]
 Corruption = Literal["none", "gaussian-noise", "shot-noise", "impulse-noise", "brightness", "contrast", "pixelate"]
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Return the names in the value of a key, which are separated by commas."""
+    return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
 class PartitionSettings(Settings):
@@ -72,10 +77,39 @@ class SplitSettings(Settings):
 class FolderSettings(Settings):
     """How the files of ``dataset = "folder"`` are read: run-config keys ``folder.*``."""
 
+    label: str = Field(
+        "",
+        description="CSV: the column of labels or targets (several, separated by commas, where the task has several "
+        "numbers or labels); NPZ: the array of labels; empty: label, or y",
+        json_schema_extra=marks(Mark.WORDS),
+    )
+    person: str = Field(
+        "",
+        description="CSV, NPZ: the column or array of owners, for partition.name = natural; empty: person, if there is "
+        "one",
+        json_schema_extra=marks(Mark.WORDS),
+    )
+    leave_out: str = Field(
+        "",
+        description="CSV: columns that are not read, such as name,id; empty: none",
+        json_schema_extra=marks(Mark.WORDS),
+    )
+    schema_: str = Field(
+        "",
+        description="a file that `sepal data inspect --write` made: kinds of columns, categories, classes; empty: "
+        "schema.toml in the data's directory, if there is one",
+        json_schema_extra=marks(Mark.PATH),
+    )
     standardize: bool = Field(
         True,
         description="CSV: each client scales every column to mean 0 and standard deviation 1, with the statistics of "
         "its own training part; false: numbers as they are",
+    )
+    precision: Literal["float64", "float32"] = renewed(
+        "float64",
+        former="float32",
+        description="tables: numbers until they are standardised; float32: as earlier versions did, for runs that they "
+        "began",
     )
     missing: Literal["refuse", "mean"] = Field(
         "refuse",
@@ -87,6 +121,11 @@ class FolderSettings(Settings):
         description="names of the classes in the order of their numbers, such as ill,healthy; empty: sorted, as found "
         "in the files, which must then be the same on all machines",
         json_schema_extra=marks(Mark.WORDS),
+    )
+    layout: Literal["auto", "class", "client/class", "class/client"] = Field(
+        "auto",
+        description="directories of images: class: one for each class; client/class, class/client: photographs by "
+        "owner; auto: class, or client/class where the images are in sub-directories whose names are shared",
     )
     resize: str = Field(
         "",
@@ -109,7 +148,7 @@ class FolderSettings(Settings):
     @property
     def names(self) -> tuple[str, ...]:
         """The names in ``classes``."""
-        return tuple(name.strip() for name in self.classes.split(",")) if self.classes else ()
+        return split_names(self.classes)
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -119,9 +158,13 @@ class FolderSettings(Settings):
 
 
 class FolderReading(FolderSettings):
-    """The keys ``folder.*`` and the run's ``task``, which says what targets look like; not a group of keys."""
+    """The keys ``folder.*``, the run's ``task``, which says what targets look like, and the text of the schema.
+
+    It is no group of keys. ``schema_text`` is :class:`sepal.data.schema.Schema` as JSON; empty without a schema.
+    """
 
     task: str = "classification"
+    schema_text: str = ""
 
 
 class HubSettings(Settings):
@@ -159,10 +202,17 @@ class HubSettings(Settings):
         json_schema_extra=marks(Mark.WORDS),
     )
 
+    validation: str = Field(
+        "validation",
+        description="hf: the part for validation; where there is none, or each person's own is held out (hf.person), "
+        "split.validation holds some out",
+        json_schema_extra={**marks(Mark.WORDS), FORMER: ""},
+    )
+
     @property
     def columns(self) -> tuple[str, ...]:
         """The names in ``inputs``."""
-        return tuple(name.strip() for name in self.inputs.split(",")) if self.inputs else ()
+        return split_names(self.inputs)
 
 
 class HubReading(FolderReading):

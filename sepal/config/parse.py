@@ -11,6 +11,8 @@ from sepal.config.rules import check_together
 from sepal.config.run import PARTS, RunConfig
 from sepal.errors import ConfigError, nearest, suggest
 
+# Flower gives each key a value, so one whose default depends on the data has a word there for not being set.
+NOT_SET = {"clients": "auto"}
 OTHER_WORDS = {"learning-rate": "lr"}  # of other libraries, which no likeness leads to the key
 Flat: TypeAlias = Mapping[str, int | float | str | bool]
 
@@ -19,7 +21,7 @@ def parse(flat: Flat, methods: Mapping[str, type[Settings]]) -> tuple[RunConfig,
     """Return the shared keys and the chosen method's own, validated.
 
     Args:
-        flat: Flat keys; missing ones have their default value.
+        flat: Flat keys; missing ones have their default value, and so have those that are ``NOT_SET``.
         methods: Method name to the model of its own keys; only looked up for names that occur.
 
     Raises:
@@ -34,6 +36,8 @@ def parse(flat: Flat, methods: Mapping[str, type[Settings]]) -> tuple[RunConfig,
     groups: dict[str, dict[str, Any]] = {}
     for key, value in flat.items():
         part, dot, rest = key.partition(".")
+        if key in NOT_SET and value == NOT_SET[key]:
+            continue
         if "_" in (rest if dot else key):
             raise ConfigError(key, f"hyphens: {kebab(key)}", key)
         if key in PARTS:

@@ -29,15 +29,27 @@ def check_together(config: RunConfig) -> None:
         raise ConfigError("split.test-of-labels", "split.test-fraction = 0 beside it", config.split.test_fraction)
     if config.dataset == "own" and not config.own.shape:
         raise ConfigError("own.shape", "the shape of one example, such as 1x28x28 (dataset = own)", "nothing")
-    if config.folder.missing == "mean" and not config.folder.standardize:
-        expected = "refuse with folder.standardize = false: the mean is that of the standardisation"
-        raise ConfigError("folder.missing", expected, config.folder.missing)
+    _check_folder(config)
     if config.target_scale == "client" and config.task != "regression":
         expected = f"none for the task {config.task}: only targets of a regression are standardised"
         raise ConfigError("target-scale", expected, config.target_scale)
     least = 1 if config.task in ("regression", "multilabel") or ":" in config.task else 2
     if config.dataset == "own" and config.own.count(config.task) < least:
         raise ConfigError("own.classes", f"at least {least} (dataset = own)", config.own.classes)
+
+
+def _check_folder(config: RunConfig) -> None:
+    """Raise if keys ``folder.*`` have no effect, or none that is meant."""
+    if config.folder.missing == "mean" and not config.folder.standardize:
+        expected = "refuse with folder.standardize = false: the mean is that of the standardisation"
+        raise ConfigError("folder.missing", expected, config.folder.missing)
+    if config.dataset == "folder":
+        return
+    named = {"label": config.folder.label, "person": config.folder.person, "leave-out": config.folder.leave_out}
+    for key, value in {**named, "schema": config.folder.schema_}.items():
+        if value:
+            other = f" (hf.{key} names it there)" if key in ("label", "person") and config.dataset == "hf" else ""
+            raise ConfigError(f"folder.{key}", f"nothing with dataset = {config.dataset}{other}", value)
 
 
 def _check_final_model(config: RunConfig) -> None:

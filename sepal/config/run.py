@@ -85,7 +85,7 @@ class RunConfig(Settings):
         10,
         ge=0,
         description="clients needed to start; 0: all registered clients. Where it is not set, and examples of files "
-        "have owners, as many as owners",
+        "have owners, as many as owners (as with auto in Flower's run config)",
     )
     client_names: Literal["auto", "owners", "numbers"] = renewed(
         AUTO,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
 
-from sepal.data.examples import DatasetInfo
+from sepal.data.examples import DatasetInfo, InputKind
 
 # Special tokens of text sources: 0 is padding, 1 is any word outside the vocabulary.
 PAD, UNKNOWN, SPECIALS = 0, 1, 2
@@ -136,3 +136,12 @@ CATALOGUE: dict[str, DatasetInfo] = {
         ),
     )
 }
+
+
+def default_model(kind: InputKind, shape: tuple[int, ...]) -> str:
+    """Return the smallest built-in model for a user's inputs of this shape."""
+    if kind == "text":
+        return "embedding-linear"
+    if kind == "image":
+        return "cnn2-small" if min(shape[1:]) >= 12 else "digits-cnn"
+    return "har-cnn" if len(shape) == 2 and shape[1] >= 36 else "har-mlp"

@@ -68,9 +68,14 @@ class ClientData:
     test: Examples
     scale: Scale | None = None
 
-    def standardized(self) -> ClientData:
-        """Return the parts with the statistics of the training part, without validation and test part."""
-        scale = Scale.of(self.train.x)
+    def standardized(self, numbers: Sequence[bool] = (), single: bool = False) -> ClientData:
+        """Return the parts with the statistics of the training part, without validation and test part.
+
+        Args:
+            numbers: Of each column, whether it is standardised; empty: all are.
+            single: Whether rows and statistics become float32 first, as in runs of earlier versions.
+        """
+        scale = Scale.of(self.train.x, numbers, single)
         train, validation, test = (Examples(scale(part.x), part.y) for part in (self.train, self.validation, self.test))
         return ClientData(train, validation, test, scale)
 
@@ -97,7 +102,8 @@ class DatasetInfo:
         mean: Subtracted from inputs (stored pixels are divided by their white first): one value, or one per channel.
         std: Inputs are divided by it afterwards: one value, or one per channel.
         class_names: Name of each class, for people; empty: classes are known by their numbers.
-        columns: Names of the columns of a table; empty for other data.
+        columns: Names of the inputs that a table's columns become; empty for other data.
+        schema: How a table was read, :meth:`sepal.data.schema.Schema.text`; empty for other data.
         table: Whether each client standardises the columns of its rows, with statistics of its own.
         notes: Lines to show when a run starts, such as files that were left out.
         labelled: Whether targets are class numbers, by which examples can be dealt to clients.
@@ -116,6 +122,7 @@ class DatasetInfo:
     class_names: tuple[str, ...] = ()
     table: bool = False
     columns: tuple[str, ...] = ()
+    schema: str = ""
     notes: tuple[str, ...] = ()
     labelled: bool = True
     inputs: tuple[Input, ...] = ()

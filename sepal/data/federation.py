@@ -20,6 +20,7 @@ from sepal.data import cache
 from sepal.data.examples import ClientData, DatasetInfo, Examples, Index
 from sepal.data.locations import cache_directory, data_directory
 from sepal.data.own import OWN, OwnData, own_info
+from sepal.data.schema import parsed, reading
 from sepal.data.sources import FOLDER, HUB, LAYOUT, folder_key, info, load, version
 from sepal.data.spec import DataSpec
 from sepal.errors import ConfigError, DataError
@@ -146,8 +147,10 @@ def federated_data(config: RunConfig) -> FederatedData:
         from sepal.data.sources.hub import local_copy  # imports pyarrow
 
         data_dir = str(local_copy(config.hf.name, data_dir))
-    elif config.dataset == FOLDER and config.task != CLASSIFICATION:
-        folder = FolderReading.model_validate({**folder.model_dump(), "task": config.task})
+    elif config.dataset == FOLDER:
+        if config.task != CLASSIFICATION:
+            folder = FolderReading.model_validate({**folder.model_dump(), "task": config.task})
+        folder = reading(folder, data_directory(data_dir))
     known = info(config.dataset, data_dir, folder)
     if partition.name == "auto":
         partition = partition.model_copy(update={"name": known.partition})
@@ -168,7 +171,10 @@ def client_data(spec: DataSpec, client: int) -> ClientData:
         DataError: There is no such client, or the source or the partition is unusable.
     """
     data = _as_stored(spec, client)
-    return data.standardized() if load(spec.dataset, spec.data_dir, spec.folder).info.table else data
+    facts = load(spec.dataset, spec.data_dir, spec.folder).info
+    if not facts.table:
+        return data
+    return data.standardized(parsed(facts.schema).numbers, spec.folder.precision == "float32")
 
 
 def _as_stored(spec: DataSpec, client: int) -> ClientData:

@@ -39,7 +39,12 @@ def reachable(path: Path) -> Path:
 def cache_directory(data_dir: Path) -> Path:
     """Return ``$SEPAL_CACHE``, or ``<data_dir>/.sepal-cache``. It may not exist or not be writable."""
     chosen = os.environ.get("SEPAL_CACHE")
-    return Path(chosen).expanduser().absolute() if chosen else data_dir / ".sepal-cache"
+    return Path(chosen).expanduser().absolute() if chosen else home_of(data_dir) / ".sepal-cache"
+
+
+def home_of(data_dir: Path) -> Path:
+    """Return the directory of data, which ``data-dir`` names itself or by a file in it."""
+    return data_dir.parent if os.path.isfile(data_dir) else data_dir  # pathlib raises errors for odd names
 
 
 def downloads_allowed() -> bool:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
 
 from sepal.config import OwnSettings
+from sepal.data.catalogue import default_model
 from sepal.data.examples import ClientData, DatasetInfo, Examples, Index
 from sepal.data.incoming import checked_examples
 from sepal.data.streams import is_dataset, stream
@@ -20,9 +22,11 @@ from sepal.protocol.tasks import Targets
 from sepal.rng import derive, derive_seed
 from sepal.user_modules import described, load
 
+log = logging.getLogger("sepal")
 _WHAT = "(x_train, y_train, x_test, y_test), a ClientData, or Datasets (train, test)"
 
 
+BUILT_IN = ("classification", "multilabel", "regression")  # tasks that built-in models have outputs for
 OWN = "own"  # the value of the run-config key ``dataset``
 PRIVATE = "clients' data is their own: no client holds test data of the others"
 
@@ -59,11 +63,17 @@ class OwnData:
             raise ConfigError(f"{name}: data", "package.module:function in the node config, or own.data", "none")
         seed = derive_seed(self.seed, "own-data", name) % 2**32
         kind = self.targets, self.info.inputs
-        data = own_data(self.target, self.info.classes, self.validation, seed, number, *kind)
+        from sepal.protocol.seeding import generators_seeded
+
+        with generators_seeded(seed):  # the function may draw from them
+            data = own_data(self.target, self.info.classes, self.validation, seed, number, *kind)
         for part in (data.train, data.test):
             shape = part.first(1).x.shape[1:]
             if len(part) and shape != self.info.input_shape:
                 raise DataError(f"{name}: data", f"examples of shape {self.info.input_shape}, as the run says", shape)
+        whole = any(len(part) and part.first(1).x.dtype == np.int32 for part in (data.train, data.test))
+        if whole and not self.info.vocabulary and not self.info.inputs:
+            say_tokens(self.target)
         return data
 
     def pooled_test(self, clients: int, count: int = 0) -> Examples:
@@ -73,6 +83,13 @@ class OwnData:
             DataError: Always.
         """
         raise DataError("test data of all clients", "a data set that clients share", self.private)
+
+
+@cache
+def say_tokens(target: str) -> None:
+    """Say, once in a process, that a function's whole numbers go to the model as tokens."""
+    way = "return floats if they are numbers, or set own.vocabulary if they are tokens"
+    log.warning("%s: its whole numbers are taken for tokens, int32 as they are: %s", target, way)
 
 
 def own_data(
@@ -174,5 +191,7 @@ def own_info(keys: OwnSettings, task: str = "classification") -> DatasetInfo:
     kind: Literal["text", "image", "signal"] = "text" if keys.vocabulary else untokened
     # Our own choice of defaults for unknown data.
     defaults: dict[str, str | int | float] = {"rounds": 20, "local-epochs": 1, "batch-size": 32, "lr": 0.01}
+    if task in BUILT_IN and not inputs:
+        defaults["model"] = default_model(kind, shape)
     facts = DatasetInfo(OWN, keys.count(task), shape, kind, False, {**defaults, "optimizer": "sgd"}, keys.vocabulary)
     return replace(facts, labelled=task == "classification", inputs=inputs)

@@ -80,6 +80,11 @@ def _has_owners(config: RunConfig, data: FederatedData) -> bool:
     return config.dataset in FILES and natural and data.info.natural and isinstance(data, DealtData)
 
 
+def owner_count(config: RunConfig, data: FederatedData) -> int:
+    """Return how many owners can be clients of a run; 0 where examples have none, or are not dealt by them."""
+    return _count(data)[0] if _has_owners(config, data) else 0
+
+
 def _count(data: Any) -> tuple[int, int]:
     """Return how many owners have enough examples, and how many have fewer."""
     spec = data.spec

@@ -11,18 +11,31 @@ from sepal.errors import DataError
 
 EXACT = 2**24  # float32 holds all whole numbers up to here; neighbours of larger numbers differ by more than 1
 MOST_LOST = 1e-3  # of a column's standard deviation, by rounding
+WHOLE = 2**53  # float64 holds all whole numbers up to here
+WHOLE_WORDS = "whole numbers up to 2**53, which float64 holds (leave an id out)"
 _ROWS = 2**14  # rows that are looked at together
+
+
+def check_whole(key: str, given: npt.NDArray[Any]) -> None:
+    """Raise a DataError for a whole number that float64 may not hold; it is rather an id than a quantity."""
+    if given.dtype.kind not in "iu" or given.dtype.itemsize < 8 or not given.size:
+        return
+    largest = max(int(given.max()), -int(given.min()))
+    if largest > WHOLE:
+        raise DataError(key, WHOLE_WORDS, largest)
 
 
 def as_float32(key: str, given: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Return numbers (n, …) as float32, contiguous.
 
     Raises:
-        DataError: One is not finite, is beyond float32, or rounding would take more than ``MOST_LOST`` of the standard
-            deviation of a column with numbers above ``EXACT``, such as times in seconds since 1970.
+        DataError: One is not finite, is beyond float32 or, of whole numbers, beyond ``WHOLE``; or rounding would take
+            more than ``MOST_LOST`` of the standard deviation of a column with numbers above ``EXACT``, such as times
+            in seconds since 1970.
     """
     if given.dtype.kind == "f" and not np.isfinite(given).all():
         raise DataError(key, "finite numbers", "NaN or infinity")
+    check_whole(key, given)
     with np.errstate(over="ignore"):
         values = np.ascontiguousarray(given, dtype=np.float32)
     if given.dtype in (np.float16, np.float32) or not given.size:

@@ -24,6 +24,7 @@ from sepal.server.ledger import LedgerEntry
 from sepal.server.run_state import RoundRecord
 
 MOST_HALVINGS = 3  # attempts with rates of 1/2, 1/4 and 1/8 before a run ends
+REMEDY = "set a lower lr or a smaller clip-gradient, or max-update-norm = 3 if an upload may be poisoned"
 NORM_FACTOR = 3.0  # max-update-norm in a repeated round, if none is set; what its description advises
 
 

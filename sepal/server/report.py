@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from sepal.protocol.method import Metrics, Plan
+from sepal.protocol.method import Kind, Metrics, Plan
 from sepal.protocol.tasks.scoring import BY_ACCURACY, Measure, Scoring
 from sepal.protocol.views import CLOSING_VIEWS, MODELS
 from sepal.server.accuracy import Figures, capacity_group, client_accuracy, merged, view_figures
@@ -100,6 +100,8 @@ class Report:
         diverged: Number of trainings of clients that diverged, also in rounds that were undone.
         undone: Number of rounds that were repeated (:mod:`sepal.server.recovery`).
         best_round: The round whose models the closing round has evaluated again; 0: those of the last round.
+        trained: Number of uploads that count.
+        refusal: Why the last upload that does not count was refused; empty if none was.
         scoring: The metrics of the run's task.
     """
 
@@ -119,6 +121,8 @@ class Report:
     diverged: int = 0
     undone: int = 0
     best_round: int = 0
+    trained: int = 0
+    refusal: str = ""
     scoring: Scoring = BY_ACCURACY
 
     def plus(self, record: RoundRecord, phase: str = "") -> Report:
@@ -133,6 +137,8 @@ class Report:
             uploads=_with_uploads(self.uploads, record, phase),
             diverged=self.diverged + len(record.diverged),
             undone=self.undone + any(entry.status == "undone" for entry in record.ledger),
+            trained=self.trained + sum(reply.kind is Kind.TRAIN for reply in record.replies.values()),
+            refusal=_refusal(record) or self.refusal,
         )
         if not record.full:
             return after
@@ -150,6 +156,11 @@ class Report:
             classes=figures.classes,
             best_round=record.best_round,
         )
+
+
+def _refusal(record: RoundRecord) -> str:
+    """Return why the round's first refused upload was refused; empty if none was."""
+    return next((f"{entry.client}: {entry.reason}" for entry in record.ledger if entry.status == "refused"), "")
 
 
 def _with_uploads(

@@ -272,8 +272,8 @@ class Round:
             for client in list(self.uploads.clients):  # too few to count
                 self._refuse(client.name, f"upload: expected at least {config.min_replies} replies, got {counted}")
         elif self._requests and counted < config.min_replies:
-            reasons = "; ".join(self._ledger.reasons)
-            raise RoundError(key, f"at least {config.min_replies} replies", f"{counted}: {reasons}")
+            replies = "1 reply" if config.min_replies == 1 else f"{config.min_replies} replies"
+            raise RoundError(key, f"at least {replies}", f"{counted}: {self._ledger.causes}")
 
     @property
     def unstable(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sepal.errors import told_causes
 from sepal.protocol.messages import Content
 from sepal.protocol.method import Kind
 from sepal.server.ledger import LedgerEntry
@@ -73,9 +74,10 @@ class RoundLedger:
                 self._entries[place] = replace(entry, dense=0, status="refused", reason=reason)
 
     @property
-    def reasons(self) -> list[str]:
-        """Why messages were not accepted, each once, as they were entered."""
-        return list(dict.fromkeys(entry.reason for entry in self._entries if entry.reason))
+    def causes(self) -> str:
+        """Why messages were not accepted: each cause once, with its clients."""
+        refused = [entry for entry in self._entries if entry.reason]
+        return told_causes((entry.client, entry.reason.removeprefix(f"{entry.client}: ")) for entry in refused)
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:

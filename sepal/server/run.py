@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from sepal.config import RunConfig
-from sepal.errors import ConfigError, StateError
+from sepal.errors import ConfigError, RoundError, StateError
 from sepal.protocol.method import ClientInfo, Method, Task
 from sepal.server.outcome import Outcome
-from sepal.server.recovery import first_undone, undone
+from sepal.server.recovery import REMEDY, first_undone, undone
 from sepal.server.report import Report, metrics_line
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, advance, from_best, start_round
 from sepal.server.run_store import RunStore
@@ -135,6 +135,18 @@ class Run:
             return self.state, 0
         log.info("the closing round evaluates the models of round %d, the best on validation data", best.round)
         return from_best(self.algorithm, self.state, stored), best.round
+
+    def check_trained(self) -> None:
+        """Raise if clients have trained, and no upload has counted: a run that has learned nothing is not complete.
+
+        Raises:
+            RoundError: See above.
+        """
+        if self.report.trained or not self.report.totals.training.down_message:
+            return
+        rounds = f"{self.state.round} round{'s' * (self.state.round != 1)}"
+        why = f" ({self.report.refusal})" if self.report.refusal else ""
+        raise RoundError("run", "an upload that counts", f"none in {rounds}{why}: {REMEDY}")
 
     def lowered(self, round: int) -> tuple[int, int]:
         """Return how often the learning rate of ``round``, the next one, is halved, and up to which round."""

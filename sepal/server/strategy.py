@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
@@ -27,7 +28,7 @@ from sepal.server.contact import Contact
 from sepal.server.observer import Observer, UndoObserver
 from sepal.server.opening import await_clients
 from sepal.server.outcome import Outcome
-from sepal.server.recovery import MOST_HALVINGS
+from sepal.server.recovery import MOST_HALVINGS, REMEDY
 from sepal.server.report import Report
 from sepal.server.roster import Connections
 from sepal.server.round import Round
@@ -40,8 +41,6 @@ from sepal.server.uploads import RoundUploads, replayed_uploads
 from sepal.storage.serialize import digest_arrays
 
 log = logging.getLogger("sepal")
-
-REMEDY = "set a lower lr or a smaller clip-gradient, or max-update-norm = 3 if an upload may be poisoned"
 
 
 class SepalStrategy(StartOnly):
@@ -138,7 +137,7 @@ class SepalStrategy(StartOnly):
 
         Raises:
             RosterError: Too few clients registered, or one of them does not fit the run.
-            RoundError: A round got too few replies.
+            RoundError: A round got too few replies, or no upload counted in any round.
         """
         extra = {"train_config": train_config, "evaluate_config": evaluate_config, "evaluate_fn": evaluate_fn}
         for name, value in extra.items():
@@ -205,6 +204,8 @@ class SepalStrategy(StartOnly):
         joined, stores = connections.newcomers(run.state.roster)
         halvings, until = run.lowered(run.state.round + 1)
         start = run.inputs(run.state.round + 1, joined, stores, halvings)
+        if start.closing:
+            run.check_trained()
         round = Round(start, run.task, run.store, joined, stores, connections.evicted, drawn, contact.local, until)
         if drawn is not None and round.waiting - connections.nodes.keys():  # after a restart of the server
             contact.look_for(round.waiting)
@@ -297,7 +298,7 @@ class SepalStrategy(StartOnly):
         result = Result()
         model = self.algorithm.model(self.progress.server)
         if model:
-            result.arrays = ArrayRecord({name: Array(value) for name, value in model.items()})
+            result.arrays = ArrayRecord({name: Array(np.asarray(value)) for name, value in model.items()})
         accuracy = self.report.accuracy
         numbers: dict[str, Any] = {f"{v}.{key}": n for v, values in accuracy.items() for key, n in values.items()}
         if numbers:

@@ -2,8 +2,9 @@
 
 A state may contain NumPy arrays, int, float, str, bool, None, enums, tuples, mappings with string keys, and dataclasses
 of these. Arrays go to safetensors and the rest to JSON, without pickle. The dataclass's type hints determine how a
-state is restored. A field with the metadata :data:`SPARING` is left out where it is empty, so that what was stored
-before there was such a field can still be read.
+state is restored. Where they say array, a NumPy scalar is one: arithmetic with arrays without axes gives scalars. A
+field with the metadata :data:`SPARING` is left out where it is empty, so that what was stored before there was such a
+field can still be read.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from sepal.errors import StateError
 T = TypeVar("T")
 Arrays = dict[str, npt.NDArray[Any]]
 _ARRAY = "@array"
+_UNIONS = (typing.Union, types.UnionType)
 SPARING: Mapping[str, bool] = {"sparing": True}
 
 
 def flatten(value: object) -> tuple[Arrays, Any]:
     """Return ``value`` as (arrays by path, JSON structure that refers to them)."""
     arrays: Arrays = {}
-    return arrays, _flatten(value, "", arrays)
+    return arrays, _flatten(value, None, "", arrays)
 
 
 def not_finite(state: object) -> str:
@@ -41,13 +43,13 @@ def not_finite(state: object) -> str:
     return next((path for path, array in arrays if array.dtype.kind == "f" and not np.isfinite(array).all()), "")
 
 
-def _flatten(value: object, path: str, arrays: Arrays) -> Any:
+def _flatten(value: object, hint: Any, path: str, arrays: Arrays) -> Any:
+    if isinstance(value, np.generic):  # before the rest, because np.float64 is a float, too
+        value = np.asarray(value) if _is_array(hint) else value.item()
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
         return value
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, np.generic):
-        return value.item()
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf":
             raise TypeError(f"{path or 'state'}: a state cannot hold an array of {value.dtype}")
@@ -55,13 +57,16 @@ def _flatten(value: object, path: str, arrays: Arrays) -> Any:
         return {_ARRAY: path}
     if is_dataclass(value) and not isinstance(value, type):
         there = [f.name for f in fields(value) if not ("sparing" in f.metadata and not getattr(value, f.name))]
-        return {name: _flatten(getattr(value, name), f"{path}/{name}", arrays) for name in there}
+        hints = _field_types(type(value))
+        return {name: _flatten(getattr(value, name), hints[name], f"{path}/{name}", arrays) for name in there}
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value) or set(value) == {_ARRAY}:
             raise TypeError(f"{path or 'state'}: a mapping's keys must be text, and not {_ARRAY} alone")
-        return {str(key): _flatten(item, f"{path}/{_step(key)}", arrays) for key, item in value.items()}
+        inner = (*typing.get_args(hint), None, None)[1]
+        return {str(key): _flatten(item, inner, f"{path}/{_step(key)}", arrays) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [_flatten(item, f"{path}/{number}", arrays) for number, item in enumerate(value)]
+        inner = (*typing.get_args(hint), None)[0]
+        return [_flatten(item, inner, f"{path}/{number}", arrays) for number, item in enumerate(value)]
     raise TypeError(f"{path or 'state'}: a state cannot hold {type(value).__name__}")
 
 
@@ -86,11 +91,10 @@ def restore(kind: type[T], arrays: Mapping[str, npt.NDArray[Any]], structure: An
 def _restore(hint: Any, node: Any, arrays: Mapping[str, npt.NDArray[Any]], path: str) -> Any:
     if type(node) is hint and hint in (str, int, bool, float):  # the common case, for speed
         return node
-    origin = typing.get_origin(hint)
-    origin = typing.get_origin(getattr(origin, "__value__", origin)) or origin  # numpy 2.5's NDArray is a `type` alias
-    if origin in (typing.Union, types.UnionType):
+    origin = _origin(hint)
+    if origin in _UNIONS:
         return _restore_union(hint, node, arrays, path)
-    is_array, wanted = isinstance(node, dict) and set(node) == {_ARRAY}, hint is np.ndarray or origin is np.ndarray
+    is_array, wanted = isinstance(node, dict) and set(node) == {_ARRAY}, origin is np.ndarray
     if is_array or wanted:
         if not is_array or not (wanted or hint is Any):
             raise StateError(path, "an array" if wanted else f"{hint}", "an array" if is_array else type(node).__name__)
@@ -106,6 +110,17 @@ def _restore(hint: Any, node: Any, arrays: Mapping[str, npt.NDArray[Any]], path:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _restore_mapping(hint, node, arrays, path)
     return _restore_leaf(hint, node, path)
+
+
+def _is_array(hint: Any) -> bool:
+    origin = _origin(hint)
+    return origin is np.ndarray or (origin in _UNIONS and any(map(_is_array, typing.get_args(hint))))
+
+
+def _origin(hint: Any) -> Any:
+    origin = typing.get_origin(hint)
+    origin = typing.get_origin(getattr(origin, "__value__", origin)) or origin  # numpy 2.5's NDArray is a `type` alias
+    return hint if hint is np.ndarray else origin
 
 
 def _restore_mapping(hint: Any, node: Any, arrays: Mapping[str, npt.NDArray[Any]], path: str) -> dict[str, Any]:

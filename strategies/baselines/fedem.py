@@ -167,8 +167,8 @@ class FedEmClient(Mixture, ClientBase[ClientState]):
         # The loop hands out labels with the examples; here it hands out their numbers, by which q is found.
         numbered = replace(self.trainer, y=torch.arange(len(labels), device=self.trainer.device))
         numbered.fit(network.module, plan.round, Hooks(loss), purpose=f"model-{m}" if m else "train")
-        for figure in ("seconds", "steps", "multiply_adds"):
-            setattr(self.trainer, figure, getattr(numbered, figure))
+        for name in ("seconds", "steps", "multiply_adds", "local"):
+            setattr(self.trainer, name, getattr(numbered, name))
         return {f"{m}/{name}": array for name, array in network.read().items()}
 
     def _shares(self, state: ClientState) -> npt.NDArray[np.float64]:

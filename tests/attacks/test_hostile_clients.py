@@ -119,14 +119,15 @@ def test_too_few_good_replies_end_the_run_in_one_line(on_missing, least, hostile
     federation.attack = attack
     with pytest.raises(RoundError) as caught:
         federation.run()
-    assert str(caught.value).startswith(f"round 2: needed at least {least} replies, but {4 - hostile}: ")
+    replies = "1 reply" if least == 1 else f"{least} replies"
+    assert str(caught.value).startswith(f"round 2: needed at least {replies}, but {4 - hostile}: ")
     assert len(federation.records) == 1, "nothing of that round counts"
 
 
 def test_replies_to_an_evaluation_are_no_replies_to_training():
     """Full evaluation in round 2: two of four train, and both are refused; the others only evaluate."""
     federation = everyone(poisoned)(None, clients_per_round=2, evaluate_every=2)
-    with pytest.raises(RoundError, match="round 2: needed at least 1 replies, but 0"):
+    with pytest.raises(RoundError, match="round 2: needed at least 1 reply, but 0"):
         federation.run()
 
 

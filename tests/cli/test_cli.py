@@ -414,9 +414,16 @@ def test_the_help_has_every_command_once_in_a_group_with_a_line_that_fits():
     assert [line.strip() for line in lines if line.startswith("  sepal ")] == list(EXAMPLES)
 
 
+def test_the_help_of_every_command_fits_80_columns():
+    commands = [[name] for name in get_command(app).commands]
+    commands += [["deploy", name] for name in get_command(app).commands["deploy"].commands]
+    wide = {tuple(command): max(map(len, sepal(*command, "--help").stdout.splitlines())) for command in commands}
+    assert {command: width for command, width in wide.items() if width > 80} == {}
+
+
 @pytest.mark.parametrize("command", [["keys"], ["keys", "fedpse"], ["methods"]])
 def test_lists_with_text_are_as_wide_as_a_page_in_a_pipe_and_names_stay_whole(command):
     out = sepal(*command).stdout
-    assert max(map(len, out.splitlines())) <= 120
+    assert max(map(len, out.splitlines())) <= 100
     for name in {"keys": ["partition.min-examples"], "methods": ["subfedavg"]}[command[0]] if command[1:] == [] else ():
         assert re.search(rf"^ *{re.escape(name)} ", out, re.M)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -12,9 +13,10 @@ from sepal.cli.main import app
 from sepal.engines.flower import rejoining, submission
 from sepal.engines.flower.probe import Finding
 from sepal.engines.flower.processes import FlowerError, free_port
-from sepal.engines.flower.submission import alone
+from sepal.engines.flower.submission import UNNAMED, alone, state_of
 from sepal.errors import ConfigError
 from sepal.protocol.addresses import loopback
+from sepal.strategies.assembly import assemble
 
 
 def sepal(*arguments):
@@ -133,6 +135,41 @@ def test_a_second_server_of_the_same_home_is_refused(tmp_path):
         pass
     with alone(tmp_path / "server"):
         pass
+
+
+def test_what_a_server_keeps_is_its_runs(tmp_path):
+    """A second deployment spoke of the first one's nodes, and had its database."""
+    first, second = state_of(tmp_path, "first"), state_of(tmp_path, "second")
+    (first / "nodes.json").write_text("{}")
+    assert not list(second.iterdir())
+    assert state_of(tmp_path, "first") == first
+    assert (first / "nodes.json").exists(), "the same run goes on with its nodes"
+    assert {place.stat().st_mode & 0o077 for place in (first, second)} == {0}
+
+
+def test_a_run_without_a_name_begins_with_nothing_but_the_logs(tmp_path):
+    place = state_of(tmp_path, "")
+    for name in ("nodes.json", "state.db", "run.log", "run.log.1"):
+        (place / name).write_text("")
+    (place / "app").mkdir()
+    assert sorted(path.name for path in state_of(tmp_path, "").iterdir()) == ["run.log", "run.log.1"]
+    with pytest.raises(ConfigError, match=r"^name: "):
+        assemble({"name": place.name})
+
+
+def test_a_server_keeps_its_state_by_the_name_of_its_run(here, monkeypatch):
+    homes = []
+
+    class Stopping:
+        def __init__(self, home, **rest):
+            homes.append(home)
+            raise ConfigError("here", "an end", "one")
+
+    monkeypatch.setattr("sepal.engines.flower.engine.Flower", Stopping)
+    ports = ["--port", str(free_port()), "--control", str(free_port())]
+    for name in (["--name", "first"], ["--set", "name=second"], []):
+        CliRunner().invoke(app, ["serve", *ports, *name])
+    assert [home.relative_to(here / "home" / "server") for home in homes] == [*map(Path, ("first", "second", UNNAMED))]
 
 
 def test_a_second_process_of_a_client_is_refused_before_it_touches_its_home(tmp_path, monkeypatch):

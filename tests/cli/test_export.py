@@ -20,6 +20,8 @@ from sepal.client_app.client_model import write_model
 from sepal.client_app.portable import load, save
 from sepal.data.sources.inputs import read_inputs
 from sepal.errors import ConfigError, DataError, ModelError, StateError
+from sepal.models import build
+from sepal.modules import bring_back
 from sepal.server_app.stored_run import read_run
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
@@ -298,6 +300,72 @@ def test_an_exported_own_model_is_complete(tmp_path, model):
     session = onnxruntime.InferenceSession(file.with_suffix(".onnx"))
     (logits,) = session.run(None, {session.get_inputs()[0].name: found.inputs[:5]})
     np.testing.assert_allclose(logits, found.logits[:5], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "keys"),
+    [
+        ("frozen_and_tied", []),
+        ("frozen_and_tied", ["trainable=head.*"]),
+        ("tied", ["trainable=head.*"]),
+        ("tied", ["lora.rank=2"]),
+        ("tied", ["lora.rank=2", "trainable=head.*"]),
+        ("frozen_and_tied", ["lora.rank=2", "trainable=head.*"]),
+    ],
+)
+def test_ties_hold_through_freezing_adapters_and_export(tmp_path, model, keys):
+    name = f"tests.strategies.own_models:{model}"
+    sets = ["method=fedavg", "dataset=digits", "rounds=1", "clients=2", "partition.subsample=100", f"model={name}"]
+    options = [part for text in (*sets, *keys) for part in ("--set", text)]
+    result = sepal("run", *options, "--name", "run", "--out", tmp_path, "--workers", 1)
+    assert result.exit_code == 0, result.output
+    file = tmp_path / "model.safetensors"
+    assert sepal("export", tmp_path / "run", "client-00001", "--out", file, "--allow", name).exit_code == 0
+    found, loaded = model_of(tmp_path / "run", "client-00001", allow={name}), load(file, {name})
+    assert loaded.module.fc1.weight is loaded.module.fc2.weight
+    assert (loaded.module.fc1.bias is loaded.module.fc2.bias) == (model == "frozen_and_tied")
+    assert loaded.module.state_dict().keys() == bring_back(build(name, (1, 8, 8), 10)).state_dict().keys()
+    np.testing.assert_allclose(loaded(found.inputs), found.logits, atol=1e-5)
+
+
+def test_tensors_without_axes_and_what_stays_with_a_client_are_exported(tmp_path):
+    name = "tests.strategies.own_models:sharpened"
+    sets = ["method=fedavg", "dataset=digits", "rounds=2", "clients=2", "partition.subsample=100", f"model={name}"]
+    options = [part for text in sets for part in ("--set", text)]
+    result = sepal("run", *options, "--name", "run", "--out", tmp_path, "--workers", 1)
+    assert result.exit_code == 0, result.output
+    module = model_of(tmp_path / "run", "client-00001", allow={name}).networks[0]
+    assert module["temperature"].shape == module["batches"].shape == ()
+    assert module["batches"] > 0
+    file = tmp_path / "model.safetensors"
+    assert sepal("export", tmp_path / "run", "client-00001", "--out", file, "--allow", name).exit_code == 0
+    loaded = load(file, {name})
+    found = model_of(tmp_path / "run", "client-00001", allow={name})
+    np.testing.assert_allclose(loaded(found.inputs), found.logits, atol=1e-5)
+    state = loaded.module.state_dict()
+    assert state["temperature"].shape == ()
+    assert state["batches"] == module["batches"]
+
+
+def test_a_pruned_layers_mask_is_neither_sent_nor_lost(tmp_path):
+    """It never changes, so both sides derive it; before, it was sent and counted in each round."""
+    name = "tests.strategies.own_models:pruned"
+    sets = ["method=fedavg", "dataset=digits", "rounds=1", "clients=2", "partition.subsample=100"]
+    sizes = {}
+    for model in (name, "tests.strategies.own_models:other_net"):
+        options = [part for text in (*sets, f"model={model}") for part in ("--set", text)]
+        assert sepal("run", *options, "--name", model[-5:], "--out", tmp_path, "--workers", 1).exit_code == 0
+        summary = json.loads((tmp_path / model[-5:] / "summary.json").read_text())
+        sizes[model] = summary["bytes"]["up"]
+    pruned, dense = sizes.values()
+    assert pruned == pytest.approx(dense, rel=0.02)
+    file = tmp_path / "model.safetensors"
+    assert sepal("export", tmp_path / name[-5:], "client-00001", "--out", file, "--allow", name).exit_code == 0
+    found = model_of(tmp_path / name[-5:], "client-00001", allow={name})
+    np.testing.assert_allclose(load(file, {name})(found.inputs), found.logits, atol=1e-5)
+    mask = found.networks[0]["fc1.weight_mask"]
+    assert mask.mean() == 0.5
+    np.testing.assert_array_equal(load(file, {name}).module.fc1.weight_mask, mask)
 
 
 def test_predict_reports_accuracy_where_labels_are_there(runs, tmp_path):

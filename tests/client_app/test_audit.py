@@ -138,3 +138,14 @@ def test_join_keeps_the_log_by_default(monkeypatch, tmp_path, options, expected)
     assert result.exit_code == 0, result.output
     assert seen[0].get("audit") == (expected and str(tmp_path / expected))
     assert not os.path.exists(tmp_path / "home" / "audit"), "made with the first line"
+
+
+def test_a_node_says_what_part_of_its_data_it_trains_with(ask, caplog):
+    """Its own copy of a table is not read whole: it takes the part of its number."""
+    caplog.set_level("INFO", "sepal")
+    info = read_reply(ask(Kind.QUERY, **{"partition-id": 1}))[0].client
+    words = f"client-00001: {info.examples} training examples, part 2 of 3 of the data set digits on this machine"
+    assert words in caplog.messages
+    caplog.clear()
+    ask(Kind.TRAIN)
+    assert not any("training examples" in message for message in caplog.messages)

@@ -96,9 +96,16 @@ TRIED = {
     **{"partition.shard-size": 3, "partition.min-examples": 5, "partition.subsample": 30, "split.test-fraction": 0.4},
     **{"split.test-of-labels": True, "split.by": "time", "split.validation": 0.3, "split.seed": 3},
     **{"own.class-weights": "balanced", "folder.classes": "0,1,2", "label-smoothing": 0.1},
+    "folder.layout": "class/client",
 }
-BESIDE = {"partition.name", "metric", "task", "hf.label", "own.classes"}  # tried below, or says what targets are
-BY_LABEL = {"partition.subsample": 30, "split.test-of-labels": True, "split.by": "time"}
+# Tried below or in tests/sepal/data/test_schema.py, or says what targets are.
+BESIDE = {"partition.name", "metric", "task", "hf.label", "own.classes", "folder.label", "folder.schema"}
+BY_LABEL = {
+    "folder.layout": "class/client",
+    "partition.subsample": 30,
+    "split.test-of-labels": True,
+    "split.by": "time",
+}
 
 
 def described(kind, prefix=""):

@@ -7,9 +7,12 @@ made the model, is undone: the run repeats rounds 3 and 4 with half the rate, th
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from flwr.app import Message
 
@@ -17,13 +20,30 @@ from sepal.errors import DivergedError, RoundError
 from sepal.protocol.messages import read_order, write_error
 from sepal.protocol.method import Kind
 from sepal.server.run_store import DiskRunStore, MemoryRunStore
-from tests.contract.fakes import FAKES
+from tests.contract.fakes import FAKES, QueueServer
 from tests.contract.harness import Federation, Killed
 from tests.contract.test_contract import KINDS, agrees, outcome
 
 ALL = 10**6
 BAD = 4  # the round in which clients diverge
 FAILURES = 4  # on the way to one round, before the run ends
+
+
+QUEUE = FAKES["queue"][0]
+
+
+class Spoilt(QueueServer):
+    """Its result of every round is NaN."""
+
+    first = 1
+
+    def aggregate(self, state, uploads, plan):
+        after, metrics = super().aggregate(state, uploads, plan)
+        return (replace(after, w=after.w * np.nan) if plan.round >= self.first and list(uploads) else after), metrics
+
+
+class SpoiltLater(Spoilt):
+    first = 2
 
 
 class Diverging(Federation):
@@ -152,6 +172,36 @@ def test_it_ends_at_once_or_goes_on_if_the_key_says_so():
     assert federation.start(MemoryRunStore()).progress.closed
     assert federation.lines[4]["diverged"] == 3
     assert federation.lines[4]["population"] == 1, "the one that could train counts"
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_run_in_which_no_upload_ever_counts_is_not_complete(stored, tmp_path):
+    """Every result is NaN, and ``keep`` goes on: the run ends with an error, also when it is started again."""
+    federation = Federation(replace(QUEUE, server=Spoilt), rounds=3, settings={"on_divergence": "keep"})
+    store = DiskRunStore(tmp_path, QUEUE.server_state) if stored else MemoryRunStore()
+    strategy = federation.server(store)
+    expected = (
+        r"run: needed an upload that counts, but none in 3 rounds \(client-0: upload: expected a result .*lower lr"
+    )
+    with pytest.raises(RoundError, match=expected):
+        federation.run(strategy=strategy)
+    assert not strategy.progress.closed
+    assert strategy.progress.round == 3
+    if stored:
+        with pytest.raises(RoundError, match="none in 3 rounds"):
+            federation.run(DiskRunStore(tmp_path, QUEUE.server_state))
+
+
+def test_a_round_without_enough_replies_tells_each_cause_once_with_its_clients():
+    federation = Diverging("queue", enough=ALL, bad=1, well=(), on_divergence="keep")
+    cause = "w: expected numbers, got NaN (client-0, client-1, client-2 and 1 more)"
+    with pytest.raises(RoundError, match=f"^round 1: needed at least 1 reply, but 0: {re.escape(cause)}$"):
+        federation.start(MemoryRunStore())
+
+
+def test_one_upload_that_counts_completes_a_run():
+    federation = Federation(replace(QUEUE, server=SpoiltLater), rounds=3, settings={"on_divergence": "keep"})
+    assert federation.run().progress.closed
 
 
 def test_a_minority_that_diverges_undoes_nothing():

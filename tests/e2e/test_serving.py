@@ -101,7 +101,7 @@ def test_three_terminals(tmp_path):
             line for line in told.splitlines() if not line.startswith(("sepal: ", "+ ", "clients join", "app bundle"))
         ]
         assert shown == [], "Flower's lines are in the log file"
-        assert "Successfully started run" in (tmp_path / "home" / "server" / "run.log").read_text()
+        assert "Successfully started run" in (tmp_path / "home" / "server" / "three" / "run.log").read_text()
         assert "num-supernodes" not in told, "no hint about the simulation"
         for number in range(2):
             told = (tmp_path / f"join{number}.log").read_text()

@@ -26,7 +26,8 @@ from sepal.storage.serialize import digest, flatten
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines.fedavg import FedAvgClient
-from tests.methods import CASES, Lines, Stop, StopAfter, flat
+from sepal.study.method_checks.cases import Lines, Stop, StopAfter
+from tests.methods import CASES, flat
 
 BATCHED = [name for name in CASES if registry.get(CASES[name]["method"]).batched and "private" not in name]
 NORMED = {"subfedavg-hy", "fedper-topk"}  # models with batch normalisation

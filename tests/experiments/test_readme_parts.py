@@ -328,10 +328,37 @@ def test_without_the_block_of_the_table_nothing_is_made():
 
 def test_a_whole_block_writes_readme_and_the_conclusions_of_the_page():
     made, said = _made({}, [block("a")], []), parts([block("a")])
-    for lines in said.values():
-        assert "\n".join(lines) in made[README]
+    for name in ("table", "which"):
+        assert "\n".join(said[name]) in made[README]
     assert "\n".join(said["advice"]) in made[PAGE]
     assert README not in _made({}, [block("d")], [])
+
+
+def test_which_method_is_two_sentences_and_four_rows():
+    """The heads of the page's advice decide what the table says."""
+    sentences, _, _, _, *rows = parts([block("a")])["which"]
+    assert len(re.findall(r"\. |\.$", sentences)) == 2
+    assert sentences.startswith(f"{NOBODY}. ")
+    assert [row.split(" | ")[1] for row in rows][0::3] == ["`fedavg-ft`", "`local`"]
+    assert len(rows) == 4
+    assert "of 7 tests in what a client holds, none finds" in rows[0]
+    assert "−10.0 (a) points" in rows[3], ".8 beside .9"
+    ahead = parts([block("a", fedpse=0.99)])["which"]
+    assert ahead[0].startswith("Try FedPSE (a) where data are like these. ")
+    assert "1 finds a method ahead" in ahead[4]
+
+
+@pytest.mark.parametrize(
+    ("level", "take", "measured"),
+    [
+        (0.89, '`fedavg-ft` with `compress.name = "stc"`', "sends 3 % of the bytes and loses 1 points"),
+        (0.7, "measure first", "sending less costs accuracy somewhere"),
+    ],
+)
+def test_few_bytes_are_advised_where_they_cost_little(level, take, measured):
+    row = parts([block("a", **{"fedavg-ft-stc": level})])["which"][6]
+    assert row.startswith(f"| bytes bind | {take} | ")
+    assert measured in row
 
 
 def test_a_row_for_each_paper_and_no_more_than_a_page_of_readme():

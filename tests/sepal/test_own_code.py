@@ -6,6 +6,7 @@ import json
 import operator
 import os
 import pickle
+import re
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ from flwr.app import Message, RecordDict
 
 from sepal import user_modules
 from sepal.engines.in_process.grid import InProcessGrid, answer
-from sepal.errors import ModelError
+from sepal.errors import ConfigError, ModelError
 from sepal.protocol.flower.replies import enter_run
 
 
@@ -55,6 +56,13 @@ def test_a_module_that_raises_when_it_is_imported_is_one_line(tmp_path, monkeypa
     monkeypatch.setenv(user_modules.VARIABLE, str(tmp_path))
     with pytest.raises(ModelError, match=r"ZeroDivisionError: division by zero \(raises_at_import.py:3 in <module>\)"):
         user_modules.load("model", "raises_at_import:build", ModelError)
+
+
+@pytest.mark.parametrize("key", ["method", "model", "own.data", "task"])
+def test_a_file_in_the_place_of_a_module_is_answered_with_what_to_write(key):
+    expected = f"{key}: expected mine:load, a module's name and not its file, got ./code/mine.py:load"
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        user_modules.load(key, "./code/mine.py:load", ConfigError)
 
 
 def test_a_client_whose_own_code_raises_is_no_traceback(caplog):

@@ -28,7 +28,8 @@ from sepal.protocol.method import resolve
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.serialize import flatten
 from sepal.strategies.assembly import assemble
-from tests.methods import CASES, Lines, Stop, StopAfter, flat
+from sepal.study.method_checks.cases import Lines, Stop, StopAfter
+from tests.methods import CASES, flat
 from tests.simulated_device import load
 
 SIM = "sim:1"  # not the current one: a tensor made on "sim" without a number is on another device

@@ -78,6 +78,39 @@ def tied(shape, classes):
     return net
 
 
+def frozen_and_tied(shape, classes):
+    """Two frozen layers that share a weight, and a third that has its bias, too."""
+    net = tied(shape, classes)
+    net.fc1.requires_grad_(False)
+    net.fc2.bias = net.fc1.bias
+    return net
+
+
+class Sharpened(Net):
+    """With a temperature that is learned, a number without axes, and a count of batches."""
+
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.temperature = nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("batches", torch.tensor(0))
+
+    def forward(self, x):
+        self.batches += self.training
+        return {"logits": super().forward(x) * self.temperature}
+
+
+def sharpened(shape, classes):
+    return Sharpened(classes)
+
+
+def pruned(shape, classes):
+    from torch.nn.utils import prune
+
+    net = Net(classes)
+    prune.l1_unstructured(net.fc1, "weight", 0.5)
+    return net
+
+
 def partly_shared(shape, classes):
     """fc2's weight is fc1's, transposed: the same storage in another order."""
     net = Net(classes)

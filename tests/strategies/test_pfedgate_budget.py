@@ -18,9 +18,9 @@ from sepal.protocol.payloads import seal, unseal
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.contract import Gated
 from sepal.strategies.pfedgate.server import PFedGateServer
+from sepal.study.method_checks.cases import Lines
 from sepal.wire import encode
 from sepal.wire.tensors import SparseTensor, Support, members
-from tests.methods import Lines
 from tests.scratch_store import ScratchStore
 from tests.strategies.pfedgate import BATCH, FLAT, alone, parts
 

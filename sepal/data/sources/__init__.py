@@ -14,11 +14,11 @@ from sepal.config import FolderSettings
 from sepal.data import cache
 from sepal.data.catalogue import CATALOGUE
 from sepal.data.examples import DatasetInfo, Source
-from sepal.data.locations import cache_directory, data_directory, reachable
+from sepal.data.locations import cache_directory, data_directory, home_of, reachable
 from sepal.data.own import OWN
 from sepal.errors import DataError, suggest
 
-LAYOUT = 4  # increase when the content of a cache entry changes
+LAYOUT = 5  # increase when the content of a cache entry changes
 FOLDER, HUB = "folder", "hf"  # data sets whose files are the user's own
 FILES = (FOLDER, HUB)
 PLAIN = FolderSettings()
@@ -128,11 +128,11 @@ def _reader(name: str) -> Reader:
 
 
 def _state(files: list[Path], directory: Path) -> str:
-    stats = [(path, path.stat()) for path in files]
+    stats, home = [(path, path.stat()) for path in files], home_of(directory)
     plain = (stat.S_IFREG, stat.S_IFDIR)  # a pipe or a device might never end
     if odd := next((path for path, facts in stats if stat.S_IFMT(facts.st_mode) not in plain), None):
         raise DataError(str(odd), "a regular file", "a pipe or a device")
-    return cache.key_of("state", [[str(p.relative_to(directory)), s.st_size, s.st_mtime_ns] for p, s in stats])
+    return cache.key_of("state", [[str(p.relative_to(home)), s.st_size, s.st_mtime_ns] for p, s in stats])
 
 
 @functools.lru_cache(maxsize=2)

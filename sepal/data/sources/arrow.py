@@ -89,6 +89,11 @@ class Part:
         """Return a column of numbers, float64 (n,); NaN where there is none."""
         return np.asarray(self.column(name).cast(pa.float64(), safe=False).to_numpy())
 
+    def whole(self, name: str) -> NDArray[Any]:
+        """Return the whole numbers of a column, without the missing ones; empty for a column of others."""
+        column = self.column(name)
+        return np.asarray(column.drop_null().to_numpy()) if types.is_integer(column.type) else np.empty(0)
+
     def kind(self, name: str) -> str:
         """Return the type of a column in words: one that only a library could decode, or else Arrow's."""
         strange = [kind for kind in self.kinds.get(name, ()) if kind not in READ]

@@ -4,14 +4,17 @@ The first of these formats that is found is read:
 
 1. one ``.npz``: ``x``, ``y`` [, ``x_test``, ``y_test``] [, ``person`` of each row of x];
 2. one ``.csv`` with a header: a column ``label`` (whole numbers from 0 in digits, or texts, which become classes in
-   sorted order), every other column a number [, a column ``person``]; a first column with pandas' index is left out;
+   sorted order), columns of numbers, categories and times [, a column ``person``]; a first column with pandas' index is
+   left out;
 3. ``train/`` and one or both of ``val/`` (or ``valid/``, ``validation/``) and ``test/``, each as in 4, with the same
    classes; the validation part is dealt to the clients like the test part;
 4. a sub-directory per class, in alphabetical order, with ``.png``, ``.jpg``, ``.jpeg`` or ``.npy`` files, all of one
-   shape (``folder.resize`` makes it one). Files with another suffix are ignored, and a notice counts them.
+   shape (``folder.resize`` makes it one), or such directories in one for each owner (``folder.layout``). Files with
+   another suffix are ignored, and a notice counts them.
 
-The keys ``folder.*`` name the classes, bring images to one size, and say what becomes of files that cannot be read. The
-columns of a CSV file are standardised by each client (:mod:`sepal.data.scaling`), and missing cells are filled there.
+The keys ``folder.*``, or a ``schema.toml`` beside the data (:mod:`sepal.data.schema`), name columns and classes, bring
+images to one size, and say what becomes of files that cannot be read. The columns of a CSV file are standardised by
+each client (:mod:`sepal.data.scaling`), and missing cells are filled there.
 
 Tasks other than classification (docs/tasks.md) are read from 1, with ``y`` as the task has it, and from 2.
 
@@ -26,43 +29,66 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sepal.config import FolderReading, FolderSettings
+from sepal.config.data import split_names
+from sepal.data.catalogue import default_model
 from sepal.data.examples import PIXELS, DatasetInfo, InputKind, Labels, Source, are_pixels
 from sepal.data.incoming import MOST_CLASSES, checked_examples, checked_pixels, checked_rows
-from sepal.data.sources.images import EXAMPLES, FILES, Look, check_alike, counted, left_out, read_example
+from sepal.data.locations import home_of
+from sepal.data.schema import FILE, Schema, classes_of, reading, schema_of
+from sepal.data.sources.images import EXAMPLES, FILES, IMAGES, Look, check_alike, counted, left_out, read_example
 from sepal.data.sources.reading import Unpacked, load_arrays
-from sepal.data.sources.table import count_gaps, read_table
+from sepal.data.sources.table import Roles, Table, count_gaps, read_table
 from sepal.errors import DataError
 from sepal.protocol.tasks.learning import CLASSIFICATION
 from sepal.protocol.tasks.making import targets_of
 
 PLAIN = FolderSettings()
+TABLES = (".npz", ".csv")
+MANY = 20  # more classes without names may be quantities
 SHOWN = 4  # classes that a message names, at most
 DIM = 2**13  # 16-bit images without a value from here on, an eighth of white, may have another white
 _FORMS = (
-    f"one .npz, one .csv with a column `label`, or a sub-directory per class with {FILES}, alone or in each of train/, "
-    "val/ and test/"
+    f"one .npz, one .csv with a column `label` (or folder.label), or a sub-directory per class with {FILES}, alone or "
+    "in each of train/, val/ and test/"
 )
 # Names of directories that are parts and no classes, where there is one called train.
 PARTS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 
 
+class Folder(NamedTuple):
+    """A directory of examples of one class, of one owner where there are owners."""
+
+    label: str
+    owner: str
+    path: Path
+
+
 def files(directory: Path) -> list[Path] | None:
-    """Return the files to read; None if the directory is missing or has none of the formats."""
+    """Return the files to read; None if the directory is missing or has none of the formats.
+
+    In place of a directory, it may be its .npz or .csv file.
+    """
+    schema = [path for path in (home_of(directory) / FILE,) if path.is_file()]
+    if directory.is_file() and directory.suffix in TABLES:
+        return [directory, *schema]
     if not directory.is_dir():
         return None
     tables = sorted(directory.glob("*.npz")) or sorted(directory.glob("*.csv"))
     if tables:
-        return tables
+        return [*tables, *schema]
     homes = list(_parts(directory).values()) or [directory]
     folders = [folder for home in homes for folder in _class_folders(home)]
+    if homes == [directory] and not any(map(_members, folders)):
+        folders = [folder for owner in folders for folder in _class_folders(owner)]
     members = [path for folder in folders for path in _members(folder)]
-    return [*members, *_others(folders)] if members else None  # of others there is a notice, which the cache keeps
+    # Of others there is a notice, which the cache keeps.
+    return [*members, *_others(folders), *schema] if members else None
 
 
 def read(directory: Path, keys: FolderSettings = PLAIN) -> Source:
@@ -81,13 +107,35 @@ def read(directory: Path, keys: FolderSettings = PLAIN) -> Source:
         straight, names = sum(len(_members(home)) for home in homes), ", ".join(home.name for home in homes)
         got = f"{straight} files straight in {names}" if straight else str(directory)
         raise DataError("data-dir", f"a directory with {_FORMS}", got)
-    if found[0].suffix in (".npz", ".csv"):
-        if len(found) > 1:
-            raise DataError(str(directory), f"one {found[0].suffix} file", f"{len(found)} of them")
-        return _npz(found[0], task_of(keys)) if found[0].suffix == ".npz" else _csv(found[0], keys)
+    keys = reading(keys, directory)
+    if (kind := found[0].suffix) in TABLES:
+        if (count := sum(path.suffix == kind for path in found)) > 1:
+            raise DataError(str(directory), f"one {kind} file", f"{count} of them")
+        if kind == ".csv":
+            return _noting(_csv(found[0], keys), _beside(directory, found[0]))
+    if keys.leave_out:
+        raise DataError("folder.leave-out", "nothing without a CSV file, whose columns it names", keys.leave_out)
+    if kind == ".npz":
+        return _noting(_npz(found[0], keys), _beside(directory, found[0]))
+    if keys.label:
+        raise DataError("folder.label", "nothing for directories of classes", keys.label)
     if task_of(keys) != CLASSIFICATION:
         raise DataError(str(directory), f"an .npz or a .csv for the task {task_of(keys)}", "directories of classes")
     return _classes(directory, keys)
+
+
+def _noting(source: Source, notes: tuple[str, ...]) -> Source:
+    return replace(source, info=replace(source.info, notes=(*source.info.notes, *notes)))
+
+
+def _beside(directory: Path, table: Path) -> tuple[str, ...]:
+    """Return the line that says what else of a directory could be data, and is not read; none if nothing is."""
+    if directory == table:
+        return ()
+    tables = [path.name for path in sorted(directory.glob("*.csv")) if path != table]
+    images = sum(path.suffix.lower() in IMAGES for home in _class_folders(directory) for path in _members(home))
+    others = [*tables, *([f"{images} images in directories"] if images else [])]
+    return (f"data-dir: only {table.name} is read, and not {', '.join(others)}",) if others else ()
 
 
 def task_of(keys: FolderSettings) -> str:
@@ -95,20 +143,42 @@ def task_of(keys: FolderSettings) -> str:
     return keys.task if isinstance(keys, FolderReading) else CLASSIFICATION
 
 
-def _npz(path: Path, task: str) -> Source:
+def _npz(path: Path, keys: FolderSettings) -> Source:
     given = load_arrays(path, "an npz file without pickled objects")
-    if not {"x", "y"} <= set(given) or ("x_test" in given) != ("y_test" in given):
-        raise DataError(str(path), "x and y, and x_test with y_test or neither", ", ".join(sorted(given)) or "nothing")
-    test = (given["x_test"], given["y_test"]) if "x_test" in given else None
-    if "person" in given and test is not None:
-        raise DataError(str(path), "person without x_test: each client's test part is held out of its own data", "both")
-    return source_of(str(path), (given["x"], given["y"]), test, given.get("person"), task=task)
+    y, person = keys.label or "y", keys.person or "person"
+    if not {"x", y} <= set(given) or ("x_test" in given) != (f"{y}_test" in given):
+        expected = f"x and {y}, and x_test with {y}_test or neither"
+        raise DataError(str(path), expected, ", ".join(sorted(given)) or "nothing")
+    if keys.person and person not in given:
+        raise DataError(f"{path}: folder.person", f"one of {', '.join(sorted(given))}", person)
+    test = (given["x_test"], given[f"{y}_test"]) if "x_test" in given else None
+    if person in given and test is not None:
+        raise DataError(
+            str(path), f"{person} without x_test: each client's test part is held out of its own data", "both"
+        )
+    return source_of(str(path), (given["x"], given[y]), test, given.get(person), task=task_of(keys))
+
+
+def roles_of(keys: FolderSettings) -> Roles:
+    """Return which columns of a CSV file are what by the keys ``folder.*`` and the schema that has completed them."""
+    task, schema = task_of(keys), schema_of(keys)
+    label = (keys.label,) if task == CLASSIFICATION and keys.label else split_names(keys.label)
+    left_out = split_names(keys.leave_out)
+    columns = tuple(column for column in schema.column if column.name not in left_out)
+    classes = classes_of(keys) if task == CLASSIFICATION else ()
+    return Roles(label, keys.person, left_out, columns, classes, task != CLASSIFICATION)
 
 
 def _csv(path: Path, keys: FolderSettings) -> Source:
-    task = task_of(keys)
-    found = read_table(path, keys.names, task != CLASSIFICATION, labelled=True, fill=keys.missing == "mean")
-    return table_of(str(path), [(found.x, found.y)], found.people, found.names, found.columns, keys, found.notes)
+    found = read_table(path, roles_of(keys), labelled=True, fill=keys.missing == "mean")
+    return source_of_table(path, found, keys)
+
+
+def source_of_table(path: Path, found: Table, keys: FolderSettings) -> Source:
+    """Return the examples of a CSV file."""
+    names = found.names if task_of(keys) == CLASSIFICATION else ()
+    schema = Schema(label=",".join(found.label), client=found.person, classes=names, column=found.columns)
+    return table_of(str(path), [(found.x, found.y)], found.people, found.names, schema, keys, found.notes)
 
 
 def table_of(
@@ -116,33 +186,41 @@ def table_of(
     parts: Sequence[tuple[NDArray[Any], Any]],
     people: NDArray[Any] | None,
     names: Sequence[str],
-    columns: Sequence[str],
+    schema: Schema,
     keys: FolderSettings,
     notes: tuple[str, ...] = (),
+    validation: tuple[NDArray[Any], Any] | None = None,
 ) -> Source:
     """Return the examples of a table, as :func:`source_of`; missing numbers, NaN, are left to clients.
 
-    ``parts``: the training part [, the test part], each float64 (n, columns) and targets.
+    ``parts``: the training part [, the test part], each float64 (n, inputs) and targets. ``schema``: what was read.
     """
     train, *test = parts
     facts: dict[str, Any] = {"names": names, "task": task_of(keys), "notes": notes, "table": keys.standardize}
+    facts["validation"] = validation
     source = source_of(key, train, test[0] if test else None, people, **facts)
-    counts = count_gaps(source.x, columns)
+    counts = count_gaps(source.x, schema.column)
     notes = (*source.info.notes, *((f"folder.missing: each client fills in its own mean: {counts}",) if counts else ()))
-    return replace(source, info=replace(source.info, table=keys.standardize, columns=tuple(columns), notes=notes))
+    facts = {"columns": schema.inputs, "schema": schema.text(), "notes": notes}
+    return replace(source, info=replace(source.info, table=keys.standardize, **facts))
 
 
 def _classes(directory: Path, keys: FolderSettings) -> Source:
-    homes = _parts(directory)
+    homes = _parts(directory) if keys.layout in ("auto", "class") else {}
     if not homes:
-        names = keys.names or _names(directory)
-        _check_names(directory, names)
-        part, bad = _read_part(directory, names, keys)
-        return source_of(str(directory), part, None, names=names, notes=(*left_out(bad), *_ignored([directory])))
-    names = keys.names or _names(homes["train"])
-    for home in homes.values():
-        _check_names(home, names)
-    read = {part: _read_part(home, names, keys) for part, home in homes.items()}
+        folders, by_owner = folders_of(directory, keys.layout)
+        names = classes_of(keys) or sorted({folder.label for folder in folders})
+        _check_names(directory, names, folders)
+        part, bad = _read_part(directory, names, keys, folders)
+        people = _owners(folders, bad) if by_owner else None
+        ignored = _ignored([directory] if not by_owner else _class_folders(directory))
+        notes = (*by_owner, *left_out(bad), *ignored)
+        return source_of(str(directory), part, None, people, names=names, notes=notes)
+    by_part = {name: folders_of(home, "class")[0] for name, home in homes.items()}
+    names = classes_of(keys) or [folder.label for folder in by_part["train"]]
+    for name, home in homes.items():
+        _check_names(home, names, by_part[name])
+    read = {name: _read_part(home, names, keys, by_part[name]) for name, home in homes.items()}
     bad = [error for _, errors in read.values() for error in errors]
     notes = (*left_out(bad), *_ignored(list(homes.values())))
     if "validation" in homes:
@@ -152,10 +230,44 @@ def _classes(directory: Path, keys: FolderSettings) -> Source:
     return source_of(str(directory), parts["train"], parts.get("test"), **facts)
 
 
-def _check_names(home: Path, names: Sequence[str]) -> None:
+def _check_names(home: Path, names: Sequence[str], folders: Sequence[Folder]) -> None:
     """Raise a DataError for a directory of another class."""
-    if not set(_names(home)) <= set(names):
-        raise DataError(str(home), f"classes among {list(names)}", _names(home))
+    here = sorted({folder.label for folder in folders})
+    if not set(here) <= set(names):
+        raise DataError(str(home), f"classes among {list(names)}", here)
+
+
+def folders_of(home: Path, layout: str) -> tuple[list[Folder], tuple[str, ...]]:
+    """Return the directories with examples of ``home``, and where they are by owner, the line that says so.
+
+    Raises:
+        DataError: The layout does not say whose and of what class an example is.
+    """
+    outer = _class_folders(home)
+    nested = not any(map(_members, outer)) and any(map(_class_folders, outer))
+    if layout == "class" or (layout == "auto" and not nested):
+        return [Folder(folder.name, "", folder) for folder in outer], ()
+    pairs = [(first, second) for first in outer for second in _class_folders(first) if _members(second)]
+    inner = {second.name for _, second in pairs}
+    if layout == "auto" and len(pairs) < 2 * len(inner):
+        got = f"{len(outer)} directories, such as {outer[0].name}, with {len(inner)} of other names in them"
+        raise DataError("folder.layout", "client/class or class/client, for images in sub-directories", got)
+    by_class = layout == "class/client"
+    found = [
+        Folder(*((first.name, second.name) if by_class else (second.name, first.name)), second)
+        for first, second in pairs
+    ]
+    found.sort(key=lambda folder: (folder.label, folder.owner))
+    owners, labels = len({folder.owner for folder in found}), len({folder.label for folder in found})
+    words = "" if layout != "auto" else "; folder.layout = class/client reads them the other way round"
+    shape = "class/client" if by_class else "client/class"
+    return found, (f"{home}: images are read as {shape}: {owners} owners, {labels} classes{words}",)
+
+
+def _owners(folders: Sequence[Folder], bad: Sequence[DataError]) -> NDArray[Any]:
+    """Return the owner of each example that is read."""
+    unread = {error.key for error in bad}
+    return np.array([folder.owner for folder in folders for path in _members(folder.path) if str(path) not in unread])
 
 
 def _parts(directory: Path) -> dict[str, Path]:
@@ -173,10 +285,6 @@ def _class_folders(home: Path) -> list[Path]:
     )
 
 
-def _names(home: Path) -> list[str]:
-    return [folder.name for folder in _class_folders(home)]
-
-
 def _members(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in EXAMPLES and path.is_file())
 
@@ -189,21 +297,24 @@ def _others(folders: Sequence[Path]) -> list[Path]:
 
 
 def _ignored(homes: Sequence[Path]) -> tuple[str, ...]:
-    """Return the line that counts by suffix what is not read; none if all is."""
-    others = _others([folder for home in homes for folder in _class_folders(home)])
+    """Return lines that count what is not read, by suffix or because it lies deeper; none if all is."""
+    folders = [folder for home in homes for folder in _class_folders(home)]
+    others = _others(folders)
     kinds = counted(path.suffix.lower() or path.name for path in others)
-    return (f"data-dir: files other than {', '.join(EXAMPLES)} are ignored: {kinds}",) if others else ()
+    found = (f"data-dir: files other than {', '.join(EXAMPLES)} are ignored: {kinds}",) if others else ()
+    deeper = sum(len(_members(inner)) for folder in folders for inner in _class_folders(folder))
+    return (*found, f"data-dir: {deeper} files in sub-directories of classes are not read") if deeper else found
 
 
 def _read_part(
-    home: Path, names: Sequence[str], keys: FolderSettings
+    home: Path, names: Sequence[str], keys: FolderSettings, folders: Sequence[Folder]
 ) -> tuple[tuple[NDArray[Any], Labels], list[DataError]]:
     """Return the examples of a directory of classes, and the errors of the files that are left out."""
     arrays, labels, bad = [], [], list[DataError]()
-    look, folders = Look(keys.size, keys.channels), _class_folders(home)
-    unpacked = Unpacked(str(home), sum(path.stat().st_size for folder in folders for path in _members(folder)))
+    look = Look(keys.size, keys.channels)
+    unpacked = Unpacked(str(home), sum(path.stat().st_size for folder in folders for path in _members(folder.path)))
     for folder in folders:
-        for path in _members(folder):
+        for path in _members(folder.path):
             try:
                 arrays.append(read_example(path, look))
             except DataError as error:
@@ -213,7 +324,7 @@ def _read_part(
                 bad.append(error)
                 continue
             unpacked.add(arrays[-1].nbytes)
-            labels.append(names.index(folder.name))
+            labels.append(names.index(folder.label))
     if not arrays:
         raise DataError(str(home), f"{FILES} in its sub-directories", "none that can be read" if bad else "none")
     check_alike(str(home), arrays)
@@ -252,6 +363,9 @@ def source_of(
     if x.dtype == np.uint16 and x.max() < DIM:
         notes = (*notes, f"{key}: the 16-bit images have values up to {x.max()} only, of {PIXELS['uint16']} for white")
     info = replace(_info(x, classes, people is not None), labelled=task == CLASSIFICATION)
+    if task == CLASSIFICATION and all(map(str.isdecimal, names)) and list(names) != sorted(names, key=int):
+        odd = next(number for number, name in enumerate(names) if int(name) != number)
+        notes = (*notes, f"{key}: classes are in the order of texts: class {odd} is {names[odd]} (folder.classes)")
     shown = tuple(name if name.isprintable() else str(number) for number, name in enumerate(names))
     held = 0 if validation is None else len(parts[1][1])
     return Source(replace(info, class_names=shown, notes=notes), x, y, len(parts[0][1]), people, held)
@@ -275,7 +389,8 @@ def _without_examples(key: str, y: Labels, classes: int, names: Sequence[str]) -
         return ()
     shown = ", ".join(names[n] if names else str(n) for n in lacking[:SHOWN])
     more = f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else ""
-    return (f"{key}: {len(lacking)} of {classes} classes have no example: {shown}{more}",)
+    words = "; are they quantities? task = regression predicts them" if classes > MANY and not names else ""
+    return (f"{key}: {len(lacking)} of {classes} classes have no example: {shown}{more}{words}",)
 
 
 def _limited(key: str, what: str, count: int) -> int:
@@ -322,7 +437,7 @@ def _info(x: NDArray[Any], classes: int, natural: bool) -> DatasetInfo:
         mean, std = (0.5,), (0.5,)
     if kind == "text":
         vocabulary = _limited("x", "token ids", int(x.max()) + 1)
-    defaults: dict[str, str | int | float] = {"model": _model(kind, shape), "lr": 0.05, "batch-size": 32}
+    defaults: dict[str, str | int | float] = {"model": default_model(kind, shape), "lr": 0.05, "batch-size": 32}
     defaults |= {"optimizer": "sgd", "local-epochs": 1, "rounds": 50}
     return DatasetInfo("folder", classes, shape, kind, natural, defaults, vocabulary, mean, std)
 
@@ -331,12 +446,3 @@ def _kind(x: NDArray[Any]) -> InputKind:
     if are_pixels(x) or x.ndim == 4:
         return "image"
     return "text" if x.dtype == np.int32 else "signal"
-
-
-def _model(kind: InputKind, shape: tuple[int, ...]) -> str:
-    """Return the smallest built-in model for inputs of this shape."""
-    if kind == "text":
-        return "embedding-linear"
-    if kind == "image":
-        return "cnn2-small" if min(shape[1:]) >= 12 else "digits-cnn"
-    return "har-cnn" if len(shape) == 2 and shape[1] >= 36 else "har-mlp"

@@ -5,7 +5,7 @@ data sets, and read from there later, without a network. Without ``hf.name``, ``
 
 1. a directory that ``save_to_disk`` of the library ``datasets`` wrote; or
 2. Parquet files. A file belongs to the part that its name, or its first directory, begins with: ``train-0.parquet``,
-   ``test/a.parquet``; without such a name to ``train``.
+   ``val-0.parquet``, ``test/a.parquet``; without such a name to ``train``.
 
 The keys ``hf.*`` name columns and parts. Inputs are one column of images or of arrays, or columns of numbers, which are
 standardised like those of a CSV file. Images become what ``folder.resize`` and ``folder.channels`` say. The parts are
@@ -31,16 +31,20 @@ from sepal.config import FolderSettings, HubReading, HubSettings
 from sepal.data import cache
 from sepal.data.examples import Source
 from sepal.data.locations import data_directory, downloads_allowed, reachable
+from sepal.data.schema import Column, Schema
 from sepal.data.sources.arrow import INDEX, PART, PARTS, Part, read_parts
 from sepal.data.sources.folder import source_of, table_of, task_of
 from sepal.data.sources.images import Look, check_alike, from_cell
 from sepal.data.sources.reading import Unpacked, reading
 from sepal.data.sources.table import check_width, refuse_gaps
 from sepal.errors import DataError, one_line
+from sepal.protocol.numbers import check_whole
 from sepal.protocol.tasks.learning import CLASSIFICATION
 
 CONVERTED = "refs/convert/parquet"  # the hub's copy of a data set: CONFIGURATION/PART/0000.parquet
 INCOMPLETE = "partial-"  # begins a part's name where the hub converted its first rows only
+# The part that a file belongs to by a word of its path.
+PART_NAMES = {"train": "train", **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"), "test": "test"}
 READABLE = "images, numbers, or arrays of one shape"
 WORD = re.compile(r"[-_.]")  # ends the first word of a name
 
@@ -152,51 +156,64 @@ def read(directory: Path, keys: FolderSettings | None = None) -> Source:
     parts = read_parts(directory, found, lambda path: _part_of(path.relative_to(directory)))
     if keys.hf.train not in parts:
         raise DataError("hf.train", f"one of {', '.join(sorted(parts))}", keys.hf.train)
+    for key, name, usual in (("hf.validation", keys.hf.validation, "validation"), ("hf.test", keys.hf.test, "test")):
+        if name and name not in parts and name != usual:
+            raise DataError(key, f"one of {', '.join(sorted(parts))}, or nothing", name)
     with reading(str(directory), f"columns of {READABLE}, and labels"):
-        source = _source(str(directory), parts[keys.hf.train], parts.get(keys.hf.test), keys)
+        source = _source(str(directory), {name: parts[name] for name in _read(keys) if name in parts}, keys)
     others = [f"{name} ({len(part.table):,} rows)" for name, part in sorted(parts.items()) if name not in _read(keys)]
-    notes = (f"hf.train, hf.test: parts that are not read: {', '.join(others)}",) if others else ()
+    notes = (f"hf.train, hf.validation, hf.test: parts that are not read: {', '.join(others)}",) if others else ()
+    if source.validation_count:
+        held, train = keys.hf.validation, keys.hf.train
+        notes = (f"split.validation: the part {held} is the validation part; none of {train} is held out", *notes)
     return replace(source, info=replace(source.info, notes=(*source.info.notes, *notes)))
 
 
-def _read(keys: HubReading) -> tuple[str, str]:
-    return keys.hf.train, keys.hf.test
+def _read(keys: HubReading) -> tuple[str, ...]:
+    """Return the names of the parts to read: for training, for validation and for tests."""
+    hub = keys.hf
+    return tuple(name for name in (hub.train, "" if hub.person else hub.validation, hub.test) if name)
 
 
 def _part_of(path: Path) -> str:
     """Return the part that a Parquet file belongs to by its path in the local copy."""
     words = (WORD.split(step)[0] for step in path.parts)
-    return next((word for word in words if word in ("train", "validation", "test")), "train")
+    return next((PART_NAMES[word] for word in words if word in PART_NAMES), "train")
 
 
-def _source(key: str, train: Part, test: Part | None, keys: HubReading) -> Source:
-    """Return the examples of both parts; columns and classes are those of the training part."""
+def _source(key: str, parts: dict[str, Part], keys: HubReading) -> Source:
+    """Return the examples of the parts; columns and classes are those of the training part."""
     hub, task = keys.hf, task_of(keys)
-    _check_part(f"{key} {hub.train}", train, hub)
-    if test is not None:
-        _check_part(f"{key} {hub.test}", test, hub)
+    train, test = parts[hub.train], parts.get(hub.test)
+    for name, part in parts.items():
+        _check_part(f"{key} {name}", part, hub)
     if hub.person and test is not None:
         raise DataError("hf.person", "no test part, as each person's own is held out (hf.test)", hub.test)
     check_width(key, len(train.names))
     columns = hub.columns or _inputs(train, hub)
     look = Look(keys.size, keys.channels)
     names = keys.names or _names(train, hub.label) if task == CLASSIFICATION else ()
-    pairs = [
-        (_x(f"{key} {name}", part, columns, look), _y(f"{key} {name}", part, hub.label, names, train))
-        for name, part in ((hub.train, train), (hub.test, test))
-        if part is not None
-    ]
+    pairs = {
+        name: (_x(f"{key} {name}", part, columns, look), _y(f"{key} {name}", part, hub.label, names, train))
+        for name, part in parts.items()
+    }
+    validation = pairs.get(hub.validation)
     index = [name for name in train.names if INDEX.fullmatch(name) and name not in columns]
     notes = (f"{key}: {', '.join(index)} numbers the rows, as pandas does, and is left out",) if index else ()
+    if _is_table(train, columns) and not hub.columns:
+        others = [name for name in train.names if name not in (hub.label, hub.person, *columns, *index)]
+        notes = (*notes, f"hf.inputs: columns without numbers are not read: {', '.join(others)}") if others else notes
     people = np.asarray(train.cells(hub.person)) if hub.person else None
     if _is_table(train, columns):
-        for name, (x, _) in zip((hub.train, hub.test), pairs, strict=False):
+        kinds = tuple(Column(name=name, kind="number") for name in columns)
+        for name, (x, _) in pairs.items():
             if keys.missing == "refuse":
-                refuse_gaps(f"{key} {name}", x, columns)
-        found = table_of(key, pairs, people, names, columns, keys, notes)
+                refuse_gaps(f"{key} {name}", x, kinds)
+        both = [pairs[name] for name in (hub.train, hub.test) if name in pairs]
+        found = table_of(key, both, people, names, Schema(column=kinds), keys, notes, validation)
     else:
-        facts: dict[str, Any] = {"names": names, "task": task, "notes": notes}
-        found = source_of(key, pairs[0], pairs[1] if len(pairs) > 1 else None, people, **facts)
+        facts: dict[str, Any] = {"names": names, "task": task, "notes": notes, "validation": validation}
+        found = source_of(key, pairs[hub.train], pairs.get(hub.test), people, **facts)
     return replace(found, info=replace(found.info, name="hf"))
 
 
@@ -236,6 +253,8 @@ def _names(part: Part, label: str) -> tuple[str, ...]:
 def _x(key: str, part: Part, columns: Sequence[str], look: Look) -> NDArray[Any]:
     """Return the inputs: images as pixels, an array's column as float64 or int64, and otherwise a row of numbers."""
     if _is_table(part, columns):
+        for name in columns:
+            check_whole(f"{key}, column {name}", part.whole(name))
         return np.stack([part.numbers(name) for name in columns], axis=1)
     if len(columns) != 1:
         raise DataError("hf.inputs", "one column, or several of numbers", ", ".join(columns))

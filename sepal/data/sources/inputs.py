@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sepal.config.data import split_names
 from sepal.data.examples import PIXELS
+from sepal.data.schema import Schema
 from sepal.data.sources.images import AS_IS, EXAMPLES, Look, check_alike, left_out, read_example
 from sepal.data.sources.reading import Unpacked, load_arrays
-from sepal.data.sources.table import read_table
+from sepal.data.sources.table import Roles, read_table
 from sepal.errors import DataError, one_line
 
 
@@ -37,7 +39,7 @@ def read_inputs(
     classes: Sequence[str] = (),
     shape: tuple[int, ...] = (),
     look: Look | None = None,
-    columns: Sequence[str] = (),
+    schema: Schema | None = None,
     numbers: bool = False,
     fill: bool = False,
 ) -> Inputs:
@@ -49,7 +51,7 @@ def read_inputs(
         classes: Names of the classes.
         shape: The shape of one example as the model takes it; tells one example from many.
         look: What image files are brought to; None: as they are.
-        columns: Names of a table's columns as the model takes them; empty: as in the file. Others are ignored.
+        schema: How the model takes a table; None: as in the file. Other columns are ignored.
         numbers: Whether targets are those of another task than classification.
         fill: Whether the model takes missing numbers of a table, NaN.
 
@@ -62,7 +64,9 @@ def read_inputs(
     if path.suffix == ".npz":
         return _read_npz(path, numbers)
     if path.suffix == ".csv":
-        table = read_table(path, classes, numbers, columns=columns, fill=fill)
+        schema = schema or Schema()
+        roles = Roles(split_names(schema.label), schema.client, (), schema.column, classes, numbers)
+        table = read_table(path, roles, fill=fill)
         ignored = f"{path}: columns that the model does not take are ignored: {', '.join(table.ignored)}"
         notes = (*table.notes, *((ignored,) if table.ignored else ()))
         return Inputs(numbered(table.x), table.x, table.y, notes)

@@ -1,8 +1,8 @@
-"""Reads a CSV file: a column ``label``, every other column a number [, a column ``person``]. Errors name the row.
+"""Reads a CSV file: a column of labels, columns of numbers, categories and times [, a column of owners].
 
-For tasks other than classification, ``label`` is a number, or there are columns ``label:NAME``. A cell of another
-column may be missing: empty, ``NA`` or ``NaN`` in any case. pyarrow reads the cells; they stay texts until it is known
-what each is.
+Errors name the row. For tasks other than classification, labels are numbers, or there are columns ``label:NAME``. A
+cell of another column may be missing: empty, ``NA`` or ``NaN`` in any case. pyarrow reads the cells; they stay texts
+until it is known what each is (:mod:`sepal.data.sources.kinds`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,110 +21,268 @@ from numpy.typing import NDArray
 
 from sepal.data.examples import Labels
 from sepal.data.incoming import MOST_CLASSES
+from sepal.data.schema import FILE, Column
+from sepal.data.sources.kinds import MISSING, NUMBER, encoded, kind_of, missing_in, notes_on, trimmed
 from sepal.data.sources.reading import reading
 from sepal.errors import DataError, one_line
+from sepal.protocol.numbers import WHOLE, WHOLE_WORDS
 from sepal.storage.regular import check_regular
 
-NOT_FEATURES = ("label", "person")
+LABEL, PERSON = "label", "person"  # columns with these names, where no key names others
 TARGET = "label:"  # begins the names of several target columns
-MISSING = ("", "na", "nan")  # a missing cell as spreadsheets, R, and NumPy write it; in lower case
 MOST_COLUMNS = 100_000  # of a table; more than a genome has genes
 NAMED = 4  # columns with missing cells that a message names, at most
+OTHER_MARKS = (";", "\t", "|")  # between cells in files that are no CSV of commas
+FIRST = 100  # cells by which a column is known for one of numbers
 BLOCK = 2**26  # bytes that are read together; more than a row takes
-NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 CLASS_NUMBER = re.compile(r"[0-9]{1,18}(\.0*)?")  # int64; pandas writes 1.0 for 1 where a column has an empty cell
 INDEX = ("", "Unnamed: 0")  # the first column's name where pandas wrote its rows' numbers
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which columns of a table are what.
+
+    Attributes:
+        label: The column of labels; empty: ``label``. Of other tasks, there may be several.
+        person: The column of owners; empty: ``person``, if there is one.
+        leave_out: Columns that are not read.
+        columns: The columns to read, as a schema says, in this order; empty: all others, each of the kind that its
+            cells have.
+        classes: Names of the classes; a label is then one of them or its number. If there are none, labels are whole
+            numbers from 0, or texts, which become classes in sorted order.
+        targets: Whether labels are numbers, in one column, several, or in columns ``label:NAME``.
+    """
+
+    label: tuple[str, ...] = ()
+    person: str = ""
+    leave_out: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    classes: Sequence[str] = ()
+    targets: bool = False
+
+
+@dataclass
+class Faults:
+    """What is wrong with a table: the first fault ends the reading, unless all are collected.
+
+    Attributes:
+        collects: Whether the reading goes on after a fault.
+        errors: The faults, each with the key that mends it; empty where only the file can be mended.
+        kinds: What each column is, also of those that cannot be read.
+        cells: The table's cells as texts, by column.
+    """
+
+    collects: bool = False
+    errors: list[tuple[DataError, str]] = field(default_factory=list)
+    kinds: dict[str, Column] = field(default_factory=dict)
+    cells: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def noting(self, mended_by: str = "") -> Iterator[None]:
+        """Note a DataError and go on, if faults are collected."""
+        try:
+            yield
+        except DataError as error:
+            if not self.collects:
+                raise
+            self.errors.append((error, mended_by))
 
 
 class Table(NamedTuple):
     """What a CSV file holds.
 
     Attributes:
-        x: float64 (n, columns); NaN where a cell is missing.
-        y: int64 (n,), or float64 (n, targets) of other tasks; None without a column ``label``.
+        x: float64 (n, inputs); NaN where a cell is missing.
+        y: int64 (n,), or float64 (n, targets) of other tasks; None without a column of labels.
         names: Names of the classes, or of several targets; empty if the labels are whole numbers from 0.
-        people: The person of each row; None without a column ``person``.
-        columns: Names of the columns of ``x``.
+        people: The person of each row; None without a column of owners.
+        columns: What the columns are that were read into ``x``, in order.
         ignored: Names of the file's columns that were not asked for.
-        notes: Lines that say which of the file's columns was left out.
+        notes: Lines that say which of the file's columns was left out, and which is no number.
+        label: The columns of labels or targets.
+        person: The column of owners; empty if there is none.
     """
 
     x: NDArray[np.float64]
     y: NDArray[Any] | None
     names: tuple[str, ...]
     people: NDArray[Any] | None
-    columns: tuple[str, ...]
+    columns: tuple[Column, ...]
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    label: tuple[str, ...] = ()
+    person: str = ""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the columns of ``x``."""
+        return tuple(name for column in self.columns for name in column.inputs)
 
 
 def read_table(
-    path: Path,
-    classes: Sequence[str] = (),
-    numbers: bool = False,
-    labelled: bool = False,
-    columns: Sequence[str] = (),
-    fill: bool = False,
+    path: Path, roles: Roles | None = None, labelled: bool = False, fill: bool = False, faults: Faults | None = None
 ) -> Table:
     """Read a CSV file with a header.
 
     Args:
         path: The file.
-        classes: Names of the classes; a label is then one of them or its number. If there are none, labels are whole
-            numbers from 0, or texts, which become classes in sorted order.
-        numbers: Whether targets are numbers, in the column ``label`` or in columns ``label:NAME``.
+        roles: Which columns are what; None: a column ``label`` of classes.
         labelled: Whether there must be labels.
-        columns: The columns to read, in this order; empty: all but labels and people.
         fill: Whether missing cells are filled later. Those of targets never are.
+        faults: What collects what is wrong, all of it; None: the first fault is raised.
 
     Raises:
         DataError: The file cannot be read, two columns have one name or one has none, a column or a cell is missing, a
             label is none of the classes, or there must be labels and are none.
     """
+    roles, faults = roles or Roles(), faults or Faults()
     with reading(str(path), "a CSV file with a header"):
         check_regular(path)
-    header = _header(path)
-    cells = _cells(path, header)
-    index = header[0] if _is_index(header[0], cells[header[0]]) and header[0] not in columns else None
+    header = _header(path, faults, {column.name for column in roles.columns})
+    cells = faults.cells = _cells(path, header)
+    found = _places(path, header, cells, roles, labelled, faults)
+    targets, person, features, ignored, notes = found
+    columns, x = _read_features(path, cells, features, roles.columns, faults)
+    if not fill:
+        with faults.noting("folder.missing = mean"):
+            refuse_gaps(str(path), x, columns, first=2)
+    people: NDArray[Any] | None = None
+    y: NDArray[Any] | None = None
+    names = tuple[str, ...]()
+    if labelled and person in cells:
+        with faults.noting("folder.person"):
+            people = _people(path, person, cells[person])
+    if (here := [name for name in targets if name in cells]) == list(targets) and here:
+        with faults.noting("task, folder.label"):
+            if roles.targets:
+                y = np.asarray(_numbers(path, cells, targets))
+                names = tuple(name.removeprefix(TARGET) for name in targets) if len(targets) > 1 else ()
+            else:
+                y, names = _labels(path, targets[0], cells[targets[0]], roles.classes)
+    notes = (*notes, *notes_on(columns))
+    return Table(x, y, names, people, columns, ignored, notes, tuple(targets), person if people is not None else "")
+
+
+class Places(NamedTuple):
+    """Where a header has what: columns of targets, of the owner and of inputs, those left out, and lines about it."""
+
+    targets: list[str]
+    person: str
+    features: tuple[str, ...]
+    ignored: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def _places(
+    path: Path, header: Sequence[str], cells: dict[str, Any], roles: Roles, labelled: bool, faults: Faults
+) -> Places:
+    """Return where a header has what ``roles`` say."""
+    read = {column.name for column in roles.columns}
+    index = header[0] if _is_index(header[0], cells[header[0]]) and header[0] not in read else None
     notes = () if index is None else (f"{path}: its first column numbers the rows, as pandas does, and is left out",)
     if index is None and not header[0].strip():
-        raise DataError(f"{path}, header", "a name for every column", "none for the first one")
-    targets = [name for name in header if name == "label" or name.startswith(TARGET)] if numbers else []
-    others = {*NOT_FEATURES, *targets, index}
-    found = tuple(name for name in header if name not in others)
-    if labelled and "label" not in header and not targets:
-        raise DataError(f"{path}, header", "the column with labels to be called `label`", ", ".join(found))
-    wanted = tuple(columns) or found
-    if lacking := sorted(set(wanted) - set(found), key=wanted.index):
-        raise DataError(f"{path}, header", f"all columns of the model, also {', '.join(lacking)}", ", ".join(found))
-    asked = set(wanted)
-    ignored = tuple(name for name in found if name not in asked)
-    x = _numbers(path, cells, wanted, gaps=True)
-    if not fill:
-        refuse_gaps(str(path), x, wanted, first=2)
-    people = _people(path, cells["person"]) if "person" in cells and labelled else None
-    if targets:
-        names = tuple(name.removeprefix(TARGET) for name in targets) if len(targets) > 1 else ()
-        return Table(x, _numbers(path, cells, targets), names, people, wanted, ignored, notes)
-    if "label" not in cells:
-        return Table(x, None, (), people, wanted, ignored, notes)
-    return Table(x, *_labels(path, cells["label"], classes), people, wanted, ignored, notes)
+        with faults.noting():
+            raise DataError(f"{path}, header", "a name for every column", "none for the first one")
+    targets, person = _targets(header, roles), roles.person or (PERSON if PERSON in header else "")
+    others = {index, *targets, person, *roles.leave_out} - read
+    features = tuple(name for name in header if name not in others)
+    for key, names in (("folder.leave-out", roles.leave_out), ("folder.person", (person,) if labelled else ())):
+        if lacking := [name for name in names if name and name not in header]:
+            with faults.noting(key):
+                raise DataError(f"{path}, header: {key}", f"columns among {', '.join(header)}", ", ".join(lacking))
+    if labelled and not set(targets) <= set(header):
+        with faults.noting("folder.label"):
+            named = ", ".join(roles.label) if roles.label else f"called `{LABEL}`"
+            expected = f"the column with labels to be {named} (folder.label names another)"
+            raise DataError(f"{path}, header", expected, ", ".join(features))
+    if lacking := [column.name for column in roles.columns if column.name not in features]:
+        with faults.noting("folder.schema"):
+            expected = f"all columns of the {'schema' if labelled else 'model'}, also {', '.join(lacking)}"
+            raise DataError(f"{path}, header", expected, ", ".join(features))
+    ignored = tuple(name for name in features if roles.columns and name not in read)
+    if labelled and ignored:
+        notes = (*notes, f"{path}: columns that the schema does not read are left out: {', '.join(ignored)}")
+    return Places(targets, person, features, ignored, notes)
 
 
-def refuse_gaps(key: str, x: NDArray[Any], columns: Sequence[str], first: int = 0) -> None:
+def _targets(header: Sequence[str], roles: Roles) -> list[str]:
+    """Return the columns of labels or targets."""
+    if roles.label:
+        return list(roles.label)
+    found = [name for name in header if roles.targets and (name == LABEL or name.startswith(TARGET))]
+    return found or [LABEL]
+
+
+def _read_features(
+    path: Path, cells: dict[str, Any], names: Sequence[str], known: Sequence[Column], faults: Faults
+) -> tuple[tuple[Column, ...], NDArray[np.float64]]:
+    """Return what columns are, and what they become, float64 (n, inputs)."""
+    wanted: Sequence[Column | str] = known or names
+    numbers = np.empty((len(next(iter(cells.values()))), len(wanted)))
+    columns, blocks = list[Column](), list[NDArray[np.float64]]()
+    for place, column in enumerate(wanted):
+        name = column if isinstance(column, str) else column.name
+        if name not in cells:
+            continue
+        with faults.noting(f"folder.leave-out = {name}, or its kind in {FILE}"):
+            known_one = _kind(name, cells[name]) if isinstance(column, str) else column
+            faults.kinds[name] = known_one
+            if known_one.kind == "text":
+                expected = "numbers, at most 50 categories, or times (folder.leave-out leaves a column out)"
+                raise DataError(f"{path}, column {name}", expected, f"texts such as {_example(cells[name])}")
+            if known_one.kind == "number":
+                numbers[:, place] = _column(path, name, cells[name], gaps=True)
+                blocks.append(numbers[:, place : place + 1])
+            elif known_one.inputs:
+                blocks.append(encoded(str(path), known_one, cells[name]))
+            columns.append(known_one)
+    read = tuple(column for column in columns if column.inputs)
+    check_width(str(path), sum(block.shape[1] for block in blocks))
+    plain = len(blocks) == len(wanted) and all(block.base is numbers for block in blocks)
+    return read, numbers if plain or not blocks else np.concatenate(blocks, axis=1)
+
+
+def _kind(name: str, cells: Any) -> Column:
+    """Return what a column is by its cells; most are numbers as they are."""
+    first = cells.slice(0, FIRST).to_pylist()
+    plain = all(re.match(NUMBER, cell) for cell in first)
+    return Column(name=name, kind="number") if plain else kind_of(name, cells)
+
+
+def _example(cells: Any) -> str:
+    return one_line(repr(next((cell for cell in cells.to_pylist() if cell.strip()), "")), 60)
+
+
+def refuse_gaps(key: str, x: NDArray[Any], columns: Sequence[Column], first: int = 0) -> None:
     """Raise a DataError that says where numbers are missing, unless none is.
 
     Args:
         key: Where the table is from.
-        x: Its numbers, (n, columns); NaN where one is missing.
-        columns: Names of the columns.
+        x: Its inputs, (n, inputs); NaN where one is missing.
+        columns: The columns that they were made of.
         first: The number by which its first row is known.
     """
-    rows, places = np.nonzero(np.isnan(x))
+    gaps = _gaps(x, columns)
+    rows, places = np.nonzero(gaps)
     if len(rows):
         expected = 'a number in every cell (a run with folder.missing = "mean" fills in the client\'s mean)'
-        where = f"{key}, row {rows[0] + first}, column {columns[places[0]]}"
+        where = f"{key}, row {rows[0] + first}, column {columns[places[0]].name}"
         raise DataError(where, expected, f"{len(rows)} without one: {count_gaps(x, columns)}")
+
+
+def _gaps(x: NDArray[Any], columns: Sequence[Column]) -> NDArray[np.bool_]:
+    """Return which cells are missing, (n, columns)."""
+    return np.asarray(np.isnan(x if len(columns) == x.shape[1] else x[:, first_inputs(columns)]))
+
+
+def first_inputs(columns: Sequence[Column]) -> list[int]:
+    """Return the place of each column's first input."""
+    places, place = [], 0
+    for column in columns:
+        places.append(place)
+        place += len(column.inputs)
+    return places
 
 
 def check_width(key: str, columns: int) -> None:
@@ -131,15 +291,21 @@ def check_width(key: str, columns: int) -> None:
         raise DataError(key, f"at most {MOST_COLUMNS:,} columns", f"{columns:,}")
 
 
-def count_gaps(x: NDArray[Any], columns: Sequence[str]) -> str:
-    """Return how many numbers are missing in which columns, most first; empty if none is."""
-    counts = Counter({name: int(count) for name, count in zip(columns, np.isnan(x).sum(axis=0), strict=True) if count})
+def count_gaps(x: NDArray[Any], columns: Sequence[Column]) -> str:
+    """Return how many cells are missing in which columns, most first; empty if none is."""
+    missing = _gaps(x, columns).sum(axis=0)
+    counts = Counter({column.name: int(count) for column, count in zip(columns, missing, strict=True) if count})
     named = ", ".join(f"{count} in {name}" for name, count in counts.most_common(NAMED))
     return f"{named}, and some in {len(counts) - NAMED} more columns" if len(counts) > NAMED else named
 
 
-def _header(path: Path) -> list[str]:
-    """Return the names of a CSV file's columns, all different, and none empty but perhaps the first."""
+def _header(path: Path, faults: Faults, verbatim: Collection[str] = ()) -> list[str]:
+    """Return the names of a CSV file's columns, all different, and none empty but perhaps the first.
+
+    White space around a name is left out, but for names in ``verbatim``, with which a model was trained.
+
+    Where faults are collected, a column without a name of its own is called by its number.
+    """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:  # Excel writes a byte-order mark
             header = next(csv.reader(file, strict=True), [])
@@ -148,22 +314,31 @@ def _header(path: Path) -> list[str]:
     check_width(str(path), len(header))
     if not header:
         raise DataError(str(path), "rows under a header", "no row")
-    check_names(f"{path}, header", header, index=True)
-    return header
+    if len(header) == 1 and (mark := next((mark for mark in OTHER_MARKS if mark in header[0]), "")):
+        raise DataError(f"{path}, header", "commas between cells", f"{mark!r}")
+    header = [name if name in verbatim else name.strip() for name in header]
+    for fault in _name_faults(f"{path}, header", header, index=True):
+        with faults.noting():
+            raise fault
+    counts = Counter(header)
+    named = {place for place, name in enumerate(header) if counts[name] == 1 and (name.strip() or not place)}
+    return [name if place in named else f"column {place + 1}" for place, name in enumerate(header)]
 
 
 def check_names(key: str, names: Sequence[str], index: bool = False) -> None:
     """Raise a DataError that names the column, if two have one name, or one has none; with ``index`` the first may."""
-    twice = next((name for name, count in Counter(names).items() if count > 1 and name.strip()), None)
-    if twice is not None:
+    for fault in _name_faults(key, names, index):
+        raise fault
+
+
+def _name_faults(key: str, names: Sequence[str], index: bool) -> Iterator[DataError]:
+    for twice in [name for name, count in Counter(names).items() if count > 1 and name.strip()]:
         columns = [place for place, name in enumerate(names, 1) if name == twice]
         got = f"{twice!r} for the columns {', '.join(map(str, columns))}"
-        raise DataError(key, "a different name for every column", got)
-    empty = next(
-        (place for place, name in enumerate(names, 1) if not name.strip() and not (index and place == 1)), None
-    )
-    if empty is not None:
-        raise DataError(key, "a name for every column", f"none for column {empty}")
+        yield DataError(key, "a different name for every column", got)
+    for place, name in enumerate(names, 1):
+        if not name.strip() and not (index and place == 1):
+            yield DataError(key, "a name for every column", f"none for column {place}")
 
 
 def _cells(path: Path, header: Sequence[str]) -> dict[str, Any]:
@@ -244,7 +419,15 @@ def _column(path: Path, name: str, cells: Any, gaps: bool) -> NDArray[np.float64
         _refuse(path, name, cells, ~(compute.or_(usable, missing) if gaps else usable).to_numpy(), "a finite number")
         values = compute.if_else(missing, None, words).cast(pa.float64()).to_numpy()  # NaN where it is missing
     _refuse(path, name, cells, np.isinf(values) if gaps else ~np.isfinite(values), "a finite number")
+    large = [row for row in np.flatnonzero(np.abs(values) >= WHOLE).tolist() if _whole(cells[row].as_py()) > WHOLE]
+    if large:
+        _refuse(path, name, cells, np.arange(len(values)) == large[0], f"{WHOLE_WORDS}: folder.leave-out = {name}")
     return np.asarray(values)
+
+
+def _whole(cell: str) -> int:
+    """Return the size of a whole number that is written in digits; 0 of another number."""
+    return abs(int(cell)) if re.fullmatch(r"\s*[+-]?[0-9]{1,400}\s*", cell) else 0
 
 
 def _refuse(path: Path, name: str, cells: Any, bad: NDArray[Any], expected: str) -> None:
@@ -256,22 +439,20 @@ def _refuse(path: Path, name: str, cells: Any, bad: NDArray[Any], expected: str)
         raise DataError(f"{path}, row {rows[0] + 2}, column {name}", expected, got)
 
 
-def _people(path: Path, cells: Any) -> NDArray[Any]:
+def _people(path: Path, name: str, cells: Any) -> NDArray[Any]:
     """Return the person of each row, as a text."""
-    people = np.array(cells.to_pylist())
-    _refuse(path, "person", cells, people == "", "a person")
-    return people
+    words = trimmed(cells)
+    _refuse(path, name, cells, missing_in(words), "a person")
+    return np.array(words.to_pylist())
 
 
-def _labels(path: Path, cells: Any, classes: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
+def _labels(path: Path, name: str, cells: Any, classes: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
     """Return the numbers of labels, and the names of the classes if they have any."""
-    from pyarrow import compute
-
-    encoded = compute.utf8_trim_whitespace(cells).combine_chunks().dictionary_encode()
-    words, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+    encoded_words = trimmed(cells).dictionary_encode()
+    words, codes = encoded_words.dictionary.to_pylist(), encoded_words.indices.to_numpy()
 
     def refuse(odd: Sequence[bool], expected: str) -> None:
-        _refuse(path, "label", cells, np.asarray(odd, bool)[codes], expected)
+        _refuse(path, name, cells, np.asarray(odd, bool)[codes], expected)
 
     refuse([word.lower() in MISSING and word not in classes for word in words], "a label")
     names = tuple(classes)
@@ -283,7 +464,8 @@ def _labels(path: Path, cells: Any, classes: Sequence[str]) -> tuple[Labels, tup
         refuse([n >= MOST_CLASSES for n in numbers], f"a class number below {MOST_CLASSES:,}, or texts as labels")
     else:
         if all(re.match(NUMBER, word) for word in words):  # a quantity, and no class
-            refuse([float(word) % 1 != 0 for word in words], "a whole number or a text")
+            expected = "a whole number or a text (task = regression predicts numbers)"
+            refuse([float(word) % 1 != 0 for word in words], expected)
         names = tuple(sorted(words))
         numbers = [names.index(word) for word in words]
     return np.asarray(numbers, np.int64)[codes], names

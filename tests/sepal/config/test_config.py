@@ -10,6 +10,7 @@ import pytest
 from pydantic import Field
 
 from sepal.config import AUTOMATIC, PARTS, RunConfig, Settings, flatten, parse
+from sepal.config.parse import NOT_SET
 from sepal.errors import ConfigError
 from sepal.strategies import registry
 
@@ -169,7 +170,7 @@ def test_pyproject_lists_every_key_with_its_default():
     listed = {}
     for key, value in table.items():
         listed |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
-    wanted = dict(RunConfig().flat())
+    wanted = dict(RunConfig().flat()) | NOT_SET
     for name in registry.METHODS:
         wanted |= flatten(registry.get(name).hyper(), f"{name}.")
     shown = "\n".join(f"{key} = {wanted[key]!r}" for key in wanted if listed.get(key) != wanted[key])

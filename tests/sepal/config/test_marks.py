@@ -53,7 +53,7 @@ def test_only_shared_keys_lead_outside_the_run():
 
 def test_the_lists_are_those_of_the_fields():
     assert set(CODE) == {"method", "task", "augment", "model", "own.data"}
-    assert set(PATHS) == {"out", "data-dir", "initial-weights", "state-dir"}
+    assert set(PATHS) == {"out", "data-dir", "folder.schema", "initial-weights", "state-dir"}
     assert set(PLACES) == set(HIDDEN) == {*PATHS, "hf.name"}
 
 

@@ -208,7 +208,7 @@ def test_npz_with_pickled_objects(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a,b\n1,2\n", "the column with labels to be called `label`, got a, b"),
+        ("a,b\n1,2\n", r"labels to be called `label` \(folder.label names another\), got a, b"),
         ("", "got no row"),
         ("a,label\n1,0\nx,0\n", "a.csv, row 3, column a: expected a finite number, got 'x'"),
         ("a,label\ninf,0\n", "a.csv, row 2, column a: expected a finite number, got 'inf'"),
@@ -217,7 +217,7 @@ def test_npz_with_pickled_objects(tmp_path):
             r"a.csv, row 3, column a: expected .*folder.missing = .*, got 3 without one: 2 in b, 1 in a$",
         ),
         ("a,label\n1,0,7\n", "a.csv, row 2: expected 2 cells, as the header has, got 3"),
-        ("a,label\n1,0.5\n", "row 2, column label: expected a whole number or a text, got '0.5'"),
+        ("a,label\n1,0.5\n", r"column label: expected a whole number or a text \(task = regression .*\), got '0.5'"),
         ("a,b,label\n1,0\n", "a.csv, row 2: expected 3 cells, as the header has, got 2"),
         ("a,b,label\n1,0,\n", "row 2, column label: expected a label, got an empty cell"),
         ("a,b,label\n1,0,1\n1,0,NaN\n", "row 3, column label: expected a label, got 'NaN'"),

@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from sepal.client_app.preparing import read
-from sepal.config import HubReading
+from sepal.config import HubReading, HubSettings
 from sepal.data import load
+from sepal.data.schema import Column
 from sepal.data.sources import hub
-from sepal.data.sources.table import read_table
+from sepal.data.sources.table import Roles, read_table
 from sepal.errors import DataError
 from tests.sepal.data.origins import origin_of
 
@@ -29,6 +30,10 @@ def csv_of(where, text):
 
 def labelled(where, *labels):
     return csv_of(where, "\n".join(["a,label", *(f"{n},{label}" for n, label in enumerate(labels))]))
+
+
+def numbers(*names):
+    return tuple(Column(name=name, kind="number") for name in names)
 
 
 def frame(**columns):
@@ -54,8 +59,8 @@ def test_the_index_of_pandas_is_left_out_when_it_was_read_and_written_again(tmp_
     pd.read_csv(io.StringIO(text.getvalue())).to_csv(again, index=False)
     assert again.getvalue().startswith("Unnamed: 0,")
     assert csv_of(tmp_path, again.getvalue()).info.columns == ("a", "b")
-    table = read_table(tmp_path / "all.csv", columns=("Unnamed: 0", "a"))
-    assert (table.columns, table.notes) == (("Unnamed: 0", "a"), ()), "a model that was trained with it gets it"
+    table = read_table(tmp_path / "all.csv", Roles(columns=numbers("Unnamed: 0", "a")))
+    assert (table.inputs, table.notes) == (("Unnamed: 0", "a"), ()), "a model that was trained with it gets it"
 
 
 def test_the_index_of_pandas_is_named_and_left_out_of_a_parquet_file(tmp_path):
@@ -107,22 +112,24 @@ def test_only_digits_are_class_numbers(tmp_path, labels, names, y):
 def test_names_of_classes_are_not_known_by_other_spellings_of_their_numbers(tmp_path):
     (tmp_path / "all.csv").write_text("a,label\n1,0_1\n", encoding="utf-8")
     with pytest.raises(DataError, match="row 2, column label: expected one of ill, well, got '0_1'"):
-        read_table(tmp_path / "all.csv", ("ill", "well"))
+        read_table(tmp_path / "all.csv", Roles(classes=("ill", "well")))
 
 
 def test_a_missing_label_is_a_class_only_where_it_is_named_as_one(tmp_path):
     (tmp_path / "all.csv").write_text("a,label\n1,EU\n2,NA\n", encoding="utf-8")
     with pytest.raises(DataError, match="row 3, column label: expected a label, got 'NA'"):
         read_table(tmp_path / "all.csv")
-    assert read_table(tmp_path / "all.csv", ("EU", "NA")).y.tolist() == [0, 1]
+    assert read_table(tmp_path / "all.csv", Roles(classes=("EU", "NA"))).y.tolist() == [0, 1]
 
 
 def test_classes_without_an_example_are_said(tmp_path):
     source = labelled(tmp_path, 401, 250, 401)
     assert source.info.classes == 402
     assert source.info.notes == (
-        f"{tmp_path / 'all.csv'}: 400 of 402 classes have no example: 0, 1, 2, 3 and 396 more",
+        f"{tmp_path / 'all.csv'}: 400 of 402 classes have no example: 0, 1, 2, 3 and 396 more; are they quantities? "
+        "task = regression predicts them",
     )
+    assert "quantities" not in labelled(tmp_path, 1, 3, 3).info.notes[0]
 
 
 @pytest.mark.parametrize("x", [np.zeros((2, 3)), np.array([[0, 5], [1, 10**6]])])
@@ -181,6 +188,6 @@ def test_parts_of_a_copy_that_are_not_read_are_said(tmp_path):
         pq.write_table(
             pa.table({"a": [1.0, 2.0] * (rows // 2), "label": [0, 1] * (rows // 2)}), tmp_path / f"{part}.parquet"
         )
-    assert hub.read(tmp_path, HubReading()).info.notes == (
-        "hf.train, hf.test: parts that are not read: validation (2 rows)",
+    assert hub.read(tmp_path, HubReading(hf=HubSettings(validation=""))).info.notes == (
+        "hf.train, hf.validation, hf.test: parts that are not read: validation (2 rows)",
     )

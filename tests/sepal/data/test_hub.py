@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from sepal.cli.main import app
 from sepal.client_app.build import Node
 from sepal.client_app.guard import local_config
-from sepal.config import HubReading, HubSettings, RunConfig
+from sepal.config import HubReading, HubSettings, RunConfig, former_values
 from sepal.data.federation import federated_data
 from sepal.data.sources import hub
 from sepal.data.sources.folder import read as read_folder
@@ -52,6 +52,7 @@ def saved(tmp_path_factory):
 
 
 def reading(resize="", **keys):
+    """The keys for the tables and images of this module."""
     return HubReading.model_validate({"resize": resize, "hf": HubSettings.model_validate(keys)})
 
 
@@ -86,6 +87,34 @@ def test_parquet_files_belong_to_the_part_that_they_are_named_after(tmp_path):
     assert source.info.table, "standardised by each client, as a CSV file's"
     assert source.info.class_names == ("ill", "well")
     assert source.x[2].tolist() == [3.0, 2.0]
+
+
+@pytest.mark.parametrize("name", ["validation-00000-of-00001", "val", "valid", "dev"])
+def test_a_validation_part_is_used_as_one(tmp_path, name):
+    for part, rows in (("train", 40), (name, 10), ("test", 12)):
+        table(rows).to_parquet(tmp_path / f"{part}.parquet")
+    source = hub.read(tmp_path, reading())
+    assert (source.train_count, source.validation_count, len(source.y)) == (40, 10, 62)
+    assert source.info.notes == (
+        "hf.inputs: columns without numbers are not read: note",
+        "split.validation: the part validation is the validation part; none of train is held out",
+    )
+    config = {"dataset": "hf", "data_dir": str(tmp_path), "partition": {"name": "iid"}, "clients": 2}
+    config["hf"] = reading().hf
+    data = federated_data(RunConfig.model_validate(config))
+    sizes = [
+        tuple(map(len, (part.train, part.validation, part.test))) for part in (data.client(n, 2, "") for n in (0, 1))
+    ]
+    assert sizes == [(20, 5, 6), (20, 5, 6)]
+    assert hub.read(tmp_path, reading(validation="")).validation_count == 0, "a run that was begun before has none"
+    assert former_values(RunConfig)["hf.validation"] == ""
+
+
+@pytest.mark.parametrize("key", ["validation", "test"])
+def test_a_part_that_a_key_names_and_the_copy_lacks_is_refused(tmp_path, key):
+    table(20).to_parquet(tmp_path / "train.parquet")
+    with pytest.raises(DataError, match=f"hf.{key}: expected one of train, or nothing, got tset"):
+        hub.read(tmp_path, reading(**{key: "tset"}))
 
 
 def test_missing_numbers_are_refused_or_left_to_the_clients(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 
@@ -9,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sepal.client_app.data_digest import data_keys
 from sepal.client_app.portable import Standardized
 from sepal.client_app.preparing import prepared, read
 from sepal.config import FolderSettings, HubReading, PartitionSettings
@@ -19,6 +21,8 @@ from sepal.errors import DataError
 from sepal.protocol.inputs import packed, several
 from sepal.protocol.numbers import as_float32
 from sepal.protocol.tasks.making import targets_of
+from sepal.strategies.assembly import assemble
+from sepal.strategies.registry import as_begun
 from tests.sepal.data.origins import origin_of
 
 NOW = 1_764_300_000  # seconds since 1970
@@ -143,3 +147,64 @@ def test_an_exported_model_standardises_the_numbers_as_in_training(tmp_path, giv
     module = Standardized(torch.nn.Identity(), *scale, fill=False)
     np.testing.assert_array_equal(module(x).numpy(), data.train.x)
     assert apart(module(x).numpy(), LABELS)
+
+
+IDS = 2**53 + np.array([1, 3] * 20)
+
+
+def ids_of_csv(where):
+    frame().assign(number=IDS).to_csv(where / "all.csv", index=False)
+    return load("folder", where)
+
+
+def ids_of_parquet(where):
+    frame().assign(number=IDS).to_parquet(where / "train.parquet")
+    return hub.read(where, HubReading())
+
+
+def ids_for_a_model(where, as_frame=False):
+    csv_file(where)
+    info = load("folder", where).info
+    origin = origin_of(info, offset=(0.0, 0.0), factor=(1.0, 1.0))
+    given = np.stack([IDS, IDS], axis=1)
+    return prepared(origin, read(origin, pd.DataFrame(given, columns=info.columns) if as_frame else given).x)
+
+
+def ids_of_a_frame(where):
+    return ids_for_a_model(where, as_frame=True)
+
+
+def ids_among_several_inputs(where):
+    return as_float32("x", np.stack([IDS, IDS], axis=1))
+
+
+@pytest.mark.parametrize(
+    "enter", [ids_of_csv, ids_of_parquet, ids_for_a_model, ids_of_a_frame, ids_among_several_inputs]
+)
+def test_whole_numbers_that_float64_does_not_hold_are_refused_by_name(tmp_path, enter):
+    with pytest.raises(DataError, match=r"whole numbers up to 2\*\*53.*, got '?900719925474099"):
+        enter(tmp_path)
+
+
+def test_the_largest_whole_number_and_larger_floats_are_taken(tmp_path):
+    frame().assign(number=2**53).astype({"time": float}).to_csv(tmp_path / "all.csv", index=False)
+    assert load("folder", tmp_path).x[0, 1] == 2**53
+    frame().assign(number=1e300).to_csv(tmp_path / "all.csv", index=False)
+    assert load("folder", tmp_path).x[0, 1] == 1e300
+
+
+def test_a_run_that_an_earlier_version_began_has_the_float32_numbers_with_which_it_began(tmp_path):
+    """The rule of that version, by hand; the keys by which the server knows data again are that run's, too."""
+    frame().assign(number=np.linspace(0, 1, 40)).to_csv(tmp_path / "all.csv", index=False)
+    flat = {"dataset": "folder", "data-dir": str(tmp_path), "method": "fedavg", "clients": 2, "partition.name": "iid"}
+    begun = assemble(as_begun(flat))
+    assert begun.task.config.folder.precision == "float32"
+    of_then = {"clients": 2, "dataset": "folder", "partition.name": "iid"}
+    assert json.loads(data_keys(begun.task.config)) == of_then, "what that version compared"
+    raw, now = begun.data.raw(0, 2).train.x.astype(np.float32), begun.data.client(0, 2, "")
+    wide = raw.astype(np.float64)
+    mean, spread = wide.mean(axis=0), np.sqrt(((wide - wide.mean(axis=0)) ** 2).mean(axis=0))
+    usable = wide.min(axis=0) < wide.max(axis=0)
+    factor = np.where(usable, 1 / np.where(usable, spread, 1), 0).astype(np.float32)
+    np.testing.assert_array_equal(now.train.x, (raw - mean.astype(np.float32)) * factor)
+    assert not np.array_equal(now.train.x, assemble(flat).data.client(0, 2, "").train.x)

@@ -7,9 +7,13 @@ import types
 
 import numpy as np
 import pytest
+import torch
 
-from sepal.data import ClientData, Examples, own_data
-from sepal.errors import DataError
+from sepal.config import OwnSettings
+from sepal.data import ClientData, Examples, own, own_data
+from sepal.data.own import OwnData, own_info
+from sepal.errors import ConfigError, DataError
+from sepal.strategies.assembly import assemble
 
 
 @pytest.fixture
@@ -49,6 +53,31 @@ def test_four_arrays(returns):
 def test_tokens(returns):
     tokens = np.arange(30, dtype=np.int64).reshape(10, 3)
     assert own_data(returns(four(x=tokens, x_test=tokens[:4]))).test.x.dtype == np.int32
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_whole_numbers_are_said_to_be_taken_for_tokens_once(returns, caplog, part):
+    """A table of integers would go to the model unscaled, as int32."""
+    own.say_tokens.cache_clear()
+    table = np.arange(30).reshape(10, 3)
+    none = np.zeros((0, 3)), np.array([], int)
+    given = {"train": four(x=table, x_test=table[:4]), "test": (*none, table[:4], np.arange(4) % 3)}[part]
+    load = returns(given)
+    for client in range(3):
+        OwnData(own_info(OwnSettings(shape="3", classes=3)), load).client(client, 3, f"client-{client}")
+    way = "return floats if they are numbers, or set own.vocabulary if they are tokens"
+    assert caplog.messages == [f"own_module:load: its whole numbers are taken for tokens, int32 as they are: {way}"]
+
+
+def test_nothing_is_said_of_tokens_with_a_vocabulary_nor_of_floats(returns, caplog):
+    own.say_tokens.cache_clear()
+    tokens = np.arange(30).reshape(10, 3)
+    for keys, given in (
+        (OwnSettings(shape="3", classes=3, vocabulary=30), four(x=tokens, x_test=tokens[:4])),
+        (OwnSettings(shape="3", classes=3), four()),
+    ):
+        OwnData(own_info(keys), returns(given)).client(0, 1, "client-0")
+    assert not caplog.messages
 
 
 def test_client_data(returns):
@@ -120,3 +149,24 @@ def test_validation_fraction(returns):
 def test_examples_need_a_label_each():
     with pytest.raises(DataError, match="examples: expected as many labels as inputs"):
         Examples(np.zeros((3, 2)), np.zeros(2, dtype=np.int64))
+
+
+@pytest.mark.parametrize(
+    ("keys", "model"),
+    [
+        ({"own.shape": "5", "own.classes": 2}, "har-mlp"),
+        ({"own.shape": "1x28x28", "own.classes": 2}, "cnn2-small"),
+        ({"own.shape": "3x8x8", "own.classes": 2}, "digits-cnn"),
+        ({"own.shape": "9x128", "own.classes": 2}, "har-cnn"),
+        ({"own.shape": "16", "own.classes": 2, "own.vocabulary": 50}, "embedding-linear"),
+        ({"own.shape": "5", "task": "regression"}, "har-mlp"),
+    ],
+)
+def test_own_data_get_the_default_model_that_files_of_their_shape_get(keys, model):
+    made = assemble({"dataset": "own", "method": "fedavg", "own.data": "nowhere:load", **keys})
+    assert made.task.config.model == model
+    built = made.make()
+    x = torch.zeros((2, *made.info.input_shape), dtype=torch.long if made.info.vocabulary else torch.float32)
+    assert built(x).shape == (2, *made.task.learning.output)
+    with pytest.raises(ConfigError, match="model: expected a value"):
+        assemble({"dataset": "own", "method": "fedavg", "own.shape": "a=5,b=6", "own.classes": 2})

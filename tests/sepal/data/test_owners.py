@@ -12,8 +12,9 @@ from sepal.cli.report import render
 from sepal.data.owners import checked_names
 from sepal.errors import ConfigError
 from sepal.strategies.assembly import assemble
-from sepal.strategies.registry import as_begun
+from sepal.strategies.registry import as_begun, defaults
 from sepal.study.comparison import read_comparison
+from sepal.study.run_keys import gather_to_serve
 from sepal.study.runs import model_of
 
 SITES = {"berlin": 60, "paris": 50, "rome": 40, "oslo": 3}
@@ -44,6 +45,22 @@ def test_without_clients_each_owner_with_enough_examples_is_one_and_a_line_says_
         assemble({**flat, "clients-per-round": 4})
     many = write(tmp_path, {f"site{n}": 12 for n in range(12)})
     assert assemble({**many, "clients-per-round": 11}).task.config.clients == 12
+
+
+def test_in_flowers_run_config_which_has_every_key_clients_are_owners_too(tmp_path):
+    flat = {**defaults(), **write(tmp_path)}
+    assert flat["clients"] == "auto"
+    assert assemble(flat).names == ("berlin", "paris", "rome")
+    assert assemble({**flat, "clients": 2}).task.config.clients == 2
+    assert assemble({**defaults(), "dataset": "digits", "method": "fedavg"}).task.config.clients == 10
+
+
+def test_a_server_waits_for_as_many_clients_as_owners_or_two(tmp_path):
+    sets = [f"{key}={value}" for key, value in write(tmp_path).items()]
+    assert gather_to_serve(None, sets, None, None)["clients"] == 3
+    assert gather_to_serve(None, [*sets, "clients=2"], None, None)["clients"] == 2
+    assert gather_to_serve(None, [*sets, "partition.name=iid"], None, None)["clients"] == 2
+    assert gather_to_serve(None, ["dataset=digits"], None, None)["clients"] == 2
 
 
 def test_each_name_is_that_of_the_owner_of_the_clients_examples(tmp_path):

@@ -1,0 +1,58 @@
+"""What the shell completes: methods, data sets, keys and names of runs. Install it with ``sepal --install-completion``.
+
+A shell waits for these functions at every press of the tab key, so none imports PyTorch, except for one method's keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import click
+
+
+def methods(incomplete: str) -> list[str]:
+    """Return the names of methods that begin with ``incomplete``."""
+    from sepal.strategies import registry
+
+    return _begin(registry.names(), incomplete)
+
+
+def data_sets(incomplete: str) -> list[str]:
+    """Return the values of the key ``dataset``."""
+    from sepal.data.catalogue import CATALOGUE
+
+    return _begin((*sorted(CATALOGUE), "folder", "hf", "own"), incomplete)
+
+
+def keys(incomplete: str) -> list[str]:
+    """Return the keys with an equals sign; those of a method once its name and the dot are there."""
+    from sepal.cli.keys import keys_of
+    from sepal.config import RunConfig
+    from sepal.strategies import registry
+
+    own, dot, _ = incomplete.partition(".")
+    if dot and own in registry.names():
+        return _begin((f"{key.name}=" for key in keys_of(registry.get(own).hyper, f"{own}.")), incomplete)
+    return _begin((f"{key.name}=" for key in keys_of(RunConfig)), incomplete)
+
+
+def runs(incomplete: str) -> list[str]:
+    """Return the names of runs, and of folders of runs; those of one folder once its name and a slash are there."""
+    from sepal.study.runs import is_run, name_of, places_in
+
+    places = places_in()
+    inside = [run for place, found in places if not is_run(place) for run in found] if "/" in incomplete else []
+    return _begin(map(name_of, [place for place, _ in places] + inside), incomplete)
+
+
+def files_by_shell(command: click.Command) -> None:
+    """Leave the completion of paths to the shell: click would answer with what has been typed, and nothing more."""
+    for inner in getattr(command, "commands", {}).values():
+        files_by_shell(inner)
+    for parameter in command.params:
+        if isinstance(parameter.type, click.Path):
+            parameter._custom_shell_complete = lambda ctx, parameter, incomplete: []
+
+
+def _begin(words: Iterable[str], incomplete: str) -> list[str]:
+    return [word for word in words if word.startswith(incomplete)]

@@ -1,0 +1,62 @@
+"""``sepal init`` and ``sepal check-method``: a new project, and the checks that a method of one's own passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sepal.cli import completing
+from sepal.cli.app import app
+from sepal.cli.notices import starting
+from sepal.cli.printing import say
+from sepal.errors import SepalError, one_line
+
+
+@app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(help="The project's directory; it may not exist, or must be empty.")],
+) -> None:
+    """Write a project: data, model, method, run.toml, and a test that runs."""
+    from sepal.study.project import write_project
+
+    for file in write_project(directory):
+        say(f"{directory / file}")
+    say(f"cd {directory}; sepal run --config run.toml; python -m pytest")
+
+
+@app.command("check-method")
+def check_method(
+    method: Annotated[
+        str,
+        typer.Argument(
+            help="MODULE:NAME of your method, or the name of an installed one.", autocompletion=completing.methods
+        ),
+    ],
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of the short runs.", autocompletion=completing.keys),
+    ] = None,
+) -> None:
+    """Check a method as Sepal checks its own, in short runs on handwritten digits; exit code 1 if a check fails."""
+    with starting(method):
+        from sepal.study.method_checks import CHECKS, Case
+        from sepal.study.run_keys import parse_sets
+        from sepal.user_modules import described
+
+    case = Case(method, {**parse_sets(sets or []), "method": method})
+    case.assembly()  # a method that cannot be loaded is one line
+    bad = 0
+    for check in CHECKS:
+        reason = ""
+        try:
+            check.check(case)
+        except SepalError as error:
+            reason = str(error)
+        except Exception as error:  # of the method's own code
+            reason = described(error)
+        say(f"BAD  {check.words}: {one_line(reason)}" if reason else f"ok   {check.words}")
+        bad += bool(reason)
+    if bad:
+        raise typer.Exit(1)

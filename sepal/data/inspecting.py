@@ -1,0 +1,244 @@
+"""How data would be read, and everything that is wrong with it: ``sepal data inspect``.
+
+A run's own code reads the data (:mod:`sepal.data.sources`). Where that refuses something that a key mends, the fault is
+noted, the key is set, and the reading goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sepal.config import FolderReading, FolderSettings, RunConfig
+from sepal.data.federation import DealtData, FederatedData, federated_data
+from sepal.data.locations import data_directory
+from sepal.data.owners import with_owners
+from sepal.data.schema import Column, Schema, reading, schema_of
+from sepal.data.sources import FOLDER
+from sepal.data.sources.folder import MANY, files, roles_of, task_of
+from sepal.data.sources.kinds import as_category
+from sepal.data.sources.table import Faults, Table, first_inputs, read_table
+from sepal.errors import DataError, SepalError
+from sepal.protocol.fields import client_name
+from sepal.protocol.tasks.learning import CLASSIFICATION
+
+OWNERS = ("client", "site", "clinic", "hospital", "center", "centre", "station", "user", "patient", "subject", "device")
+MOST_CLIENTS = 200  # whose labels are looked at
+
+# A fault that a key mends: a word of its message, and what the reading goes on with.
+MENDS: tuple[tuple[str, str, Any], ...] = (
+    ("folder.missing", "missing", "mean"),
+    ("folder.on-bad-file", "on_bad_file", "skip"),
+    ("folder.resize", "resize", "64"),
+    ("folder.channels", "channels", 3),
+)
+
+
+@dataclass(frozen=True)
+class ColumnLook:
+    """A column, for people.
+
+    Attributes:
+        name: Its name.
+        kind: number, category, time, text, label, client or left out.
+        missing: Number of missing cells.
+        shows: Its range, or its values with how often each occurs.
+    """
+
+    name: str
+    kind: str
+    missing: int = 0
+    shows: str = ""
+
+
+@dataclass
+class Inspection:
+    """What was found.
+
+    Attributes:
+        lines: Facts in words: format, examples, shape, and what is left out.
+        columns: The columns of a table.
+        classes: Examples of each class by name; empty if targets are no classes.
+        labels: Of each client by name: the number of examples of each class, int64 (classes,), or its targets, float64.
+        problems: What a run would refuse, each with the key that mends it.
+        hints: What may be meant otherwise.
+        schema: How the data is read.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    columns: list[ColumnLook] = field(default_factory=list)
+    classes: dict[str, int] = field(default_factory=dict)
+    labels: dict[str, NDArray[Any]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+    schema: Schema | None = None
+
+
+def inspect(config: RunConfig, clients_set: bool = False) -> Inspection:
+    """Return how a run with these keys would read its data, and every reason why it would not.
+
+    Args:
+        config: The shared keys.
+        clients_set: Whether the key ``clients`` is set.
+    """
+    found = Inspection()
+    directory = data_directory(config.data_dir)
+    rest: RunConfig | None = config
+    here = files(directory) if config.dataset == FOLDER and config.data_dir else None
+    if here and here[0].suffix == ".csv":
+        rest = _look_at_table(found, config, here[0], directory)
+    if rest is not None:
+        _look_at_all(found, rest, clients_set)
+    return found
+
+
+def _problem(error: SepalError, mended_by: str = "") -> str:
+    return f"{error}{f' → {mended_by}' if mended_by and mended_by not in str(error) else ''}"
+
+
+def _look_at_table(found: Inspection, config: RunConfig, path: Path, directory: Path) -> RunConfig | None:
+    """Look at a CSV file; return the keys with which the rest can be looked at, None if nothing can."""
+    keys: FolderSettings = FolderReading.model_validate({**config.folder.model_dump(), "task": config.task})
+    faults = Faults(collects=True)
+    try:
+        keys = reading(keys, directory)
+        table = read_table(path, roles_of(keys), labelled=True, fill=keys.missing == "mean", faults=faults)
+    except SepalError as error:
+        found.problems.append(_problem(error))
+        return None
+    cells = faults.cells
+    found.problems += [_problem(error, key) for error, key in faults.errors]
+    proposed = []
+    for name in cells:
+        if name in table.label or name == table.person:
+            continue
+        column = faults.kinds.get(name)
+        if column is None:
+            continue
+        if column.kind == "number" and name not in {c.name for c in table.columns}:  # a cell is none
+            column = as_category(name, cells[name]) or column
+        proposed.append(Column(name=name, kind="left-out") if column.kind == "text" else column)
+    found.columns = [_column_look(name, table, faults, cells[name]) for name in cells]
+    classes = table.names if task_of(keys) == CLASSIFICATION else ()
+    columns = tuple(proposed) if not schema_of(keys).column else schema_of(keys).column
+    found.schema = Schema(label=",".join(table.label), client=table.person, classes=classes, column=columns)
+    if not table.person:
+        likely = [name for name in cells if name.lower().removesuffix("_id").removesuffix("id") in OWNERS]
+        found.hints += [f"folder.person = {name} would make a client of each of its values" for name in likely[:1]]
+    rows = len(next(iter(cells.values())))
+    alone = [c.name for c in table.columns if c.kind == "category" and len(c.values) == rows]
+    found.hints += [f"{name} is different in each row: folder.leave-out = {name}?" for name in alone]
+    if table.y is not None and task_of(keys) == CLASSIFICATION and not table.names and table.y.max() >= MANY:
+        values = len(np.unique(table.y))
+        found.hints.append(f"the labels are {values} whole numbers up to {table.y.max()}: task = regression?")
+    mended = {"missing": "mean"} if any("folder.missing" in problem for problem in found.problems) else {}
+    others = [error for error, _ in faults.errors if "folder.missing" not in error.expected]
+    return None if others else config.model_copy(update={"folder": config.folder.model_copy(update=mended)})
+
+
+def _column_look(name: str, table: Table, faults: Faults, cells: Any) -> ColumnLook:
+    if name in table.label:
+        return ColumnLook(name, "label")
+    if name == table.person:
+        return ColumnLook(name, "client")
+    names = [column.name for column in table.columns]
+    if name not in names:
+        column = faults.kinds.get(name)
+        kind = "left out" if column is None or column.kind == "left-out" else "text" if column.kind == "text" else "?"
+        return ColumnLook(name, kind)
+    place = names.index(name)
+    column, start = table.columns[place], first_inputs(table.columns)[place]
+    x = table.x[:, start : start + len(column.inputs)]
+    there = x[~np.isnan(x[:, 0])]
+    missing = len(x) - len(there)
+    if column.kind == "category":
+        counts = sorted(zip(there.sum(axis=0).astype(int).tolist(), column.values, strict=True), reverse=True)
+        return ColumnLook(name, "category", missing, ", ".join(f"{value} {count}" for count, value in counts))
+    if not len(there):
+        return ColumnLook(name, column.kind, missing, "nothing")
+    low, high = float(there.min()), float(there.max())
+    words = [f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M}" for t in (low, high)] if column.kind == "time" else []
+    words = words or [f"{low:g}", f"{high:g}"]
+    unit = f" {column.unit}" if column.unit else ""
+    return ColumnLook(name, column.kind, missing, f"{words[0]} to {words[1]}{unit}" if low < high else words[0])
+
+
+def _look_at_all(found: Inspection, config: RunConfig, clients_set: bool) -> None:
+    """Look at what a run would make of the data; each fault that a key mends is noted, and mended to go on."""
+    for _ in range(len(MENDS) + 1):
+        try:
+            data = federated_data(config)
+            break
+        except SepalError as error:
+            if not any(str(error) == problem.partition(" → ")[0] for problem in found.problems):
+                found.problems.append(_problem(error))
+            mend = [(attribute, value) for word, attribute, value in MENDS if word in str(error)]
+            if not mend or all(getattr(config.folder, attribute) == value for attribute, value in mend):
+                return
+            config = config.model_copy(update={"folder": config.folder.model_copy(update=dict(mend))})
+    else:
+        return
+    info = data.info
+    found.schema = found.schema or Schema(classes=info.class_names)
+    try:
+        owners = with_owners(config, data, clients_set)
+        config = owners.config
+        found.lines += [_shape(data), *owners.notes, *info.notes]
+        if isinstance(data, DealtData):
+            found.lines += data.left_out(config.clients)
+        names = owners.names or tuple(client_name(number) for number in range(config.clients))
+        for number in range(min(config.clients, MOST_CLIENTS)):
+            found.labels[names[number]] = _labels(data, number, config.clients, names[number])
+        if config.clients > MOST_CLIENTS:
+            found.lines.append(f"labels are counted for the first {MOST_CLIENTS} of {config.clients} clients")
+    except SepalError as error:
+        found.problems.append(_problem(error))
+        return
+    if info.labelled:
+        total = np.sum(list(found.labels.values()), axis=0)
+        names = info.class_names or tuple(map(str, range(info.classes)))
+        found.classes = {name: int(count) for name, count in zip(names, total, strict=True)}
+
+
+def _labels(data: FederatedData, number: int, clients: int, name: str) -> NDArray[Any]:
+    """Return a client's examples of each class, int64 (classes,), or its targets, the first of several numbers."""
+    part = data.client(number, clients, name)
+    y = np.concatenate([np.asarray(examples.y) for examples in (part.train, part.validation, part.test)])
+    if data.info.labelled:
+        return np.bincount(y, minlength=data.info.classes)
+    return y.reshape(len(y), -1)[:, 0].astype(np.float64)
+
+
+def _shape(data: FederatedData) -> str:
+    info = data.info
+    shape = "x".join(map(str, info.input_shape))
+    what = f"{len(info.columns)} inputs of a table" if info.columns else f"{info.kind} {shape}"
+    model = info.defaults.get("model", "")
+    outputs = f"{info.classes} classes" if info.labelled else f"{info.classes} targets"
+    return f"{what}, {outputs}{f', model {model}' if model else ''}, dealt by {info.partition}"
+
+
+def as_flat(what: str) -> Mapping[str, str]:
+    """Return the keys of what ``sepal data inspect`` is given: a path, a data set's name, or one of the hub.
+
+    Raises:
+        DataError: It is none of them.
+    """
+    from sepal.data.sources import HUB, source_names
+    from sepal.data.sources.hub import files as of_hub
+
+    path = Path(what).expanduser()
+    if path.exists():
+        hub = path.is_dir() and files(path.absolute()) is None and of_hub(path) is not None
+        return {"dataset": HUB if hub else FOLDER, "data-dir": str(path.absolute())}
+    if what in source_names():
+        return {"dataset": what}
+    if what.count("/") == 1 and not what.startswith((".", "/", "~")):
+        return {"dataset": HUB, "hf.name": what}
+    raise DataError("data", f"a file or directory, OWNER/NAME of the hub, or one of {', '.join(source_names())}", what)

@@ -1,0 +1,163 @@
+"""Each check fails for a method that breaks its rule, and ``sepal check-method`` says which."""
+
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from sepal import user_modules
+from sepal.cli.main import app
+from sepal.study.method_checks import CHECKS, Case, CheckError, checks
+
+METHODS = """
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from sepal.config import Settings
+from sepal.protocol.method import Payload
+from sepal.protocol.tensors import dense
+from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer, ServerState
+from sepal.strategies.registration import register
+from sepal.wire.tensors import ValueCoding
+
+CALLS = count()
+
+
+def method(name, server=FedAvgServer, client=FedAvgClient, **rest):
+    return register(name, "a bent FedAvg", "a test", server, client, **rest)
+
+
+class Undescribed(Settings):
+    a: float = 0.5
+
+
+class Blind(FedAvgClient):
+    def predictor(self, state, download, plan):
+        return None
+
+
+@dataclass(frozen=True)
+class Odd:
+    model: Any = field(default_factory=dict)
+    names: Any = frozenset({"a"})
+
+
+class OddClient(FedAvgClient):
+    def init(self) -> Odd:
+        return Odd()
+
+    def adapt(self, state, download, plan):
+        return Odd(super().adapt(state, download, plan).model)
+
+
+class Restless(FedAvgClient):
+    def adapt(self, state, download, plan):
+        after = super().adapt(state, download, plan)
+        return ClientState({name: array + 1e-3 * next(CALLS) for name, array in after.model.items()})
+
+
+class OddServer(FedAvgServer):
+    def init(self) -> Odd:
+        return Odd(super().init().weights)
+
+    def aggregate(self, state, uploads, plan):
+        after, metrics = super().aggregate(ServerState(state.model), uploads, plan)
+        return Odd(after.weights), metrics
+
+    def model(self, state):
+        return state.model
+
+    def reference(self, state, client, plan, download):
+        return state.model
+
+
+class Remembering(FedAvgServer):
+    rounds = 0
+
+    def update(self, state, mean):
+        self.rounds += 1
+        return ServerState({name: array * np.float32(1 - 0.01 * self.rounds) for name, array in mean.items()})
+
+
+class Large(FedAvgClient):
+    def upload(self, state, plan):
+        return Payload(dense(self.own(state), self.shared(), ValueCoding.FP32))
+
+    def train(self, state, download, plan):
+        after = self.adapt(state, download, plan)
+        return after, self.upload(after, plan)
+
+
+class Good(FedAvgClient):
+    pass
+
+
+class Described(Settings):
+    a: float = Field(0.5, description="a number")
+
+
+Bare = method("bare", hyper=Undescribed)
+Unseen = method("unseen", client=Blind)
+Oddstate = method("oddstate", client=OddClient)
+Impure = method("impure", client=Restless)
+Oddserver = method("oddserver", server=OddServer)
+Hidden = method("hidden", server=Remembering)
+Full = method("full", client=Large)
+Fine = method("fine", client=Good, hyper=Described)
+"""
+
+
+@pytest.fixture(autouse=True)
+def bent(tmp_path, monkeypatch):
+    (tmp_path / "bent_methods.py").write_text(METHODS)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "bent_methods", raising=False)
+    user_modules.enable(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "words"),
+    [
+        ("Bare", checks.keys_are_described, "a: expected a description, got none"),
+        ("Unseen", checks.evaluated_at_the_end, "received: expected a model to evaluate"),
+        ("Oddstate", checks.uploads_follow_the_schema, ""),
+        ("Impure", checks.training_is_pure, "train: expected the same bits from the same state"),
+        ("Impure", checks.novel_clients_are_apart, "the state that newcomer and adapt give from init"),
+        ("Oddserver", checks.state_survives_the_disk, ""),
+        ("Hidden", checks.resumes_after_a_kill, "killed in round 3 and started again: expected the server's state"),
+        ("Full", checks.smaller_values_make_fewer_bytes, "bytes up with values = fp16: expected at most"),
+        ("Full", checks.smaller_values_make_a_smaller_first_upload, "upload with values = fp16: expected at most"),
+    ],
+)
+def test_a_method_that_breaks_a_rule_fails_its_check(name, check, words):
+    assert check in {each.check for each in CHECKS}
+    with pytest.raises(CheckError if words else Exception, match=words or None):
+        check(Case(name, {"method": f"bent_methods:{name}"}))
+
+
+def test_a_ledger_that_miscounts_fails_its_check(monkeypatch):
+    """The bytes are the engine's to count: a payload that is sealed with one byte more is seen."""
+    case = Case("Fine", {"method": "bent_methods:Fine"})
+    case.finished()
+    seal = checks.seal
+    monkeypatch.setattr(checks, "seal", lambda payload: type(seal(payload))(seal(payload).data + b"0"))
+    with pytest.raises(CheckError, match="bytes again, as in the run"):
+        checks.ledger_counts_bytes(case)
+
+
+def test_the_command_prints_a_line_for_each_check_and_fails_if_one_does():
+    good = CliRunner().invoke(app, ["check-method", "bent_methods:Fine", "--set", "fine.a=0.25"])
+    assert good.stdout.splitlines() == [f"ok   {check.words}" for check in CHECKS]
+    assert good.exit_code == 0
+    bad = CliRunner().invoke(app, ["check-method", "bent_methods:Bare"])
+    lines = bad.stdout.splitlines()
+    assert lines[0] == f"BAD  {CHECKS[0].words}: a: expected a description, got none"
+    assert [line[:5] for line in lines] == ["BAD  ", *["ok   "] * (len(CHECKS) - 1)]
+    assert bad.exit_code == 1
+    none = CliRunner().invoke(app, ["check-method", "bent_methods:Nobody"])
+    assert none.exit_code == 2
+    assert len(none.stderr.splitlines()) == 1
