@@ -44,7 +44,7 @@ def cache_directory(data_dir: Path) -> Path:
 
 def home_of(data_dir: Path) -> Path:
     """Return the directory of data, which ``data-dir`` names itself or by a file in it."""
-    return data_dir.parent if data_dir.is_file() else data_dir
+    return data_dir.parent if os.path.isfile(data_dir) else data_dir  # pathlib raises errors for odd names
 
 
 def downloads_allowed() -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from sepal.config import FolderReading, FolderSettings
 from sepal.data.locations import home_of
 from sepal.errors import ConfigError, DataError, one_line
+from sepal.storage.regular import check_regular
 
 FILE = "schema.toml"  # its name in a directory of data
 MOST_BYTES = 2**22
@@ -133,6 +135,7 @@ def read_schema(path: Path) -> Schema:
     """
     expected = "a file that `sepal data inspect --write` made"
     try:
+        check_regular(path)
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
@@ -170,7 +173,7 @@ def reading(keys: FolderSettings, directory: Path) -> FolderReading:
         return keys
     plain = keys if isinstance(keys, FolderReading) else FolderReading.model_validate(keys.model_dump())
     path = Path(keys.schema_).expanduser() if keys.schema_ else home_of(directory) / FILE
-    if not keys.schema_ and not path.is_file():
+    if not keys.schema_ and not os.path.isfile(path):  # pathlib raises errors for odd names
         return plain
     schema = read_schema(path)
     for key, value, other in (

@@ -16,6 +16,7 @@ from pyarrow import parquet
 
 from sepal.config import FolderSettings, HubReading, HubSettings
 from sepal.data import load
+from sepal.data.schema import read_schema
 from sepal.data.sources import femnist, folder, har, hub, imdb
 from sepal.data.sources.idx import read_idx
 from sepal.data.sources.images import read_example
@@ -172,6 +173,7 @@ PIPES = {
     "femnist/train/a.json": lambda place: load("femnist", place),
     "femnist/a.parquet": lambda place: load("femnist", place),
     "aclImdb/train/neg/a.txt": lambda place: imdb._words(place / "aclImdb/train/neg/a.txt"),
+    "schema.toml": lambda place: read_schema(place / "schema.toml"),
     "b.csv": lambda place: read_inputs(place / "b.csv"),
     "b.npz": lambda place: read_inputs(place / "b.npz"),
 }
