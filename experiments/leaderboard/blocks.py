@@ -29,6 +29,8 @@ EVERYWHERE: Mapping[str, Any] = {
     "on-divergence": "keep",
     "target-scale": "none",
     "client-names": "numbers",
+    "folder.precision": "float32",
+    "hf.validation": "",
 }
 
 Config: TypeAlias = dict[str, Any]  # run-config keys
