@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from sepal.protocol.tasks.scoring import ACCURACY, Measure, headline, measure_of
 from sepal.server_app.json_lines import Line
@@ -116,7 +116,7 @@ def _differences(ours: BySeed, theirs: BySeed) -> BySeed:
 def _with_interval(values: Sequence[float]) -> Difference | None:
     if len(values) < 3:
         return Difference(float(np.mean(values)), None, len(values)) if len(values) else None
-    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    half = special.stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / np.sqrt(len(values))
     return Difference(float(np.mean(values)), float(half), len(values))
 
 

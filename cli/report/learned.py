@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from sepal.client.state_store import StateStore
-from sepal.client_app.client_model import newest_state
 from sepal.client_app.guard import check_sizes
 from sepal.config.elsewhere import check_code, without_places
 from sepal.data.own import OWN
@@ -83,6 +82,8 @@ def read(path: Path, kind: str, allowed: Allowed = NOTHING) -> Any:
         raise ConfigError("run", f"the directory of a run of {' or '.join(known)}", str(path))
     assembly, reader = _assembled(path, allowed), kinds[kind]
     progress = _newest(path, assembly)
+    from sepal.client_app.client_model import newest_state  # it imports torch, which most reports do not need
+
     stores: dict[str, StateStore] = {}
 
     def states() -> Iterator[tuple[str, Any]]:
