@@ -96,6 +96,11 @@ def test_an_upload_follows_the_contract_and_a_bent_one_does_not(name):
 
 
 @METHODS
+def test_a_method_writes_into_nothing_that_it_is_handed(name):
+    checks.handed_in_stays(case(name))
+
+
+@METHODS
 def test_training_again_from_the_same_state_gives_the_same_bits_and_another_seed_gives_others(name):
     checks.training_is_pure(case(name))
 

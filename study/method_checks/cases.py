@@ -21,6 +21,7 @@ from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import MemoryRunStore
 from sepal.server.strategy import SepalStrategy
+from sepal.storage.serialize import digest
 from sepal.strategies.assembly import Assembly, assemble
 from sepal.wire.tensors import ValueCoding
 
@@ -93,10 +94,11 @@ class FirstCheckpoint(MemoryRunStore):
     def __init__(self) -> None:
         super().__init__()
         self.first: RunState | None = None
+        self.digest = ""
 
     def checkpoint(self, progress: RunState) -> None:
-        """Keep it."""
-        self.first = self.first or progress
+        """Keep it, and what the server's state is now."""
+        self.first, self.digest = self.first or progress, self.digest or digest(progress.server)
         super().checkpoint(progress)
 
 
@@ -106,11 +108,13 @@ class Finished:
 
     Attributes:
         start: Its state before the first round.
+        digest: Of the server's state in ``start``, then.
     """
 
     strategy: SepalStrategy
     lines: Lines
     start: RunState
+    digest: str
 
     @property
     def trained(self) -> list[LedgerEntry]:
@@ -166,7 +170,7 @@ class Case:
         strategy = run_in_process(self.assembly(**keys), store=store, observers=[lines, *observers])
         if store.first is None:
             raise RuntimeError("a run writes a checkpoint before its first round")
-        return Finished(strategy, lines, store.first)
+        return Finished(strategy, lines, store.first, store.digest)
 
     @cached_property
     def first(self) -> FirstTraining:

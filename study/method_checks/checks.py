@@ -21,7 +21,7 @@ from sepal.protocol.payloads import seal, unseal
 from sepal.server.run_state import RoundStart
 from sepal.server.run_store import DiskRunStore
 from sepal.server_app.summary import summarise
-from sepal.storage.serialize import digest, restore
+from sepal.storage.serialize import digest, digest_arrays, restore
 from sepal.storage.serialize import flatten as flatten_state
 from sepal.strategies import registry
 from sepal.study.method_checks.cases import CLIENTS, Case, ScratchStore, Stop, StopAfter
@@ -209,12 +209,30 @@ def uploads_follow_the_schema(case: Case) -> None:
 
 
 def training_is_pure(case: Case) -> None:
-    """Training again from the same state gives the same bits, and another seed others."""
-    runs = (case.first, case.first_training(), case.first_training(seed=4))
-    first, again, other = [(digest(run.after), seal(run.upload).digest()) for run in runs]
+    """Training again from the same state gives the same bits, and another seed or learning rate others."""
+    runs = (case.first, case.first_training(), case.first_training(seed=4), case.first_training(lr=0.0123))
+    first, again, other, slower = [(digest(run.after), seal(run.upload).digest()) for run in runs]
     expected = "the same bits from the same state (randomness from sepal.rng.derive alone)"
     require(first == again, "train", expected, "others")
     require(first != other, "train", "other bits from another seed", "the same")
+    require(first != slower, "train", "other bits with another lr (does it train?)", "the same")
+
+
+def handed_in_stays(case: Case) -> None:
+    """Neither server nor client writes into the run's first weights, or into a state that it is handed.
+
+    Clients of a process share the first weights: what one writes there, the others start from, and a deployment has
+    other models. A server that goes back after a divergence needs the state that it had.
+    """
+    run = case.finished()
+    expected = "to write into no array that the method is handed (copy it first)"
+    after, before = run.strategy.algorithm.task.weights, case.assembly().task.weights
+    require(digest_arrays(after) == digest_arrays(before), "the run's first weights", expected, "they have changed")
+    require(digest(run.start.server) == run.digest, "the server's first state", expected, "it has changed")
+    first = case.first
+    handed = digest(first.after)
+    first.host.algorithm.train(first.after, first.download, first.plan)
+    require(digest(first.after) == handed, "the client's last state", expected, "it has changed")
 
 
 def novel_clients_are_apart(case: Case) -> None:
@@ -261,7 +279,8 @@ CHECKS = (
     Check("its keys have defaults and descriptions", keys_are_described),
     Check("every client is evaluated at the end, in all views that exist", evaluated_at_the_end),
     Check("uploads follow upload_schema, and bent ones are refused", uploads_follow_the_schema),
-    Check("training again gives the same bits, another seed others", training_is_pure),
+    Check("training again gives the same bits, another seed or learning rate others", training_is_pure),
+    Check("it writes into nothing that it is handed", handed_in_stays),
     Check("the ledger counts the bytes that are sent", ledger_counts_bytes),
     Check("the server's state is the same after it was stored", state_survives_the_disk),
     Check("a killed server resumes to the same bits", resumes_after_a_kill),

@@ -92,6 +92,38 @@ class Large(FedAvgClient):
         return after, self.upload(after, plan)
 
 
+class Writing(FedAvgClient):
+    def adapt(self, state, download, plan):
+        start = self.arrived(state, download, plan)
+        for array in start.values():
+            array *= 0.9
+        return ClientState(self.fit(start, plan))
+
+
+class WritingServer(FedAvgServer):
+    def init(self) -> ServerState:
+        return ServerState({name: array.copy() for name, array in super().init().weights.items()})
+
+    def update(self, state, mean):
+        for name, array in mean.items():
+            state.weights[name][...] = array
+        return state
+
+
+class Adding(FedAvgClient):
+    def adapt(self, state, download, plan):
+        after = super().adapt(state, download, plan).model
+        for name, array in after.items():
+            if state.model:
+                array = np.add(array, state.model[name], out=state.model[name])
+        return ClientState(after)
+
+
+class Idle(FedAvgClient):
+    def adapt(self, state, download, plan):
+        return ClientState(self.arrived(state, download, plan))
+
+
 class Good(FedAvgClient):
     pass
 
@@ -107,6 +139,10 @@ Impure = method("impure", client=Restless)
 Oddserver = method("oddserver", server=OddServer)
 Hidden = method("hidden", server=Remembering)
 Full = method("full", client=Large)
+Writes = method("writes", client=Writing)
+Serverwrites = method("serverwrites", server=WritingServer)
+Adds = method("adds", client=Adding)
+Idles = method("idles", client=Idle)
 Fine = method("fine", client=Good, hyper=Described)
 """
 
@@ -126,6 +162,10 @@ def bent(tmp_path, monkeypatch):
         ("Unseen", checks.evaluated_at_the_end, "received: expected a model to evaluate"),
         ("Oddstate", checks.uploads_follow_the_schema, ""),
         ("Impure", checks.training_is_pure, "train: expected the same bits from the same state"),
+        ("Idles", checks.training_is_pure, "train: expected other bits with another lr"),
+        ("Writes", checks.handed_in_stays, "the run's first weights: expected to write into no array"),
+        ("Serverwrites", checks.handed_in_stays, "the server's first state: expected to write into no array"),
+        ("Adds", checks.handed_in_stays, "the client's last state: expected to write into no array"),
         ("Impure", checks.novel_clients_are_apart, "the state that newcomer and adapt give from init"),
         ("Oddserver", checks.state_survives_the_disk, ""),
         ("Hidden", checks.resumes_after_a_kill, "killed in round 3 and started again: expected the server's state"),
