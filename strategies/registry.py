@@ -131,7 +131,7 @@ def _own(place: str) -> Method:
         )
     wanted = method_name(place)
     if found.name != wanted or wanted in table():
-        expected = f"{place} to be registered under its own name in lower case, which no other method has"
+        expected = f'{place} to be registered under its own name in lower case, "{wanted}", which no other method has'
         raise ConfigError("method", expected, found.name)
     _loaded[place] = found
     return found

@@ -130,6 +130,7 @@ def _look_at_table(found: Inspection, config: RunConfig, path: Path, directory: 
     found.schema = Schema(label=",".join(table.label), client=table.person, classes=classes, column=columns)
     if not table.person:
         likely = [name for name in cells if name.lower().removesuffix("_id").removesuffix("id") in OWNERS]
+        likely = [name for name in likely if name not in table.label and _repeats(cells[name], config)]
         found.hints += [f"folder.person = {name} would make a client of each of its values" for name in likely[:1]]
     rows = len(next(iter(cells.values())))
     alone = [c.name for c in table.columns if c.kind == "category" and len(c.values) == rows]
@@ -140,6 +141,12 @@ def _look_at_table(found: Inspection, config: RunConfig, path: Path, directory: 
     mended = {"missing": "mean"} if any("folder.missing" in problem for problem in found.problems) else {}
     others = [error for error, _ in faults.errors if "folder.missing" not in error.expected]
     return None if others else config.model_copy(update={"folder": config.folder.model_copy(update=mended)})
+
+
+def _repeats(cells: Any, config: RunConfig) -> bool:
+    """Return whether several values of a column have as many rows as a client needs."""
+    _, counts = np.unique(np.asarray(cells).astype(str), return_counts=True)
+    return int((counts >= config.partition.min_examples).sum()) > 1
 
 
 def _column_look(name: str, table: Table, faults: Faults, cells: Any) -> ColumnLook:

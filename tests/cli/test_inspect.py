@@ -85,6 +85,14 @@ def test_of_a_table_without_a_label_the_key_is_said_and_owners_are_guessed(tmp_p
     assert "perhaps: folder.person = site would make a client of each of its values" in said
 
 
+def test_a_column_that_is_different_in_each_row_is_no_guess_of_owners(tmp_path):
+    rows = "".join(f"P{n},{'ab'[n % 2]},{n},{n % 3 > 0:d}\n" for n in range(60))
+    (tmp_path / "a.csv").write_text(f"patient_id,site,age,label\n{rows}")
+    said = sepal("data", "inspect", tmp_path, code=1)
+    assert "perhaps: folder.person = site would" in said
+    assert "folder.person = patient_id" not in said
+
+
 def test_whole_numbers_that_may_be_quantities_are_said(tmp_path):
     (tmp_path / "a.csv").write_text("a,label\n" + "".join(f"{n},{n % 30}\n" for n in range(300)))
     assert "perhaps: the labels are 30 whole numbers up to 29: task = regression?" in sepal("data", "inspect", tmp_path)

@@ -108,7 +108,7 @@ def test_who_looks_at_a_run_executes_none_of_its_code(own):
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("own_methods:Renamed", "registered under its own name in lower case"),
+        ("own_methods:Renamed", "registered under its own name in lower case, .renamed.,"),
         ("own_methods:Local", "which no other method has"),
         ("own_methods:Nothing", "to be what .*register returns"),
         ("own_methods:Missing", "that can be imported"),
