@@ -146,6 +146,9 @@ def _no_module() -> nn.Module:
 class Task:
     """The arguments from which a method's server and client algorithms are built.
 
+    Server and clients of a process share W_0 and the frozen tensors. So these arrays are read-only: NumPy stops who
+    writes there, also in a worker that has received them.
+
     Attributes:
         layout: The model's tensors: name, shape and role, in order.
         weights: W_0, float32 by name: the same on the server and on every client.
@@ -167,6 +170,14 @@ class Task:
     given: frozenset[str] = frozenset()
     frozen: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     learning: LearningTask = BY_CLASS
+
+    def __post_init__(self) -> None:
+        for array in self.start.values():
+            array.flags.writeable = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()  # arrays are writable again once they are unpickled
 
     @property
     def start(self) -> dict[str, npt.NDArray[Any]]:
