@@ -59,7 +59,10 @@ def begun(path: Path) -> bool:
     A run without them was refused or interrupted at its start, and may be started again with other keys.
     """
     files = (path / name for name in ("metrics.jsonl", "ledger.jsonl", "summary.json"))
-    return any((path / "checkpoints").glob("round-*")) or any(file.exists() for file in files)
+    try:
+        return any((path / "checkpoints").glob("round-*")) or any(file.exists() for file in files)
+    except OSError:  # of a name that no file can have
+        return False
 
 
 @dataclass(frozen=True)
