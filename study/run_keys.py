@@ -51,13 +51,14 @@ def gather_to_serve(config: Path | None, sets: Sequence[str], name: str | None, 
 
 def _owners(flat: Flat) -> int:
     """Return how many owners the examples of the run's files have; 0 where they have none."""
-    from sepal.data import federated_data
-    from sepal.data.owners import owner_count
     from sepal.data.sources import FILES
-    from sepal.strategies.registry import Hypers
 
     if flat.get("dataset") not in FILES:
         return 0
+    from sepal.data import federated_data
+    from sepal.data.owners import owner_count  # it imports Flower
+    from sepal.strategies.registry import Hypers
+
     keys, _ = parse(flat, Hypers())
     return owner_count(keys, federated_data(keys))
 
