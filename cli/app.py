@@ -19,7 +19,7 @@ from sepal import __version__
 from sepal.cli.completing import files_by_shell
 from sepal.cli.printing import say
 from sepal.errors import SepalError
-from sepal.user_modules import described, in_own_code
+from sepal.user_modules import described, in_own_code, left_by_own_code
 
 BAD_INPUT, INTERRUPTED = 2, 130
 # Flower requires Typer < 0.21, which prints "\\[required]" if Rich is installed, even without markup.
@@ -97,6 +97,11 @@ class OneLine(TyperGroup):
         except KeyboardInterrupt:
             say("sepal: interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
+        except SystemExit as stop:
+            if not left_by_own_code(stop):  # a signal did
+                raise
+            say(f"sepal: {' '.join(described(stop).split())}", err=True)
+            raise typer.Exit(BAD_INPUT) from None
         except Exception as error:
             if not in_own_code(error):  # then it is a fault of Sepal, and its traceback is wanted
                 raise

@@ -5,9 +5,14 @@ A shell waits for these functions at every press of the tab key, so none imports
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import click
+
+# Names that every shell takes as they are. zsh evaluates what it is offered, and Typer does not escape a backslash: a
+# directory called ``\$(command)`` ran the command at a press of the tab key.
+_PLAIN = re.compile(r"[\w./-]+\Z", re.ASCII)
 
 
 def methods(incomplete: str) -> list[str]:
@@ -37,12 +42,17 @@ def keys(incomplete: str) -> list[str]:
 
 
 def runs(incomplete: str) -> list[str]:
-    """Return the names of runs, and of folders of runs; those of one folder once its name and a slash are there."""
+    """Return the names of runs, and of folders of runs; those of one folder once its name and a slash are there.
+
+    A name with other characters than letters, digits, ``.``, ``_``, ``-`` and slashes is not offered, nor one that
+    would be taken for an option.
+    """
     from sepal.study.runs import is_run, name_of, places_in
 
     places = places_in()
     inside = [run for place, found in places if not is_run(place) for run in found] if "/" in incomplete else []
-    return _begin(map(name_of, [place for place, _ in places] + inside), incomplete)
+    names = map(name_of, [place for place, _ in places] + inside)
+    return _begin((name for name in names if _PLAIN.match(name) and not name.startswith("-")), incomplete)
 
 
 def files_by_shell(command: click.Command) -> None:

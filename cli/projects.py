@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ def init(
 
     for file in write_project(directory):
         say(f"{directory / file}")
-    say(f"cd {directory}; sepal run --config run.toml; python -m pytest")
+    say(f"cd {shlex.quote(str(directory))}; sepal run --config run.toml; python -m pytest")
 
 
 @app.command("check-method")

@@ -59,10 +59,6 @@ def run(
     base = default_base(IN_PROCESS)
     shorthands = {"name": name, "out": out, "method": method, "dataset": dataset, "rounds": rounds}
     flat = gather(config, sets or [], shorthands, base)
-    if workers != 1 and len(os.sched_getaffinity(0)) > 1:
-        from sepal.engines import processes
-
-        processes.prepare()  # it imports while this process does
     path = run_flat(flat, base, workers, from_round)
     from sepal.cli.console import console
     from sepal.cli.tables import print_run
@@ -76,6 +72,10 @@ def run(
 def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = None) -> Path:
     """Run a federation (:mod:`sepal.study.run`) and show its progress; return the run's directory."""
     with starting(what_of(flat)):
+        if workers != 1 and len(os.sched_getaffinity(0)) > 1:
+            from sepal.engines import processes
+
+            processes.prepare()  # it imports while this process does
         from sepal.cli.console import console
         from sepal.cli.progress import RoundDisplay
         from sepal.config import RunConfig

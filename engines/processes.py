@@ -23,10 +23,15 @@ SAFE_PATH = "PYTHONSAFEPATH"  # a user's own random.py in the working directory 
 _FORKS = "forkserver" in multiprocessing.get_all_start_methods() and sys.version_info >= (3, 11, 1)
 
 
-def prepare() -> None:
-    """Start the server, which imports while this process goes on; does nothing if it runs, or where there is none."""
+def prepare() -> bool:
+    """Start the server, which imports while this process goes on, unless it runs.
+
+    Returns:
+        Whether there is one: not where Python has none, nor where its socket cannot be made, as a ``TMPDIR`` of more
+        than some 80 characters is too long for its name.
+    """
     if not _FORKS:
-        return
+        return False
     from multiprocessing import forkserver
 
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
@@ -35,11 +40,14 @@ def prepare() -> None:
     try:
         with _no_main():
             forkserver.ensure_running()
+    except OSError:
+        return False
     finally:
         if before is None:
             del os.environ[SAFE_PATH]
         else:
             os.environ[SAFE_PATH] = before
+    return True
 
 
 def start(
@@ -58,8 +66,7 @@ def start(
         daemon: Whether it is killed at the end of this process, and may start none itself.
         environment: Environment variables besides those of this process.
     """
-    prepare()
-    context = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
+    context = multiprocessing.get_context("forkserver" if prepare() else "spawn")
     variables = _Environment({**os.environ, **(environment or {})})
     process: BaseProcess = context.Process(  # type: ignore[attr-defined]
         target=_call, args=(variables, user_modules.Functions(), target, arguments), daemon=daemon

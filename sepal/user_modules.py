@@ -69,7 +69,9 @@ def load(key: str, target: str, error: type[SepalError]) -> Callable[..., Any]:
         found: Any = getattr(imported(module), name)
     except (ImportError, AttributeError, ValueError) as reason:
         raise error(key, "package.module:function that can be imported", f"{target} ({reason})") from reason
-    except Exception as reason:  # of the module's own code
+    except (Exception, SystemExit) as reason:  # of the module's own code
+        if isinstance(reason, SystemExit) and not left_by_own_code(reason):
+            raise  # by a signal
         raise error(key, "package.module:function that can be imported", f"{target} ({described(reason)})") from reason
     if not callable(found):
         raise error(key, f"{target} to be a function", type(found).__name__)
@@ -111,6 +113,15 @@ def described(error: BaseException, most: int = 3) -> str:
 def in_own_code(error: BaseException) -> bool:
     """Return whether the exception passed through the user's own code, so that its text is meant for its author."""
     return bool(_own_frames(error))
+
+
+def left_by_own_code(stop: SystemExit) -> bool:
+    """Return whether the user's own code ended the process, as ``sys.exit()`` at the end of a script does.
+
+    A signal's handler may end it in the midst of such code: then the last frame is the handler's.
+    """
+    frames = traceback.extract_tb(stop.__traceback__)
+    return bool(frames) and frames[-1] in _own_frames(stop)
 
 
 def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:

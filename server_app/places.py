@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from pathlib import Path
 
@@ -35,4 +36,4 @@ def run_path(config: RunConfig, base: Path, now: datetime | None = None) -> Path
         return directory / config.name
     stem = f"{method_name(config.method)}-{config.dataset}-{now or datetime.now():%Y%m%d-%H%M%S}"
     names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 10_000))
-    return next(directory / name for name in names if not (directory / name).exists())
+    return next(directory / name for name in names if not os.path.exists(directory / name))

@@ -8,6 +8,7 @@ ends with the same lines as one that was not.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -76,7 +77,7 @@ class RunDirectory:
         self._free = FREE if from_round is None else FREE | back
         self.path, self._assembly, self._engine = path, assembly, engine
         self._total = assembly.task.config.rounds
-        self._new = not path.exists()
+        self._new = not os.path.exists(path)  # pathlib raises errors for odd names
         try:
             private_directory(path)
         except OSError as reason:

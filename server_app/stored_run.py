@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from sepal.protocol.tasks.scoring import Measure, measure_of
 from sepal.protocol.views import MODELS
 from sepal.server_app.json_lines import Line, cleaned, read_rows
 from sepal.storage.regular import read_text
+from sepal.storage.toml_text import parse_toml
 from sepal.strategies import registry
 
 ABOUT = "about.json"
@@ -29,7 +29,7 @@ def stored_config(path: Path) -> dict[str, Any] | None:
         StateError: ``config.toml`` cannot be read.
     """
     try:
-        return tomllib.loads(read_text(path / "config.toml", within=path))
+        return parse_toml(read_text(path / "config.toml", within=path))
     except StateError:
         raise
     except (FileNotFoundError, NotADirectoryError):
@@ -59,7 +59,10 @@ def begun(path: Path) -> bool:
     A run without them was refused or interrupted at its start, and may be started again with other keys.
     """
     files = (path / name for name in ("metrics.jsonl", "ledger.jsonl", "summary.json"))
-    return any((path / "checkpoints").glob("round-*")) or any(file.exists() for file in files)
+    try:
+        return any((path / "checkpoints").glob("round-*")) or any(file.exists() for file in files)
+    except OSError:  # of a name that no file can have
+        return False
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from sepal.config import Flat, RunConfig, key_types, parse
 from sepal.errors import ConfigError
 from sepal.server_app.stored_run import FREE, begun, stored_config
+from sepal.storage.toml_text import parse_toml
 
 Value = int | float | str | bool
 _LEADING_POINT = re.compile(r"(?<![^+-])\.(?=[0-9])")
@@ -51,13 +51,14 @@ def gather_to_serve(config: Path | None, sets: Sequence[str], name: str | None, 
 
 def _owners(flat: Flat) -> int:
     """Return how many owners the examples of the run's files have; 0 where they have none."""
-    from sepal.data import federated_data
-    from sepal.data.owners import owner_count
     from sepal.data.sources import FILES
-    from sepal.strategies.registry import Hypers
 
     if flat.get("dataset") not in FILES:
         return 0
+    from sepal.data import federated_data
+    from sepal.data.owners import owner_count  # it imports Flower
+    from sepal.strategies.registry import Hypers
+
     keys, _ = parse(flat, Hypers())
     return owner_count(keys, federated_data(keys))
 
@@ -97,10 +98,10 @@ def read_file(path: Path) -> Flat:
         ConfigError: It cannot be read, or a value is not a scalar.
     """
     try:
-        return dict(flatten_tables(tomllib.loads(path.read_text(encoding="utf-8"))))
+        return dict(flatten_tables(parse_toml(path.read_text(encoding="utf-8"))))
     except OSError as reason:
         raise ConfigError("--config", "a TOML file", f"{path}: {reason.strerror}") from None
-    except ValueError as reason:
+    except (ValueError, RecursionError) as reason:
         raise ConfigError("--config", "a TOML file", f"{path}: {reason}") from None
 
 
@@ -139,8 +140,8 @@ def parse_sets(sets: Sequence[str]) -> Flat:
 def scalar(text: str) -> Value:
     """Parse a TOML scalar; any other text is returned unchanged. ``.1`` is accepted as 0.1."""
     try:
-        parsed = tomllib.loads(f"value = {_LEADING_POINT.sub('0.', text)}")
-    except tomllib.TOMLDecodeError:
+        parsed = parse_toml(f"value = {_LEADING_POINT.sub('0.', text)}")
+    except (ValueError, RecursionError):
         return text
     value = parsed["value"]
     return value if len(parsed) == 1 and isinstance(value, bool | int | float | str) else text

@@ -38,6 +38,7 @@ class RunConfig(Settings):
     name: str = Field(
         "",
         pattern=r"^([A-Za-z0-9_-][A-Za-z0-9._-]*)?$",
+        max_length=200,  # names of files of the run may be longer; a file system takes 255
         description="run name; an existing name resumes that run; empty: generated",
     )
     out: str = Field("runs", description="parent directory of the run's directory", json_schema_extra=marks(Mark.PATH))

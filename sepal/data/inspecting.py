@@ -6,6 +6,7 @@ noted, the key is set, and the reading goes on.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -240,8 +241,8 @@ def as_flat(what: str) -> Mapping[str, str]:
     from sepal.data.sources import HUB, source_names
     from sepal.data.sources.hub import files as of_hub
 
-    path = Path(what).expanduser()
-    if path.exists():
+    path = Path(os.path.expanduser(what))
+    if os.path.exists(path):  # pathlib raises errors for odd names
         hub = path.is_dir() and files(path.absolute()) is None and of_hub(path) is not None
         return {"dataset": HUB if hub else FOLDER, "data-dir": str(path.absolute())}
     if what in source_names():

@@ -10,9 +10,8 @@ from __future__ import annotations
 import functools
 import json
 import os
-import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -21,6 +20,7 @@ from sepal.config import FolderReading, FolderSettings
 from sepal.data.locations import home_of
 from sepal.errors import ConfigError, DataError, one_line
 from sepal.storage.regular import check_regular
+from sepal.storage.toml_text import parse_toml
 
 FILE = "schema.toml"  # its name in a directory of data
 MOST_BYTES = 2**22
@@ -140,7 +140,7 @@ def read_schema(path: Path) -> Schema:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise DataError(str(path), f"at most {MOST_BYTES:,} bytes", "more")
-        found: dict[str, Any] = tomllib.loads(content.decode("utf-8-sig"))
+        found = parse_toml(content.decode("utf-8-sig"), MOST_BYTES)
         return Schema.model_validate_json(json.dumps(found, default=str))
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]

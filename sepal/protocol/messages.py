@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import Any, TypeAlias
 
@@ -244,7 +244,8 @@ def read_order(records: RecordDict) -> tuple[Order, Content]:
         ProtocolError: A record is missing or of the wrong type, or the protocol version differs.
     """
     if isinstance(records, Enclosed) and not records.written and isinstance(records.head, Order):
-        return records.head, records.content
+        order = records.head  # with a plan of the client's own, as if it had been sent
+        return replace(order, plan=replace(order.plan, scalars=dict(order.plan.scalars))), records.content
     fields.check_counts_of(records)
     head, content = _read(records)
     who = fields.text(head, "who")

@@ -80,14 +80,14 @@ def unseal(content: Content, schema: Schema, answered: Callable[[], Tensors] | N
     if not schema.tensors:
         if content.data:
             raise ProtocolError("payload", "none", f"{len(content.data)} bytes")
-        return Payload({}, content.scalars)
+        return Payload({}, dict(content.scalars))
     specs = {name: _with_same(name, spec, answered) for name, spec in schema.tensors.items()}
     if not content.data:
         required = [n for n, s in specs.items() if not (isinstance(s, TensorSpec) and s.optional)]
         if required:
             raise ProtocolError("payload", f"tensors from {required[0]} on", "none")
-        return Payload({}, content.scalars)
-    return Payload(_tensors(content, specs), content.scalars)
+        return Payload({}, dict(content.scalars))
+    return Payload(dict(_tensors(content, specs)), dict(content.scalars))
 
 
 def _tensors(content: Content, specs: Mapping[str, SpecLike]) -> Tensors:

@@ -57,7 +57,6 @@ the values of the cell in which its validation accuracy was best.
 from __future__ import annotations
 
 import math
-import tomllib
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -66,6 +65,7 @@ from pydantic import ValidationError
 from sepal.config import Flat, parse, plainly
 from sepal.config.run import SEARCH
 from sepal.errors import ConfigError, nearest, suggest
+from sepal.storage.toml_text import parse_toml
 from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.plans.settings import MOST_RUNS, Table, as_block, own_keys
 from sepal.study.plans.tuning import with_trials
@@ -124,7 +124,7 @@ def read_table(path: Path) -> dict[str, Any]:
         ConfigError: It cannot be read.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except OSError as reason:
         raise ConfigError("plan", "a TOML file", f"{path}: {reason.strerror}") from None
     except (ValueError, RecursionError) as reason:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sepal.cli.completing import runs
 from tests.cli.runs_for_tests import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,6 +65,21 @@ def completed(place, *words):
 )
 def test_bash_completes(place, words, offered):
     assert completed(place, *words) == offered
+
+
+@pytest.mark.parametrize(
+    "name", ["$(touch ran)", "\\$(touch ran)", "`touch ran`", "a b", "a;b", "a\x1bb", "-rf", "a'b", "a\nb"]
+)
+def test_a_name_that_a_shell_reads_otherwise_is_not_offered(name, tmp_path, monkeypatch):
+    """zsh evaluates what it is offered: a directory of that name ran its command at a press of the tab key."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SEPAL_HOME", raising=False)
+    for run in ("plain-1.0", name):
+        write_run(tmp_path / "runs" / run)
+        write_run(tmp_path / "runs" / "folder" / run)
+    assert sorted(runs("")) == ["folder", "plain-1.0"]
+    inside = ["folder/-rf"] if name == "-rf" else []
+    assert sorted(runs("folder/")) == [*inside, "folder/plain-1.0"]
 
 
 @pytest.mark.parametrize("words", [["--method", "f"], ["--set", "p"], ["--name", "f"]])

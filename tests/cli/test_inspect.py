@@ -142,6 +142,11 @@ def test_a_local_copy_of_a_hub_data_set_is_looked_at(tmp_path):
     assert "classes: 0 24, 1 24" in said
 
 
+@pytest.mark.parametrize("what", ["a" * 300, "~nobody-of-that-name/x", "a\0b"])
+def test_a_name_that_no_file_can_have_is_refused_in_one_line(what):
+    assert len(sepal("data", "inspect", what, code=2).splitlines()) == 1
+
+
 def test_a_name_of_nothing_is_refused_in_one_line():
     assert "OWNER/NAME of the hub, or one of cifar-10" in sepal("data", "inspect", "nothing-of-this-name", code=2)
 

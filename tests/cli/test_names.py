@@ -96,3 +96,11 @@ def test_an_interrupted_comparison_says_how_it_goes_on(tmp_path, monkeypatch):
     (tmp_path / "plan.toml").write_text('methods = ["fedavg"]\nseeds = [0]\n[settings]\ndataset = "digits"\n')
     result = CliRunner().invoke(app, ["compare", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "out")])
     assert (result.exit_code, result.stderr) == (130, "sepal: interrupted; the same command runs what is missing\n")
+
+
+@pytest.mark.parametrize("words", [["--name"], ["--dataset", "digits", "--name"], ["--dataset", "digits", "--out"]])
+def test_a_name_that_no_directory_can_have_is_one_line(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = sepal("run", *words, "n" * 300)
+    assert done.exit_code == 2
+    assert "expected" in done.stderr.splitlines()[-1]

@@ -53,3 +53,14 @@ def test_the_server_runs_no_file_of_the_working_directory(tmp_path):
     output = subprocess.check_output(command, cwd=tmp_path, env=variables, text=True, encoding="utf-8")
     assert output == "True\n"
     assert not mark.exists()
+
+
+def test_a_long_name_of_the_temporary_directory_keeps_no_process_from_starting(tmp_path):
+    """The server's socket lies there, and its name may have 107 characters."""
+    place = tmp_path / ("t" * 100)
+    (place / "bin").mkdir(parents=True)
+    script = place / "bin" / "script"
+    script.write_text("from tests.engines.test_processes import asked; print(asked()[2])")
+    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(place)}
+    output = subprocess.check_output([sys.executable, str(script)], env=variables, text=True, encoding="utf-8")
+    assert output == "__main__\n"

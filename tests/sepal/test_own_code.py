@@ -12,8 +12,10 @@ import sys
 
 import pytest
 from flwr.app import Message, RecordDict
+from typer.testing import CliRunner
 
 from sepal import user_modules
+from sepal.cli.main import app
 from sepal.engines.in_process.grid import InProcessGrid, answer
 from sepal.errors import ConfigError, ModelError
 from sepal.protocol.flower.replies import enter_run
@@ -49,6 +51,36 @@ def test_an_exception_of_a_library_has_no_place():
     error = caught(json.loads, "[")
     assert user_modules.described(error) == f"JSONDecodeError: {error}"
     assert not user_modules.in_own_code(error)
+
+
+@pytest.mark.parametrize("code", ["sys.exit(0)", "sys.exit()", "raise SystemExit(0)", "exit(0)"])
+def test_a_module_that_ends_the_process_is_one_line_and_no_success(code, tmp_path, monkeypatch):
+    """The end of a script without a guard of its main: the command ended with code 0 and said nothing."""
+    (tmp_path / "ends_at_import.py").write_text(f"import sys\n\n{code}\n")
+    monkeypatch.setenv(user_modules.VARIABLE, str(tmp_path))
+    for key in ("model", "task", "method"):
+        with pytest.raises(ModelError, match=r"SystemExit: .*ends_at_import.py:3"):
+            user_modules.load(key, "ends_at_import:build", ModelError)
+
+
+def test_a_signal_in_the_midst_of_own_code_ends_the_process(monkeypatch):
+    def ends(*arguments):
+        user_modules_frame = compile("raise SystemExit(143)", user_modules.__file__, "exec")
+        exec(user_modules_frame, {})
+
+    monkeypatch.setattr(user_modules, "imported", ends)
+    with pytest.raises(SystemExit):
+        user_modules.load("model", "module:name", ModelError)
+
+
+def test_own_code_that_ends_the_process_later_is_no_success(tmp_path, monkeypatch):
+    def command(*arguments, **options):
+        sys.exit(0)
+
+    monkeypatch.setattr("sepal.study.method_checks.CHECKS", [type("Check", (), {"words": "it", "check": command})])
+    result = CliRunner().invoke(app, ["check-method", "fedavg"])
+    assert result.exit_code == 2
+    assert "SystemExit: 0 (test_own_code.py:" in result.stderr
 
 
 def test_a_module_that_raises_when_it_is_imported_is_one_line(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ what Flower adds to an array is measured.
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -54,8 +55,18 @@ def _object_bytes(kind: str, ids: int, body: int) -> int:
 
 
 def _alike(record: Part, other: Part) -> bool:
-    """Return whether Flower writes the same bytes for both; ``repr`` tells 1 from True and 1.0, and 0.0 from -0.0."""
-    return record[0] is other[0] and repr(list(record[1].items())) == repr(list(other[1].items()))
+    """Return whether Flower writes the same bytes for both; the first difference ends the comparison."""
+    same = record[0] is other[0] and list(record[1]) == list(other[1])
+    return same and all(map(_equal, record[1].values(), other[1].values()))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Return whether two values are written alike: 1, True and 1.0 are not, nor 0.0 and -0.0."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(struct.pack("d", one) == struct.pack("d", other) if isinstance(one, float) else one == other)
 
 
 def _record_bytes(record: Part) -> int:

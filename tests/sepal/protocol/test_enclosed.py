@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
 from sepal.errors import ProtocolError
 from sepal.protocol.messages import Content, Enclosed, arrays_bytes, read_order, read_reply, write_order, write_reply
+from sepal.protocol.method import Payload, Schema
+from sepal.protocol.payloads import seal, unseal
 from sepal.server.ledger import message_bytes
+from sepal.wire.tensors import SparseTensor, TensorSpec
 from tests.sepal.example_messages import CONTENT, ORDER, REPLY
 
 HEADS = pytest.mark.parametrize(
@@ -51,8 +56,6 @@ def test_an_order_is_no_reply(head, other):
 
 
 def test_a_number_that_could_not_travel_is_refused_in_process_too():
-    import numpy as np
-
     with pytest.raises(ProtocolError, match="of Python, got float32"):
         message_bytes(Enclosed(ORDER, Content(b"", {"rate": np.float32(0.5)})))
 
@@ -63,3 +66,25 @@ def test_what_was_decoded_stays_in_its_process():
     content.decoded[:] = [{}, {}]
     again = pickle.loads(pickle.dumps(content))
     assert (again, again.decoded, again.digest()) == (content, [], digest)
+
+
+def test_what_one_client_changes_in_a_download_no_other_reads():
+    """Clients of a process share what was decoded; in a deployment each has its own."""
+    schema = Schema({"w": TensorSpec((2,))}, {"rate": (float, 0.0, 1.0)})
+    tensor = SparseTensor((2,), None, np.ones(2, np.float32))
+    content = seal(Payload({"w": tensor}, {"rate": 0.5}))
+    first, second = unseal(content, schema), unseal(content, schema)
+    first.tensors.clear()
+    first.scalars["rate"] = 1.0
+    for payload in (second, unseal(content, schema)):
+        assert list(payload.tensors) == ["w"]
+        assert payload.scalars == content.scalars == {"rate": 0.5}
+    with pytest.raises(ValueError, match="read-only"):
+        second.tensors["w"].values[:] = 0
+
+
+def test_what_a_client_changes_in_a_plan_the_server_does_not_read():
+    plan = replace(ORDER.plan, scalars={"keep": 1})
+    enclosed = Enclosed(replace(ORDER, plan=plan), CONTENT)
+    read_order(enclosed)[0].plan.scalars["keep"] = 2
+    assert (plan.scalars, read_order(enclosed)[0].plan.scalars) == ({"keep": 1}, {"keep": 1})

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sepal.protocol.fields import light_records
+from sepal.protocol.flower import sizes
 from sepal.protocol.flower.sizes import records_bytes
 
 
@@ -40,3 +41,20 @@ def test_records_with_equal_content_are_sent_once(one, other):
     for kinds in ((ConfigRecord, ConfigRecord), (ConfigRecord, MetricRecord), (MetricRecord, MetricRecord)):
         records = RecordDict({"first": kinds[0](one), "second": kinds[1](other), "third": kinds[0](one)})
         assert records_bytes(light_records(records)) == written(records)
+
+
+def test_large_records_that_differ_late_are_measured_in_a_moment(monkeypatch):
+    """Writing each pair of them out took seconds of the server's for a reply of 16 MB."""
+    asked = []
+    monkeypatch.setattr(sizes, "repr", lambda value: asked.append(value) or repr(value), raising=False)
+    alike = {f"r{n}": ConfigRecord({"first": bytes(1000), "last": bytes([n])}) for n in range(32)}
+    assert records_bytes(light_records(RecordDict(alike))) == written(RecordDict(alike))
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(1, True), (1, 1.0), (0.0, -0.0), ([0.0], [-0.0]), ([1], [True]), (b"a", "a"), ([], [1])]
+)
+def test_values_that_python_calls_equal_are_written_apart(one, other):
+    records = RecordDict({"first": ConfigRecord({"a": one}), "second": ConfigRecord({"a": other})})
+    assert records_bytes(light_records(records)) == written(records)
