@@ -50,5 +50,5 @@ def masked(weights: Dense, masks: Masks) -> dict[str, npt.NDArray[np.float32]]:
 
 
 def density(masks: Masks) -> dict[str, float]:
-    """Return the fraction of True entries of each mask."""
-    return {name: float(mask.mean()) for name, mask in masks.items()}
+    """Return the fraction of True entries of each mask; 1 for one without entries."""
+    return {name: float(mask.mean()) if mask.size else 1.0 for name, mask in masks.items()}

@@ -103,11 +103,11 @@ def execute(
                 display.look()
                 time.sleep(POLL)
         finally:
-            for each in going.values():
+            for run_process in going.values():
                 with suppress(ProcessLookupError):
-                    os.kill(each.process.pid or 0, signal.SIGINT)
-            for each in going.values():
-                each.process.join()
+                    os.kill(run_process.process.pid or 0, signal.SIGINT)
+            for run_process in going.values():
+                run_process.process.join()
             signal.signal(signal.SIGTERM, before)
     return {run.name: failed[run.name] for run in runs if run.name in failed}
 

@@ -45,3 +45,7 @@ def test_a_masked_entry_is_0_whatever_it_was():
 
 def test_density_by_hand():
     assert density({"a": A, "b": np.ones(2, bool)}) == {"a": 4 / 15, "b": 1.0}
+
+
+def test_the_density_of_a_mask_without_entries_is_a_number():
+    assert density({"w": np.zeros((0, 3), np.bool_), "v": np.array([True, False])}) == {"w": 1.0, "v": 0.5}
