@@ -39,11 +39,13 @@ def main() -> None:
     weights = dict(assembly.task.weights)
     facts = {"weights": digest_arrays(weights), "config": assembly.agreed}
     rng = np.random.default_rng(int(first))
-    made = [
-        seal(Payload({name: whole(rng.normal(size=w.shape).astype(np.float32)) for name, w in weights.items()}))
+    # A small step from the first weights: the server's guard takes weights of any other size for divergence.
+    trained = [
+        {name: (w + 1e-3 * rng.normal(size=w.shape)).astype(np.float32) for name, w in weights.items()}
         for _ in range(UPLOADS)
     ]
-    uploads = itertools.cycle(made)  # all clients take from it, so none sends what another is sending
+    contents = [seal(Payload({name: whole(w) for name, w in upload.items()})) for upload in trained]
+    uploads = itertools.cycle(contents)  # all clients take from it, so none sends what another is sending
     enter_task()
     turn = threading.BoundedSemaphore(CALLING)
     lights = [
