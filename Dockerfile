@@ -38,10 +38,6 @@ COPY models models
 COPY strategies strategies
 COPY client_app client_app
 COPY server_app server_app
-COPY engines engines
-COPY study study
-COPY api api
-COPY cli cli
 RUN pip install --no-deps --no-build-isolation --no-index .
 
 USER 49999

@@ -120,11 +120,11 @@ mutate: $(STAMP) ## mutate MODULE (default: the means) at every place, or at SAM
 # A second environment: what .venv has, except Flower and what its release pins. So torch is not downloaded twice.
 SECOND := .venv-flower
 VERSION ?= $(shell sed -n 's/^flwr==//p' constraints-current.txt)
-SUBSET := tests/engines tests/attacks tests/sepal/server tests/test_imports.py tests/e2e/test_deployment.py \
+SUBSET := tests/sepal/engines tests/attacks tests/sepal/server tests/test_imports.py tests/e2e/test_deployment.py \
 	tests/e2e/test_serving.py::test_only_the_fleet_api_listens_beyond_this_machine tests/e2e/test_refusals.py
 
 # One deployed run of one method, one that is killed, TLS with keys, and who is refused: a minute or two.
-QUICK := tests/test_imports.py tests/engines/test_node.py \
+QUICK := tests/test_imports.py tests/sepal/engines/test_node.py \
 	'tests/e2e/test_deployment.py::test_a_deployment_over_grpc_gives_the_same_bits[fedpse-two]' \
 	tests/e2e/test_deployment.py::test_a_server_killed_in_mid_run_and_started_again_changes_nothing \
 	tests/e2e/test_serving.py::test_one_option_on_each_side_gives_tls_and_node_keys \

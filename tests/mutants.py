@@ -24,7 +24,7 @@ import sklearn.datasets  # noqa: F401
 import torch  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("sepal", "models", "strategies", "client_app", "server_app", "engines", "study", "cli", "api", "tests")
+COPIED = ("sepal", "models", "strategies", "client_app", "server_app", "tests")
 
 
 class Mutant(NamedTuple):

@@ -1,4 +1,4 @@
-"""The Flower app bundle (FAB) holds every module of the six packages, and no data."""
+"""The Flower app bundle (FAB) holds every module of the five packages, and no data."""
 
 import importlib
 import io
@@ -11,7 +11,7 @@ import pytest
 from flwr.cli.build import build_fab_from_files
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("sepal", "models", "strategies", "client_app", "server_app", "engines", "study", "cli", "api")
+PACKAGES = ("sepal", "models", "strategies", "client_app", "server_app")
 
 
 def bundle_of(files):

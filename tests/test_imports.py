@@ -23,10 +23,6 @@ PACKAGES = (
     "strategies",
     "client_app",
     "server_app",
-    "engines",
-    "study",
-    "cli",
-    "api",
     "experiments",
 )
 

@@ -19,16 +19,7 @@ from sepal import __version__
 from sepal.engines.flower.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = (
-    "api",
-    "cli",
-    "study",
-    "client_app",
-    "engines",
-    "models",
-    "server_app",
-    "strategies",
-)  # of the checkout; in the wheel: below sepal/
+FOLDERS = ("client_app", "models", "server_app", "strategies")  # of the checkout; in the wheel: below sepal/
 pytestmark = pytest.mark.e2e  # a dozen processes, half a minute
 SCRIPT = "#!{python}\nimport sys\nfrom {module} import {name}\nsys.exit({name}())\n"
 PLAN = """

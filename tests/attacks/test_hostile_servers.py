@@ -16,8 +16,8 @@ from tests.test_imports import PACKAGES, ROOT
 
 READS = r"urllib\.request|http\.client|httpx|create_connection|urlopen|import requests|hf_hub_download|secure_channel"
 READERS = {
-    "engines/flower/probe.py",  # what this file tries
-    "engines/flower/processes.py",
+    "sepal/engines/flower/probe.py",  # what this file tries
+    "sepal/engines/flower/processes.py",
     "sepal/protocol/flower/fleet.py",
     "sepal/data/sources/hub.py",  # downloads of a data set that the operator named: as long and as large as it is
 }

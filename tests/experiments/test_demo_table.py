@@ -10,7 +10,7 @@ from rich.console import Console
 from experiments.demo import BESIDE, comparison, conclusion
 from sepal.server_app.stored_run import read_run
 from sepal.strategies import registry
-from tests.cli.runs_for_tests import write_run
+from tests.sepal.cli.runs_for_tests import write_run
 
 
 def test_the_conclusions_figures_are_the_tables_first_column(tmp_path):
