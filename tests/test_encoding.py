@@ -14,11 +14,12 @@ import tomli_w
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
     "client_app",
-    "experiments",
+    "referee",
     "models",
     "sepal",
     "server_app",
     "strategies",
+    "tools",
 )
 PLAIN = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 NOT_FILES = ("self", "webbrowser", "Image", "os")  # whose ``open`` opens no text

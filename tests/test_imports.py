@@ -23,7 +23,8 @@ PACKAGES = (
     "strategies",
     "client_app",
     "server_app",
-    "experiments",
+    "referee",
+    "tools",
 )
 
 

@@ -57,7 +57,7 @@ def supernode_command(
 def needs_cold(node_config: Mapping[str, Scalar]) -> bool:
     """Return whether a node names an accelerator with which forks of a resident process were never seen to work.
 
-    With CUDA they do, because the resident process does not start it (docs/results/gpu.md).
+    With CUDA they do, because the resident process does not start it (tools/results/gpu.md).
     """
     kind = str(node_config.get("device") or "auto").partition(":")[0]
     return kind not in ("auto", "cpu", "cuda")

@@ -29,7 +29,7 @@ One comparison::
     [grid.fedpse]                # further lists for one method
     keep = [0.1, 0.2]
 
-Several tables, as a paper has them (:mod:`experiments.paper.plan` adds what a paper says)::
+Several tables, as a paper has them (:mod:`referee.paper.plan` adds what a paper says)::
 
     hours = 1.5                  # no run is started after this many hours
     [keys]                       # for every run

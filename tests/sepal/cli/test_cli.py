@@ -285,7 +285,7 @@ def test_every_key_of_every_method_is_described(name):
 
 
 def test_the_page_of_methods_lists_them_all():
-    """If this fails: python -m experiments.methods."""
+    """If this fails: python -m tools.methods."""
     assert f"\n{markdown_table()}\n<!-- /methods -->\n" in (ROOT / "docs" / "methods.md").read_text()
     assert sepal("methods", "--markdown").stdout.strip() == markdown_table()
 
@@ -331,7 +331,7 @@ def test_flowers_run_config_declares_every_key_with_its_default():
     for key, value in declared.items():
         flat |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
     expected = registry.defaults()
-    assert flat == expected, "to write them: python -m experiments.methods"
+    assert flat == expected, "to write them: python -m tools.methods"
     assert {key: type(value) for key, value in flat.items()} == {key: type(value) for key, value in expected.items()}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.paper.figures import figures
+from referee.paper.figures import figures
 from sepal.cli.files import by_variant, write_csv
 from sepal.cli.markdown import write_markdown
 from sepal.cli.report.charts import figures as charts

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from experiments.paper.figures import figures
+from referee.paper.figures import figures
 from sepal.cli.files import by_variant
 from sepal.cli.main import app
 from sepal.cli.report import write_html

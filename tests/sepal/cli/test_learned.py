@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from experiments.paper.learned import main
+from referee.paper.learned import main
 from sepal.cli.report import learned
 from sepal.cli.running import run_flat
 from sepal.errors import ConfigError

@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from experiments.paper.__main__ import parser
+from referee.paper.__main__ import parser
 from sepal.cli import tracking
 from sepal.cli.main import app
 from sepal.errors import ConfigError

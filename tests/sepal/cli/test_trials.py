@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from experiments.paper import __main__ as paper
-from experiments.paper.plan import read_plan
+from referee.paper import __main__ as paper
+from referee.paper.plan import read_plan
 from sepal.cli.progress import PlanDisplay
 from sepal.errors import ConfigError
 from sepal.study.plans import trials

@@ -67,7 +67,7 @@ def crowded(tmp_path):
     broken = "raise SystemExit('a file of the user was imported')\n"
     for name in ("models", "client_app", "server_app", "cli"):
         (work / f"{name}.py").write_text(broken)
-    for name in ("strategies", "experiments"):
+    for name in ("strategies", "tools"):
         (work / name).mkdir()
         (work / name / "__init__.py").write_text(broken)
     (work / "clinic.py").write_text(CLINIC)
