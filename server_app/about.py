@@ -21,7 +21,7 @@ from sepal.errors import ConfigError, SepalError
 from sepal.protocol.fields import NAME, client_name
 from sepal.protocol.tasks.learning import CLASSIFICATION
 from sepal.server.report import described
-from sepal.server_app.stored_run import ABOUT, StoredRun
+from sepal.server_app.stored_run import ABOUT, FORMAT, StoredRun
 from sepal.storage.files import write_atomically
 from sepal.strategies.assembly import Assembly
 
@@ -82,7 +82,8 @@ def write_about(path: Path, assembly: Assembly, alone: bool) -> None:
             of the clients. A deployment stores nothing about data.
     """
     method, task, info = assembly.method, assembly.task, assembly.info
-    about: dict[str, Any] = {"method": {"name": method.name, "title": method.title, "deployed": method.deployed}}
+    named = {"name": method.name, "title": method.title, "deployed": method.deployed}
+    about: dict[str, Any] = {"format": FORMAT, "method": named}
     about |= described(task.learning.scoring)
     if alone and not assembly.data.private:
         facts = {"classes": info.classes, "input_shape": list(info.input_shape), "vocabulary": info.vocabulary}

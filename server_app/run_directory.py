@@ -29,7 +29,7 @@ from sepal.server_app.about import write_about
 from sepal.server_app.json_lines import append, keep_until
 from sepal.server_app.places import IN_PROCESS
 from sepal.server_app.privacy import check_accountant
-from sepal.server_app.stored_run import ABOUT, FREE, begun, stored_config, stored_summary
+from sepal.server_app.stored_run import ABOUT, FREE, begun, stored_about, stored_config, stored_summary
 from sepal.server_app.summary import plain, summarise
 from sepal.storage.files import check_owner, private_directory, write_atomically
 from sepal.strategies.assembly import Assembly
@@ -102,6 +102,7 @@ class RunDirectory:
         }
         stored = stored_config(self.path)
         if begun(self.path):
+            stored_about(self.path)  # refuses another format
             if stored is None:
                 path = self.path / "config.toml"
                 raise StateError(str(path), "the keys with which the run was started, beside its files", "no file")

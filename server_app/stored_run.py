@@ -18,6 +18,7 @@ from sepal.storage.toml_text import parse_toml
 from sepal.strategies import registry
 
 ABOUT = "about.json"
+FORMAT = 1  # of the run directory (docs/versioning.md); a run without the number has this one
 # Keys that a resumed run may change: locations, timeouts and limits, which do not change results.
 FREE = frozenset({"name", "out", "data-dir", "state-dir", "timeout", "checkpoint-every", "max-message-bytes"})
 
@@ -42,6 +43,18 @@ def stored_summary(path: Path) -> dict[str, Any] | None:
     """Return the summary of the run at ``path``; None if the run has not ended or the file is damaged."""
     summary = _read_json(path, "summary.json")
     return summary if summary.get("complete") is True else None
+
+
+def stored_about(path: Path) -> dict[str, Any]:
+    """Return ``about.json`` of the run at ``path``; empty if there is none or it is damaged.
+
+    Raises:
+        StateError: The run directory has another format.
+    """
+    about = _read_json(path, ABOUT)
+    if (written := about.get("format", FORMAT)) != FORMAT:
+        raise StateError(str(path), f"a run directory of format {FORMAT}", f"{written}, of another release of Sepal")
+    return about
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
@@ -152,7 +165,7 @@ def read_run(path: Path, allowed: Allowed = NOTHING) -> StoredRun:
 
     Raises:
         ConfigError: It is not a run directory.
-        StateError: Its config or its lines cannot be read.
+        StateError: Its config or its lines cannot be read, or it has another format.
     """
     config = stored_config(path)
     if config is None:
@@ -169,4 +182,4 @@ def read_run(path: Path, allowed: Allowed = NOTHING) -> StoredRun:
     if summary is not None and (not lines or lines[-1].get("phase") != "closing"):
         got = f"one that ends at round {lines[-1]['round']}" if lines else "one without lines"
         raise StateError(str(path / "metrics.jsonl"), "the lines of a complete run, as summary.json says", got)
-    return StoredRun(path, cleaned(config), lines, summary, _read_json(path, ABOUT), allowed)
+    return StoredRun(path, cleaned(config), lines, summary, stored_about(path), allowed)

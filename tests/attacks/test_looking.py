@@ -358,7 +358,7 @@ def test_a_run_of_an_own_method_and_task_has_stored_what_its_report_says(tmp_pat
 def test_labels_are_stored_where_the_process_holds_the_data(tmp_path, monkeypatch):
     assembly = assemble({"dataset": "digits", "clients": 2, "rounds": 1, "method": "fedavg"})
     write_about(tmp_path, assembly, alone=False)
-    assert json.loads((tmp_path / ABOUT).read_text()).keys() == {"method"}
+    assert json.loads((tmp_path / ABOUT).read_text()).keys() == {"format", "method"}
     for ray, stored in ((False, False), (True, True)):
         monkeypatch.setattr(run_directory, "on_one_machine", lambda ray=ray: ray)
         with RunDirectory(tmp_path / str(ray), assembly, "flower") as made:
