@@ -40,7 +40,7 @@ def module(tmp_path, monkeypatch):
 def test_it_passes_the_checks(module):
     done = CliRunner().invoke(app, ["check-method", "neighbours:Neighbours"])
     assert done.exit_code == 0, done.stdout
-    assert "sepal check-method neighbours:Neighbours\n" in PAGE
+    assert "`sepal check-method neighbours:Neighbours`" in PAGE
 
 
 def uploads(**models):

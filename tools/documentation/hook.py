@@ -25,8 +25,8 @@ TABLES = sorted((ROOT / "referee" / "results" / "tables").glob("*.md"))
 FROM_ELSEWHERE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
     "sepal/wire/FORMAT.md": "reference/wire-format.md",
-    "tests/attacks/README.md": "attacks.md",
     **{
         f"strategies/{notes.parent.name}/NOTES.md": f"reference/notes/{notes.parent.name}.md"
         for notes in sorted((ROOT / "strategies").glob("*/NOTES.md"))
