@@ -25,7 +25,7 @@ ALONE = [line for line in COMMANDS if line.split()[1] not in ("serve", "join")]
 @pytest.fixture
 def directory(tmp_path):
     (tmp_path / "smooth.py").write_text(METHOD, encoding="utf-8")
-    (tmp_path / "test_smooth.py").write_text(TESTS, encoding="utf-8")
+    (tmp_path / "smooth_checks.py").write_text(TESTS, encoding="utf-8")
     return tmp_path
 
 
