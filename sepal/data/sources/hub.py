@@ -40,6 +40,7 @@ from sepal.data.sources.table import check_width, refuse_gaps
 from sepal.errors import DataError, one_line
 from sepal.protocol.numbers import check_whole
 from sepal.protocol.tasks.learning import CLASSIFICATION
+from sepal.storage.regular import expanded
 
 CONVERTED = "refs/convert/parquet"  # the hub's copy of a data set: CONFIGURATION/PART/0000.parquet
 INCOMPLETE = "partial-"  # begins a part's name where the hub converted its first rows only
@@ -73,7 +74,7 @@ def local_copy(name: str, data_dir: str | Path) -> Path:
 def _download(name: str, place: Path) -> None:
     """Write a data set of the hub to ``place``, whole or not at all."""
     with reading("hf.name", "OWNER/NAME of the Hugging Face hub"):
-        here = Path(name).expanduser().is_dir()
+        here = expanded("hf.name", name, DataError).is_dir()
     if here:  # the library would take it, and not look for the name on the hub
         words = f"a name on the hub; a local copy is data-dir = {name} (in Python data_dir=) without hf.name"
         raise DataError("hf.name", words, f"{name}, a directory")
