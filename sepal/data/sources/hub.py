@@ -64,7 +64,8 @@ def local_copy(name: str, data_dir: str | Path) -> Path:
         if not str(data_dir):
             raise DataError("hf.name", "a name on the hub, or data-dir with a local copy", "neither")
         return reachable(data_directory(data_dir))
-    place = reachable(data_directory(data_dir)) / "hf" / quote(name, safe="")
+    with reading("hf.name", "OWNER/NAME of the Hugging Face hub"):
+        place = reachable(data_directory(data_dir)) / "hf" / quote(name, safe="")
     with cache.exclusive(place):
         if files(place) is None:
             _download(name, place)
@@ -135,8 +136,9 @@ def _fetched(name: str, directory: Path) -> Path:
 def files(directory: Path) -> list[Path] | None:
     """Return the files to read; None if there is no local copy."""
     lists = [path for path in (directory / PARTS, directory / PART) if path.is_file()]
-    saved = sorted(path for path in directory.rglob("*.arrow") if path.is_file()) if lists else []
-    tables = saved or sorted(path for path in directory.rglob("*.parquet") if path.is_file())
+    with reading(str(directory), "a directory that can be looked through"):  # what is in it may go meanwhile
+        saved = sorted(path for path in directory.rglob("*.arrow") if path.is_file()) if lists else []
+        tables = saved or sorted(path for path in directory.rglob("*.parquet") if path.is_file())
     return [*lists, *tables] if tables else None
 
 
