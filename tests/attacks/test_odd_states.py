@@ -24,7 +24,7 @@ from sepal.storage.files import read_tensors, write_tensors
 from sepal.strategies.assembly import assemble
 from tests.attacks.looking import LOOKS
 from tests.attacks.test_looking import ODD, places, with_odd
-from tests.engines import modules_with_state
+from tests.sepal.engines import modules_with_state
 
 CHANGES = 12  # of each file
 TEXTS = ("", "null", "[]", "3", "{", '{"a":' * 50_000, "{}")
