@@ -98,6 +98,23 @@ def test_whole_numbers_that_may_be_quantities_are_said(tmp_path):
     assert "perhaps: the labels are 30 whole numbers up to 29: task = regression?" in sepal("data", "inspect", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("cells", "keys", "hint"),
+    [
+        (("01", "1"), (), True),
+        (("01234", "01235"), ("--set", "folder.leading-zeros=number"), True),
+        (("01234", "01235"), (), False),
+        (("1234", "1235"), (), False),
+        (("0.5", "0"), (), False),
+    ],
+)
+def test_leading_zeros_that_a_number_loses_are_said_with_what_keeps_them(tmp_path, cells, keys, hint):
+    (tmp_path / "a.csv").write_text("code,label\n" + "".join(f"{cells[n // 2 % 2]},{n % 2}\n" for n in range(60)))
+    said = sepal("data", "inspect", tmp_path, "--set", "clients=2", *keys)
+    words = f"""perhaps: code has leading zeros, which a number loses: kind = "category", values = ["{cells[0]}", "{cells[1]}"]"""
+    assert (words in " ".join(said.split())) == hint
+
+
 def test_targets_of_a_regression_are_drawn_on_one_axis(tmp_path):
     rows = "".join(f"{n},{n / 7},{'ab'[n % 2]}\n" for n in range(80))
     (tmp_path / "a.csv").write_text(f"a,label,person\n{rows}")

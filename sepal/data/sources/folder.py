@@ -166,7 +166,8 @@ def roles_of(keys: FolderSettings) -> Roles:
     left_out = split_names(keys.leave_out)
     columns = tuple(column for column in schema.column if column.name not in left_out)
     classes = classes_of(keys) if task == CLASSIFICATION else ()
-    return Roles(label, keys.person, left_out, columns, classes, task != CLASSIFICATION)
+    codes = keys.leading_zeros == "category"
+    return Roles(label, keys.person, left_out, columns, classes, task != CLASSIFICATION, codes)
 
 
 def _csv(path: Path, keys: FolderSettings) -> Source:

@@ -22,7 +22,19 @@ from numpy.typing import NDArray
 from sepal.data.examples import Labels
 from sepal.data.incoming import MOST_CLASSES
 from sepal.data.schema import FILE, Column
-from sepal.data.sources.kinds import MISSING, NUMBER, encoded, kind_of, missing_in, notes_on, trimmed
+from sepal.data.sources.kinds import (
+    MISSING,
+    MOST_CATEGORIES,
+    NUMBER,
+    are_codes,
+    as_category,
+    encoded,
+    kind_of,
+    missing_in,
+    notes_on,
+    present,
+    trimmed,
+)
 from sepal.data.sources.reading import reading
 from sepal.errors import DataError, one_line
 from sepal.protocol.numbers import WHOLE, WHOLE_WORDS
@@ -52,6 +64,7 @@ class Roles:
         classes: Names of the classes; a label is then one of them or its number. If there are none, labels are whole
             numbers from 0, or texts, which become classes in sorted order.
         targets: Whether labels are numbers, in one column, several, or in columns ``label:NAME``.
+        codes: Whether columns of digits with leading zeros, all of one width, are categories, where no schema says it.
     """
 
     label: tuple[str, ...] = ()
@@ -60,6 +73,7 @@ class Roles:
     columns: tuple[Column, ...] = ()
     classes: Sequence[str] = ()
     targets: bool = False
+    codes: bool = False
 
 
 @dataclass
@@ -143,7 +157,7 @@ def read_table(
     cells = faults.cells = _cells(path, header)
     found = _places(path, header, cells, roles, labelled, faults)
     targets, person, features, ignored, notes = found
-    columns, x = _read_features(path, cells, features, roles.columns, faults)
+    columns, x = _read_features(path, cells, features, roles, faults)
     if not fill:
         with faults.noting("folder.missing = mean"):
             refuse_gaps(str(path), x, columns, first=2)
@@ -215,10 +229,10 @@ def _targets(header: Sequence[str], roles: Roles) -> list[str]:
 
 
 def _read_features(
-    path: Path, cells: dict[str, Any], names: Sequence[str], known: Sequence[Column], faults: Faults
+    path: Path, cells: dict[str, Any], names: Sequence[str], roles: Roles, faults: Faults
 ) -> tuple[tuple[Column, ...], NDArray[np.float64]]:
     """Return what columns are, and what they become, float64 (n, inputs)."""
-    wanted: Sequence[Column | str] = known or names
+    wanted: Sequence[Column | str] = roles.columns or names
     numbers = np.empty((len(next(iter(cells.values()))), len(wanted)))
     columns, blocks = list[Column](), list[NDArray[np.float64]]()
     for place, column in enumerate(wanted):
@@ -226,11 +240,10 @@ def _read_features(
         if name not in cells:
             continue
         with faults.noting(f"folder.leave-out = {name}, or its kind in {FILE}"):
-            known_one = _kind(name, cells[name]) if isinstance(column, str) else column
+            known_one = _kind(name, cells[name], roles.codes) if isinstance(column, str) else column
             faults.kinds[name] = known_one
             if known_one.kind == "text":
-                expected = "numbers, at most 50 categories, or times (folder.leave-out leaves a column out)"
-                raise DataError(f"{path}, column {name}", expected, f"texts such as {_example(cells[name])}")
+                raise _unreadable(path, name, cells[name])
             if known_one.kind == "number":
                 numbers[:, place] = _column(path, name, cells[name], gaps=True)
                 blocks.append(numbers[:, place : place + 1])
@@ -243,15 +256,32 @@ def _read_features(
     return read, numbers if plain or not blocks else np.concatenate(blocks, axis=1)
 
 
-def _kind(name: str, cells: Any) -> Column:
+def _kind(name: str, cells: Any, codes: bool) -> Column:
     """Return what a column is by its cells; most are numbers as they are."""
-    first = cells.slice(0, FIRST).to_pylist()
-    plain = all(re.match(NUMBER, cell) for cell in first)
+    first = cells.slice(0, FIRST)
+    if codes and _may_be_codes(first) and are_codes(cells):
+        return as_category(name, cells) or Column(name=name, kind="text")
+    plain = all(re.match(NUMBER, cell) for cell in first.to_pylist())
     return Column(name=name, kind="number") if plain else kind_of(name, cells)
 
 
-def _example(cells: Any) -> str:
-    return one_line(repr(next((cell for cell in cells.to_pylist() if cell.strip()), "")), 60)
+def _may_be_codes(first: Any) -> bool:
+    """Return whether all of a column's first cells have one width, as codes do."""
+    return len({len(word) for word in present(first).to_pylist()}) <= 1
+
+
+def _unreadable(path: Path, name: str, cells: Any) -> DataError:
+    """Return the error about a column of texts or codes that are too many for categories."""
+    words = present(cells)
+    example = one_line(repr(words[0].as_py()), 60)
+    if not are_codes(cells):
+        expected = f"numbers, at most {MOST_CATEGORIES} categories, or times (folder.leave-out leaves a column out)"
+        return DataError(f"{path}, column {name}", expected, f"texts such as {example}")
+    expected = (
+        f"at most {MOST_CATEGORIES} codes with leading zeros, each twice in the mean (folder.leave-out = {name} leaves "
+        "them out, folder.leading-zeros = number takes them for numbers)"
+    )
+    return DataError(f"{path}, column {name}", expected, f"{len(words.unique())} codes such as {example}")
 
 
 def refuse_gaps(key: str, x: NDArray[Any], columns: Sequence[Column], first: int = 0) -> None:
