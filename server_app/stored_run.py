@@ -44,6 +44,11 @@ def stored_summary(path: Path) -> dict[str, Any] | None:
     return summary if summary.get("complete") is True else None
 
 
+def read_about(path: Path) -> dict[str, Any]:
+    """Return the content of the ``about.json`` of the run at ``path``; nothing if it is missing or damaged."""
+    return _read_json(path, ABOUT)
+
+
 def _read_json(path: Path, name: str) -> dict[str, Any]:
     """Return a JSON object in a run's file, with printable texts; an empty one if it is missing or damaged."""
     try:
@@ -169,4 +174,4 @@ def read_run(path: Path, allowed: Allowed = NOTHING) -> StoredRun:
     if summary is not None and (not lines or lines[-1].get("phase") != "closing"):
         got = f"one that ends at round {lines[-1]['round']}" if lines else "one without lines"
         raise StateError(str(path / "metrics.jsonl"), "the lines of a complete run, as summary.json says", got)
-    return StoredRun(path, cleaned(config), lines, summary, _read_json(path, ABOUT), allowed)
+    return StoredRun(path, cleaned(config), lines, summary, read_about(path), allowed)
