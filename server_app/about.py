@@ -115,7 +115,9 @@ def check_schema(path: Path, info: DatasetInfo) -> None:
     data = read_about(path).get("data")
     stored, here = data.get("schema") if isinstance(data, dict) else None, schema_digest(info)
     if isinstance(stored, str) and stored != here:
-        expected = f"columns, kinds, categories and classes with which the run {path.name} was started (digest {stored})"
+        expected = (
+            f"columns, kinds, categories and classes with which the run {path.name} was started (digest {stored})"
+        )
         way = f"bring schema.toml and the table back, or give another --name (in Python name=), or delete {path}"
         raise ConfigError(FILE, expected, f"others (digest {here or 'none'}); {way}")
 

@@ -97,6 +97,8 @@ def inspect(config: RunConfig, clients_set: bool = False) -> Inspection:
         rest = _look_at_table(found, config, here[0], directory)
     if rest is not None:
         _look_at_all(found, rest, clients_set)
+    unset = tuple(f"{word}:" for word, attribute, value in MENDS if getattr(config.folder, attribute) != value)
+    found.lines = [line for line in found.lines if not line.startswith(unset)]  # with a key that is not set
     return found
 
 

@@ -25,8 +25,8 @@ from sepal.storage.serialize import digest_arrays
 
 log = logging.getLogger("sepal")
 OTHER_WEIGHTS = (
-    "another model, seed or file, data of another shape or number of classes, or another version of Sepal, which counts "
-    "other tensors (such as frozen ones that are tied), began the run"
+    "another model, seed or file, data of another shape or number of classes, or another version of Sepal, which "
+    "counts other tensors (such as frozen ones that are tied), began the run"
 )
 
 

@@ -22,7 +22,6 @@ from sepal.server_app.stored_run import FREE, stored_config
 from sepal.strategies.assembly import assemble
 from tests.server_app.json_lines import lines
 
-
 AGE = Column(name="age", kind="number")
 SMOKER = Column(name="smoker", kind="category", values=("no", "yes"))
 
@@ -277,7 +276,9 @@ def test_a_directory_that_cannot_be_appended_to_is_named(tmp_path, assembly):
 # How a table is read
 
 
-TABLE = "age,smoker,label\n" + "".join(f"{20 + n},{('no', 'yes')[n % 2]},{('ill', 'well')[n // 2 % 2]}\n" for n in range(60))
+TABLE = "age,smoker,label\n" + "".join(
+    f"{20 + n},{('no', 'yes')[n % 2]},{('ill', 'well')[n // 2 % 2]}\n" for n in range(60)
+)
 
 
 @pytest.mark.parametrize(

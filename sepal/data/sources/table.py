@@ -7,6 +7,7 @@ until it is known what each is (:mod:`sepal.data.sources.kinds`).
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import re
 from collections import Counter
@@ -42,6 +43,7 @@ from sepal.storage.regular import check_regular
 
 LABEL, PERSON = "label", "person"  # columns with these names, where no key names others
 TARGET = "label:"  # begins the names of several target columns
+DELETE = "delete the rows without one"
 MOST_COLUMNS = 100_000  # of a table; more than a genome has genes
 NAMED = 4  # columns with missing cells that a message names, at most
 OTHER_MARKS = (";", "\t", "|")  # between cells in files that are no CSV of commas
@@ -159,16 +161,16 @@ def read_table(
     targets, person, features, ignored, notes = found
     columns, x = _read_features(path, cells, features, roles, faults)
     if not fill:
-        with faults.noting("folder.missing = mean"):
+        with faults.noting():
             refuse_gaps(str(path), x, columns, first=2)
     people: NDArray[Any] | None = None
     y: NDArray[Any] | None = None
     names = tuple[str, ...]()
     if labelled and person in cells:
-        with faults.noting("folder.person"):
+        with faults.noting():
             people = _people(path, person, cells[person])
     if (here := [name for name in targets if name in cells]) == list(targets) and here:
-        with faults.noting("task, folder.label"):
+        with faults.noting("task, folder.label" if roles.targets else "folder.classes" if roles.classes else ""):
             if roles.targets:
                 y = np.asarray(_numbers(path, cells, targets))
                 names = tuple(name.removeprefix(TARGET) for name in targets) if len(targets) > 1 else ()
@@ -296,7 +298,11 @@ def refuse_gaps(key: str, x: NDArray[Any], columns: Sequence[Column], first: int
     gaps = _gaps(x, columns)
     rows, places = np.nonzero(gaps)
     if len(rows):
-        expected = 'a number in every cell (a run with folder.missing = "mean" fills in the client\'s mean)'
+        lacking = {columns[place].kind for place in places}
+        does = ["fills in the client's mean"] if lacking != {"category"} else []
+        does += ["takes a missing category for none of its values"] if "category" in lacking else []
+        what = "value" if "category" in lacking else "number"
+        expected = f'a {what} in every cell (a run with folder.missing = "mean" {" and ".join(does)})'
         where = f"{key}, row {rows[0] + first}, column {columns[places[0]].name}"
         raise DataError(where, expected, f"{len(rows)} without one: {count_gaps(x, columns)}")
 
@@ -340,7 +346,7 @@ def _header(path: Path, faults: Faults, verbatim: Collection[str] = ()) -> list[
         with path.open(newline="", encoding="utf-8-sig") as file:  # Excel writes a byte-order mark
             header = next(csv.reader(file, strict=True), [])
     except (OSError, ValueError, csv.Error) as error:
-        raise DataError(str(path), "a CSV file with a header", str(error)) from error
+        raise _not_utf8(path) or DataError(str(path), "a CSV file with a header", str(error)) from error
     check_width(str(path), len(header))
     if not header:
         raise DataError(str(path), "rows under a header", "no row")
@@ -398,10 +404,23 @@ def _cells(path: Path, header: Sequence[str]) -> dict[str, Any]:
         if wrong:
             expected = f"{len(header)} cells, as the header has"
             raise DataError(f"{path}, row {wrong[0].number}", expected, wrong[0].actual_columns) from None
-        raise DataError(str(path), "a CSV file with a header", one_line(str(error), 200)) from error
+        what = DataError(str(path), "a CSV file with a header", one_line(str(error), 200))
+        raise _not_utf8(path) or what from error
     if not len(table):
         raise DataError(str(path), "rows under a header", "no row")
     return dict(zip(header, table.columns, strict=True))
+
+
+def _not_utf8(path: Path) -> DataError | None:
+    """Return an error that names the first line of a file that is not UTF-8; None if all are."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as fault:
+                expected = "text in UTF-8 (in Excel: save as CSV UTF-8; elsewhere: iconv -f LATIN1 -t UTF-8 FILE > NEW)"
+                return DataError(f"{path}, line {number}", expected, f"the byte {line[fault.start]:#04x}")
+    return None
 
 
 def _check_quotes(path: Path) -> bool:
@@ -472,7 +491,7 @@ def _refuse(path: Path, name: str, cells: Any, bad: NDArray[Any], expected: str)
 def _people(path: Path, name: str, cells: Any) -> NDArray[Any]:
     """Return the person of each row, as a text."""
     words = trimmed(cells)
-    _refuse(path, name, cells, missing_in(words), "a person")
+    _refuse(path, name, cells, missing_in(words), f"an owner ({DELETE})")
     return np.array(words.to_pylist())
 
 
@@ -484,7 +503,10 @@ def _labels(path: Path, name: str, cells: Any, classes: Sequence[str]) -> tuple[
     def refuse(odd: Sequence[bool], expected: str) -> None:
         _refuse(path, name, cells, np.asarray(odd, bool)[codes], expected)
 
-    refuse([word.lower() in MISSING and word not in classes for word in words], "a label")
+    lacking = [word.lower() in MISSING and word not in classes for word in words]
+    spelt = next((word for word, lacks in zip(words, lacking, strict=True) if lacks and word), "")
+    named = f", or name {spelt!r} in folder.classes" if spelt else ""
+    refuse(lacking, f"a label ({DELETE}{named})")
     names = tuple(classes)
     if classes:
         refuse([_of(word, classes) < 0 for word in words], f"one of {', '.join(classes)}")

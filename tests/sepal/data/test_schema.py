@@ -122,7 +122,9 @@ def test_digits_of_one_width_with_leading_zeros_are_codes(tmp_path, cells, kind,
 def test_more_codes_than_categories_are_refused_with_the_keys_that_say_what_they_are(tmp_path):
     rows = "".join(f"0{1000 + n},{n % 2}\n" for n in range(60))
     (tmp_path / "a.csv").write_text(f"zip,label\n{rows}")
-    words = r"column zip: expected .*folder.leave-out = zip.*folder.leading-zeros = number.*, got 60 codes such as '01000'"
+    words = (
+        r"column zip: expected .*folder.leave-out = zip.*folder.leading-zeros = number.*, got 60 codes such as '01000'"
+    )
     with pytest.raises(DataError, match=words):
         assemble({"dataset": "folder", "data-dir": str(tmp_path), "clients": 2})
 
