@@ -33,6 +33,8 @@ from sepal.client_app.views import Pair, class_weights, corrupted, pooled, refus
 from sepal.config import RunConfig
 from sepal.config.agreement import LOCAL
 from sepal.data import FederatedData, OwnData
+from sepal.data.federation import DealtData
+from sepal.data.sources import FILES
 from sepal.errors import ConfigError, DataError
 from sepal.protocol.fields import NAME, client_name
 from sepal.protocol.method import ClientInfo
@@ -107,6 +109,7 @@ class Node:
         most_uploads: Largest number of uploads that it sends over all runs; 0 for no limit.
         audit: File of :class:`sepal.client_app.audit.Audit`; empty for none.
         export: File that gets its deployed model after the closing evaluation; empty for none.
+        whole: Whether its data directory has files of its own: then it is one client with all of them.
     """
 
     partition: int = 0
@@ -124,6 +127,7 @@ class Node:
     most_uploads: int = 0
     audit: str = ""
     export: str = ""
+    whole: bool = False
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Node:
@@ -170,6 +174,7 @@ class Node:
             most,
             texts["audit"],
             texts["export"],
+            bool(texts["data-dir"]) and not {"partition-id", "num-partitions"} & node_config.keys(),
         )
 
     @property
@@ -197,7 +202,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     """
     task, device = shared.assembly.task, shared.device
     capacity = task.config.capacity.draw(task.config.seed, node.client) if node.capacity is None else node.capacity
-    source, clients = data_of(shared.assembly, node), task.config.clients or node.partitions
+    source, clients = data_of(shared.assembly, node), parts_of(shared.assembly, node)
     data = source.client(node.partition, clients, node.client)
     if not len(data.train) + len(data.test):
         raise DataError(f"{node.client}: data", "at least one training or test example", "none")
@@ -282,10 +287,21 @@ def machine_keys(config: RunConfig) -> str:
     return json.dumps([flat[key] for key in sorted(LOCAL)])
 
 
+def has_whole(assembly: Assembly, node: Node) -> bool:
+    """Return whether a node is one client with all files of its own; data sets that Sepal knows are shared ones."""
+    return node.whole and not node.data and assembly.task.config.dataset in FILES
+
+
+def parts_of(assembly: Assembly, node: Node) -> int:
+    """Return into how many parts the data on the node's machine is dealt."""
+    return 1 if has_whole(assembly, node) else assembly.task.config.clients or node.partitions
+
+
 def data_of(assembly: Assembly, node: Node) -> FederatedData:
-    """Return the run's data, or the node's private data."""
+    """Return the run's data, as the node has it, or the node's private data."""
     if not node.data:
-        return assembly.data
+        data = assembly.data
+        return data.whole() if has_whole(assembly, node) and isinstance(data, DealtData) else data
     config = assembly.task.config
     learning = assembly.task.learning
     targets = None if learning.classifies else learning.targets

@@ -298,7 +298,7 @@ def refuse_gaps(key: str, x: NDArray[Any], columns: Sequence[Column], first: int
     gaps = _gaps(x, columns)
     rows, places = np.nonzero(gaps)
     if len(rows):
-        lacking = {columns[place].kind for place in places}
+        lacking = {columns[place].kind for place in places.tolist()}
         does = ["fills in the client's mean"] if lacking != {"category"} else []
         does += ["takes a missing category for none of its values"] if "category" in lacking else []
         what = "value" if "category" in lacking else "number"
