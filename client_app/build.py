@@ -219,6 +219,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     scale = target_scale(task.config, data)
     targets = [_standardized(y, scale) for y in (train[1], shown[1])]
     balanced = task.config.own.class_weights == "balanced"
+    own_code = has_own_code(shared.assembly, train[0])
     trainer = Trainer(
         info,
         task.config,
@@ -234,6 +235,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         class_weights=class_weights(train[1][:], shared.assembly.info.classes) if balanced else None,
         augment=augmentation(task.config.augment, train[0][:2]),
         meeting=shared.meeting,
+        own_code=own_code,
     )
     algorithm = shared.assembly.method.make_client(task, trainer)
     evaluator = Evaluator(
@@ -244,7 +246,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         lambda: corrupted(shared, node.client, data.test),
         task.learning,
         scale,
-        (lambda view: trainer.randomness(trainer.round, f"evaluate {view}")) if _draws(task.config, test) else unseeded,
+        (lambda view: trainer.randomness(trainer.round, f"evaluate {view}")) if own_code else unseeded,
     )
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
     machine = machine_keys(task.config) if secret else ""  # without a secret engines must agree on the bits
@@ -271,9 +273,12 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     )
 
 
-def _draws(config: RunConfig, test: tuple[Part, Part]) -> bool:
-    """Return whether an evaluation may draw random numbers: code of the user's, or a Dataset. Sepal's own does not."""
-    return isinstance(test[0], Column) or any(":" in name for name in (config.model, config.method, config.task))
+def has_own_code(assembly: Assembly, part: Part) -> bool:
+    """Return whether code that is not Sepal's takes part: the user's or a Dataset's, or an installed method's."""
+    config, client = assembly.task.config, assembly.method.client
+    module = client.partition(":")[0] if isinstance(client, str) else getattr(client, "__module__", "")
+    keys = (config.model, config.method, config.task, config.augment)
+    return isinstance(part, Column) or any(":" in name for name in keys) or not module.startswith("sepal.")
 
 
 def _standardized(targets: Part, scale: TargetScale | None) -> Part:
