@@ -12,7 +12,7 @@ import sklearn.datasets
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = {  # of each file: scikit-learn's function that it reads
-    "study/template/my_data.py": "load_breast_cancer",
+    "sepal/study/template/my_data.py": "load_breast_cancer",
     "examples/own_data/clinic.py": "load_breast_cancer",
     "examples/own_data.ipynb": "load_breast_cancer",
     "examples/tasks/diabetes.py": "load_diabetes",
@@ -38,7 +38,7 @@ def test_each_file_that_standardises_is_here():
     folders = [
         (ROOT / "examples").rglob("*.py"),
         (ROOT / "examples").glob("*.ipynb"),
-        (ROOT / "study/template").iterdir(),
+        (ROOT / "sepal/study/template").iterdir(),
     ]
     files = [path for folder in folders for path in folder if path.is_file()]
     found = {str(path.relative_to(ROOT)) for path in files if ".std(" in path.read_text(encoding="utf-8")}

@@ -1,0 +1,163 @@
+"""Keeps a SuperNode running: waits for its server, joins it, and joins it again after a failure."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from sepal.engines.flower.credentials import NodeCredentials
+from sepal.engines.flower.engine import Flower
+from sepal.engines.flower.figures import ClientFigures
+from sepal.engines.flower.lines import Lines
+from sepal.engines.flower.node import RESTARTABLE
+from sepal.engines.flower.probe import examine
+from sepal.engines.flower.processes import FlowerError
+from sepal.engines.flower.submission import alone
+from sepal.engines.flower.unpacking import clear
+from sepal.errors import ConfigError
+from sepal.protocol.method import Scalar
+from sepal.protocol.operation import STATS, serve
+from sepal.storage.home import private_home
+
+LAPSE, AGAIN = 90.0, 5.0  # seconds for which a refused node is retried, and between two attempts
+ENDING = 10.0  # seconds that the process of before may take to end
+ALIVE, BEAT = (
+    "alive",
+    10.0,
+)  # file of a client's home, and the most seconds before it is written again while a node runs
+REGISTERED = 15.0  # seconds that a server that has just started may take to register its nodes
+
+
+def stay(
+    client: str,
+    node_config: dict[str, Scalar],
+    address: str,
+    credentials: NodeCredentials | None,
+    cold: bool,
+    poll: float,
+    allow_code: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    tell_command: Callable[[str], None] = lambda line: None,
+    metrics: str = "",
+    verbose: bool = False,
+) -> None:
+    """Keep a SuperNode running; with ``metrics``, serve its figures there (:func:`sepal.protocol.operation.serve`).
+
+    Its output goes to ``node.log``; ``tell`` is called with Sepal's lines of it, with ``verbose`` with all. The file
+    ``alive`` beside it says ``running`` or ``waiting``, and is never older than three minutes: for probes, which
+    then need no port that others reach, too.
+
+    Flower refuses a key whose node it believes to be online, as a second copy; a killed node counts as online for about
+    48 seconds. So a registered key that is refused is retried for a while. A SuperNode whose call is not authenticated
+    ends with exit code 0: after a jump of a clock, after the server's database was replaced, or when its key was
+    removed. One whose loop ended by an error that Flower does not retry, such as that of a server at its limit of
+    calls, ends with ``node.LOST``. Both are started again, with growing pauses.
+
+    Whoever knows a public key can declare its node connected, for up to an hour; then the client itself is refused. So
+    a client with a key that has joined before tries again for ever, with growing pauses.
+
+    Raises:
+        ConfigError: As in :func:`wait_until_welcome`; or another process keeps this client running.
+        FlowerError: The SuperNode still ends with an error, and has no key or has never joined.
+    """
+    deadline, pause, rejoining, joined = time.monotonic() + LAPSE, AGAIN, False, False
+    home = private_home() / "clients" / client
+    with (
+        alone(home, f"client {client}", depth=2, patience=ENDING),
+        Flower(home, directory=Path.cwd(), tell=tell_command) as flower,
+    ):
+        file, alive = flower.home / "node.log", flower.home / ALIVE
+        show = Lines(file, tell, verbose)
+        tell(f"sepal: log of the SuperNode: {file}")
+        if metrics:
+            serve_figures(flower, client, metrics)
+        while True:
+            beat = partial(alive.write_text, "waiting\n")
+            wait_until_welcome(address, credentials, LAPSE if rejoining else REGISTERED, rejoining, tell, beat)
+            clear(flower.home)
+            began = time.monotonic()
+            node = flower.start_node(client, node_config, address, show, credentials, cold, poll, allow_code)
+            code = _ended(node, partial(alive.write_text, "running\n"))
+            beat()
+            again = code in RESTARTABLE
+            if again or time.monotonic() - began > LAPSE:  # it had joined, so this is a new failure
+                deadline, joined = time.monotonic() + LAPSE, True
+            if again:
+                pause = _next(pause, began)
+                why = "a call was not answered" if code else "as it does if a call is not authenticated"
+                tell(f"sepal: the SuperNode ended, {why}: again in {pause:g} s")
+                time.sleep(pause)
+                rejoining = True
+                continue
+            late = time.monotonic() > deadline
+            if credentials is None or (late and not joined):
+                raise FlowerError("flower-supernode", "exit code 0", code)
+            pause = _next(pause, began) if late else AGAIN
+            who = "another node with this key, or an earlier session of it, counts as online"
+            tell(f"sepal: refused, as if {who}: again in {pause:g} s")
+            time.sleep(pause)
+
+
+def _ended(node: subprocess.Popen[bytes], beat: Callable[[], object]) -> int:
+    """Return the exit code of a SuperNode once it has ended; meanwhile, call ``beat`` again and again."""
+    while True:
+        beat()
+        try:
+            return node.wait(BEAT)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _next(pause: float, began: float) -> float:
+    """Return the next pause: longer, unless the last attempt went well for a while."""
+    return min(60.0, 2 * pause) if time.monotonic() - began < LAPSE else AGAIN
+
+
+def serve_figures(flower: Flower, client: str, place: str) -> None:
+    """Serve the figures of a client whose SuperNode ``flower`` starts."""
+    path = flower.home / "messages.jsonl"
+    flower.environment[STATS] = str(path)
+
+    def up() -> bool:
+        return client in flower.nodes and flower.nodes[client].poll() is None
+
+    figures = ClientFigures(path, up, flower.left)
+    serve(place, figures, lambda: "" if up() else "the SuperNode is not running", "--metrics")
+
+
+def wait_until_welcome(
+    address: str,
+    credentials: NodeCredentials | None,
+    patience: float = REGISTERED,
+    rejoining: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    beat: Callable[[], object] = lambda: None,
+) -> None:
+    """Wait indefinitely for the server, and up to ``patience`` seconds for it to register this client's key.
+
+    Flower's SuperNode would try forever to talk plain text to a server with TLS; here this is a one-line error. A
+    client that has been welcome before also waits for a server that answers wrongly, as one that just starts may. With
+    a key it waits indefinitely until somebody shows the server's certificate: anybody on the way can answer without.
+    ``beat`` is called before each attempt.
+
+    Raises:
+        ConfigError: The server speaks another protocol, has another certificate, or does not know the key.
+    """
+    begin, told = time.monotonic(), False
+    unproved = ("port", "TLS", "certificate") if credentials and rejoining else ("port",)
+    while True:
+        beat()
+        finding = next((finding for finding in examine(address, credentials) if not finding.good), None)
+        if finding is None:
+            return
+        if finding.what in unproved and not told:
+            tell(f"sepal: {finding.words}; waiting for it")
+            told = True
+        if finding.what in unproved:
+            begin = time.monotonic()
+        elif not (rejoining or finding.what == "key") or time.monotonic() - begin > patience:
+            raise ConfigError(f"{address}: {finding.what}", "one with which a client can join", finding.words)
+        time.sleep(1)

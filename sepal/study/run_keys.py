@@ -1,0 +1,141 @@
+"""Collects flat keys from a TOML file, ``--set KEY=VALUE``, and the config of a run to continue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sepal.config import Flat, RunConfig, key_types, parse
+from sepal.errors import ConfigError
+from sepal.server_app.stored_run import FREE, begun, stored_config
+from sepal.storage.regular import expanded
+from sepal.storage.toml_text import parse_toml
+
+Value = int | float | str | bool
+_LEADING_POINT = re.compile(r"(?<![^+-])\.(?=[0-9])")
+
+
+def gather(config: Path | None, sets: Sequence[str], shorthands: Mapping[str, Value | None], base: Path) -> Flat:
+    """Return the run's flat keys. Options take precedence over ``--set``, the file, and a stored run of that name.
+
+    Args:
+        config: TOML file, flat or with tables.
+        sets: ``KEY=VALUE`` texts.
+        shorthands: Options for a key (``--name``, ``--rounds``); None if not given.
+        base: The directory that a relative ``out`` is relative to.
+
+    Raises:
+        ConfigError: A file or a value cannot be read.
+    """
+    options = {key: value for key, value in shorthands.items() if value is not None}
+    given = {**_given(config, sets), **options}
+    return {**stored(given, base), **given}
+
+
+def gather_to_serve(config: Path | None, sets: Sequence[str], name: str | None, out: str | None) -> Flat:
+    """Return the flat keys of a run of Flower's processes: :func:`gather`, with ``out`` absolute.
+
+    Those processes have another working directory. ``out`` is not taken from a stored run, whose directory may have
+    been moved. Unless a key says otherwise, there are as many clients as owners of examples, or else two.
+
+    Raises:
+        ConfigError: A file or a value cannot be read.
+    """
+    base = Path.cwd()
+    where = out or _given(config, sets).get("out", RunConfig.model_fields["out"].default)
+    absolute = str(base / expanded("out", where)) if isinstance(where, str) else None  # another type is refused later
+    flat = gather(config, sets, {"name": name, "out": absolute}, base)
+    return flat if "clients" in flat else {"clients": _owners(flat) or 2, **flat}
+
+
+def _owners(flat: Flat) -> int:
+    """Return how many owners the examples of the run's files have; 0 where they have none."""
+    from sepal.data.sources import FILES
+
+    if flat.get("dataset") not in FILES:
+        return 0
+    from sepal.data import federated_data
+    from sepal.data.owners import owner_count  # it imports Flower
+    from sepal.strategies.registry import Hypers
+
+    keys, _ = parse(flat, Hypers())
+    return owner_count(keys, federated_data(keys))
+
+
+def _given(config: Path | None, sets: Sequence[str]) -> Flat:
+    return {**(read_file(config) if config else {}), **parse_sets(sets)}
+
+
+def stored(given: Flat, base: Path) -> Flat:
+    """Return the keys with which a run of this name was started, so that ``--name`` alone continues it.
+
+    Nothing is taken from a run that has not begun if other keys are given: its defaults may not suit them.
+    """
+    name, out = given.get("name"), given.get("out", RunConfig.model_fields["out"].default)
+    if not isinstance(name, str) or not isinstance(out, str) or not name.strip("."):
+        return {}
+    path = base / expanded("out", out) / name
+    config = stored_config(path) if begun(path) or FREE.issuperset(given) else None
+    if config is None:
+        return {}
+    from sepal.strategies.registry import as_begun
+
+    return as_begun(config)
+
+
+def read_file(path: Path) -> Flat:
+    """Return a TOML file's keys, with tables flattened to dotted keys.
+
+    Raises:
+        ConfigError: It cannot be read, or a value is not a scalar.
+    """
+    try:
+        return dict(flatten_tables(parse_toml(path.read_text(encoding="utf-8"))))
+    except OSError as reason:
+        raise ConfigError("--config", "a TOML file", f"{path}: {reason.strerror}") from None
+    except (ValueError, RecursionError) as reason:
+        raise ConfigError("--config", "a TOML file", f"{path}: {reason}") from None
+
+
+def flatten_tables(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:
+    """Yield a TOML table's keys and values, with tables in it flattened to dotted keys.
+
+    Raises:
+        ConfigError: A value is not a scalar.
+    """
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flatten_tables(value, f"{prefix}{key}.")
+        elif isinstance(value, bool | int | float | str):
+            yield prefix + key, value
+        else:
+            raise ConfigError(prefix + key, "a number, a text or true or false", value)
+
+
+def parse_sets(sets: Sequence[str]) -> Flat:
+    """Return ``KEY=VALUE`` pairs as keys and values; a key of text takes what was typed, also ``5``.
+
+    Raises:
+        ConfigError: A pair has no ``=`` or no key.
+    """
+    pairs: dict[str, Value] = {}
+    types = key_types(RunConfig)
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError("--set", "KEY=VALUE", text)
+        found, typed = scalar(value.strip()), value.strip()
+        pairs[key.strip()] = typed if types.get(key.strip()) is str and not isinstance(found, str) else found
+    return pairs
+
+
+def scalar(text: str) -> Value:
+    """Parse a TOML scalar; any other text is returned unchanged. ``.1`` is accepted as 0.1."""
+    try:
+        parsed = parse_toml(f"value = {_LEADING_POINT.sub('0.', text)}")
+    except (ValueError, RecursionError):
+        return text
+    value = parsed["value"]
+    return value if len(parsed) == 1 and isinstance(value, bool | int | float | str) else text

@@ -1,0 +1,188 @@
+"""Finds run directories, of finished and running runs, alone or in a folder: one place resolves all names of runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sepal.errors import ConfigError, StateError
+from sepal.server_app.json_lines import cleaned
+from sepal.server_app.places import IN_PROCESS, default_base
+from sepal.storage.regular import expanded, is_regular, read_text
+from sepal.user_modules import in_own_code
+
+if TYPE_CHECKING:
+    from sepal.client_app.client_model import ClientModel
+
+# What Python, NumPy and torch raise for values of other types, numbers or shapes than a run writes.
+UNFIT = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+LATEST = 2.0**37  # seconds since 1970: in the year 6325
+EXPORT = "you allow (sepal export --allow package.module:NAME)"
+INDEX = "comparison.json"  # the list of runs in a directory of `sepal compare`
+
+
+def find_run(text: str) -> Path:
+    """Return the run directory for ``text``: a path, or a name under ``runs/`` here or in ``$SEPAL_HOME``.
+
+    A run in a folder, such as that of a comparison, is named with it: ``penguins/fedpse-seed0``.
+
+    Raises:
+        ConfigError: There is no such run, or ``text`` names a folder of them.
+    """
+    path = _found(text)
+    if path and is_run(path):
+        return path
+    if path:
+        raise ConfigError("run", f"one run, such as `sepal ls {text}` lists", f"{text}, a folder of runs")
+    raise _unknown(text, "a run directory")
+
+
+def find_place(text: str) -> Path:
+    """Return the directory of a run, or one with runs in it, for ``text``: a path or a name, as for :func:`find_run`.
+
+    Raises:
+        ConfigError: There is neither.
+    """
+    if path := _found(text):
+        return path
+    raise _unknown(text, "a directory of a run or a comparison")
+
+
+def is_run(path: Path) -> bool:
+    """Return whether ``path`` is a run directory."""
+    return is_regular(path / "config.toml")  # reading a named pipe would wait for ever
+
+
+def runs_of(place: Path) -> list[Path]:
+    """Return a run directory itself, or the run directories in a folder, the newest first."""
+    found = [place] if is_run(place) else [path.parent for path in place.glob("*/config.toml") if is_regular(path)]
+    return sorted(found, key=lambda path: (-started(path), path.name))
+
+
+def started(run: Path) -> float:
+    """Return when a run began, in seconds since 1970; 0 for a time that no calendar has."""
+    with suppress(OSError):  # it may have been removed since it was listed
+        if 0 <= (when := (run / "config.toml").stat().st_mtime) < LATEST:
+            return when
+    return 0.0
+
+
+def places_in(directory: Path | None = None) -> list[tuple[Path, list[Path]]]:
+    """Return single runs and folders of runs, each with :func:`runs_of` it, the newest first.
+
+    Args:
+        directory: Where to look; None for where names are looked up.
+    """
+    bases = {base.resolve() for base in ([directory] if directory else _bases())}
+    found = [(place, runs) for base in bases for place in base.glob("*") if (runs := runs_of(place))]
+    return sorted(found, key=lambda each: (-started(each[1][0]), each[0].name))
+
+
+def compared_in(folder: Path) -> set[str]:
+    """Return the names of the runs that a comparison shows; the others in its folder are trials.
+
+    Raises:
+        StateError: Its list is damaged.
+    """
+    try:
+        return {str(row["name"]) for row in read_index(folder)["runs"]}
+    except (ValueError, LookupError, TypeError):
+        raise StateError(str(folder / INDEX), "the list of a comparison's runs", "a damaged file") from None
+
+
+def read_index(folder: Path) -> Any:
+    """Return what the list of a comparison's runs says, with printable texts.
+
+    Raises:
+        ValueError: It is missing or no JSON.
+        StateError: It is no regular file in the folder.
+    """
+    try:
+        return cleaned(json.loads(read_text(folder / INDEX, within=folder)))
+    except (OSError, RecursionError) as reason:
+        raise ValueError(str(reason)) from None
+
+
+def name_of(path: Path) -> str:
+    """Return the shortest text by which :func:`find_place` finds ``path``."""
+    path = path.resolve()
+    for base in (*_bases(), Path.cwd()):
+        if path.is_relative_to(base.resolve()):
+            name = str(path.relative_to(base.resolve()))
+            if (found := _found(name)) and found.resolve() == path:  # a name here hides the same one elsewhere
+                return name
+    return str(path)
+
+
+def _bases() -> list[Path]:
+    return [default_base(engine) / "runs" for engine in (IN_PROCESS, "flower")]
+
+
+def _found(text: str) -> Path | None:
+    places = (expanded("run", text), *(base / text for base in _bases()))
+    return next((place for place in places if is_regular(place / INDEX) or runs_of(place)), None)
+
+
+def _unknown(text: str, what: str) -> ConfigError:
+    bases = _bases()
+    return ConfigError("run", what if "/" in text else f"{what}, or a name under {bases[0]} or {bases[1]}", text)
+
+
+def model_of(
+    path: Path, client: str | int, view: str = "", allow: Collection[str] = (), how: str = EXPORT
+) -> ClientModel:
+    """Return a model of a client of the run at ``path`` (:func:`sepal.client_app.client_model.client_model`).
+
+    Args:
+        path: The run's directory.
+        client: Its name or its number, from 0.
+        view: Which of its models; empty for the deployed one.
+        allow: Code that the run's keys may name, ``package.module:NAME``.
+        how: How code is allowed, for the error.
+
+    Raises:
+        ConfigError: The run has no such client, its model cannot be exported, or it names code that is not allowed.
+    """
+    from sepal.client_app.client_model import client_model
+    from sepal.config.elsewhere import check_code
+    from sepal.protocol.fields import client_name
+    from sepal.server_app.stored_run import read_run, stored_config
+
+    flat = stored_config(path) or {}
+    check_code(flat, allow, how)
+    stored = read_run(path)
+    with naming(path):
+        names = {str(each["name"]) for line in stored.lines for each in line["clients"]}
+    client = str(client)
+    is_number = client.isdecimal() and len(client) < 20
+    if client not in names and is_number and client_name(int(client)) in names:
+        client = client_name(int(client))
+    if client not in names and is_number and flat.get("client-names") == "owners":
+        from sepal.strategies.assembly import assemble
+
+        client = assemble(flat).client_name(int(client))
+    if client not in names:
+        few = f"{sorted(names)[0]} … {sorted(names)[-1]}" if names else "none yet"
+        raise ConfigError("client", f"a client of {path.name}: {few}", client)
+    with naming(path):
+        return client_model(path, flat, client, view=view)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turn errors from figures of unexpected types into one error that names the run at ``path``.
+
+    An error in the user's own code stays what it is.
+
+    Raises:
+        StateError: See above.
+    """
+    try:
+        yield
+    except UNFIT as reason:
+        if in_own_code(reason):
+            raise
+        raise StateError(str(path), "figures as a run writes them", f"{type(reason).__name__}: {reason}") from reason
