@@ -17,7 +17,7 @@ import torch
 from sepal.client.network import NetworkPredictor
 from sepal.client.state_store import DiskStateStore, Stored
 from sepal.client.target_scale import target_scale
-from sepal.client_app.build import Node, Shared, build_host, data_of
+from sepal.client_app.build import Node, Shared, build_host, data_of, parts_of
 from sepal.client_app.host import ClientHost
 from sepal.client_app.portable import Loaded, Origin, load, save
 from sepal.data.examples import DatasetInfo, Examples
@@ -184,7 +184,7 @@ def extract(
         got = f"{len(predict.networks)} networks that are used together"
         raise ConfigError("client", "a model of one network", got)
     info, keys, source = assembly.info, assembly.task.config, data_of(assembly, node)
-    parts = keys.clients or node.partitions
+    parts = parts_of(assembly, node)
     data = source.client(node.partition, parts, node.client)
     scale, raw = target_scale(keys, data), data.train.first(64).x
     x = torch.from_numpy(np.array(raw))

@@ -7,6 +7,7 @@ process that runs the server holds all clients' data, that data's shape, names o
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,11 +18,12 @@ from sepal.data.catalogue import CATALOGUE
 from sepal.data.examples import ClientData, DatasetInfo, Examples
 from sepal.data.federation import DealtData
 from sepal.data.own import OWN, own_info
+from sepal.data.schema import FILE, parsed
 from sepal.errors import ConfigError, SepalError
 from sepal.protocol.fields import NAME, client_name
 from sepal.protocol.tasks.learning import CLASSIFICATION
 from sepal.server.report import described
-from sepal.server_app.stored_run import ABOUT, FORMAT, StoredRun
+from sepal.server_app.stored_run import ABOUT, FORMAT, StoredRun, stored_about
 from sepal.storage.files import write_atomically
 from sepal.strategies.assembly import Assembly
 
@@ -88,8 +90,37 @@ def write_about(path: Path, assembly: Assembly, alone: bool) -> None:
     if alone and not assembly.data.private:
         facts = {"classes": info.classes, "input_shape": list(info.input_shape), "vocabulary": info.vocabulary}
         about["data"] = {**facts, "kind": info.kind, "class_names": list(info.class_names), "table": info.table}
+        about["data"] |= {"schema": schema_digest(info)}
         about["labels"] = _counted(assembly)
     write_atomically(path / ABOUT, f"{json.dumps(about, ensure_ascii=False)}\n".encode())
+
+
+def schema_digest(info: DatasetInfo) -> str:
+    """Return a digest of how a table is read: its columns, kinds, categories and classes; empty of other data.
+
+    Units are notes for people and change nothing of a run.
+    """
+    if not info.schema:
+        return ""
+    schema = parsed(info.schema)
+    plain = schema.model_copy(update={"column": tuple(c.model_copy(update={"unit": ""}) for c in schema.column)})
+    return hashlib.sha256(plain.text().encode()).hexdigest()[:12]
+
+
+def check_schema(path: Path, info: DatasetInfo) -> None:
+    """Check that a table is read as it was when the run at ``path`` was started, where the run has stored that.
+
+    Raises:
+        ConfigError: It has other columns, kinds, categories or classes.
+    """
+    data = stored_about(path).get("data")
+    stored, here = data.get("schema") if isinstance(data, dict) else None, schema_digest(info)
+    if isinstance(stored, str) and stored != here:
+        expected = (
+            f"columns, kinds, categories and classes with which the run {path.name} was started (digest {stored})"
+        )
+        way = f"bring schema.toml and the table back, or give another --name (in Python name=), or delete {path}"
+        raise ConfigError(FILE, expected, f"others (digest {here or 'none'}); {way}")
 
 
 def _counted(assembly: Assembly) -> dict[str, list[int]] | None:

@@ -25,7 +25,7 @@ from sepal.protocol.flower.simulation import on_one_machine
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import DiskRunStore
-from sepal.server_app.about import write_about
+from sepal.server_app.about import check_schema, write_about
 from sepal.server_app.json_lines import append, keep_until
 from sepal.server_app.places import IN_PROCESS
 from sepal.server_app.privacy import check_accountant
@@ -116,6 +116,7 @@ class RunDirectory:
                     expected = f"{begun_with.get(key)!r}, with which the run {self.path.name} was started"
                     way = f"give another --name (in Python name=), or delete {self.path}"
                     raise ConfigError(key, expected, f"{wanted.get(key)!r}; {way}")
+            check_schema(self.path, self._assembly.info)
             if "rounds" in self._free:
                 self.store().reopen(begun_with["rounds"])
                 (self.path / "summary.json").unlink()

@@ -30,6 +30,7 @@ EVERYWHERE: Mapping[str, Any] = {
     "target-scale": "none",
     "client-names": "numbers",
     "folder.precision": "float32",
+    "folder.leading-zeros": "number",
     "hf.validation": "",
 }
 

@@ -76,7 +76,7 @@ def inspect(
     flat = {**given, **gather(config, sets or [], options, default_base(IN_PROCESS))}
     found = look(parse(flat, registry.Hypers())[0], "clients" in flat)
     show(found)
-    if write or out:
+    if (write or out) and (found.schema or not found.problems):
         path = out or _beside(flat)
         write_schema(found, path)
     if found.problems:

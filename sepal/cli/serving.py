@@ -7,9 +7,10 @@ docs/deployment.md).
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +21,7 @@ from sepal.cli.printing import say
 from sepal.errors import ConfigError
 
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
+OWN_FILES = "--name NAME --data-dir ITS_FILES"
 
 
 @app.command()
@@ -91,7 +93,15 @@ def serve(
             registry.sync()
         with_certs = " --certs DIR" if credentials else ""
         where = "ADDRESS" if host in EVERYWHERE else host
-        tell(f"clients join with: sepal join {where}:{port} --partition K --of {flat['clients']}{with_certs}")
+        tell(f"clients join with: {how_to_join(where, port, flat)}{with_certs}")
         file = place / "run.log"
         ended = run_bundle(flower, place, flat, registry, tell, Lines(file, say, verbose))
     ended.check(file)
+
+
+def how_to_join(host: str, port: int, flat: Mapping[str, Any]) -> str:
+    """Return the command of a client: with files or a function of its own, or with a part of a data set of all."""
+    dataset = flat.get("dataset")
+    parts = f"--partition K --of {flat['clients']}"
+    mine = {"own": "--name NAME --data MODULE:FUNCTION", "folder": OWN_FILES, "hf": OWN_FILES}
+    return f"sepal join {host}:{port} {mine.get(str(dataset), parts)}"

@@ -201,6 +201,5 @@ def proximal(anchor: Weights, strength: float, device: str) -> Hooks:
     """
     if not strength:
         return Hooks()
-    return Hooks(
-        before_step=Pull({name: torch.from_numpy(value).to(device) for name, value in anchor.items()}, strength)
-    )
+    copies = {name: torch.tensor(value, device=device) for name, value in anchor.items()}  # it may be read-only
+    return Hooks(before_step=Pull(copies, strength))

@@ -111,6 +111,12 @@ class FolderSettings(Settings):
         description="tables: numbers until they are standardised; float32: as earlier versions did, for runs that they "
         "began",
     )
+    leading_zeros: Literal["category", "number"] = renewed(
+        "category",
+        former="number",
+        description="CSV: columns of digits with leading zeros, all of one width, such as the postal code 01234, where "
+        "no schema says what they are: category: codes, each an input of its own, number: 1234",
+    )
     missing: Literal["refuse", "mean"] = Field(
         "refuse",
         description="tables: cells without a number (empty, NA or NaN): refuse: the run does not start, mean: each "

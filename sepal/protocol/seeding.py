@@ -21,6 +21,17 @@ def generators() -> tuple[Any, ...]:
 
 
 @contextmanager
+def torch_seeded(seed: int) -> Iterator[None]:
+    """Do the same for torch's alone, from which dropout draws: it takes 2 microseconds, and NumPy's takes 50."""
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(seed % 2**63)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
+
+
+@contextmanager
 def generators_seeded(seed: int) -> Iterator[None]:
     """Let the global generators of the CPU start from ``seed``, any int from 0; their states are restored afterwards.
 

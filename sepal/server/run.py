@@ -24,6 +24,10 @@ from sepal.server.uploads import RoundUploads
 from sepal.storage.serialize import digest_arrays
 
 log = logging.getLogger("sepal")
+OTHER_WEIGHTS = (
+    "another model, seed or file, data of another shape or number of classes, or another version of Sepal, which "
+    "counts other tensors (such as frozen ones that are tied), began the run"
+)
 
 
 class Run:
@@ -50,7 +54,7 @@ class Run:
         weights, stored = digest_arrays(task.start), store.latest()
         if stored and stored.weights != weights:
             expected = f"digest {stored.weights[:12]}, with which the run was started"
-            raise StateError("initial weights", expected, f"{weights[:12]}: another model, seed or file")
+            raise StateError("initial weights", expected, f"{weights[:12]}: {OTHER_WEIGHTS}")
         self.fresh = stored is None
         self.state = stored or RunState(uuid.uuid4().hex, 0, self.algorithm.init(), weights)
         self._before: tuple[RunState, Report, Stopping, RoundRecord] | None = None  # where the store replays nothing
