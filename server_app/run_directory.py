@@ -36,10 +36,8 @@ from sepal.strategies.assembly import Assembly
 from sepal.strategies.registry import as_begun
 
 LOCK_PATIENCE = 5.0  # seconds
-# Keys that may also change if a run goes back: what the server accepts. A method's own key is marked "free-back".
-FREE_BACK = frozenset(
-    {"max-update-norm", "robust-mean", "on-divergence", "on-missing", "min-replies", "roster", "oversample", "deadline"}
-)
+# What the server accepts, which may also change if a run goes back; a method's own keys have the mark, too.
+FREE_BACK = frozenset(marked(RunConfig, Mark.FREE_BACK))
 
 
 class RunDirectory:
