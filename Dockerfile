@@ -1,5 +1,5 @@
 # One image for SuperLink, SuperNode and one-shot commands: Sepal, Flower and what they need, each file checked against
-# a digest (`make requirements`). No secrets: keys and certificates come from a volume (docker-compose.yml) or a secret
+# a digest (`make -C tools requirements`). No secrets: keys and certificates come from a volume (docker-compose.yml) or a secret
 # store.
 #   BASE_IMAGE       any image with Python 3.11 and pip; by digest (python:3.11-slim@sha256:…) it is always the same one
 #   FLOWER           grpc: 1.39, the tested default; http: the newest one of constraints-current.txt
@@ -38,10 +38,6 @@ COPY models models
 COPY strategies strategies
 COPY client_app client_app
 COPY server_app server_app
-COPY engines engines
-COPY study study
-COPY api api
-COPY cli cli
 RUN pip install --no-deps --no-build-isolation --no-index .
 
 USER 49999

@@ -7,8 +7,8 @@ From Python (docs/python.md; ``help(sepal.run)`` has the arguments)::
     sepal.compare(methods, seeds=…, …)     methods side by side
     sepal.load(run)                        a run that there is, by name or directory
 
-The folders ``api``, ``cli``, ``study``, ``engines``, ``server_app``, ``client_app``, ``strategies`` and ``models``
-stand at the top of the repository, and are packages of this one: links in a checkout, directories in an installation.
+The folders ``server_app``, ``client_app``, ``strategies`` and ``models`` stand at the top of the repository, and are
+packages of this one: links in a checkout, directories in an installation.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
 """The default rates of each method: the table ``calibrated.toml``, and which of its entries a run gets.
 
-``lr = 0``, and ``auto`` for a method's own rates, mean the value in this table. ``python -m experiments.calibrate``
-makes it, from validation data alone; ``docs/results/calibration.md`` has the evidence.
+``lr = 0``, and ``auto`` for a method's own rates, mean the value in this table. ``python -m referee.calibrate``
+makes it, from validation data alone; ``referee/results/calibration.md`` has the evidence.
 
 A run on a data set that is not listed gets the rates of the nearest one that is: one of the same optimizer, if possible
 of the same kind of input, and among these the one whose examples have the closest size. A method that is not listed

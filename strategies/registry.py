@@ -83,7 +83,7 @@ class Outline(NamedTuple):
 
 @cache
 def _written() -> dict[str, Outline]:
-    """Return the outlines of the built-in methods, whose modules import torch: ``python -m experiments.methods``."""
+    """Return the outlines of the built-in methods, whose modules import torch: ``python -m tools.methods``."""
     found = tomllib.loads((files("sepal.strategies") / "outlines.toml").read_text(encoding="utf-8"))
     return {name: Outline(**values) for name, values in found.items()}
 

@@ -24,7 +24,7 @@ def pytest_collection_finish():
 def runs_in_this_process(monkeypatch):
     """Runs of a plan are executed here and not in a process each, which takes seconds to start.
 
-    That the processes of a plan work and may be killed is tested in ``tests/cli/test_compare.py``.
+    That the processes of a plan work and may be killed is tested in ``tests/sepal/cli/test_compare.py``.
     """
     from sepal.cli.app import BAD_INPUT
     from sepal.cli.running import run_flat

@@ -1,8 +1,8 @@
 """Mutants that the tests must kill: single changes of the code, each with the tests that notice it.
 
-``make mutants`` copies the working tree, applies each mutant to the copy, runs its test there and expects it to fail.
-Each test runs in a forked process, so that torch is imported once. ``python -m tests.mutants NAME …`` runs some.
-Add a line when a test is written for an error that the others did not notice.
+``make -C tools mutants`` copies the working tree, applies each mutant to the copy, runs its test there and expects it
+to fail. Each test runs in a forked process, so that torch is imported once. ``python -m tests.mutants NAME …``
+runs some. Add a line when a test is written for an error that the others did not notice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import sklearn.datasets  # noqa: F401
 import torch  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("sepal", "models", "strategies", "client_app", "server_app", "engines", "study", "cli", "api", "tests")
+COPIED = ("sepal", "models", "strategies", "client_app", "server_app", "tests")
 
 
 class Mutant(NamedTuple):

@@ -1,9 +1,9 @@
 """Mutate one module at every place where cosmic-ray's operators apply, and list what its fast tests do not notice.
 
-``make mutate MODULE=sepal/protocol/means.py``, or a directory; ``SAMPLE=200`` draws so many of all mutants at random.
-It needs cosmic-ray (``pip install -e ".[mutation]"``), of which only the operators are used: each mutant is tested in a
-forked process, so that torch is imported once. Mutants that differ in annotations only are left out, because they
-cannot change what runs. Not part of CI: a module takes minutes, all of ``strategies`` days.
+``make -C tools mutate MODULE=sepal/protocol/means.py``, or a directory; ``SAMPLE=200`` draws so many of all mutants at
+random. It needs cosmic-ray (``pip install -e ".[mutation]"``), of which only the operators are used: each mutant is
+tested in a forked process, so that torch is imported once. Mutants that differ in annotations only are left
+out, because they cannot change what runs. Not part of CI: a module takes minutes, all of ``strategies`` days.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""docs/results/bench.md on clients at once is what bench-batch.json has."""
+"""tools/results/bench.md on clients at once is what bench-batch.json has."""
 
 from __future__ import annotations
 
 import json
 
-from experiments.bench.batch import AT_ONCE, KINDS
 from tests.test_bench_page import PAGE, RESULTS, commit, measured, row, short, table
+from tools.bench.batch import AT_ONCE, KINDS
 
 
 def test_clients_at_once():

@@ -1,4 +1,4 @@
-"""The tables and main figures of docs/results/bench.md, computed here from the files that the page names."""
+"""The tables and main figures of tools/results/bench.md, computed here from the files that the page names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sepal.models.decomposed import Decomposed
 from sepal.strategies.pa3dfl.contract import Hyper
 from sepal.strategies.pa3dfl.hypernetwork import Hypernetwork
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RESULTS = Path(__file__).parents[1] / "tools" / "results"
 PAGE = (RESULTS / "bench.md").read_text()
 PROSE = " ".join(PAGE.split())
 FULL, PA3DFL, FLANC, CUT = "plain, full", "Pa3dFL", "FLANC's factors", "plain, cut"
@@ -245,7 +245,7 @@ def test_the_in_process_round():
     rows = []
     for file, title in (
         ("bench-engine", "idle, commit `{}` ([bench-engine.json](bench-engine.json))"),
-        ("bench", "within `make bench`, commit `{}`"),
+        ("bench", "within `make -C tools bench`, commit `{}`"),
     ):
         found, values = measured(file), []
         for batch in (10, 50):

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from experiments.documentation.drawing import with_drawings
-from experiments.documentation.hook import FROM_ELSEWHERE, LOADED, ROLE
-from experiments.documentation.links import DeadLinkError, outside, rewritten
-from experiments.documentation.reference import PACKAGES, api_pages, commands_page, keys_page
 from sepal.config import RunConfig
 from sepal.config.base import flat_keys
 from sepal.strategies import registry
 from tests.attacks.test_documents import missing, named
+from tools.documentation.drawing import with_drawings
+from tools.documentation.hook import FROM_ELSEWHERE, LOADED, ROLE
+from tools.documentation.links import DeadLinkError, outside, rewritten
+from tools.documentation.reference import PACKAGES, api_pages, commands_page, keys_page
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *(ROOT / place for place in FROM_ELSEWHERE)]

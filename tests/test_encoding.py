@@ -13,16 +13,13 @@ import tomli_w
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
-    "api",
-    "cli",
     "client_app",
-    "engines",
-    "experiments",
+    "referee",
     "models",
     "sepal",
     "server_app",
     "strategies",
-    "study",
+    "tools",
 )
 PLAIN = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 NOT_FILES = ("self", "webbrowser", "Image", "os")  # whose ``open`` opens no text

@@ -23,11 +23,8 @@ PACKAGES = (
     "strategies",
     "client_app",
     "server_app",
-    "engines",
-    "study",
-    "cli",
-    "api",
-    "experiments",
+    "referee",
+    "tools",
 )
 
 

@@ -1,4 +1,4 @@
-"""The list of mutants stays applicable; ``make mutants`` runs it."""
+"""The list of mutants stays applicable; ``make -C tools mutants`` runs it."""
 
 from __future__ import annotations
 

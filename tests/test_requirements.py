@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.requirements import split
+from tools.requirements import split
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON, CUDA, CPU = "requirements.txt", "requirements-cuda.txt", "requirements-cpu.txt"

@@ -19,16 +19,7 @@ from sepal import __version__
 from sepal.engines.flower.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = (
-    "api",
-    "cli",
-    "study",
-    "client_app",
-    "engines",
-    "models",
-    "server_app",
-    "strategies",
-)  # of the checkout; in the wheel: below sepal/
+FOLDERS = ("client_app", "models", "server_app", "strategies")  # of the checkout; in the wheel: below sepal/
 pytestmark = pytest.mark.e2e  # a dozen processes, half a minute
 SCRIPT = "#!{python}\nimport sys\nfrom {module} import {name}\nsys.exit({name}())\n"
 PLAN = """
@@ -47,7 +38,7 @@ seeds = [0]
 def wheel(tmp_path_factory):
     """The wheel, built from a copy: a build leaves files in its source directory."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("sepal", *FOLDERS, "experiments"):
+    for name in ("sepal", *FOLDERS, "referee", "tools"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -65,7 +56,7 @@ def environment(wheel, tmp_path_factory):
     python = directory / "bin" / "python"
     (packages,) = directory.glob("lib/python*/site-packages")
     # A path in a .pth file does not run that directory's own .pth files: an editable install there is not seen.
-    places = [place for place in sys.path if place.endswith("site-packages")]  # two with `make flower`
+    places = [place for place in sys.path if place.endswith("site-packages")]  # two with `make -C tools flower`
     (packages / "dependencies.pth").write_text("\n".join(places) + "\n")
     for script in distribution("flwr").entry_points.select(group="console_scripts"):
         file = directory / "bin" / script.name
@@ -93,7 +84,7 @@ def sepal(environment: Path, folder: Path, *arguments: str) -> subprocess.Comple
     )
 
 
-def test_the_wheel_holds_our_packages_and_nothing_called_experiments(wheel):
+def test_the_wheel_holds_our_packages_and_nothing_of_the_referee_and_the_tools(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"sepal"}
     assert {f"sepal/cli/report/page.{kind}" for kind in ("html", "css", "js")} <= set(names)

@@ -13,7 +13,7 @@ from sepal.errors import ConfigError, DeviceMemoryError, one_line
 from sepal.protocol.seeding import generators_seeded
 
 log = logging.getLogger("sepal")
-AT_ONCE = 16  # clients that train at once on an accelerator; measured on one GPU (docs/results/gpu.md)
+AT_ONCE = 16  # clients that train at once on an accelerator; measured on one GPU (tools/results/gpu.md)
 NO_DOUBLE = frozenset({"mps"})  # kinds without float64, which some methods need: never chosen by ``auto``
 
 

@@ -2,7 +2,7 @@
 
 A client keeps its own data, order of batches, learning rate, masks and number of steps. Batches of different sizes are
 padded with examples that count nothing. Clients that have done their steps drop out. What a client gets is what it
-would get alone, within rounding (tests/engines/test_batched.py says how much).
+would get alone, within rounding (tests/sepal/engines/test_batched.py says how much).
 
 ``torch.func.vmap`` maps the model over the clients. Whether it can, and whether a model treats each example of a batch
 by itself, is tried on the first batch of two clients, for each kind of model once (:func:`check`).

@@ -33,7 +33,7 @@ from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import read_comparison
 from tests.attacks.looking import LOOKS, READS, changed, command, compared
-from tests.cli.runs_for_tests import write_run
+from tests.sepal.cli.runs_for_tests import write_run
 
 TEXTS = sorted(key for key, info in key_fields(RunConfig) if info.annotation is str)
 PATIENCE = 120  # seconds after which a command counts as one that waits for ever

@@ -42,7 +42,7 @@ from sepal.study.comparison import read_comparison
 from sepal.study.plans.execute import execute
 from sepal.study.plans.plan import read_plan
 from sepal.study.runs import places_in
-from tests.cli.runs_for_tests import write_run
+from tests.sepal.cli.runs_for_tests import write_run
 
 ESCAPE = "[/x]\x1b]0;taken\x07"
 ROOT = Path(__file__).resolve().parents[2]

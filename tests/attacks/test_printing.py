@@ -21,7 +21,7 @@ from sepal.cli.files import csv_text, write_csv
 from sepal.cli.printing import say
 from sepal.errors import printable
 from tests.attacks.looking import LOOKS, QUICK, compared
-from tests.cli.runs_for_tests import write_run
+from tests.sepal.cli.runs_for_tests import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTROLS = [*map(chr, range(32)), "\x7f", *map(chr, range(0x80, 0xA0))]
@@ -192,11 +192,11 @@ def test_every_table_is_written_by_the_one_function_that_knows_formulas():
     """By the standard library and by pandas."""
     found = [
         str(path.relative_to(ROOT))
-        for folder in ("cli", "api", "study", "server_app", "client_app", "sepal", "engines")
+        for folder in ("server_app", "client_app", "sepal")
         for path in (ROOT / folder).rglob("*.py")
         if any(word in path.read_text() for word in ("csv.writer", "csv.DictWriter", ".to_csv("))
     ]
-    assert found == ["cli/files.py"]
+    assert found == ["sepal/cli/files.py"]
     assert write_predictions.__module__ == "sepal.cli.export"
 
 
@@ -222,7 +222,8 @@ def printing(path):
 
 def test_commands_print_through_one_function():
     """``starting`` takes a line of its own back, with a control character."""
-    found = {path.name: set(printing(path)) for folder in ("cli", "api") for path in (ROOT / folder).rglob("*.py")}
+    folders = (ROOT / "sepal" / "cli", ROOT / "sepal" / "api")
+    found = {path.name: set(printing(path)) for folder in folders for path in folder.rglob("*.py")}
     assert {name: calls for name, calls in found.items() if calls} == {
         "printing.py": {"typer.echo"},
         "notices.py": {"typer.echo"},

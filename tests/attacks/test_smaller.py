@@ -23,7 +23,7 @@ from sepal.storage.files import make_directory
 from sepal.strategies.assembly import assemble
 from tests.attacks.attacked_federation import EVIL, Hostile, changed
 from tests.attacks.test_swapped_files import State, save
-from tests.cli.runs_for_tests import write_run
+from tests.sepal.cli.runs_for_tests import write_run
 from tests.sepal.server.test_resume import federation, killed, outcome, serve
 
 

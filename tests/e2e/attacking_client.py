@@ -10,10 +10,10 @@ from cryptography.hazmat.primitives import serialization
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from experiments.load.light import Light
 from sepal.client_app.app import app
 from sepal.engines.flower.credentials import NodeCredentials
 from sepal.strategies import registry
+from tools.load.light import Light
 
 HONEST, EVIL, GUEST = "client-00000", "client-00001", "guest"  # who has a registered key
 POLL = 0.1  # seconds

@@ -177,7 +177,7 @@ def test_the_demo_ends_with_its_summary_and_takes_down_its_own_project_alone(eng
     environment = {**os.environ, **keys, "COMPOSE": " ".join(compose_command())}
     environment.pop("COMPOSE_PROJECT_NAME", None)
     try:
-        script = ["bash", str(ROOT / "experiments" / "compose_demo.sh")]
+        script = ["bash", str(ROOT / "tools" / "compose_demo.sh")]
         done = subprocess.run(
             script, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False
         )

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from experiments.demo import BESIDE, compared
 from sepal.server_app.stored_run import read_run
 from sepal.strategies import registry
+from tools.demo import BESIDE, compared
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(700)]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# `python -m experiments.demo`, but where a runner in the background ignores SIGINT, children inherit that
+# `python -m tools.demo`, but where a runner in the background ignores SIGINT, children inherit that
 DEMO = """
 import runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-runpy.run_module("experiments.demo", run_name="__main__")
+runpy.run_module("tools.demo", run_name="__main__")
 """
 
 

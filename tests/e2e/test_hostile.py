@@ -16,7 +16,6 @@ import pytest
 from flwr.app import Error, Message
 from flwr.supercore.task_identity import TaskIdentity
 
-from experiments.load.light import Light, Premade
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.flower.engine import Flower
 from sepal.protocol.messages import Content, read_order, read_reply, version, write_reply
@@ -25,6 +24,7 @@ from sepal.protocol.payloads import seal
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole
+from tools.load.light import Light, Premade
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 

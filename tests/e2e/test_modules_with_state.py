@@ -18,8 +18,8 @@ from sepal.engines.in_process import run_in_process
 from sepal.server_app.places import IN_PROCESS
 from sepal.server_app.run_directory import RunDirectory
 from sepal.strategies.assembly import assemble
-from tests.engines import modules_with_state
-from tests.engines.test_modules_with_state import FLAT, HERE
+from tests.sepal.engines import modules_with_state
+from tests.sepal.engines.test_modules_with_state import FLAT, HERE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -1,7 +1,7 @@
 """A server and three clients in network namespaces with limited links: bytes on the wire, and a cut cable.
 
 Needs root, ``ip`` and ``tc``. The long form, with time to accuracy and a cut of two minutes, is
-``python -m experiments.hosts --cut 120``.
+``python -m tools.hosts --cut 120``.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from experiments.hosts.federation import Hosts, counted, cut_after
-from experiments.hosts.network import Network, unavailable
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.in_process import run_in_process
 from sepal.protocol.flower.versions import speaks_http
 from sepal.server_app.places import IN_PROCESS
 from sepal.server_app.run_directory import RunDirectory
 from sepal.strategies.assembly import assemble
+from tools.hosts.federation import Hosts, counted, cut_after
+from tools.hosts.network import Network, unavailable
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -42,7 +42,7 @@ def hosts(tmp_path_factory):
     home = tmp_path_factory.mktemp("hosts")
     environment = {
         "SEPAL_HOME": str(home / "home"),
-        "SEPAL_USER_PATH": str(ROOT / "experiments" / "load" / "models"),
+        "SEPAL_USER_PATH": str(ROOT / "tools" / "load" / "models"),
         "OMP_NUM_THREADS": "1",
     }
     with Network(3) as network:

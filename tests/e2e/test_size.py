@@ -1,10 +1,10 @@
-"""The run of 86 M parameters that docs/results/bench.md measures, small: two clients."""
+"""The run of 86 M parameters that tools/results/bench.md measures, small: two clients."""
 
 from __future__ import annotations
 
 import pytest
 
-from experiments.bench.size import row
+from tools.bench.size import row
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

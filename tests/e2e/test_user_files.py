@@ -17,7 +17,7 @@ from sepal.engines.flower.processes import free_port
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("models", "client_app", "server_app", "strategies", "engines", "study", "cli", "api", "experiments")
+NAMES = ("models", "client_app", "server_app", "strategies", "study", "tools")
 CLINIC = """
 import numpy as np
 

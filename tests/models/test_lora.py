@@ -8,8 +8,8 @@ import torch
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from experiments.matrix import models as kinds
-from experiments.matrix.__main__ import KEYS
+from referee.matrix import models as kinds
+from referee.matrix.__main__ import KEYS
 from sepal import models
 from sepal.cli.main import app
 from sepal.client_app.portable import load

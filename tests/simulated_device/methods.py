@@ -33,7 +33,7 @@ from tests.methods import CASES, flat
 from tests.simulated_device import load
 
 SIM = "sim:1"  # not the current one: a tensor made on "sim" without a number is on another device
-DEVICE = SIM  # or a real one, on which the same is tried by `make gpu`
+DEVICE = SIM  # or a real one, on which the same is tried by `make -C tools gpu`
 SMALL = {"clients": 2, "clients-per-round": 2, "rounds": 2, "partition.subsample": 40, "evaluate-every": 1}
 SMALL |= {"checkpoint-every": 1, "batch-size": 8, "pooled-samples": 20, "engine.batch": 1}
 # A step of these waits twice, by design: pFedGate's knapsack is solved on the host.

@@ -11,7 +11,7 @@ from sepal.cli.by_class import class_sheet
 from sepal.cli.report import render
 from sepal.protocol.tasks.builtin import classification, multilabel, regression, segmentation
 from sepal.study.comparison import read_comparison
-from tests.cli.runs_for_tests import write_run
+from tests.sepal.cli.runs_for_tests import write_run
 from tests.tasks.settings import closing
 
 FLAT = {"dataset": "digits", "clients": 3, "rounds": 1, "partition.subsample": 300}

@@ -31,7 +31,7 @@ from sepal.strategies.assembly import assemble
 from sepal.study.comparison import read_comparison
 from sepal.study.frontier import entries, frontier
 from sepal.study.plans.search import Trial, choose, measure_in, validation
-from tests.cli.runs_for_tests import write_run
+from tests.sepal.cli.runs_for_tests import write_run
 from tests.sepal.example_messages import REPLY
 from tests.tasks.settings import DIABETES, closing
 

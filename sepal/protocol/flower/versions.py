@@ -19,7 +19,7 @@ RANGE = "1.39 to 1.42"
 HTTP = (1, 40)  # from here on SuperNodes speak HTTP with the SuperLink, before it gRPC
 
 # Digests for 1.39, 1.40, 1.41 and 1.42, each once where several are equal. To support another release: read what has
-# changed, adapt, run `make flower VERSION=…`, and add the digest that the error names.
+# changed, adapt, run `make -C tools flower VERSION=…`, and add the digest that the error names.
 KNOWN: dict[str, set[str]] = {
     "supernode.start_client_internal.start_client_internal": {"bb3df95a5f63", "9e89a6eb68fb"},
     "supernode.start_client_internal._pull_and_store_message": {"eaf5d0e36dc3"},

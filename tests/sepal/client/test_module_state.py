@@ -22,11 +22,11 @@ from sepal.models import build
 from sepal.server.strategy import SepalStrategy
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
-from tests.engines import modules_with_state
-from tests.engines.modules_with_state import Layer
-from tests.engines.test_modules_with_state import FLAT, HERE
 from tests.models.test_models import PUBLISHED
 from tests.sepal.client.test_store import State, entry
+from tests.sepal.engines import modules_with_state
+from tests.sepal.engines.modules_with_state import Layer
+from tests.sepal.engines.test_modules_with_state import FLAT, HERE
 
 FEATURES = 3
 

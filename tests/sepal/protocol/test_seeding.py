@@ -11,7 +11,7 @@ import torch
 from sepal.engines.in_process import run_in_process
 from sepal.protocol.seeding import generators_seeded
 from sepal.strategies.assembly import assemble
-from tests.engines.test_modules_with_state import FLAT, HERE
+from tests.sepal.engines.test_modules_with_state import FLAT, HERE
 
 DRAW = {"numpy": np.random.rand, "python": random.random, "torch": lambda: float(torch.rand(()))}
 LINEAR = f"{__name__}:linear"

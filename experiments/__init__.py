@@ -1,1 +1,0 @@
-"""Papers' plans, benchmarks and the demo: what a checkout has besides the installed packages."""

@@ -1,1 +1,0 @@
-"""Finds the default rates: ``python -m experiments.calibrate``."""

@@ -1,1 +1,0 @@
-"""Checks that every method learns with its default keys: ``make defaults``."""

@@ -1,1 +1,0 @@
-"""The leaderboard, a designed comparison: ``python -m experiments.leaderboard``."""

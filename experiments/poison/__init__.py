@@ -1,1 +1,0 @@
-"""What the options against poisoned uploads are worth: ``python -m experiments.poison``."""

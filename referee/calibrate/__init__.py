@@ -1,0 +1,1 @@
+"""Finds the default rates: ``python -m referee.calibrate``."""

@@ -1,0 +1,1 @@
+"""The leaderboard, a designed comparison: ``python -m referee.leaderboard``."""

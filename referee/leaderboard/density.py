@@ -1,0 +1,160 @@
+"""How sparse a method may be: accuracy of trials against the share that is kept or sent, and the papers' own settings.
+
+Of most settings there are trials only, on validation data; a search went where accuracy was highest, so the papers'
+values have fewer of them. What has reported runs on test data is said to have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from referee.leaderboard.blocks import TUNING, Contender
+from referee.leaderboard.drawing import SMALL, colour_of_words, heading, marks, signed, stroke_of, svg
+from referee.leaderboard.forest import DATA
+from referee.leaderboard.looks import INK, LOOKS, PAPERS
+from referee.leaderboard.measures import HOLDS, Measures
+from sepal.cli.markdown import table
+from sepal.cli.sheets import NONE
+
+# Contender → values of its own key that its paper reports
+PUBLISHED = {"fedpse": (0.1,), "dmpfl": (0.5,), "subfedavg": (0.5,), "pfedgate": (0.5, 0.3)}
+PRUNED = "subfedavg.target"  # a key that says what goes, not what stays
+DENSITIES = ("fedpse", "subfedavg", "pfedgate")  # whose own key is a density; DM-PFL's α is not one
+FLOOR, TOP = -16.0, 4.0
+WIDTH, HEIGHT = 322, 250  # pixels of a panel
+SHARE = {"fedpse": "sent", "subfedavg": "not pruned", "pfedgate": "blocks on"}
+
+
+def tried(found: Measures, contender: Contender, seeds: Sequence[int]) -> dict[float, float]:
+    """Return value of the own key → validation accuracy of its best rate, mean over these seeds, in [0, 1].
+
+    Rates that lack one of the seeds do not count, nor do values without a rate that has all.
+    """
+    best: dict[float, float] = {}
+    for keys in found.design.all_points(contender):
+        values = [found.design.validation(contender, keys, seed) for seed in seeds]
+        if None not in values:
+            mean, value = float(np.mean([one or 0.0 for one in values])), float(keys[contender.own_key])
+            best[value] = max(best.get(value, 0.0), mean)
+    return best
+
+
+def behind(found: Measures, contender: Contender, value: float) -> tuple[float, int] | None:
+    """Return the points from the yardstick's chosen keys in the same trials, and of how many seeds: all, or the first.
+
+    None without a trial at this value.
+    """
+    chosen = found.design.chosen(found.yardstick)
+    for seeds in (TUNING, TUNING[:1]):
+        ours = tried(found, contender, seeds).get(value)
+        theirs = [found.design.validation(found.yardstick, chosen, seed) for seed in seeds] if chosen else [None]
+        if ours is not None and None not in theirs:
+            return 100 * (ours - float(np.mean([one or 0.0 for one in theirs]))), len(seeds)
+    return None
+
+
+def published(found: Measures, name: str, value: float) -> Contender | None:
+    """Return the contender whose reported runs have this value of a method's own key; None if there are none."""
+    key = found.named(name).own_key
+    for each in found.block.everybody:
+        config = found.design.reported(each, found.block.seeds[0]) if (each.method or each.name) == name else None
+        if config and config.get(key) == value and found.whole(each):
+            return each
+    return None
+
+
+def papers_table(found: Sequence[Measures]) -> Iterator[str]:
+    """Yield the lines of a table of the papers' own sparsity beside what the trials chose, and what is missing."""
+    lines, missing = [], 0
+    for name, values in PUBLISHED.items():
+        for value in values:
+            cells = [_cell(each, name, value) for each in found]
+            missing += sum(len(each.block.seeds) for each in found if published(each, name, value) is None)
+            lines.append([f"{LOOKS[name].name}, `{found[0].named(name).own_key}` = {value:g}", *cells])
+    yield from table(["points from FedAvg + fine-tuning", *(each.block.name for each in found)], lines)
+    yield "Where there are reported runs: test data, what a client holds. Else *trials*: validation data, the best of"
+    yield "the rates tried, of one seed or three, without an interval. In brackets: what the trials chose, if it is"
+    yield f"another value. Missing: {missing} reported runs."
+    yield ""
+
+
+def _cell(found: Measures, name: str, value: float) -> str:
+    contender, chosen = published(found, name, value), found.design.chosen(found.named(name)) or {}
+    picked = chosen.get(found.named(name).own_key)
+    other = f" ({picked:g})" if picked is not None and picked != value else ""
+    if contender and (difference := found.difference(contender, HOLDS)):
+        return difference.text() + other
+    trial = behind(found, found.named(name), value)
+    if trial is None:
+        return NONE + other
+    return f"*trials {signed(trial[0])}, {trial[1]} seed{'s' * (trial[1] > 1)}*{other}"
+
+
+def points(found: Sequence[Measures]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each value of a density that was tried, as :func:`behind` has it."""
+    for each in found:
+        for name in DENSITIES:
+            contender = each.named(name)
+            for value in sorted(tried(each, contender, TUNING[:1])):
+                if trial := behind(each, contender, value):
+                    density = 1 - value if contender.own_key == PRUNED else value
+                    row = {"block": each.block.name, "key": name, "density": 100 * density, "mean": trial[0]}
+                    yield {**row, "seeds": trial[1], "published": value in PUBLISHED[name]}
+
+
+def picture(found: Sequence[Measures]) -> str:
+    """Return accuracy against density, a panel for each block, as SVG; empty without trials."""
+    rows = list(points(found))
+    if not rows:
+        return ""
+    panels = [_panel([row for row in rows if row["block"] == each.block.name], each) for each in found]
+    grid = [alt.hconcat(*panels[n : n + 2], spacing=24) for n in range(0, len(panels), 2)]
+    reading = [
+        "Points from FedAvg + fine-tuning on validation data, best rate tried.",
+        "Outline: one seed, not three. Ring: the paper's value.",
+    ]
+    whole = alt.vconcat(_legend(), *grid, spacing=14)
+    return svg(whole, "Accuracy against density, in the trials", reading, _spoken(rows))
+
+
+def _legend() -> Any:
+    """Return a line of names with their marks."""
+    ends = (0, 175, 475)  # pixels
+    rows = [
+        {"key": name, "x": x, "name": f"{LOOKS[name].name} {SHARE[name]}"}
+        for name, x in zip(DENSITIES, ends, strict=True)
+    ]
+    data = alt.Chart(alt.InlineData(values=rows))
+    x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, 2 * WIDTH], nice=False))
+    words = data.mark_text(align="left", baseline="middle", dx=14, fontSize=SMALL, fontWeight=600)
+    words = words.encode(x, colour_of_words(PAPERS), alt.Text("name:N"))
+    return alt.layer(marks(data, PAPERS).encode(x), words).properties(width=2 * WIDTH, height=24)
+
+
+def _panel(rows: Sequence[dict[str, Any]], found: Measures) -> Any:
+    scale = alt.Scale(domain=[FLOOR, TOP], nice=False, clamp=True)
+    minus = "replace(datum.label, '-', '−')"
+    y = alt.Y("mean:Q", scale=scale, axis=alt.Axis(values=[-15, -10, -5, 0], labelExpr=minus, title=None))
+    wide = alt.Scale(type="log", domain=[4, 110], nice=False)
+    across = alt.Axis(values=[5, 10, 30, 100], labelExpr="datum.label + ' %'", title=None)
+    x = alt.X("density:Q", scale=wide, axis=across)
+    data = alt.Chart(alt.InlineData(values=list(rows)))
+    zero = alt.Chart(alt.InlineData(values=[{"mean": 0.0}])).mark_rule(strokeWidth=2.5, color=INK)
+    ring = data.transform_filter("datum.published").mark_point(size=460, strokeWidth=2, filled=False)
+    layers = [
+        zero.encode(y),
+        data.mark_line(strokeWidth=2.2).encode(stroke_of(PAPERS), x, y),
+        ring.encode(stroke_of(PAPERS), x, y),
+        marks(data.transform_filter("datum.seeds > 1"), PAPERS, 140).encode(x, y),
+        marks(data.transform_filter("datum.seeds == 1"), PAPERS, 140, outlined=True).encode(x, y),
+    ]
+    name = f"{found.block.name}: {DATA.get(str(found.block.keys['dataset']), '')}"
+    return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=heading(name, "start"))
+
+
+def _spoken(rows: Sequence[dict[str, Any]]) -> str:
+    return "; ".join(f"{LOOKS[r['key']].name} ({r['block']}) {r['density']:.0f} % {signed(r['mean'])}" for r in rows)

@@ -1,0 +1,264 @@
+"""Accuracies and differences of a block's contenders, from its stored rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+
+from referee.leaderboard.blocks import Contender
+from referee.leaderboard.design import HELD, Design, Row
+from referee.leaderboard.statistics import Interval, Matrix, holm, interval, matrix, mean, spread, wins
+
+LEAST_SEEDS, LEAST_CLIENTS = 4, 3  # of a difference with a p-value: all seeds, and the clients of each
+# Of the best seed's mean. In block b a model that always says a client's largest class has half of it
+COLLAPSED = 2 / 3
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is measured: a view of one population.
+
+    Attributes:
+        title: The column's.
+        view: ``received``, ``trained``, ``kept``, one of them under shift, or ``deployed``: the method's own.
+        novel: Whether of the clients that never trained, instead of those that did.
+    """
+
+    title: str
+    view: str
+    novel: bool = False
+
+
+HOLDS = Measure("what a client holds", HELD)
+NEWCOMER = Measure("what a newcomer gets", "received", novel=True)
+VISIT = Measure("newcomer after one visit", HELD, novel=True)
+DEPLOYED = Measure("deployed", "deployed")
+KEPT = Measure("kept", "kept")
+SHIFT = Measure("held, full shift", f"{HELD}-shift-100")
+SENT_SHIFT = Measure("received, full shift", "received-shift-100")
+Key: TypeAlias = tuple[str, str, Measure]  # block, contender, what is measured
+ALL = (HOLDS, NEWCOMER, VISIT, DEPLOYED, KEPT, SHIFT, SENT_SHIFT)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean over seeds of means over clients, with its standard deviation over seeds; in [0, 1].
+
+    Attributes:
+        seeds: Number of seeds.
+        collapsed: Means of the seeds that have collapsed (:meth:`Measures.collapsed`).
+        rest: The figure of the other seeds; None if no seed has collapsed.
+    """
+
+    mean: float
+    spread: float | None
+    seeds: int
+    collapsed: tuple[float, ...] = ()
+    rest: Figure | None = None
+
+    def text(self) -> str:
+        """Return ``93.1 ± 0.4``, in per cent."""
+        found = f"{100 * self.mean:.1f}"
+        return found if self.spread is None else f"{found} ± {100 * self.spread:.1f}"
+
+    def words(self, unit: str = "") -> str:
+        """Return the same, with a ``unit``, and which seeds have collapsed."""
+        if self.rest is None:
+            return self.text() + unit
+        low = ", ".join(f"{100 * each:.1f}" for each in self.collapsed)
+        count = f"{len(self.collapsed)} of {self.seeds} seeds collapsed"
+        return f"{self.text()}{unit} ({count}: {low}; others {self.rest.text()})"
+
+
+class Measures:
+    """All figures of a block."""
+
+    def __init__(self, design: Design) -> None:
+        self.design, self.block = design, design.block
+
+    def runs(self, contender: Contender, budget: float = 0.0) -> dict[int, Row]:
+        """Return seed → row of the reported runs that are there; of those within a budget if given.
+
+        None if one ended with an error: the others' mean would be that of the seeds that suit the contender.
+        """
+        found = self._reported(contender, budget)
+        return {} if any("error" in row for row in found.values()) else found
+
+    def failed(self, contender: Contender, budget: float = 0.0) -> str:
+        """Return ``4 of 5 seeds`` if another one's run ended with an error, and nothing otherwise."""
+        found = self._reported(contender, budget)
+        well = sum("error" not in row for row in found.values())
+        return f"{well} of {len(self.block.seeds)} seeds" if well < len(found) else ""
+
+    def _reported(self, contender: Contender, budget: float) -> dict[int, Row]:
+        found = {}
+        for seed in self.block.seeds:
+            design = self.design
+            config = design.at_bytes(contender, budget, seed) if budget else design.reported(contender, seed)
+            row = self.design.row(config) if config else None
+            if row is not None:
+                found[seed] = row
+        return found
+
+    def by_seed(self, contender: Contender, measure: Measure, budget: float = 0.0) -> dict[int, dict[str, float]]:
+        """Return seed → client → accuracy; without seeds in which nobody has the view."""
+        found = {seed: dict(_clients(row, measure)) for seed, row in self.runs(contender, budget).items()}
+        return {seed: clients for seed, clients in found.items() if clients}
+
+    def values(self, contender: Contender, measure: Measure, budget: float = 0.0) -> Matrix:
+        """Return the accuracies, float64 (seeds that are there, clients)."""
+        found = self.by_seed(contender, measure, budget)
+        return matrix(found, sorted(found), sorted({name for clients in found.values() for name in clients}))
+
+    def figure(self, contender: Contender, measure: Measure, budget: float = 0.0) -> Figure | None:
+        """Return a figure; None where nothing is there."""
+        values = self.values(contender, measure, budget)
+        if not values.size:
+            return None
+        all_rounds = not budget or self.design.bought(contender, budget) == self.block.rounds
+        fell = self.collapsed(contender) if all_rounds else set()
+        low = np.array([seed in fell for seed in sorted(self.by_seed(contender, measure, budget))])
+        if not low.any() or low.all():
+            return Figure(mean(values), spread(values), len(values))
+        rest = values[~low]
+        others = Figure(mean(rest), spread(rest), len(rest))
+        return Figure(
+            mean(values), spread(values), len(values), tuple(np.nanmean(values[low], axis=1).tolist()), others
+        )
+
+    def collapsed(self, contender: Contender) -> set[int]:
+        """Return the seeds whose mean of what a client holds, in all rounds, is below two thirds of the best one's."""
+        found = {seed: float(np.mean([*each.values()])) for seed, each in self.by_seed(contender, HOLDS).items()}
+        return {seed for seed, value in found.items() if value < COLLAPSED * max(found.values())}
+
+    def differences(self, contender: Contender, measure: Measure, budget: float = 0.0, to: str = "") -> Matrix:
+        """Return a contender's accuracies minus another's (by default the yardstick's), where both have them."""
+        other = self.named(to or self.block.yardstick)
+        return _paired(*(self.by_seed(each, measure, budget) for each in (contender, other)))
+
+    def difference(self, contender: Contender, measure: Measure, budget: float = 0.0, to: str = "") -> Interval | None:
+        """Return the difference to the yardstick, or another, with its interval; None with fewer than two seeds."""
+        values = self.differences(contender, measure, budget, to)
+        if not values.size or len(values) < 2 or contender.name == (to or self.block.yardstick):
+            return None
+        return interval(values, self.block.same_people)
+
+    def without_collapsed(self, contender: Contender, other: Contender, measure: Measure = HOLDS) -> Interval | None:
+        """Return the difference to another in a measure, of the seeds in which neither has collapsed."""
+        fell = self.collapsed(contender) | self.collapsed(other)
+        sides = ({s: v for s, v in self.by_seed(each, measure).items() if s not in fell} for each in (contender, other))
+        values = _paired(*sides)
+        return interval(values, self.block.same_people) if len(values) > 1 else None
+
+    def between(self, ours: tuple[Contender, Measure], theirs: tuple[Contender, Measure]) -> Interval | None:
+        """Return the difference of two contenders in a measure each; None with fewer than two seeds that have both."""
+        values = _paired(self.by_seed(*ours), self.by_seed(*theirs))
+        return interval(values, self.block.same_people) if len(values) > 1 else None
+
+    def of_runs(self, ours: tuple[Contender, float], theirs: tuple[Contender, float]) -> Interval | None:
+        """Return the difference in what a client holds of two contenders with a budget each (0: all rounds)."""
+        values = _paired(*(self.by_seed(contender, HOLDS, budget) for contender, budget in (ours, theirs)))
+        same = ours == theirs or len(values) < 2
+        return None if same else interval(values, self.block.same_people)
+
+    def tested(self, contender: Contender, measure: Measure) -> bool:
+        """Return whether a difference has a p-value: of those named before the runs, with seeds and clients enough."""
+        if measure not in (HOLDS, DEPLOYED) or contender.name not in self.block.tested:
+            return False
+        values = self.differences(contender, measure)
+        return len(values) >= LEAST_SEEDS and int((~np.isnan(values)).sum(1).min()) >= LEAST_CLIENTS
+
+    def wins(self, contender: Contender) -> tuple[int, int, int] | None:
+        """Return the clients that hold a better, an equal and a worse model than with the yardstick."""
+        values = self.differences(contender, HOLDS)
+        if not values.size or contender.name == self.block.yardstick:
+            return None
+        return wins(values, self.block.same_people)
+
+    @cached_property
+    def yardstick(self) -> Contender:
+        """The contender that all are compared with."""
+        return self.named(self.block.yardstick)
+
+    def named(self, name: str) -> Contender:
+        """Return a contender by its name."""
+        return next(each for each in self.block.everybody if each.name == name)
+
+    @cached_property
+    def finished(self) -> bool:
+        """Whether no run is missing."""
+        return next(self.design.needed(), None) is None
+
+    @property
+    def compared(self) -> bool:
+        """Whether all contenders' runs of all rounds have ended, well or not."""
+        return all(len(self._reported(each, 0.0)) == len(self.block.seeds) for each in self.block.contenders)
+
+    def whole(self, contender: Contender, other: str = "") -> bool:
+        """Return whether all its seeds are there, and those of another, by default the yardstick."""
+        both = (contender, self.named(other or self.block.yardstick))
+        return all(len(self.runs(each)) == len(self.block.seeds) for each in both)
+
+    def megabytes(self, contender: Contender, budget: float = 0.0) -> float | None:
+        """Return the MB of all clients, up and down, with the closing download, mean over seeds."""
+        found = [row["spent"][-1] for row in self.runs(contender, budget).values()]
+        return float(np.mean(found)) if found else None
+
+    def over(self, contender: Contender, budget: float) -> float:
+        """Return the largest share of a budget that a seed's run has spent; 0 if none has run."""
+        limits = {seed: self.design.limit(budget, seed) for seed in self.block.seeds}
+        spent = ((row["spent"][-1], limits[seed]) for seed, row in self.runs(contender, budget).items())
+        return max((mine / limit for mine, limit in spent if limit), default=0.0)
+
+    def steps(self, contender: Contender) -> float | None:
+        """Return the steps of a newcomer's one visit, mean over newcomers and seeds."""
+        columns = [row["clients"] for row in self.runs(contender).values()]
+        found = [s for c in columns for s, new in zip(c["steps"], c["novel"], strict=True) if new and s is not None]
+        return float(np.mean(found)) if found else None
+
+
+def _paired(ours: Mapping[int, Mapping[str, float]], theirs: Mapping[int, Mapping[str, float]]) -> Matrix:
+    both = sorted(ours.keys() & theirs.keys())
+    names = sorted({name for seed in both for name in ours[seed].keys() & theirs[seed].keys()})
+    return matrix(ours, both, names) - matrix(theirs, both, names)
+
+
+def _clients(row: Row, measure: Measure) -> Iterator[tuple[str, float]]:
+    columns = row["clients"]
+    view = measure.view if measure.view != "deployed" else row["deployed"]
+    values = columns.get(view, [None] * len(columns["name"]))
+    for name, new, value in zip(columns["name"], columns["novel"], values, strict=True):
+        if new == measure.novel and value is not None:
+            yield name, value
+
+
+def corrected(
+    found: Sequence[Measures], to_dense: bool = False, ranked: Measure = HOLDS
+) -> dict[Key, tuple[Interval, float | None]]:
+    """Return (block, contender, measure) → difference and p by Holm, of all that have all seeds.
+
+    Those with a p (:meth:`Measures.tested`) are one family over all blocks; of the others p is None. It has as many
+    members as were named before the runs: one that is not there yet counts as 1, so that no p rises when it comes.
+
+    Args:
+        found: All blocks of the family.
+        to_dense: Differences to dense FedAvg instead of those to the yardstick.
+        ranked: What the family compares: what a client holds, or what both sides deploy.
+    """
+    there = {
+        (each.block.name, contender.name, measure): (difference, each.tested(contender, measure))
+        for each in found
+        for contender in each.block.contenders
+        if each.whole(contender, to := each.block.dense if to_dense else each.block.yardstick)
+        for measure in (ranked, NEWCOMER)
+        if (difference := each.difference(contender, measure, to=to))
+    }
+    family = {key: difference.p for key, (difference, tested) in there.items() if tested}
+    planned = sum(len(each.block.tested) for each in found)
+    values = holm([*family.values(), *[1.0] * (planned - len(family))])
+    known = dict(zip(family, values, strict=False))
+    return {key: (difference, known.get(key)) for key, (difference, _) in there.items()}

@@ -1,0 +1,88 @@
+"""`python -m referee.matrix`: runs every model with every method and writes docs/models-and-methods.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from referee.matrix import models
+from referee.matrix.models import KINDS, Kind
+from sepal.engines.in_process import run_in_process
+from sepal.errors import SepalError
+from sepal.strategies.assembly import assemble
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "models-and-methods.md"
+METHODS: Mapping[str, Mapping[str, Any]] = {  # column: method and keys with which it prunes at once
+    "FedAvg": {"method": "fedavg"},
+    "FedPSE": {"method": "fedpse"},
+    "DM-PFL": {"method": "dmpfl", "dmpfl.readjust-every": 1},
+    "Sub-FedAvg": {"method": "subfedavg", "subfedavg.accuracy": 0.0, "subfedavg.distance": 0.0},
+    "Sub-FedAvg, hybrid": {
+        "method": "subfedavg",
+        "subfedavg.variant": "hy",
+        "subfedavg.accuracy": 0.0,
+        "subfedavg.channel-distance": 0.0,
+    },
+    "Pa3dFL": {"method": "pa3dfl", "pa3dfl.hidden": 8, "pa3dfl.embedding": 8},
+    "pFedGate": {"method": "pfedgate", "pfedgate.keep": 0.5},
+    "pFedGate, by batch": {"method": "pfedgate", "pfedgate.keep": 0.5, "pfedgate.gating": "batch"},
+}
+KEYS = {"dataset": "own", "own.classes": models.CLASSES, "clients": 2, "rounds": 2, "local-epochs": 1, "lr": 0.1}
+KEYS |= {"batch-size": 8, "evaluate-every": 0, "optimizer": "sgd"}
+HEAD = """# Models and methods
+
+Whether a kind of model runs with a method: two rounds in process on tiny data, after which the server's model has
+moved. Server and clients check each other's tensors against what they expect in every message. Where a method cannot
+take a model, the table has the number of the line that Sepal then prints before the run. FedAvg-FT, FedProx, Ditto
+and other methods that exchange whole models take what FedAvg takes. HeteroFL, FjORD, FedRolex, TailorFL and
+local-width need models whose channels can be cut, as Sub-FedAvg's hybrid does.
+
+Sub-FedAvg and DM-PFL prune weights of torch's own layers (linear, convolution, recurrent, attention, embedding), and
+in modules of your own tensors of two or more axes that are called `weight` or `w`: never biases, norms, learned
+positions or class tokens.
+
+Made by `python -m referee.matrix`; `tests/referee/test_matrix.py` runs it, and fails if the page is not up to
+date.
+
+"""
+
+
+def outcome(kind: Kind, method: Mapping[str, Any]) -> str:
+    """Return nothing if two rounds of a method move the model, or the line in which it is refused."""
+    place = models.__name__
+    own = {**kind.keys, "own.data": f"{place}:{kind.keys['own.data']}", "model": f"{place}:{kind.build.__name__}"}
+    try:
+        strategy = run_in_process(assemble({**KEYS, **own, **method}))
+    except SepalError as error:
+        return str(error).replace(f"{place}:", "")
+    return "" if moved(strategy) else "nothing moves"
+
+
+def moved(strategy: Any) -> bool:
+    """Return whether the server's model is no longer W_0, or what the method starts from."""
+    server = strategy._method.make_server(strategy.task)
+    before, after = server.model(server.init()), server.model(strategy.progress.server)
+    return any(not np.array_equal(before[name], after[name]) for name in after)
+
+
+def page() -> str:
+    """Return the page."""
+    found: dict[str, list[str]] = {}
+    lines = [f"| | {' | '.join(METHODS)} |", f"|---|{'---|' * len(METHODS)}"]
+    for kind in KINDS:
+        cells = []
+        for method in METHODS.values():
+            expected, _, got = outcome(kind, method).rpartition(", got ")
+            if expected and got not in found.setdefault(expected, []):
+                found[expected].append(got)
+            cells.append(f"no ({list(found).index(expected) + 1})" if expected else got or "works")
+        lines.append(f"| {kind.title} | {' | '.join(cells)} |")
+    reasons = [f"{number}. `{text}, got …`: {'; '.join(got)}" for number, (text, got) in enumerate(found.items(), 1)]
+    return HEAD + "\n".join([*lines, "", "## What refusals say", "", *reasons]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

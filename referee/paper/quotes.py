@@ -1,0 +1,159 @@
+"""What a page's template may quote from the stored runs: ``{{ on("har").ahead("dmpfl", "fedavg") }}``.
+
+A template says ``ahead`` or ``even``, and the page is only made if the data say so, too: a sentence cannot outlive the
+figures that it was written for. All differences are paired over clients, with the 95 % interval of Student's t; with
+``seeds=True`` over seeds. Accuracies are in %, differences in points.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from referee.paper.differences import Group, by_seed
+from referee.paper.plan import PaperPlan
+from sepal.errors import ConfigError
+from sepal.study.statistics import Difference, Estimate, over_seeds, paired, paired_by_seed
+
+Results = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Quotes:
+    """The runs of one cell of a block.
+
+    Views are kept, received, trained, pooled, or deployed: the one that the user of a variant's method predicts with.
+
+    Attributes:
+        place: PaperBlock and cell, for errors.
+        groups: Variant → its runs.
+        views: Variant → its deployed view.
+    """
+
+    place: str
+    groups: Mapping[str, Group]
+    views: Mapping[str, str]
+
+    def runs(self, variant: str) -> Group:
+        """Return a variant's runs."""
+        if variant not in self.groups:
+            raise ConfigError("page", f"one of {', '.join(self.groups)} in {self.place}", variant)
+        return self.groups[variant]
+
+    def acc(self, variant: str, view: str = "deployed", shift: bool = False, figure: str = "mean") -> str:
+        """Return an accuracy, mean over seeds: ``97.1``."""
+        return f"{100 * self._accuracy(variant, view, shift, figure).mean:.1f}"
+
+    def seeds(self, variant: str, view: str = "deployed") -> str:
+        """Return an accuracy of each seed: ``97.1, 96.8``."""
+        name = self._view(variant, view, shift=False)
+        return ", ".join(f"{100 * one['accuracy'][name]['mean']:.1f}" for one in self.runs(variant))
+
+    def held_out(self, variant: str, view: str = "trained") -> str:
+        """Return the accuracy on validation data, mean over seeds."""
+        return f"{100 * np.mean([one['validation'][view] for one in self.runs(variant)]):.1f}"
+
+    def diff(self, ours: str, theirs: str, view: str = "deployed", **options: Any) -> str:
+        """Return a difference with its sign, whatever it is: ``+3.1 [+1.3, +4.9]``."""
+        return _signed(self._difference(ours, theirs, view, **options))
+
+    def ahead(self, ours: str, theirs: str, view: str = "deployed", digits: int = 1, **options: Any) -> str:
+        """Return by how much ``ours`` is ahead, whose interval must exclude 0: ``3.1 [1.3, 4.9]``."""
+        found = self._difference(ours, theirs, view, **options)
+        if found.spread is None or found.mean <= found.spread:
+            raise ConfigError(f"page: {self.place}", f"{ours} ahead of {theirs} ({view})", found.text(2, sign="+"))
+        return found.text(digits)
+
+    def even(self, ours: str, theirs: str, view: str = "deployed", **options: Any) -> str:
+        """Return a difference whose interval must include 0, with its sign: ``+0.1 [−0.9, +1.1]``."""
+        found = self._difference(ours, theirs, view, **options)
+        if found.spread is None or abs(found.mean) > found.spread:
+            raise ConfigError(f"page: {self.place}", f"{ours} even with {theirs} ({view})", found.text(2, sign="+"))
+        return _signed(found)
+
+    def mb(self, variant: str, ways: tuple[str, ...] = ("up", "down")) -> str:
+        """Return the MB of all clients and rounds, mean over seeds: ``9.8``, from a thousand on ``4,091``."""
+        mean = float(np.mean([sum(one["megabytes"][way] for way in ways) for one in self.runs(variant)]))
+        return f"{mean:,.0f}" if mean >= 1000 else f"{mean:.1f}"
+
+    def dense(self, variant: str, ways: tuple[str, ...] = ("up", "down")) -> str:
+        """Return those MB in % of the same messages with the whole model as float32."""
+        sizes = [one["megabytes"] for one in self.runs(variant)]
+        part, whole = (sum(s[f"{way}{end}"] for s in sizes for way in ways) for end in ("", "_dense"))
+        return f"{100 * part / whole:.1f}"
+
+    def work(self, variant: str, other: str) -> str:
+        """Return the multiply-adds of training in % of another variant's."""
+        ours, theirs = (np.mean([one["multiply_adds"] for one in self.runs(each)]) for each in (variant, other))
+        return f"{100 * ours / theirs:.0f}"
+
+    def own(self, variant: str, figure: str, digits: int = 1, factor: float = 100.0, how: str = "mean") -> str:
+        """Return a figure that clients report of themselves at the end, in %: its ``mean``, ``min`` or ``max``."""
+        values = [value for one in self.runs(variant) for value in one["own"][figure] if value is not None]
+        return f"{factor * float(getattr(np, how)(values)):.{digits}f}"
+
+    def method(self, variant: str, figure: str, digits: int = 2, at: int | None = None) -> str:
+        """Return a figure of the method itself: its mean over rounds and seeds, or of the ``at``-th such round."""
+        columns = [one["method"][figure] for one in self.runs(variant)]
+        values = [column[at] for column in columns] if at is not None else [v for c in columns for v in c]
+        return f"{np.mean([value for value in values if value is not None]):.{digits}f}"
+
+    def novel(self, variant: str, view: str) -> str:
+        """Return the novel clients' accuracy."""
+        return f"{100 * np.mean([one['novel']['accuracy'][view]['mean'] for one in self.runs(variant)]):.1f}"
+
+    def quarter(self, variant: str, number: int) -> str:
+        """Return the deployed accuracy of a quarter of the capacities: 0 is the lowest."""
+        name = sorted(self.runs(variant)[0]["by_capacity"])[number]
+        return f"{100 * np.mean([r['by_capacity'][name][self.views[variant]]['mean'] for r in self.runs(variant)]):.1f}"
+
+    def epsilon(self, variant: str, kind: str = "epsilon") -> str:
+        """Return the ε that a variant ends with (``epsilon_zero_out``: against no update)."""
+        largest = max(one["privacy"][kind] for one in self.runs(variant))
+        return f"{float(f'{largest:.3g}'):,g}"
+
+    def _view(self, variant: str, view: str, shift: bool) -> str:
+        self.runs(variant)
+        return (self.views[variant] if view == "deployed" else view) + "-shift-100" * shift
+
+    def _accuracy(self, variant: str, view: str, shift: bool, figure: str) -> Estimate:
+        name = self._view(variant, view, shift)
+        found = over_seeds([one["accuracy"][name][figure] for one in self.runs(variant) if one["accuracy"].get(name)])
+        if found is None:
+            raise ConfigError(f"page: {self.place}", f"a view that {variant} has", name)
+        return found
+
+    def _difference(
+        self, ours: str, theirs: str, view: str, *, other: str = "", shift: bool = False, seeds: bool = False
+    ) -> Difference:
+        sides = [self._view(ours, view, shift), self._view(theirs, other or view, shift)]
+        compare = paired_by_seed if seeds else paired
+        found = compare(*(by_seed(self.runs(v), s) for v, s in zip((ours, theirs), sides, strict=True)))
+        if found is None:
+            raise ConfigError(f"page: {self.place}", "clients that both have", f"none for {ours} and {theirs} ({view})")
+        return found
+
+
+def _signed(found: Difference) -> str:
+    return re.sub(r"^[+-](?=0\.0\b)", "", found.text(sign="+")).replace("-", "−")
+
+
+def quotes(plan: PaperPlan, results: Results) -> Callable[..., Quotes]:
+    """Return ``on(block, cell)``, which gives the runs of a block; without a cell, of its only one."""
+    views = {(run.block, run.variant): run.deployed for run in plan.runs()}
+
+    def on(block: str, cell: str = "") -> Quotes:
+        groups: dict[str, list[Mapping[str, Any]]] = {}
+        for row in results.values():
+            if (row["block"], row["cell"]) == (block, cell):
+                groups.setdefault(row["variant"], []).append(row)
+        place = " ".join(filter(None, (block, cell)))
+        if not groups:
+            raise ConfigError("page", "a block and a cell that have runs", place)
+        return Quotes(place, groups, {name: views[block, name] for name in groups})
+
+    return on

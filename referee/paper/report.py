@@ -1,0 +1,239 @@
+"""The results of a plan's runs: tables in Markdown, and all figures as JSON, one line per run.
+
+All tables are computed from the lines of JSON, whose figures are rounded to five decimals. So pages
+are made from the stored files alone (:mod:`referee.paper.pages`).
+
+*deployed* comes first: the model that a user of a deployed client predicts with, which is in the view that the method's
+record names; clients without a model in that view are left out. A figure with ± is a
+mean and standard deviation over seeds, unless the table says over clients. Paired differences are computed for each
+client and averaged over seeds, with the 95 % interval of Student's t over clients; with two clients there is no
+interval. Clients of a federation are not independent, so the interval is only indicative.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from referee.paper.differences import MODELS, difference_tables
+from referee.paper.figures import figures
+from referee.paper.plan import PaperBlock, PaperPlan, Published
+from referee.paper.some_runs import (
+    Found,
+    Group,
+    by_capacity,
+    by_round,
+    chosen_by_trials,
+    mean,
+    of_novel_clients,
+    of_the_clients,
+    of_the_method,
+    of_the_trials,
+    privacy_table,
+)
+from sepal.cli.markdown import table
+from sepal.errors import ConfigError
+from sepal.protocol.views import SHIFTS
+from sepal.storage.files import write_atomically
+from sepal.study.plans.model import PlannedRun
+from sepal.study.statistics import Rise, mean_rise, over_seeds
+
+SHOWN = 8  # names of missing runs, at most
+
+
+def write_report(plan: PaperPlan, runs: Sequence[PlannedRun], out: Path) -> list[Path]:
+    """Write ``tables.md`` and ``results.ndjson`` (a line per run) for the runs under ``out``; return their paths."""
+    found = {run.name: figures(run, out) for run in runs}
+    rows = [json.dumps(json.loads(json.dumps(f), parse_float=_rounded)) for f in found.values() if f]
+    out.mkdir(parents=True, exist_ok=True)
+    tables, data = out / "tables.md", out / "results.ndjson"
+    write_atomically(data, "".join(f"{row}\n" for row in rows).encode())
+    lines = [f"# {plan.title}", "", *([plan.note, ""] if plan.note else [])]
+    lines += all_tables(plan, read_results(data), missing=True)
+    write_atomically(tables, "\n".join(lines).encode())
+    return [tables, data]
+
+
+def _budget(found: Group) -> Iterator[str]:
+    """Yield a line with the runs' wall time, CPUs and commits; nothing if no run has recorded its commit."""
+    commits = Counter(one.get("versions", {}).get("commit", "") for one in found)
+    unknown = commits.pop("", 0)
+    if commits:
+        minutes = sum(one["seconds"] for one in found) / 60
+        cpus = sorted({one["versions"]["cpu"] for one in found if one.get("versions", {}).get("cpu")})
+        words = (
+            f"{len(found)} run{'s' * (len(found) > 1)}, {minutes:.1f} minutes of wall time in all, on {', '.join(cpus)}"
+        )
+        rest = f", and unknown for {unknown}" if unknown else ""
+        yield from (f"{words}; commit {', '.join(sorted(commits))}{rest}.", "")
+
+
+def read_results(path: Path) -> dict[str, Found]:
+    """Return the figures of every run in ``path`` (``results.ndjson``), by the run's name.
+
+    Raises:
+        ConfigError: It cannot be read, or is not JSON.
+    """
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return {row["name"]: row for row in rows}
+    except (OSError, ValueError, KeyError, TypeError) as reason:
+        raise ConfigError(str(path), "a line of JSON for each run", str(reason)) from None
+
+
+def all_tables(plan: PaperPlan, results: Mapping[str, Found], missing: bool = False) -> Iterator[str]:
+    """Yield the lines of the tables of all blocks, each under its title.
+
+    Args:
+        plan: The plan.
+        results: Its runs.
+        missing: Whether blocks without any run are there, too.
+    """
+    for block in plan.block:
+        if missing or any(run.name in results for run in plan.runs(block.name)):
+            title = block.title or block.name
+            made = trial_tables if block.name in plan.trial_blocks else block_tables
+            yield from (*([f"## {title}", ""] if title else []), *made(plan, block.name, results))
+
+
+def block_tables(plan: PaperPlan, name: str, results: Mapping[str, Found]) -> Iterator[str]:
+    """Yield the lines of all tables of one block."""
+    block = next(block for block in plan.block if block.name == name)
+    yield from _block(block, list(plan.runs(name)), results)
+    yield ""
+
+
+def trial_tables(plan: PaperPlan, name: str, results: Mapping[str, Found]) -> Iterator[str]:
+    """Yield the lines of the table of a block's trials."""
+    yield from table(*of_the_trials(plan, list(plan.runs(name)), results))
+    yield ""
+
+
+def _rounded(text: str) -> float:
+    return round(float(text), 5)
+
+
+def _block(block: PaperBlock, runs: Sequence[PlannedRun], found: Mapping[str, Found]) -> Iterator[str]:
+    missing = [run.name for run in runs if run.name not in found]
+    if missing:
+        names = ", ".join(missing[:SHOWN]) + (", …" if len(missing) > SHOWN else "")
+        yield from (f"Not there: {len(missing)} of {len(runs)} runs: {names}.", "")
+    yield from _budget([found[run.name] for run in runs if run.name in found])
+    for cell in dict.fromkeys(run.cell for run in runs):
+        groups: dict[str, list[Found]] = {}
+        for run in runs:
+            if run.cell == cell and (one := found.get(run.name)):
+                groups.setdefault(run.variant, []).append(one)
+        if groups:
+            yield from _cell(cell, groups, {run.variant: run.deployed for run in runs}, block.headline)
+            yield from _published([each for each in block.published if each.cell == cell], groups)
+
+
+def _cell(cell: str, groups: Mapping[str, Group], deployed: Mapping[str, str], headline: str | None) -> Iterator[str]:
+    if cell:
+        words = cell.replace("lambda=", "λ=").replace("alpha=", "α=").replace("=", " = ").replace(",", ", ")
+        yield from (f"### {words}", "")
+    yield from table(_main_header(), [_main_row(name, group, deployed[name]) for name, group in groups.items()])
+    yield from table(*privacy_table(groups))
+    yield from table(*_curves(groups))
+    there = {view for group in groups.values() for one in group for view in one["accuracy"]}
+    for view in MODELS:
+        if f"{view}-shift-100" in there:
+            header = [f"{view}, shift %", *map(str, SHIFTS)]
+            names = [f"{view}-shift-{percent}" for percent in SHIFTS]
+            rows = [[name, *(accuracy(group, each) for each in names)] for name, group in groups.items()]
+            yield from table(header, rows)
+    yield from table(*by_capacity(groups, "deployed", deployed))
+    yield from table(*by_capacity(groups, "trained", dict.fromkeys(groups, "trained")))
+    yield from table(*of_the_method(groups))
+    if headline and headline in groups:
+        yield from table(*by_round(headline, groups[headline]))
+    yield from table(*of_the_clients(groups))
+    yield from table(*of_novel_clients(groups))
+    yield from table(*chosen_by_trials(groups))
+    yield from difference_tables(groups, deployed)
+
+
+def _published(published: Sequence[Published], groups: Mapping[str, Group]) -> Iterator[str]:
+    """Yield a table of published and measured figures, in the views of the plan."""
+    pairs = [(each, view) for each in published for view in each.views]
+    kinds = list(dict.fromkeys(_kind(*pair) for pair in pairs))
+    rows: dict[str, list[str]] = {}
+    for each, whole in pairs:
+        view, place = whole.partition("-")[0], 3 * kinds.index(_kind(each, whole))
+        for name, value in each.values.items():
+            measured = accuracy(groups.get(name, ()), whole, each.figure)
+            difference = "–" if measured == "–" else f"{float(measured.partition(' ')[0]) - value:+.1f}"
+            row = rows.setdefault(f"{name}, {view}", ["–"] * 3 * len(kinds))
+            row[place : place + 3] = [f"{value:.1f}", measured, difference]
+    cells = [f"{kind}, {figure}" for kind in kinds for figure in ("published", "measured", "difference")]
+    yield from table(["published beside measured, view", *cells], [[name, *row] for name, row in rows.items()])
+
+
+def _kind(published: Published, view: str) -> str:
+    """Return what a published figure is: accuracy, or accuracy under a shift; weighted, or of the bottom decile."""
+    kind = view.partition("-")[2] or "accuracy"
+    return kind if published.figure == "mean" else f"{published.figure.replace('_', ' ')} {kind}"
+
+
+def _main_header() -> list[str]:
+    views = [f"{view} (over clients)" for view in MODELS]
+    return [
+        "method",
+        "deployed",
+        *views,
+        "pooled",
+        "bottom 10 %",
+        "MB up",
+        "MB down",
+        "% of dense",
+        "10⁹ multiply-adds a client",
+        "s",
+    ]
+
+
+def _main_row(name: str, group: Group, deployed: str) -> list[str]:
+    clients = [f"{accuracy(group, view)} ({_spread(group, view)})" for view in MODELS]
+    clients = ["–" if cell.startswith("–") else cell for cell in clients]
+    up, down, dense = (mean(sum(one["megabytes"][k] for k in keys) for one in group) for keys in _SIZES)
+    work = mean(one["multiply_adds"] / len(one["clients"]["name"]) for one in group) / 1e9
+    share = f"{100 * (up + down) / dense:.1f}" if up + down else "0"
+    figure = [f"{up:.2f}", f"{down:.2f}", share, f"{work:.2f}", f"{mean(one['seconds'] for one in group):.0f}"]
+    risen = mean_rise([Rise(**one["rise"]) for one in group if "rise" in one])
+    name += f" ({mean(one['rounds'] for one in group):.4g} rounds)" if any("stopped" in one for one in group) else ""
+    name += " (not converged)" if risen and risen.goes_on else ""
+    rest = [accuracy(group, "pooled"), accuracy(group, "trained", "bottom_decile")]
+    return [name, accuracy(group, deployed), *clients, *rest, *figure]
+
+
+_SIZES = (("up",), ("down",), ("up_dense", "down_dense"))
+
+
+def accuracy(group: Group, view: str, figure: str = "mean") -> str:
+    """Return a view's figure in %, as mean ± standard deviation over seeds; a dash if no run has the view."""
+    found = over_seeds([one["accuracy"][view][figure] for one in group if one["accuracy"].get(view)])
+    return found.text() if found else "–"
+
+
+def _spread(group: Group, view: str) -> str:
+    values = [100 * one["accuracy"][view]["std"] for one in group if one["accuracy"].get(view)]
+    return f"{np.mean(values):.1f}" if values else ""
+
+
+def _curves(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
+    """Return received accuracy by round and the MB sent until then, in both directions, for the first seed."""
+    seed, first = next((one["seed"], one["curve"]) for group in groups.values() for one in group)
+    rounds, rows = [point["round"] for point in first], []
+    for name, group in groups.items():
+        points = {point["round"]: point for one in group if one["seed"] == seed for point in one["curve"]}
+        cells = []
+        for number in rounds:
+            point = points.get(number, {})
+            view = "received" if "received" in point else "trained"
+            cells.append(f"{100 * point[view]:.1f} ({point['megabytes']:.1f} MB)" if view in point else "–")
+        rows.append([name if any("received" in p for p in points.values()) else f"{name} (trained)", *cells])
+    return [f"received by round, seed {seed}", *map(str, rounds)], rows

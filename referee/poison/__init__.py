@@ -1,0 +1,1 @@
+"""What the options against poisoned uploads are worth: ``python -m referee.poison``."""

@@ -1,0 +1,294 @@
+"""A run's row, that it can be run again, what the rows say of views and differences, and that the page is theirs."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from referee.leaderboard.blocks import TUNING, read_block
+from referee.leaderboard.design import Design, Run
+from referee.leaderboard.measures import DEPLOYED, HOLDS, NEWCOMER, SHIFT, Measures, corrected
+from referee.leaderboard.pages import PAGE, TABLES, _headline, _missing, _reruns, counted, pages, write_pages
+from referee.leaderboard.points import points_of
+from referee.leaderboard.runs import again, run
+from referee.leaderboard.statistics import Interval
+from referee.leaderboard.tables import _edge, _trajectory, block_tables
+from tests.referee.test_leaderboard_design import BLOCK, OWN, quality, searched
+from tests.referee.test_readme_parts import block
+
+LEVELS = {"fedavg": 0.6, "ditto": 0.7, "local": 0.5, "ditto-small": 0.65}
+
+
+def stored():
+    """Return rows of the whole block. Ditto: the second client has .2 more, .1 with seed 1; .2 more at equal bytes."""
+    found = []
+    for row in searched(quality)[0].rows.values():
+        who, seed = row["contender"], row["config"]["seed"]
+        held = [LEVELS["fedavg"], LEVELS[who] + (who == "ditto") * (0.1 * (seed == 0) + 0.2 * (row["kind"] == "bytes"))]
+        columns = {"name": ["a", "b", "new"], "novel": [False, False, True], "trained": [*held, 0.3]}
+        columns |= {"steps": [6, 6, 6], "trained-shift-100": [0.2, 0.2, 0.1]}
+        columns |= {} if who == "local" else {"received": [0.1, 0.1, 0.4]}
+        about = {"clients": columns, "deployed": "received" if who == "fedavg" else "trained", "cpu_seconds": 36.0}
+        found.append({**row, **about, "commit": "abc", "machine": "M"})
+    return found
+
+
+@pytest.fixture(scope="module")
+def measures():
+    return Measures(Design(BLOCK, stored()))
+
+
+def test_views_are_those_of_one_population(measures):
+    fedavg, ditto, local = BLOCK.contenders
+    # Ditto: seed 0 (.6 + .8)/2 = .7, seed 1 (.6 + .7)/2 = .65
+    assert measures.figure(ditto, HOLDS).mean == pytest.approx(0.675)
+    assert measures.figure(ditto, HOLDS).spread == pytest.approx(0.05 / 2**0.5)
+    assert measures.figure(ditto, NEWCOMER).mean == pytest.approx(0.4)
+    assert measures.figure(ditto, SHIFT).mean == pytest.approx(0.2)
+    assert measures.figure(fedavg, DEPLOYED).mean == pytest.approx(0.1)
+    assert measures.figure(local, NEWCOMER) is None  # it sends nothing
+
+
+def test_differences_are_paired_with_the_yardstick(measures):
+    fedavg, ditto, local = BLOCK.contenders
+    assert measures.difference(ditto, HOLDS).mean == pytest.approx(0.075)
+    assert measures.difference(fedavg, HOLDS) is None
+    assert measures.difference(ditto, HOLDS, to="local").mean == pytest.approx(0.125)  # local: (.6 + .5)/2 = .55
+    assert measures.difference(fedavg, HOLDS, to="local").mean == pytest.approx(0.05)
+    assert (measures.wins(ditto), measures.wins(local)) == ((2, 2, 0), (0, 2, 2))
+    family = corrected([measures])
+    assert {(name, measure) for _, name, measure in family} == {
+        ("ditto", HOLDS),
+        ("ditto", NEWCOMER),
+        ("local", HOLDS),
+    }
+
+
+def test_a_contender_without_all_seeds_is_shown_but_not_tested():
+    rows = [r for r in stored() if (r["contender"], r["kind"], r["config"]["seed"]) != ("ditto", "rounds", 1)]
+    some = Measures(Design(BLOCK, rows))
+    assert some.figure(OWN, HOLDS).seeds == 1
+    assert "ditto" not in {name for _, name, _ in corrected([some])}
+    more = Measures(Design(BLOCK.model_copy(update={"seeds": (0, 1, 2)}), stored()))
+    assert more.difference(OWN, HOLDS) is not None
+    assert corrected([more]) == {}
+
+
+def test_with_the_same_people_intervals_are_over_seeds_and_people_and_wins_over_people(measures):
+    # Differences of the two clients: 0 and .2, then 0 and .1. Seeds: .1 and .05, error .025; people: 0 and .15, error
+    # .075. Both: error √(.025² + .075²) = .0790569, with 1 / (.1² + .9²) = 1.2195 degrees of freedom.
+    same = Measures(Design(BLOCK.model_copy(update={"same_people": True}), stored()))
+    halves = [(m.difference(OWN, HOLDS).high - m.difference(OWN, HOLDS).low) / 2 for m in (measures, same)]
+    both = stats.t.ppf(0.975, 1 / 0.82) * 0.0790569
+    assert halves == pytest.approx([12.7062 * 0.025, both], rel=1e-4)  # t(.975, 1) = 12.7062
+    assert (measures.wins(OWN), same.wins(OWN)) == ((2, 2, 0), (1, 1, 0))
+
+
+class Wide(Measures):
+    """A block with differences of so many seeds and clients."""
+
+    def __init__(self, seeds, clients):
+        super().__init__(Design(BLOCK, []))
+        self.shape = (seeds, clients)
+
+    def whole(self, contender, other=""):
+        """All seeds are there."""
+        return True
+
+    def differences(self, contender, measure, budget=0.0, to=""):
+        """Draw them; those of Ditto are large."""
+        drawn = np.random.default_rng(1).normal(0, 0.01, self.shape)
+        return drawn + (1 if contender is OWN else 0.004) if measure is HOLDS else np.empty((0, 0))
+
+
+def test_p_values_are_corrected_and_few_seeds_or_clients_have_none():
+    found = corrected([Wide(4, 3)])
+    raw = [found["x", name, HOLDS][0].p for name in ("ditto", "local")]
+    assert raw[0] < 0.001 < raw[1] / 2
+    assert [found["x", name, HOLDS][1] for name in ("ditto", "local")] == pytest.approx([2 * raw[0], raw[1]])
+    for few in (Wide(3, 9), Wide(5, 2)):
+        assert [p for _, p in corrected([few]).values()] == [None, None]
+    # With another block of three planned differences that has not run: of five, the least counts five times.
+    later = Measures(Design(BLOCK.model_copy(update={"name": "y", "tested": ("fedavg", "ditto", "local")}), []))
+    more = corrected([Wide(4, 3), later])
+    assert [more["x", name, HOLDS][1] for name in ("ditto", "local")] == pytest.approx([5 * raw[0], min(1, 4 * raw[1])])
+    one = Wide(4, 3)
+    one.block = BLOCK.model_copy(update={"tested": ("local",)})  # named before the runs
+    assert [corrected([one])["x", name, HOLDS][1] for name in ("ditto", "local")] == [None, pytest.approx(raw[1])]
+
+
+@pytest.mark.parametrize(("p", "bold"), [(0.01, True), (0.2, False), (None, False)])
+def test_what_is_bold_is_so_after_the_correction(measures, p, bold):
+    family = {("x", "ditto", HOLDS): (Interval(0.07, 0.05, 0.09, 0.001), p)}
+    text = "\n".join(_headline([measures], HOLDS, family))
+    assert ("**+7.0 [+5.0, +9.0]**" in text) == bold
+    assert ("1 of 2 planned tests have run" in text, "Intervals only" in text) == (p is not None, p is None)
+
+
+def test_a_contender_with_a_run_that_ended_with_an_error_has_no_figure_anywhere():
+    rows = stored()
+    for row in rows:
+        if (row["contender"], row["config"]["seed"]) == ("ditto", 1) and row["kind"] != "trial":
+            row.update(error="not finite", validation={}, clients={}, spent=[])
+    some = Measures(Design(BLOCK, rows))
+    assert some.figure(OWN, HOLDS) is some.difference(OWN, HOLDS) is some.wins(OWN) is some.megabytes(OWN) is None
+    assert "ditto" not in {point.contender.name for point in points_of(some)}
+    assert "ditto" not in {name for _, name, _ in corrected([some])}
+    assert "| ditto | 1 of 2 seeds |" in "\n".join(_headline([some], HOLDS, {}))
+    text = "\n".join(block_tables(some))
+    assert "| ditto | 1 of 2 seeds | – |" in text
+    assert "| ditto | 1 of 2 seeds | 1 of 2 seeds |" in text.partition("equal bytes")[2]
+    assert some.finished  # the others are told
+
+
+def test_a_run_that_has_spent_more_than_its_budget_is_marked():
+    def text(factor):
+        rows = stored()
+        for row in rows:
+            if (row["contender"], row["kind"], row["config"]["rounds"]) == ("ditto", "bytes", 6):
+                row["spent"] = [factor * mb for mb in row["spent"]]
+        return "\n".join(block_tables(Measures(Design(BLOCK, rows))))
+
+    assert "**over**: 102 % of the budget" in text(1.02)  # 6 rounds of 2 MB are 12 of 12 MB
+    assert "over" not in text(1.009)
+
+
+def test_the_tables_say_what_was_chosen_what_bytes_buy_and_who_is_on_the_frontier(measures):
+    text = "\n".join(block_tables(measures))
+    assert "| ditto | ditto.lambda | 0.125, 0.3 | 87.5 ± 0.0 |" in text
+    assert "| fedavg | – | 0.099 |" in text
+    # .9 - |.125 - .1| - .1·|λ - .3|: the chosen point has a mean over all seeds beside it, .02 with λ = 1 has none.
+    assert "; 0.125, 0.3: 87.5 (87.5); " in text
+    assert "| 0.02, 1.0: 75.0; " in text
+    assert "(12 rounds, 12 MB)" in text
+    assert "no round" in text
+    assert "80.0" not in text.partition("equal bytes")[0]
+    assert "77.5 ± 3.5; +17.5 [" in text.partition("equal bytes")[2]
+    # 1 MB is the least that FedAvg sends, and nobody has its accuracy for less
+    assert "| fedavg, 1 round | 1 |" in text
+    assert "| ditto, 2 rounds | 4 |" in text
+    assert "| local | 0 | 55.0 ± 0.0 |" in text.partition("| on the frontier")[2]  # nobody worse is on it
+
+
+def test_the_tables_say_what_a_budget_buys_at_best():
+    found = Measures(block("a").design)
+    text = "\n".join(block_tables(found))
+    # FedAvg sends 80 MB, FedPSE 16, its 1 % 1.6, compressed fine-tuning 2.4; Local has 80.7 %, others with few MB 60.7
+    rows = {line.split(" | ")[0]: line for line in text.partition("| equal bytes")[2].splitlines()}
+    best = re.findall(r"(\S+): ([\d.]+)", rows["| best of all"])
+    assert best == [("local", "80.7"), ("local", "80.7"), ("fedpse", "90.2"), ("fedavg-ft", "90.7")]
+    assert "| dmpfl | – | 40.7 ± 0.1 (2.5 %) | 40.7 ± 0.1 (10.0 %) |" in text
+    assert "| fedpse | 60.7 ± 0.1 (2.0 %) | 60.7 ± 0.1 (5.0 %) | 90.2 ± 0.1 (20.0 %) |" in text
+    assert "fedpse-10, 16 MB" not in text  # the same run as fedpse
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [(0.1, "the same: one global model"), (0.2, "different ones: their models differ")],
+)
+def test_the_tables_say_whether_those_who_train_one_model_chose_the_same_keys(rate, said):
+    found = Measures(Design(read_block("a"), []))
+    found.design._chosen |= {
+        "fedavg-ft": {"lr": 0.1, "fedavg-ft.epochs": 5},
+        "fedavg": {"lr": 0.1},
+        "ditto": {"lr": rate},
+    }
+    words = f"fedavg-ft, fedavg, ditto train one global model at equal keys. They chose {said} "
+    assert f"{words}(fedavg-ft 0.1, fedavg 0.1, ditto {rate})." in "\n".join(_trajectory(found))
+
+
+def test_the_tables_say_what_is_chosen_at_an_end_of_what_was_tried(measures):
+    up = Measures(searched(lambda config: config["lr"] / 10 - config.get("ditto.lambda", 0.0))[0])
+    assert [_edge(up, each) for each in BLOCK.contenders[:2]] == ["lr", "lr, ditto.lambda"]
+    assert [_edge(measures, each) for each in BLOCK.contenders[:2]] == ["–", "–"]
+
+
+def test_there_is_a_point_for_all_rounds_and_for_all_that_bytes_buy(measures):
+    fedavg = BLOCK.contenders[0]
+    rounds = {each.name: [p.rounds for p in points_of(measures) if p.contender is each] for each in (fedavg, OWN)}
+    assert rounds == {"fedavg": [40, 1, 4, 12], "ditto": [40, 2, 6, 20]}
+
+
+def planned(seed):
+    keys = {"dataset": "digits", "clients": 3, "novel-clients": 0.3, "partition.subsample": 200, "rounds": 2}
+    more = {"evaluate-every": 1, "evaluate.shift": True, "lr": 0.1, "method": "fedavg", "seed": seed}
+    return Run("x", "fedavg", "trial" if seed in TUNING else "rounds", {**keys, **more})
+
+
+def test_a_row_has_what_the_page_needs_and_gives_the_same_weights_again():
+    row = json.loads(json.dumps(run(planned(0), "abc")))
+    assert row["config"] == planned(0).config
+    assert len(row["spent"]) == 2
+    # Training, and a model for each of the two clients that train; the third never did
+    model = row["bytes"]["down_dense"] / 4
+    assert row["closing"] * 1e6 == pytest.approx(2 * model, rel=0.01)
+    sent = row["bytes"]["up"] + row["bytes"]["down"]
+    assert row["spent"][1] * 1e6 == pytest.approx(sent + row["closing"] * 1e6, abs=20)
+    clients = row["clients"]
+    assert sorted(clients["novel"]) == [False, False, True]
+    assert {"received", "trained", "kept", "trained-shift-100"} <= clients.keys()
+    ours = [v for v, new in zip(clients["trained"], clients["novel"], strict=True) if not new]
+    assert sum(ours) / 2 == pytest.approx(row["accuracy"]["trained"], abs=1e-4)
+    assert row["curve"]["round"] == [1, 2, 3]
+    assert min(row["seconds"], row["cpu_seconds"]) >= 0
+    assert again(row, "def")["same"]
+    assert not again({**row, "weights_sha256": "0"}, "def")["same"]
+
+
+def test_a_trial_has_nothing_of_the_test_data():
+    row = run(planned(TUNING[0]), "abc")
+    assert "trained" in row["validation"]
+    assert not {"accuracy", "clients", "curve"} & row.keys()
+
+
+def test_a_run_that_ends_with_an_error_has_a_row():
+    wild = planned(0)
+    row = run(Run("x", "fedavg", "rounds", {**wild.config, "lr": 1e30}), "abc")
+    assert row["error"]
+    assert (row["validation"], row["spent"]) == ({}, [])
+
+
+def test_the_page_says_how_late_reruns_were_and_how_many_gave_the_same():
+    at = "2026-11-2{}T{}:00:00+00:00".format
+    lines = [
+        {"first": {"written": at(6, "23"), "machine": "M"}, "written": at(7, "02"), "same": True, "block": "d"},
+        {"first": {"written": at(6, "12"), "machine": "M"}, "written": at(7, "14"), "same": False, "block": "a"},
+    ]
+    words = "(`--rerun`; a 1, d 1), up to 26 hours later: 1 of 2 gave the same weights, bit for bit, on "
+    for machine, kinds in (("M", "one kind of CPU (M)"), ("N", "2 kinds of CPU")):
+        assert next(_reruns([{**line, "machine": machine} for line in lines])).endswith(f"{words}{kinds}.")
+    assert next(_reruns([])).endswith("none yet.")
+
+
+def test_a_run_beside_that_is_another_ones_counts_once(measures):
+    """`ditto-small` differs in its keys; the same keys as Ditto's make its two runs Ditto's."""
+    twin = BLOCK.beside[0].model_copy(update={"keys": {}})
+    found = Measures(Design(BLOCK.model_copy(update={"beside": (twin,)}), stored()))
+    runs = [[line.split(" | ")[3] for line in _missing([each]) if line.startswith("| x")] for each in (measures, found)]
+    assert runs == [["8 of 8"], ["6 of 6"]]
+
+
+def test_the_page_is_made_from_the_stored_rows():
+    made = pages(counted(PAGE.read_text()))
+    assert {PAGE, TABLES} <= made.keys()
+    for path, text in made.items():
+        assert path.read_text() == text, "run `python -m referee.leaderboard --pages`"
+
+
+def test_the_picture_is_made_from_the_rows_of_the_page(monkeypatch):
+    rows, seen, asked = stored(), [], []
+
+    def read(name):
+        asked.append(name)  # a run ends each time
+        return rows[: 20 + len(asked)] if name == "a" else []
+
+    monkeypatch.setattr("referee.leaderboard.rows.read", read)
+    monkeypatch.setattr("referee.leaderboard.pages.read_block", lambda name: BLOCK.model_copy(update={"name": name}))
+    monkeypatch.setattr("referee.leaderboard.pages.pictures", lambda found: seen.append(found) or {})
+    monkeypatch.setattr("referee.leaderboard.pages.write_atomically", lambda path, text: None)
+    write_pages()
+    assert {len(found[0].design.rows) for found in seen if found} == {21}

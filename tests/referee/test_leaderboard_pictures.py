@@ -1,0 +1,118 @@
+"""The pictures of the leaderboard: which figures they have, by hand, and that a method looks the same everywhere."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from referee.leaderboard import density, forest, overview
+from referee.leaderboard.blocks import NAMES, TUNING, read_block
+from referee.leaderboard.design import Design
+from referee.leaderboard.looks import BASELINES, GREY, LOOKS, PAPERS, SAME
+from referee.leaderboard.measures import Measures
+from referee.leaderboard.pages import PAGE, counted, measured, pictures
+from tests.referee.test_readme_parts import block
+
+
+def test_a_method_has_one_look_and_no_other_has_it():
+    assert {name for name in LOOKS if name in SAME} == {
+        name for name in LOOKS if LOOKS[name] is LOOKS.get(SAME.get(name))
+    }
+    alone = {name: look[1:] for name, look in LOOKS.items() if name not in SAME}
+    assert len(set(alone.values())) == len(alone)
+    assert GREY not in {look.colour for look in PAPERS.values()}
+    assert {look.colour for look in BASELINES.values()} == {GREY}
+    assert {each.name for name in NAMES for each in read_block(name).contenders} <= LOOKS.keys()
+
+
+@pytest.fixture(scope="module")
+def two():
+    """Blocks a and b; FedAvg's clients hold .6, and it deploys .5; who trains in each round of b has .85 alone."""
+    return [block("a"), block("b", **{"local-each-round": 0.85, "dmpfl": 0.88})]
+
+
+def test_the_front_page_compares_deployed_models_over_blocks(two):
+    spots = {spot.key: spot for spot in overview.spots(two)}
+    assert set(spots) == {*overview.SHOWN, "local"}
+    # .9 and the .0204 of the second client that FedAvg's deployed model has not: .5 is 40.7 points behind
+    behind = -100 * (0.4 + 0.0204 / 3)
+    assert (spots["fedavg"].mean, spots["fedavg"].off) == (pytest.approx(behind, abs=0.1), True)
+    assert (spots["dmpfl"].low, spots["dmpfl"].high) == (pytest.approx(-30), pytest.approx(-2))
+    assert spots["dmpfl"].mean == pytest.approx(-16)
+    assert (spots["local"].low, spots["local"].high, spots["local"].megabytes) == (
+        pytest.approx(-10),
+        pytest.approx(-5),
+        0.0,
+    )
+    sent = [each.megabytes(each.named("fedavg-ft-stc")) for each in two]
+    assert spots["fedavg-ft-stc"].megabytes == pytest.approx((sent[0] * sent[1]) ** 0.5)
+    assert overview.spots([]) == []
+
+
+def test_at_most_eight_points_have_a_name():
+    assert len(overview.SHOWN) <= 8
+
+
+def test_the_results_picture_has_the_held_difference_of_each_method_and_block(two):
+    cells = {(cell["block"], cell["key"]): cell for cell in forest.cells(two)}
+    assert ("a", "fedavg-ft") not in cells  # the zero line
+    assert cells["a", "fedavg"]["mean"] == pytest.approx(-30)  # after local epochs: .6, not the deployed .5
+    assert (cells["b", "dmpfl"]["mean"], cells["b", "dmpfl"]["off"]) == (pytest.approx(-2), False)
+    assert (cells["a", "local"]["mean"], cells["b", "local"]["mean"]) == (pytest.approx(-10), pytest.approx(-5))
+    assert cells["a", "local"]["off"]
+    assert not any(cell["fell"] for cell in cells.values())
+    assert (forest.shares(two, "fedavg-ft-stc"), forest.shares(two[:1], "local")) == ("3 %", "0 %")
+
+
+def test_a_seed_that_collapsed_is_marked():
+    rows = [{**each} for each in block("a").design.rows.values()]
+    for each in rows:
+        if (each["contender"], each["kind"], each["config"]["seed"]) == ("dmpfl", "rounds", 4):
+            each["clients"] = {**each["clients"], "trained": [0.1] * 3}
+    fallen = Measures(Design(read_block("a"), rows))
+    assert {cell["key"] for cell in forest.cells([fallen]) if cell["fell"]} == {"dmpfl"}
+    assert {spot.key for spot in overview.spots([fallen]) if spot.collapsed} == {"dmpfl"}
+
+
+def test_density_is_from_trials_of_the_same_seeds_as_the_yardsticks(two):
+    found = two[0]
+    # all trials of a contender have its level: .9 of fine-tuning, .895 of FedPSE
+    assert density.behind(found, found.named("fedpse"), 0.1) == (pytest.approx(-0.5), 3)
+    assert density.behind(found, found.named("fedpse"), 0.9) is None
+    rows = {str(each["config"]): each for each in found.design.rows.values()}
+    better = next(
+        each
+        for each in rows.values()
+        if each["contender"] == "subfedavg"
+        and each["config"]["seed"] == TUNING[0]
+        and each["config"]["subfedavg.target"] == 0.7
+    )
+    changed = [each if each is not better else {**each, "validation": {"trained": 0.59}} for each in rows.values()]
+    other = Measures(Design(read_block("a"), changed))
+    assert density.behind(other, other.named("subfedavg"), 0.7) == (pytest.approx(-31), 1)
+    shown = {(row["key"], round(row["density"])): row for row in density.points([other])}
+    assert (shown["subfedavg", 30]["mean"], shown["subfedavg", 30]["published"]) == (pytest.approx(-31), False)
+    assert shown["subfedavg", 50]["published"]
+
+
+def test_what_has_the_papers_value_in_its_reported_runs_is_not_read_from_trials(two):
+    found = two[0]
+    # the trials chose .1 of FedPSE, and .5 of Sub-FedAvg; nobody ran pFedGate with .3
+    assert density.published(found, "fedpse", 0.1).name == "fedpse"
+    assert density.published(found, "fedpse", 0.01).name == "fedpse-1"
+    assert density.published(found, "pfedgate", 0.3) is None
+
+
+def test_the_stored_pictures_say_what_the_rows_say():
+    found, _ = measured(counted(PAGE.read_text()))
+    made = pictures(found)
+    assert len(made) == 4
+    for path, text in made.items():
+        stored = path.read_text()
+        ElementTree.fromstring(stored)
+        assert "prefers-color-scheme: dark" in stored
+        # where names are drawn depends on fonts; what is said of each mark has its figures
+        said = [re.findall(r'aria-label="([^"]+)"', drawing) for drawing in (stored, text)]
+        assert said[0] == said[1], "run `python -m referee.leaderboard --pages`"
