@@ -174,13 +174,13 @@ def test_what_must_be_agreed_on_is_not_what_only_one_side_reads():
 
 # Lists by hand
 
-PACKAGES = ("api", "cli", "client_app", "engines", "models", "sepal", "server_app", "strategies", "study")
+PACKAGES = ("client_app", "models", "sepal", "server_app", "strategies")
 COLUMNS = {  # heads of tables, and keys that a command looks up for one sentence
-    "cli/showing.py": {"name", "dataset", "model"},
-    "cli/listing.py": {"method", "rounds"},
-    "cli/notices.py": {"method", "dataset"},
+    "sepal/cli/showing.py": {"name", "dataset", "model"},
+    "sepal/cli/listing.py": {"method", "rounds"},
+    "sepal/cli/notices.py": {"method", "dataset"},
     "client_app/guard.py": {"own.classes", "own.vocabulary"},
-    "study/plans/converged.py": {"rounds", "stop-after"},
+    "sepal/study/plans/converged.py": {"rounds", "stop-after"},
 }
 
 
