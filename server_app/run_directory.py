@@ -108,7 +108,7 @@ class RunDirectory:
             begun_with = {**defaults, **as_begun(stored)}  # a run of an earlier version lacks keys that are newer
             if self.completed and self._extends(begun_with["rounds"]):
                 self._free |= {"rounds"}
-            for key in {**stored, **wanted}:
+            for key in {**wanted, **stored}:
                 if key not in self._free and begun_with.get(key) != wanted.get(key):
                     expected = f"{begun_with.get(key)!r}, with which the run {self.path.name} was started"
                     way = f"give another --name (in Python name=), or delete {self.path}"

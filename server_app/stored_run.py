@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sepal.config import Mark, RunConfig, marked
+from sepal.config import Mark, RunConfig, former_values, marked
 from sepal.config.elsewhere import permits
 from sepal.errors import ConfigError, StateError
 from sepal.protocol.tasks.scoring import Measure, measure_of
@@ -159,6 +159,7 @@ def read_run(path: Path, allowed: Allowed = NOTHING) -> StoredRun:
     config = stored_config(path)
     if config is None:
         raise ConfigError("run", "a run directory", str(path))
+    config = {**{key: value for key, value in former_values(RunConfig).items() if key in LISTED}, **config}
     if lacking := [key for key in LISTED if key not in config]:
         raise StateError(str(path / "config.toml"), f"the keys {', '.join(LISTED)}", f"none named {lacking[0]}")
     summary = stored_summary(path)  # first: a run that ends in between has its last line before its summary

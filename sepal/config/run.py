@@ -59,10 +59,11 @@ class RunConfig(Settings):
         description="parent directory of the run's directory",
         json_schema_extra=marks(Mark.PATH, Mark.SERVER_ONLY, Mark.FREE),
     )
-    method: str = Field(
-        "fedpse",
+    method: str = renewed(
+        "fedavg-ft",
+        former="fedpse",
         description="see `sepal methods`, or package.module:NAME of your own",
-        json_schema_extra=marks(Mark.CODE, Mark.LISTED),
+        facts=(Mark.CODE, Mark.LISTED),
     )
     task: str = Field(
         "classification",
