@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,8 @@ from sepal.client_app.guard import parse_allowed
 from sepal.client_app.host import ClientHost
 from sepal.client_app.upload_count import UploadCount
 from sepal.client_app.views import Pair, class_weights, corrupted, pooled, refuse_streams, scaled, shift
-from sepal.config import RunConfig
-from sepal.config.agreement import LOCAL
+from sepal.config import RunConfig, kebab
+from sepal.config.agreement import MACHINE
 from sepal.data import FederatedData, OwnData
 from sepal.data.federation import DealtData
 from sepal.data.sources import FILES
@@ -45,8 +45,6 @@ from sepal.storage.home import private_home
 from sepal.storage.regular import expanded
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import Assembly, assemble
-
-TEXTS = ("name", "data", "state-dir", "data-dir", "initial-weights", "allow", "audit", "export")
 
 
 @dataclass
@@ -152,7 +150,7 @@ class Node:
         most = node_config.get("most-uploads", 0)
         if not isinstance(most, int) or isinstance(most, bool) or most < 0:
             raise ConfigError("most-uploads", "a whole number of at least 0", most)
-        texts = {key: str(node_config.get(key, "")) for key in TEXTS}
+        texts = {part.name: str(node_config.get(kebab(part.name), "")) for part in fields(cls) if part.type == "str"}
         if texts["name"] and not NAME.match(texts["name"]):
             raise ConfigError("name", "at most 64 letters, digits, '.', '_' or '-'", texts["name"])
         try:
@@ -160,22 +158,15 @@ class Node:
         except RuntimeError:
             raise ConfigError("device", "auto, cpu, cuda, cuda:1, mps, xpu, …", device) from None
         return cls(
-            partition,
-            partitions,
-            texts["name"],
-            texts["data"],
-            device,
-            None if capacity is None else float(capacity),
-            texts["state-dir"],
-            texts["data-dir"],
-            texts["initial-weights"],
-            parse_allowed(texts["allow"]),
-            float(noise),
-            not silent,
-            most,
-            texts["audit"],
-            texts["export"],
-            bool(texts["data-dir"]) and not {"partition-id", "num-partitions"} & node_config.keys(),
+            partition=partition,
+            partitions=partitions,
+            capacity=None if capacity is None else float(capacity),
+            allow=parse_allowed(str(node_config.get("allow", ""))),
+            least_noise=float(noise),
+            accuracies=not silent,
+            most_uploads=most,
+            whole=bool(texts["data_dir"]) and not {"partition-id", "num-partitions"} & node_config.keys(),
+            **{**texts, "device": device},
         )
 
     @property
@@ -290,7 +281,7 @@ def _standardized(targets: Part, scale: TargetScale | None) -> Part:
 def machine_keys(config: RunConfig) -> str:
     """Return the values of the keys that each machine sets for itself, as JSON."""
     flat = config.flat()
-    return json.dumps([flat[key] for key in sorted(LOCAL)])
+    return json.dumps([flat[key] for key in sorted(MACHINE)])
 
 
 def has_whole(assembly: Assembly, node: Node) -> bool:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
 
-from sepal.config import RunConfig, flatten, former_values
-from sepal.config.agreement import LOCAL
+from sepal.config import Mark, RunConfig, former_values, marked
+from sepal.config.agreement import MACHINE
 from sepal.data import ClientData
 from sepal.data.streams import Stream
 from sepal.storage.serialize import digest_arrays
 
-KEYS, GROUPS = ("clients", "dataset", "seed", "task"), ("folder", "hf", "own", "partition", "split")
+KEYS = tuple(key for key in marked(RunConfig, Mark.DIGESTED) if key not in MACHINE)
 
 
 def data_keys(config: RunConfig) -> str:
@@ -21,16 +20,9 @@ def data_keys(config: RunConfig) -> str:
     A resumed run has the same ones, also where a later version of Sepal has more keys. Of a key whose default has
     changed, the former one is left out, which runs that began before it have.
     """
-    values, plain = _values(config), {**_values(RunConfig()), **former_values(RunConfig)}
-    chosen = (key for key in sorted(values) if key not in LOCAL and values[key] != plain[key])
-    return json.dumps({key: values[key] for key in chosen})
-
-
-def _values(config: RunConfig) -> dict[str, Any]:
-    found = {key: getattr(config, key) for key in KEYS}
-    return found | {
-        key: value for group in GROUPS for key, value in flatten(getattr(config, group), f"{group}.").items()
-    }
+    plain, former = RunConfig(), former_values(RunConfig)
+    begun = {key: former[key] if key in former else plain.value(key) for key in sorted(KEYS)}
+    return json.dumps({key: config.value(key) for key, value in begun.items() if config.value(key) != value})
 
 
 def data_digest(data: ClientData, salt: str) -> str:

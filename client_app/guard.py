@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from sepal.config import RunConfig, base, mark_values
 from sepal.config.agreement import SERVER_ONLY
 from sepal.config.elsewhere import PATHS, check_code
 from sepal.data.federation import DealtData
@@ -26,7 +27,6 @@ from sepal.protocol.method import Kind
 
 if TYPE_CHECKING:
     from sepal.client_app.build import Node
-    from sepal.config import RunConfig
     from sepal.data import FederatedData
     from sepal.protocol.messages import Order
 
@@ -35,15 +35,8 @@ SHARE = 0.5  # of the memory that is available
 MOST = 0.8  # of it, for all that an answer takes
 NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "Cannot allocate memory")  # torch's words
 
-# Of the keys that deal and split a node's own files: the values that never act by label, and how a message names them.
-BY_NUMBER: dict[str, tuple[tuple[Any, ...], str]] = {
-    "folder.layout": (("auto", "class"), "auto or class"),  # classes that are taken for owners tell how large they are
-    "hf.person": (("",), "none"),  # any column, also that of labels, of which `natural` tells how often a value occurs
-    "partition.name": (("iid", "natural"), "iid or natural"),
-    "partition.subsample": ((0,), "0"),  # draws by class: with `natural`, a person's count tells its share of a class
-    "split.by": (("random",), "random"),
-    "split.test-of-labels": ((False,), "false"),
-}
+# Of the keys that deal and split a node's own files: the values that never act by label.
+BY_NUMBER: Mapping[str, Sequence[Any]] = mark_values(RunConfig, base.BY_NUMBER)
 
 
 def local_config(run_config: Mapping[str, Any], node: Node) -> dict[str, Any]:
@@ -110,8 +103,9 @@ def check_split(node: Node, config: RunConfig) -> None:
     if node.accuracies or node.data or config.dataset not in FILES:
         return
     keys = config.flat()
-    for key, (values, words) in BY_NUMBER.items():
+    for key, values in BY_NUMBER.items():
         if keys[key] not in values:
+            words = " or ".join(str(value).lower() or "none" for value in values)
             expected = f"{words}, for this node's own files: others tell label counts (sepal join --no-accuracies)"
             raise ProtocolError(key, expected, keys[key])
 

@@ -8,7 +8,7 @@ import torch
 
 from sepal.client.columns import tensors
 from sepal.client.evaluation import Shift, no_examples
-from sepal.config import RunConfig
+from sepal.config import Mark, RunConfig, marked
 from sepal.data import ClientData, Examples, FederatedData
 from sepal.data.corruption import corrupt
 from sepal.data.scaling import Scale
@@ -28,15 +28,12 @@ def refuse_streams(config: RunConfig, data: ClientData, client: str) -> None:
     Raises:
         ConfigError: See above.
     """
-    now = {
-        "own.class-weights": config.own.class_weights,
-        "evaluate.corruption": config.evaluate.corruption,
-        "target-scale": config.target_scale,
-    }
-    for key, value in now.items():
-        if value != "none" and isinstance(data.train, Stream):
+    if not isinstance(data.train, Stream):
+        return
+    for key in marked(RunConfig, Mark.WHOLE):
+        if config.value(key) != "none":
             expected = "none with a Dataset, which is read batch by batch: return arrays for it"
-            raise ConfigError(f"{client}: {key}", expected, value)
+            raise ConfigError(f"{client}: {key}", expected, config.value(key))
 
 
 def pooled(shared: Shared, data: FederatedData, clients: int) -> Pair:

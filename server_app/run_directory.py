@@ -36,10 +36,8 @@ from sepal.strategies.assembly import Assembly
 from sepal.strategies.registry import as_begun
 
 LOCK_PATIENCE = 5.0  # seconds
-# Keys that may also change if a run goes back: what the server accepts. A method's own key is marked "free-back".
-FREE_BACK = frozenset(
-    {"max-update-norm", "robust-mean", "on-divergence", "on-missing", "min-replies", "roster", "oversample", "deadline"}
-)
+# What the server accepts, which may also change if a run goes back; a method's own keys have the mark, too.
+FREE_BACK = frozenset(marked(RunConfig, Mark.FREE_BACK))
 
 
 class RunDirectory:
@@ -111,7 +109,7 @@ class RunDirectory:
             begun_with = {**defaults, **as_begun(stored)}  # a run of an earlier version lacks keys that are newer
             if self.completed and self._extends(begun_with["rounds"]):
                 self._free |= {"rounds"}
-            for key in {**stored, **wanted}:
+            for key in {**wanted, **stored}:
                 if key not in self._free and begun_with.get(key) != wanted.get(key):
                     expected = f"{begun_with.get(key)!r}, with which the run {self.path.name} was started"
                     way = f"give another --name (in Python name=), or delete {self.path}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sepal.config import Mark, RunConfig, former_values, marked
 from sepal.config.elsewhere import permits
 from sepal.errors import ConfigError, StateError
 from sepal.protocol.tasks.scoring import Measure, measure_of
@@ -20,7 +21,8 @@ from sepal.strategies import registry
 ABOUT = "about.json"
 FORMAT = 1  # of the run directory (docs/versioning.md); a run without the number has this one
 # Keys that a resumed run may change: locations, timeouts and limits, which do not change results.
-FREE = frozenset({"name", "out", "data-dir", "state-dir", "timeout", "checkpoint-every", "max-message-bytes"})
+FREE = frozenset(marked(RunConfig, Mark.FREE))
+LISTED = marked(RunConfig, Mark.LISTED)
 
 
 def stored_config(path: Path) -> dict[str, Any] | None:
@@ -170,9 +172,9 @@ def read_run(path: Path, allowed: Allowed = NOTHING) -> StoredRun:
     config = stored_config(path)
     if config is None:
         raise ConfigError("run", "a run directory", str(path))
-    needed = ("clients", "rounds", "seed", "method", "dataset")
-    if lacking := [key for key in needed if key not in config]:
-        raise StateError(str(path / "config.toml"), f"the keys {', '.join(needed)}", f"none named {lacking[0]}")
+    config = {**{key: value for key, value in former_values(RunConfig).items() if key in LISTED}, **config}
+    if lacking := [key for key in LISTED if key not in config]:
+        raise StateError(str(path / "config.toml"), f"the keys {', '.join(LISTED)}", f"none named {lacking[0]}")
     summary = stored_summary(path)  # first: a run that ends in between has its last line before its summary
     lines = tuple(read_rows(path / "metrics.jsonl"))
     for number, line in enumerate(lines, 1):

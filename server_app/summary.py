@@ -74,7 +74,7 @@ def summarise(
         "undone": report.undone,
         "bytes": report.totals.summary(),
         "seconds": seconds(report.seconds),
-        "privacy": privacy(config, assembly.method.private, report.uploads),
+        "privacy": privacy(config, assembly.method.private if config.privacy.clip else (), report.uploads),
         "weights_sha256": weights_digest(algorithm, progress.server) or clients_sha256,
         "clients_sha256": clients_sha256,
         "config": "config.toml",

@@ -67,21 +67,14 @@ def register(
     *,
     defaults: Mapping[str, Scalar] | None = None,
     received: str = "",
-    uses_capacity: bool = False,
-    private: tuple[str, ...] = (),
     deployed: Literal["kept", "received", "trained"] = "kept",
     draws: str = "",
-    robust: bool = False,
-    combination: str = "",
-    dense: bool = False,
     compression: Callable[[Any], Compression] | None = None,
     learned: Mapping[str, Reader] | None = None,
     scheduled: bool = False,
     needs: tuple[str, ...] = (),
-    batched: bool = False,
     fixed: Mapping[str, str] | None = None,
 ) -> Registered:
     """Return the method's record. Arguments are those of :class:`Method`."""
-    rest = (received, uses_capacity, private, deployed, draws, robust, combination, dense, compression)
-    last = (learned or {}, scheduled, needs, batched, fixed or {})
-    return Registered(name, title, source, hyper, server, client, defaults or {}, *rest, *last)
+    rest = (received, deployed, draws, compression, learned or {}, scheduled, needs, fixed or {})
+    return Registered(name, title, source, hyper, server, client, defaults or {}, *rest)

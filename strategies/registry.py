@@ -179,7 +179,7 @@ def as_begun(stored: Mapping[str, Any], load: bool = True) -> dict[str, Any]:
     Raises:
         ConfigError: The method is one's own and cannot be loaded.
     """
-    name = str(stored.get("method", ""))
+    name = str(stored.get("method", former_values(RunConfig)["method"]))
     return {**former(name if load or ":" not in name or name in _loaded else ""), **stored}
 
 

@@ -7,12 +7,15 @@ keys before a run starts.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from sepal.config import RunConfig
 from sepal.data import DatasetInfo, FederatedData
 from sepal.errors import ConfigError
+from sepal.protocol import capabilities
+from sepal.protocol.capabilities import Capability
 from sepal.protocol.layout import Layout, statistics, trained
-from sepal.protocol.method import Method
+from sepal.protocol.method import Method, resolve
 from sepal.protocol.tasks import LearningTask
 from sepal.strategies import registry
 
@@ -24,16 +27,20 @@ def check_method(method: Method, config: RunConfig) -> None:
         ConfigError: See above; the error names the methods that take it.
     """
     if config.privacy.clip and not method.private:
-        others = _names(lambda other: bool(other.private))
-        expected = f"0: uploads of {method.name} are not clipped and noised (those of {others} are)"
+        others, void = _names(lambda other: bool(other.private)), _void(method, capabilities.PRIVATE, method.client)
+        expected = f"0: uploads of {method.name} are not clipped and noised (those of {others} are){void}"
         raise ConfigError("privacy.clip", expected, config.privacy.clip)
     if config.compress.name != "none" and not method.dense:
         others = _names(lambda other: other.dense)
+        void = _void(method, capabilities.DENSE_CLIENT, method.client)
+        void = void or _void(method, capabilities.DENSE_SERVER, method.server)
         expected = f"none: {method.name} does not exchange one dense model both ways (methods that take it: {others})"
-        raise ConfigError("compress.name", expected, config.compress.name)
+        if method.compression:
+            expected = f"none: {method.name} compresses by keys of its own (methods that take it: {others})"
+        raise ConfigError("compress.name", f"{expected}{void}", config.compress.name)
     if config.robust_mean != "none" and not method.robust:
-        others = _names(lambda other: other.robust)
-        expected = f"none: {method.name} has a mean of its own (methods that take it: {others})"
+        others, void = _names(lambda other: other.robust), _void(method, capabilities.ROBUST, method.server)
+        expected = f"none: {method.name} has a mean of its own (methods that take it: {others}){void}"
         raise ConfigError("robust-mean", expected, config.robust_mean)
     now, plain = config.flat(), RunConfig().flat()
     for key, reason in method.fixed.items():
@@ -102,3 +109,12 @@ def check_model(config: RunConfig, layout: Layout) -> None:
 
 def _names(which: Callable[[Method], bool]) -> str:
     return ", ".join(name for name in registry.METHODS if which(registry.get(name)))
+
+
+def _void(method: Method, capability: Capability, algorithm: Any) -> str:
+    """Return why a method of the user's own lacks what it inherits; empty if it is built in, or inherits nothing."""
+    kind = resolve(algorithm)
+    names = capability.overridden(kind)
+    if method.name in registry.METHODS or not names:
+        return ""
+    return f"; {kind.__name__} overrides {', '.join(names)} and does not claim {capability.attribute} again"

@@ -1,4 +1,4 @@
-"""The whole method of docs/adding-a-method.md as it stands there: it passes the checks, and does what the page says."""
+"""The whole methods of docs/adding-a-method.md as they stand there: they pass the checks, and do what the page says."""
 
 import importlib.util
 import re
@@ -12,14 +12,21 @@ from typer.testing import CliRunner
 
 from sepal import user_modules
 from sepal.cli.main import app
+from sepal.engines.in_process import run_in_process
+from sepal.protocol import capabilities
 from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.method import ClientInfo, Payload, Plan
 from sepal.protocol.tensors import dense
+from sepal.storage.serialize import digest
+from sepal.strategies import registry
+from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import ValueCoding
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
-(CODE,) = (code for code in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S) if "class NeighboursServer" in code)
+PIECES = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+(CODE,) = (piece for piece in PIECES if "class NeighboursServer" in piece)
+(PROXIMAL,) = (piece for piece in PIECES if "class ProximalClient" in piece)
 LAYOUT = (Parameter("w", (2,), Role.WEIGHT),)
 
 
@@ -35,6 +42,42 @@ def module(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, spec.name, made)
     spec.loader.exec_module(made)
     return made
+
+
+@pytest.fixture
+def proximal(tmp_path, monkeypatch):
+    (tmp_path / "proximal.py").write_text(PROXIMAL)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "proximal", raising=False)
+    monkeypatch.setattr(registry, "_loaded", {})
+    user_modules.enable(tmp_path)
+    yield "proximal:Proximal"
+    sys.modules.pop("proximal", None)
+
+
+def test_the_copied_fedprox_passes_the_checks(proximal):
+    done = CliRunner().invoke(app, ["check-method", proximal])
+    assert done.exit_code == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "keys", [{"compress.name": "stc"}, {"compress.name": "topk"}, {"robust-mean": "median"}, {"privacy.clip": 0.5}]
+)
+def test_the_copied_fedprox_takes_what_fedavg_takes_and_trains_as_fedprox(proximal, keys):
+    flat = {"dataset": "digits", "clients": 2, "rounds": 2, "lr": 0.05, "partition.subsample": 80, **keys}
+    one, other = (
+        digest(run_in_process(assemble({**flat, "method": method, f"{name}.mu": 0.3}), workers=1).progress.server)
+        for name, method in (("proximal", proximal), ("fedprox", "fedprox"))
+    )
+    assert one == other
+
+
+def test_the_page_says_what_a_subclass_may_override():
+    (table,) = re.findall(r"^## What a method can do\n.*?^(\| attribute.*?)^\n", PAGE, re.M | re.S)
+    for capability in (capabilities.PRIVATE, capabilities.BATCHED):
+        (row,) = (line for line in table.splitlines() if line.startswith(f"| `{capability.attribute}`"))
+        first = set() if capability is capabilities.PRIVATE else capabilities.PRIVATE.free
+        assert set(re.findall(r"`(\w+)`", row.split("|")[4])) | first == capability.free
 
 
 def test_it_passes_the_checks(module):

@@ -27,7 +27,7 @@ log = logging.getLogger("sepal")
 
 
 def run(
-    method: str = "fedpse",
+    method: str = "",
     dataset: str | Own = "digits",
     model: Function | str = "auto",
     *,
@@ -38,7 +38,7 @@ def run(
     """Run a federation in process; a run of the same ``name`` that has not ended is continued.
 
     Args:
-        method: A method's name (`sepal methods`).
+        method: A method's name (`sepal methods`); by default FedAvg + fine-tuning, or that of the run to be continued.
         dataset: A data set's name, or :func:`own`.
         model: A model's name, or a function (input shape, classes) → module.
         workers: Worker processes; 0: one per core. Results do not depend on it.

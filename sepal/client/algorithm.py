@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +22,29 @@ class ClientBase(Generic[C]):
 
     A method implements ``init``, ``adapt`` and ``own``.
 
+    What it can do beyond, its class claims (:mod:`sepal.protocol.capabilities` says when a subclass has it, too):
+    ``private_phases``, ``batched``, ``dense_exchange`` and ``combination``.
+
     Attributes:
+        private_phases: The phases (``Plan.phase``) whose uploads ``privacy.*`` clips and noises.
+        batched: Whether clients of one process may train at once (``engine.batch``): all that the class keeps is in its
+            state, and it trains with ``Trainer.fit`` with no loss of its own and with hooks that can be stacked
+            (:class:`sepal.client.hooks.StackableHook`). A call that does otherwise trains alone.
+        dense_exchange: Whether it exchanges the tensors of ``shared()`` of one model, dense, both ways, with the same
+            download for all: ``compress.*`` applies if the server's class claims it, too.
+        combination: ``"module:function"`` by which a predictor of several networks combines their logits
+            (:class:`sepal.client.network.NetworkPredictor`), so that an exported model can.
         task: Layout, initial weights W_0 and configuration.
         trainer: The client's data and the training loop.
         hyper: The method's own keys.
         layout: The model's tensors.
         coding: How values are encoded.
     """
+
+    private_phases: ClassVar[tuple[str, ...]] = ()
+    batched: ClassVar[bool] = False
+    dense_exchange: ClassVar[bool] = False
+    combination: ClassVar[str] = ""
 
     def __init__(self, task: Task, trainer: Trainer) -> None:
         self.task, self.trainer, self.layout = task, trainer, task.layout

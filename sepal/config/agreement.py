@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sepal import __version__
-from sepal.config.base import Settings, flatten, method_name
+from sepal.config.base import Mark, Settings, flatten, marked, method_name
 from sepal.config.run import RunConfig
 from sepal.errors import ConfigError
 
@@ -21,30 +21,9 @@ CLASSES = "names of classes, as folder.classes can give them"
 TABLE = "columns, kinds, categories and units of a table, as schema.toml can give them (sepal data inspect)"
 # Keys that only the server reads. A client algorithm gets everything that depends on the round from the plan, except
 # its learning rate: with a `schedule`, it needs `rounds`.
-SERVER_ONLY = frozenset(
-    {
-        *("name", "out", "rounds", "clients-per-round", "evaluate-every", "evaluate-sampled", "evaluate-clients"),
-        *("stop-after", "on-missing", "roster", "min-replies", "novel-clients", "timeout", "checkpoint-every"),
-        *(
-            "max-message-bytes",
-            "max-update-norm",
-            "on-divergence",
-            "robust-mean",
-            "privacy.delta",
-            "oversample",
-            "deadline",
-            "final-model",
-            "client-names",  # of the clients of one machine, who have one config
-        ),
-    }
-)
-# Keys about the machine itself. Weights named by `initial-weights` are compared by their digest.
-LOCAL = frozenset(
-    {
-        *("data-dir", "deterministic", "device", "engine.batch", "folder.schema", "gpus", "hf.name"),
-        *("initial-weights", "own.data", "state-dir", "threads"),
-    }
-)
+SERVER_ONLY = frozenset(marked(RunConfig, Mark.SERVER_ONLY))
+# Weights named by `initial-weights` are compared by their digest.
+MACHINE = frozenset(marked(RunConfig, Mark.MACHINE))
 
 
 def agreed_text(
@@ -70,7 +49,7 @@ def agreed_text(
     values = {**config.flat(), **flatten(hyper, prefix)}
     plain = {**RunConfig().flat(), **flatten(type(hyper)(), prefix)}
     lines = [f"{VERSION}\t{__version__}\tinstalled"]
-    apart = SERVER_ONLY | LOCAL
+    apart = SERVER_ONLY | MACHINE
     if config.schedule != "constant":
         apart -= {"rounds"}
     for key, value in values.items():

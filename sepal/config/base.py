@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
@@ -15,7 +16,11 @@ from sepal.errors import ConfigError
 
 M = TypeVar("M", bound=BaseModel)
 AUTO = "auto"
-FORMER = "former"  # the mark of a field whose default has changed
+# Marks with a value.
+FORMER = "former"  # the default in stored runs that lack the key
+NOT_SET = "not-set"  # the word for a key that is not set, where Flower gives each key a value
+OTHER_WORD = "other-word"  # what other libraries call the key, if no likeness leads to it
+BY_NUMBER = "by-number"  # the values under which no number of examples depends on labels (client_app/guard.py)
 # Types of a method's rates, whose default is made by :func:`auto`.
 PositiveOrAuto: TypeAlias = Annotated[float, Field(gt=0)] | Literal["auto"]
 NotNegativeOrAuto: TypeAlias = Annotated[float, Field(ge=0)] | Literal["auto"]
@@ -26,14 +31,26 @@ class Mark(StrEnum):
     """A fact about a key, written at its field (:func:`marks`) and nowhere else; lists of keys are derived from it.
 
     Every key whose value is a text of any content has one of the first four: what that text may lead to. So who reads a
-    config from elsewhere knows what not to follow, also in keys that are new (tests/sepal/config/test_marks.py).
+    config from elsewhere knows what not to follow, also in keys that are new. A group's marks are those of all its
+    keys. tests/sepal/config/test_marks.py has the rules that say which key must have which mark.
     """
 
     CODE = "code"  # package.module:NAME, which is imported
     PATH = "path"  # a file or directory of the machine that reads the key
     FETCHED = "fetched"  # something that is asked for over the network
     WORDS = "words"  # names and patterns that lead to nothing outside the run
+    FREE = "free"  # may change when a run is resumed: where things are, how long it waits, what it can hold
     FREE_BACK = "free-back"  # may change when a run goes back to an earlier round
+    SERVER_ONLY = "server-only"  # no client reads it, so clients need not agree with the server
+    MACHINE = "machine"  # about the machine itself: each may have another value
+    DATA = "data"  # who the clients are and what they hold: runs that are compared have the same value
+    FILES = "files"  # as DATA, where files are read: a public data set is the same wherever it is stored
+    DIGESTED = "digested"  # part of the digest by which a client's data is known again
+    REPEAT = "repeat"  # another value repeats a run by chance, and makes it no other method
+    METRIC = "metric"  # says by which metric clients, rounds and methods are compared
+    AUTOMATIC = "automatic"  # 0 or ``auto`` stands for the data set's default
+    WHOLE = "whole"  # any other value than ``none`` needs all of a client's examples at once
+    LISTED = "listed"  # what a list shows of a run: a stored one that lacks it is damaged
 
 
 def marks(*facts: Mark) -> dict[str, Any]:
@@ -56,7 +73,9 @@ def auto(otherwise: float, description: str, alias: str | None = None) -> Any:
     return Field(AUTO, alias=alias, description=description, json_schema_extra={"otherwise": otherwise})
 
 
-def renewed(default: Any, former: Any, description: str, alias: str | None = None, **limits: Any) -> Any:
+def renewed(
+    default: Any, former: Any, description: str, alias: str | None = None, facts: Iterable[Mark] = (), **limits: Any
+) -> Any:
     """Return the field of a key whose default is not what runs that are stored began with.
 
     Such a run goes on as it began: where its config lacks the key, it means ``former``, and not the default of new runs
@@ -68,9 +87,11 @@ def renewed(default: Any, former: Any, description: str, alias: str | None = Non
         former: The value in stored runs that lack the key.
         description: What the key means.
         alias: The key, if it is not the attribute's name.
+        facts: The key's marks.
         limits: Pydantic's, such as ``ge=0``.
     """
-    return Field(default, alias=alias, description=description, json_schema_extra={FORMER: former}, **limits)
+    extra = {**marks(*facts), FORMER: former}
+    return Field(default, alias=alias, description=description, json_schema_extra=extra, **limits)
 
 
 def kebab(name: str) -> str:
@@ -107,6 +128,13 @@ class Settings(BaseModel):
                 update[name] = float(calibrated.get(key, extra["otherwise"]))
         return self.model_copy(update=update)
 
+    def value(self, key: str) -> Any:
+        """Return the value of a flat key of this group: ``partition.alpha``."""
+        group, dot, rest = key.partition(".")
+        names = (name for name, info in type(self).model_fields.items() if (info.alias or kebab(name)) == group)
+        value = getattr(self, next(names))
+        return value.value(rest) if dot else value
+
     def largest_message(self, task: Any) -> int:
         """Return the number of entries of the method's largest message; sets the default of ``max-message-bytes``.
 
@@ -126,26 +154,41 @@ def key_types(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
     return {key: info.annotation for key, info in key_fields(kind, prefix)}
 
 
-def key_fields(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield the flat keys of a group, each with its field; keys of nested groups are dotted."""
+def key_fields(kind: type[BaseModel], prefix: str = "", **inherited: Any) -> Iterator[tuple[str, FieldInfo]]:
+    """Yield the flat keys of a group, each with its field; keys of nested groups are dotted, and have their marks.
+
+    Args:
+        kind: The group.
+        prefix: What its keys start with.
+        inherited: Marks that all its keys have.
+    """
     for name, info in kind.model_fields.items():
         key, inner = prefix + (info.alias or kebab(name)), info.annotation
+        extra = {**inherited, **_extra(info)}
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            yield from key_fields(inner, f"{key}.")
+            yield from key_fields(inner, f"{key}.", **extra)
         else:
-            yield key, info
+            yield key, _with(info, extra) if inherited else info
 
 
-def former_values(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
-    """Return the flat keys of a group that :func:`renewed` has made, each with its former value."""
-    values: dict[str, Any] = {}
-    for name, info in kind.model_fields.items():
-        key, inner, extra = prefix + (info.alias or kebab(name)), info.annotation, info.json_schema_extra
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            values |= former_values(inner, f"{key}.")
-        elif isinstance(extra, dict) and FORMER in extra:
-            values[key] = extra[FORMER]
-    return values
+def _with(info: FieldInfo, extra: dict[str, Any]) -> FieldInfo:
+    field = copy(info)
+    field.json_schema_extra = extra
+    return field
+
+
+def _extra(info: FieldInfo) -> dict[str, Any]:
+    return info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+
+
+def group_names(kind: type[BaseModel], *facts: Mark) -> tuple[str, ...]:
+    """Return the names of the groups in a group of keys; with marks, of those that carry any of them."""
+    groups = {
+        info.alias or kebab(name): info
+        for name, info in kind.model_fields.items()
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
+    }
+    return tuple(name for name, info in groups.items() if not facts or has_mark(info, *facts))
 
 
 def marked(kind: type[BaseModel], *facts: Mark, prefix: str = "") -> tuple[str, ...]:
@@ -155,8 +198,17 @@ def marked(kind: type[BaseModel], *facts: Mark, prefix: str = "") -> tuple[str, 
 
 def has_mark(info: FieldInfo, *facts: Mark) -> bool:
     """Return whether a key's field carries any of the marks."""
-    extra = info.json_schema_extra
-    return isinstance(extra, dict) and any(extra.get(fact) for fact in facts)
+    return any(_extra(info).get(fact) for fact in facts)
+
+
+def mark_values(kind: type[BaseModel], mark: str, prefix: str = "") -> dict[str, Any]:
+    """Return the flat keys whose fields have a mark with a value, such as ``former``, each with the mark's value."""
+    return {key: _extra(info)[mark] for key, info in key_fields(kind, prefix) if mark in _extra(info)}
+
+
+def former_values(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    """Return the flat keys of a group that :func:`renewed` has made, each with its former value."""
+    return mark_values(kind, FORMER, prefix)
 
 
 def flatten(settings: BaseModel, prefix: str = "") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from sepal.config.base import FORMER, Mark, Settings, marks, renewed
+from sepal.config.base import BY_NUMBER, FORMER, Mark, Settings, marks, renewed
 from sepal.protocol.inputs import PATTERN
 
 PartitionName = Literal["auto", "iid", "dirichlet", "pathological", "shards", "two-class", "lambda-mix", "natural"]
@@ -28,6 +28,7 @@ class PartitionSettings(Settings):
     name: PartitionName = Field(
         "auto",
         description="partition rule; auto: natural if examples have owners, else dirichlet",
+        json_schema_extra={**marks(Mark.AUTOMATIC), BY_NUMBER: ["iid", "natural"]},
     )
     # DM-PFL's main setting is Dir(.3) (Table 1); pFedGate takes .4 (App. G), Pa3dFL 1.0 (App. D).
     alpha: float = Field(0.3, gt=0, le=1e6, description="dirichlet: concentration parameter (per class, over clients)")
@@ -44,7 +45,10 @@ class PartitionSettings(Settings):
     )
     # pFedGate App. G takes 10 % of EMNIST and 15 % of FEMNIST.
     subsample: int = Field(
-        0, ge=0, description="training examples to draw by class before partitioning (test in proportion); 0: all"
+        0,
+        ge=0,
+        description="training examples to draw by class before partitioning (test in proportion); 0: all",
+        json_schema_extra={BY_NUMBER: [0]},  # with `natural`, a person's count would tell its share of a class
     )
 
 
@@ -61,13 +65,16 @@ class SplitSettings(Settings):
     )
     # Sub-FedAvg 4.1: "all the test set for the training dataset labels they have".
     test_of_labels: bool = Field(
-        False, description="test each client on all test examples with its training labels; clients' test parts overlap"
+        False,
+        description="test each client on all test examples with its training labels; clients' test parts overlap",
+        json_schema_extra={BY_NUMBER: [False]},
     )
     # DM-PFL A.1.3 does not say; HAR's windows overlap by half, so a random split puts readings into both parts.
     by: Literal["random", "time"] = Field(
         "random",
         description="how test and validation parts are split off a client's data; time: the last rows of each label, "
         "dropping the rows next to them, for recordings with overlapping windows",
+        json_schema_extra={BY_NUMBER: ["random"]},
     )
     # Sub-FedAvg's gate needs a validation part (methods page: 10 %); Pa3dFL 5.1: .1 of all; pFedGate App. G: .2 of all.
     validation: float = Field(0.1, ge=0, lt=1, description="fraction of each client's training part held out")
@@ -98,7 +105,7 @@ class FolderSettings(Settings):
         "",
         description="a file that `sepal data inspect --write` made: kinds of columns, categories, classes; empty: "
         "schema.toml in the data's directory, if there is one",
-        json_schema_extra=marks(Mark.PATH),
+        json_schema_extra=marks(Mark.PATH, Mark.MACHINE),
     )
     standardize: bool = Field(
         True,
@@ -132,6 +139,7 @@ class FolderSettings(Settings):
         "auto",
         description="directories of images: class: one for each class; client/class, class/client: photographs by "
         "owner; auto: class, or client/class where the images are in sub-directories whose names are shared",
+        json_schema_extra={BY_NUMBER: ["auto", "class"]},  # classes that are taken for owners tell how large they are
     )
     resize: str = Field(
         "",
@@ -180,7 +188,7 @@ class HubSettings(Settings):
         "",
         description="hf: the data set's name on the Hugging Face hub, OWNER/NAME or OWNER/NAME:CONFIGURATION; empty: "
         "data-dir is a local copy (save_to_disk, or Parquet files)",
-        json_schema_extra=marks(Mark.FETCHED),
+        json_schema_extra=marks(Mark.FETCHED, Mark.MACHINE),
     )
     inputs: str = Field(
         "",
@@ -194,7 +202,8 @@ class HubSettings(Settings):
     person: str = Field(
         "",
         description="hf: the column of owners, for partition.name = natural; empty: none",
-        json_schema_extra=marks(Mark.WORDS),
+        # Any column, also that of labels, of which `natural` tells how often a value occurs.
+        json_schema_extra={**marks(Mark.WORDS), BY_NUMBER: [""]},
     )
     train: str = Field(
         "train",
@@ -235,6 +244,7 @@ class OwnSettings(Settings):
         pattern=PATTERN,
         description="own: shape of one example, such as 1x28x28; of several inputs, image=1x8x8,words=16i by name or "
         "1x8x8,16i by place, i for whole numbers",
+        json_schema_extra=marks(Mark.DATA),
     )
     classes: int = Field(
         0,
@@ -242,18 +252,22 @@ class OwnSettings(Settings):
         le=1_000_000,
         description="own: number of classes; of labels (multilabel), numbers to predict (regression; 0: one) or token "
         "ids (tokens; 0: own.vocabulary)",
+        json_schema_extra=marks(Mark.DATA),
     )
-    vocabulary: int = Field(0, ge=0, description="own: number of token ids; 0 if the data is not text")
+    vocabulary: int = Field(
+        0, ge=0, description="own: number of token ids; 0 if the data is not text", json_schema_extra=marks(Mark.DATA)
+    )
     data: str = Field(
         "",
         description="own: package.module:function for nodes that name none; it may take the client's number",
-        json_schema_extra=marks(Mark.CODE),
+        json_schema_extra=marks(Mark.CODE, Mark.DATA, Mark.MACHINE),
     )
 
     class_weights: Literal["none", "balanced"] = Field(
         "none",
         description="classification: balanced: in a client's loss, all classes of its own training labels count alike; "
         "the weights are never sent",
+        json_schema_extra=marks(Mark.WHOLE),
     )
 
     def count(self, task: str) -> int:

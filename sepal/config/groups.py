@@ -17,7 +17,9 @@ class EvaluateSettings(Settings):
 
     # DM-PFL, section 4.2: 0 to 100 % of a client's test set replaced from the test data of all clients.
     shift: bool = Field(False, description="also evaluate with 0 … 100 % of test data drawn from all clients")
-    corruption: Corruption = Field("none", description="also evaluate on test images with this corruption")
+    corruption: Corruption = Field(
+        "none", description="also evaluate on test images with this corruption", json_schema_extra=marks(Mark.WHOLE)
+    )
     severity: int = Field(3, ge=1, le=5, description="severity of the corruption, as in CIFAR-10-C")
     validation_apart: bool = Field(
         False,
@@ -61,7 +63,9 @@ class PrivacySettings(Settings):
         ge=0,
         description="noise multiplier: standard deviation of the Gaussian noise per entry, divided by privacy.clip",
     )
-    delta: float = Field(1e-5, gt=0, lt=1, description="δ at which ε is reported")
+    delta: float = Field(
+        1e-5, gt=0, lt=1, description="δ at which ε is reported", json_schema_extra=marks(Mark.SERVER_ONLY)
+    )
 
 
 class CompressSettings(Settings):
@@ -101,6 +105,7 @@ class EngineSettings(Settings):
         le=1024,
         description="clients of a worker in process that train at once, as one stacked model; 0: 16 on an accelerator, "
         "1 on a CPU. Where a method or model cannot, they train one by one",
+        json_schema_extra=marks(Mark.MACHINE),
     )
 
 

@@ -6,14 +6,15 @@ from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-from sepal.config.base import Settings, flat_keys, kebab, method_name, validate
+from sepal.config import base
+from sepal.config.base import Settings, flat_keys, kebab, mark_values, method_name, validate
 from sepal.config.rules import check_together
 from sepal.config.run import PARTS, RunConfig
 from sepal.errors import ConfigError, nearest, suggest
 
 # Flower gives each key a value, so one whose default depends on the data has a word there for not being set.
-NOT_SET = {"clients": "auto"}
-OTHER_WORDS = {"learning-rate": "lr"}  # of other libraries, which no likeness leads to the key
+NOT_SET = mark_values(RunConfig, base.NOT_SET)
+OTHER_WORDS = {word: key for key, word in mark_values(RunConfig, base.OTHER_WORD).items()}  # of other libraries
 Flat: TypeAlias = Mapping[str, int | float | str | bool]
 
 

@@ -13,7 +13,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from sepal.config.base import AUTO, Mark, NotNegativeOrAuto, Settings, flatten, marks, renewed
+from sepal.config.base import (
+    AUTO,
+    NOT_SET,
+    OTHER_WORD,
+    Mark,
+    NotNegativeOrAuto,
+    Settings,
+    flatten,
+    group_names,
+    marked,
+    marks,
+    renewed,
+)
 from sepal.config.data import FolderSettings, HubSettings, OwnSettings, PartitionSettings, SplitSettings
 from sepal.config.groups import (
     CapacitySettings,
@@ -40,24 +52,30 @@ class RunConfig(Settings):
         pattern=r"^([A-Za-z0-9_-][A-Za-z0-9._-]*)?$",
         max_length=200,  # names of files of the run may be longer; a file system takes 255
         description="run name; an existing name resumes that run; empty: generated",
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE),
     )
-    out: str = Field("runs", description="parent directory of the run's directory", json_schema_extra=marks(Mark.PATH))
-    method: str = Field(
-        "fedpse",
+    out: str = Field(
+        "runs",
+        description="parent directory of the run's directory",
+        json_schema_extra=marks(Mark.PATH, Mark.SERVER_ONLY, Mark.FREE),
+    )
+    method: str = renewed(
+        "fedavg-ft",
+        former="fedpse",
         description="see `sepal methods`, or package.module:NAME of your own",
-        json_schema_extra=marks(Mark.CODE),
+        facts=(Mark.CODE, Mark.LISTED),
     )
     task: str = Field(
         "classification",
         description="what is learned: classification, multilabel, regression, segmentation, tokens, or "
         "package.module:Task of your own (docs/tasks.md)",
-        json_schema_extra=marks(Mark.CODE),
+        json_schema_extra=marks(Mark.CODE, Mark.DATA, Mark.DIGESTED, Mark.METRIC),
     )
     metric: str = Field(
         "auto",
         description="the task's metric by which clients, rounds and methods are compared; auto: accuracy, macro-f1 "
         "(multilabel), rmse, dice or perplexity",
-        json_schema_extra=marks(Mark.WORDS),
+        json_schema_extra=marks(Mark.WORDS, Mark.METRIC),
     )
     target_unit: str = Field(
         "",
@@ -71,22 +89,24 @@ class RunConfig(Settings):
         description="regression: client: each client trains on targets of mean 0 and standard deviation 1 by its own "
         "training part, and all figures and predictions are in the targets' unit; none: as they are; auto: client for "
         "tables whose columns are standardised (folder.standardize), else none",
+        facts=(Mark.WHOLE,),
     )
     dataset: str = Field(
         "digits",
         description="data set; folder: your own files; own: your own function",
-        json_schema_extra=marks(Mark.WORDS),
+        json_schema_extra=marks(Mark.WORDS, Mark.DATA, Mark.DIGESTED, Mark.LISTED),
     )
     data_dir: str = Field(
         "",
         description="directory of the data; empty: SEPAL_DATA, then ~/.cache/sepal/data",
-        json_schema_extra=marks(Mark.PATH),
+        json_schema_extra=marks(Mark.PATH, Mark.MACHINE, Mark.FREE, Mark.FILES),
     )
     clients: int = Field(
         10,
         ge=0,
         description="clients needed to start; 0: all registered clients. Where it is not set, and examples of files "
         "have owners, as many as owners (as with auto in Flower's run config)",
+        json_schema_extra={**marks(Mark.DATA, Mark.DIGESTED, Mark.LISTED), NOT_SET: AUTO},
     )
     client_names: Literal["auto", "owners", "numbers"] = renewed(
         AUTO,
@@ -94,32 +114,56 @@ class RunConfig(Settings):
         description="what clients of one machine are called: owners: by the owners of their examples (the column "
         "person, hf.person); numbers: client-00000; auto: owners where they are known and can be names. In a "
         "deployment, a node has a name of its own",
+        facts=(Mark.SERVER_ONLY,),
     )
-    clients_per_round: int = Field(0, ge=0, description="clients sampled each round; 0: all")
+    clients_per_round: int = Field(
+        0, ge=0, description="clients sampled each round; 0: all", json_schema_extra=marks(Mark.SERVER_ONLY)
+    )
     oversample: float = Field(
         1.0,
         ge=1,
         le=10,
         description="ask so many times clients-per-round to train, and take the first clients-per-round replies; later "
         "ones are refused. In process, nobody is late, and it has no effect",
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK),
     )
     novel_clients: float = Field(
-        0.0, ge=0, lt=1, description="share of the clients that never train and only join in the closing round"
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the clients that never train and only join in the closing round",
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.DATA),
     )
-    rounds: int = Field(0, ge=0, description="federated rounds; 0: the data set's default")
+    rounds: int = Field(
+        0,
+        ge=0,
+        description="federated rounds; 0: the data set's default",
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.AUTOMATIC, Mark.LISTED),
+    )
     stop_after: int = Field(
         0,
         ge=0,
         description="end the run when the mean validation accuracy of the last five evaluated rounds has not risen by "
         "more than half a point for so many rounds; rounds is then the limit; 0: never",
+        json_schema_extra=marks(Mark.SERVER_ONLY),
     )
-    local_epochs: int = Field(0, ge=0, description="E, local epochs per round; 0: the data set's default")
-    batch_size: int = Field(0, ge=0, description="examples per step; 0: the data set's default")
-    optimizer: Literal["auto", "sgd", "adam"] = Field("auto", description="optimizer for local training")
+    local_epochs: int = Field(
+        0,
+        ge=0,
+        description="E, local epochs per round; 0: the data set's default",
+        json_schema_extra=marks(Mark.AUTOMATIC),
+    )
+    batch_size: int = Field(
+        0, ge=0, description="examples per step; 0: the data set's default", json_schema_extra=marks(Mark.AUTOMATIC)
+    )
+    optimizer: Literal["auto", "sgd", "adam"] = Field(
+        "auto", description="optimizer for local training", json_schema_extra=marks(Mark.AUTOMATIC)
+    )
     lr: Annotated[float, Field(ge=0)] | Literal["search"] = Field(
         0.0,
         description="learning rate in the first round; 0: calibrated for the method and data set; search: `sepal run` "
         "tries rates around it for a few rounds, on validation data, and stores the best",
+        json_schema_extra={**marks(Mark.AUTOMATIC), OTHER_WORD: "learning-rate"},
     )
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor applied to the learning rate after each round")
     schedule: Literal["constant", "cosine", "step"] = Field(
@@ -140,6 +184,7 @@ class RunConfig(Settings):
         former="keep",
         description="when most clients diverge in a round: go back to the last model from which they could train, and "
         "repeat with a lower learning rate; end the run; or keep the model and go on",
+        facts=(Mark.SERVER_ONLY, Mark.FREE_BACK),
     )
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty in the optimizer")
     label_smoothing: float = Field(
@@ -160,7 +205,7 @@ class RunConfig(Settings):
         "auto",
         description="model name, package.module:build (starts with the weights that it sets, the rest drawn from the "
         "seed), or auto: the data set's default",
-        json_schema_extra=marks(Mark.CODE),
+        json_schema_extra=marks(Mark.CODE, Mark.AUTOMATIC),
     )
     # For methods with one model for all clients. Multiply-adds are about width² of the full model's.
     width: float = Field(1.0, gt=0, le=1, description="fraction of the model's channels that all clients use")
@@ -171,81 +216,137 @@ class RunConfig(Settings):
         json_schema_extra=marks(Mark.WORDS),
     )
     initial_weights: str = Field(
-        "", description="safetensors file to start from; empty: drawn from the seed", json_schema_extra=marks(Mark.PATH)
+        "",
+        description="safetensors file to start from; empty: drawn from the seed",
+        json_schema_extra=marks(Mark.PATH, Mark.MACHINE),
     )
     initial_head: Literal["file", "new"] = Field(
         "file", description="the model's last layer with initial-weights: the file's, or new, drawn from the seed"
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="seed for all random numbers of the run")
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**63,
+        description="seed for all random numbers of the run",
+        json_schema_extra=marks(Mark.DIGESTED, Mark.REPEAT, Mark.LISTED),
+    )
     device: str = Field(
         "auto",
         pattern=r"^[a-z][a-z0-9]{1,15}(:[0-9]{1,2})?$",  # as torch names devices
         description="where clients train: auto, cpu, cuda, cuda:1, mps, xpu or another accelerator of torch; auto: an "
         "accelerator if there is one, but not mps. A node may override it",
+        json_schema_extra=marks(Mark.MACHINE),
     )
     gpus: str = Field(
         "",
         pattern=r"^([0-9]{1,2}(,[0-9]{1,2})*)?$",
         description="numbers of the accelerators that workers in process share, such as 0,1; empty: all",
+        json_schema_extra=marks(Mark.MACHINE),
     )
     deterministic: bool = Field(
-        False, description="let torch use only algorithms whose results repeat on a GPU; slower, and some have none"
+        False,
+        description="let torch use only algorithms whose results repeat on a GPU; slower, and some have none",
+        json_schema_extra=marks(Mark.MACHINE),
     )
-    threads: int = Field(1, ge=1, le=256, description="torch threads per process; 1 keeps engines bit-identical")
-    evaluate_every: int = Field(10, ge=0, description="rounds between full evaluations; 0: at the end only")
+    threads: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="torch threads per process; 1 keeps engines bit-identical",
+        json_schema_extra=marks(Mark.MACHINE),
+    )
+    evaluate_every: int = Field(
+        10,
+        ge=0,
+        description="rounds between full evaluations; 0: at the end only",
+        json_schema_extra=marks(Mark.SERVER_ONLY),
+    )
     final_model: Literal["last", "best"] = Field(
         "last",
         description="what is evaluated, exported and deployed at the end: the last round's models, or those of the "
         "full evaluation that was best on validation data (evaluate-every), in the view that the method deploys",
+        json_schema_extra=marks(Mark.SERVER_ONLY),
     )
     evaluate_sampled: bool = Field(
-        True, description="also evaluate the sampled clients' received and trained models every round"
+        True,
+        description="also evaluate the sampled clients' received and trained models every round",
+        json_schema_extra=marks(Mark.SERVER_ONLY),
     )
     evaluate_clients: int = Field(
-        0, ge=0, description="clients drawn for each full evaluation, including the closing one; 0: the whole roster"
+        0,
+        ge=0,
+        description="clients drawn for each full evaluation, including the closing one; 0: the whole roster",
+        json_schema_extra=marks(Mark.SERVER_ONLY),
     )
     pooled_samples: int = Field(1000, ge=0, description="test examples from all clients for the pooled view; 0: all")
     on_missing: Literal["retry", "skip"] = Field(
-        "retry", description="if a client does not reply: ask again, or continue without it"
+        "retry",
+        description="if a client does not reply: ask again, or continue without it",
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK),
     )
     roster: Literal["closed", "open", "drawn"] = Field(
         "closed",
         description="closed: no client may join after the start; open (or clients = 0): any may, between rounds; "
         "drawn: up to clients may, and each joins when it is first drawn, so that a round starts at once with many "
         "clients (in process as closed)",
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK),
     )
     max_update_norm: float = Field(
         0.0,
         ge=0,
         description="refuse uploads whose change of what the client received has a norm above this multiple of the "
         "round's median; 0: off; 3 is advised",
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK),
     )
     robust_mean: Literal["none", "trimmed", "median"] = Field(
-        "none", description="mean over uploads: the method's, or coordinate-wise trimmed (20 % at each end) or median"
+        "none",
+        description="mean over uploads: the method's, or coordinate-wise trimmed (20 % at each end) or median",
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK),
     )
-    min_replies: int = Field(1, ge=1, description="minimum number of replies for a round to count")
-    timeout: float = Field(600.0, gt=0, description="seconds to wait for clients at the start and in each round")
+    min_replies: int = Field(
+        1,
+        ge=1,
+        description="minimum number of replies for a round to count",
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK),
+    )
+    timeout: float = Field(
+        600.0,
+        gt=0,
+        description="seconds to wait for clients at the start and in each round",
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE),
+    )
     deadline: float = Field(
         0.0,
         ge=0,
         description="seconds after which a round needs only min-replies and goes on without the others; 0: never. It "
         "does not apply in process and to the closing round",
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK),
     )
     max_message_bytes: int = Field(
-        0, ge=0, description="largest reply that the server accepts; 0: twice the method's largest message plus 64 KiB"
+        0,
+        ge=0,
+        description="largest reply that the server accepts; 0: twice the method's largest message plus 64 KiB",
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE),
     )
-    checkpoint_every: int = Field(10, ge=1, description="rounds between full checkpoints of the server's state")
+    checkpoint_every: int = Field(
+        10,
+        ge=1,
+        description="rounds between full checkpoints of the server's state",
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE),
+    )
     state_dir: str = Field(
         "",
         description="directory for clients' states; empty: in the run's directory, or the node's own",
-        json_schema_extra=marks(Mark.PATH),
+        json_schema_extra=marks(Mark.PATH, Mark.MACHINE, Mark.FREE),
     )
     values: Literal["fp32", "fp16", "bf16"] = Field("fp32", description="number format of the values sent")
-    partition: PartitionSettings = Field(default_factory=PartitionSettings)
-    split: SplitSettings = Field(default_factory=SplitSettings)
-    folder: FolderSettings = Field(default_factory=FolderSettings)
-    hf: HubSettings = Field(default_factory=HubSettings)
-    own: OwnSettings = Field(default_factory=OwnSettings)
+    partition: PartitionSettings = Field(
+        default_factory=PartitionSettings, json_schema_extra=marks(Mark.DATA, Mark.DIGESTED)
+    )
+    split: SplitSettings = Field(default_factory=SplitSettings, json_schema_extra=marks(Mark.DATA, Mark.DIGESTED))
+    folder: FolderSettings = Field(default_factory=FolderSettings, json_schema_extra=marks(Mark.FILES, Mark.DIGESTED))
+    hf: HubSettings = Field(default_factory=HubSettings, json_schema_extra=marks(Mark.FILES, Mark.DIGESTED))
+    own: OwnSettings = Field(default_factory=OwnSettings, json_schema_extra=marks(Mark.DIGESTED))
     evaluate: EvaluateSettings = Field(default_factory=EvaluateSettings)
     capacity: CapacitySettings = Field(default_factory=CapacitySettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
@@ -325,6 +426,5 @@ class RunConfig(Settings):
         return float((float(self.lr) if first is None else first) * self.lr_decay ** (round - 1) * share)
 
 
-# Flat keys for which 0 or ``auto`` means the default.
-AUTOMATIC = ("rounds", "local-epochs", "batch-size", "optimizer", "lr", "model", "partition.name")
-PARTS = ("partition", "split", "folder", "hf", "own", "evaluate", "capacity", "privacy", "compress", "lora", "engine")
+AUTOMATIC = marked(RunConfig, Mark.AUTOMATIC)
+PARTS = group_names(RunConfig)  # the first part of the keys in groups

@@ -19,8 +19,8 @@ CHARACTERS = tuple(digits + ascii_uppercase + ascii_lowercase)
 
 
 def _defaults(model: str, lr: float, *, batch: int, epochs: int, rounds: int, optimizer: str = "sgd") -> dict[str, Any]:
-    keys = ("model", "lr", "batch-size", "local-epochs", "rounds", "optimizer")
-    return dict(zip(keys, (model, lr, batch, epochs, rounds, optimizer), strict=True))
+    training: dict[str, Any] = {"batch-size": batch, "local-epochs": epochs, "rounds": rounds}
+    return {"model": model, "lr": lr, **training, "optimizer": optimizer}
 
 
 CATALOGUE: dict[str, DatasetInfo] = {

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.errors import ConfigError, ModelError
+from sepal.protocol import capabilities
 from sepal.protocol.layout import Layout
 from sepal.protocol.learned import Reader
 from sepal.protocol.tasks.builtin import BY_CLASS
@@ -208,6 +209,9 @@ ClientFactory: TypeAlias = Callable[[Task, Any], "ClientAlgorithm[Any]"]
 class Method:
     """The record of a method.
 
+    What it can do beyond plain rounds (``private``, ``robust``, ``dense``, ``batched``, …) is what the classes of its
+    algorithms claim (:mod:`sepal.protocol.capabilities`).
+
     Attributes:
         name: Value of the run-config key ``method``.
         title: A description in one line.
@@ -217,29 +221,14 @@ class Method:
         client: The client algorithm's class, or ``"module:object"``.
         defaults: Defaults of shared keys that differ for this method.
         received: Why the method has no received model; empty if it has one.
-        uses_capacity: Whether clients with a capacity below 1 get a smaller model. If not, such clients are refused
-            unless ``width`` makes the model of all clients small enough.
         deployed: View of the model that a user of a deployed client predicts with: ``kept`` (the client's own after
             its last training), ``received`` (the server's newest) or ``trained`` (fine-tuned from that).
         draws: What the method starts from if it is not W_0, such as new factors; empty if it is W_0.
-        robust: Whether the run-config key ``robust-mean`` applies: the server takes no other means of uploads than
-            :func:`sepal.protocol.means.weighted_mean` and ``sparse_mean``, and gives them the key. If not, the key is
-            refused.
-        combination: ``"module:function"`` by which a predictor of several networks combines their logits
-            (:class:`sepal.client.network.NetworkPredictor`), so that an exported model can; empty: none is exported.
-        private: Phases (:attr:`Plan.phase`) whose uploads ``privacy.*`` clips and noises. Empty: the method refuses
-            these keys.
-        dense: Whether it exchanges the tensors of one model, dense, the same download for all: ``shared()`` both ways.
-            ``compress.*`` applies to such a method and is refused by others.
-        compression: Returns how the exchange of such a method is compressed, from its own keys, also without
-            ``compress.*``.
+        compression: Returns how its dense exchange is compressed, from its own keys. ``compress.*`` is then refused.
         learned: Readers of what it has learned of each client, by kind (:mod:`sepal.protocol.learned`).
         scheduled: Whether what it does in a round depends on the run-config key ``rounds``: such a run is not extended.
         needs: What it needs of a task besides its loss (:attr:`sepal.protocol.tasks.LearningTask.offers`). With a task
             that lacks it, the method is refused before the run.
-        batched: Whether clients of one process may train at once (``engine.batch``): its client keeps nothing outside
-            its state, and trains with ``Trainer.fit`` with no loss of its own and with hooks that can be stacked
-            (:class:`sepal.client.hooks.StackableHook`). A call that does otherwise trains alone.
         fixed: Shared keys that it cannot take another value of than their default, each with the reason.
     """
 
@@ -251,19 +240,47 @@ class Method:
     client: ClientFactory | str
     defaults: Mapping[str, Scalar] = field(default_factory=dict)
     received: str = ""
-    uses_capacity: bool = False
-    private: tuple[str, ...] = ()
     deployed: Literal["kept", "received", "trained"] = "kept"
     draws: str = ""
-    robust: bool = False
-    combination: str = ""
-    dense: bool = False
     compression: Callable[[Any], Compression] | None = None
     learned: Mapping[str, Reader] = field(default_factory=dict)
     scheduled: bool = False
     needs: tuple[str, ...] = ()
-    batched: bool = False
     fixed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def private(self) -> tuple[str, ...]:
+        """Phases whose uploads ``privacy.*`` clips and noises; if there is none, the keys are refused."""
+        return tuple(capabilities.PRIVATE.of(resolve(self.client)))
+
+    @property
+    def robust(self) -> bool:
+        """Whether ``robust-mean`` applies; if not, the key is refused."""
+        return bool(capabilities.ROBUST.of(resolve(self.server)))
+
+    @property
+    def dense(self) -> bool:
+        """Whether ``compress.*`` applies; if not, the keys are refused."""
+        both = capabilities.DENSE_CLIENT.of(resolve(self.client)) and capabilities.DENSE_SERVER.of(resolve(self.server))
+        return bool(both) and self.compression is None
+
+    @property
+    def batched(self) -> bool:
+        """Whether clients of one process may train at once (``engine.batch``)."""
+        return bool(capabilities.BATCHED.of(resolve(self.client)))
+
+    @property
+    def uses_capacity(self) -> bool:
+        """Whether clients with a capacity below 1 get a smaller model.
+
+        If not, such clients are refused unless ``width`` makes the model of all clients small enough.
+        """
+        return bool(capabilities.CAPACITY.of(resolve(self.server)))
+
+    @property
+    def combination(self) -> str:
+        """``"module:function"`` that combines the logits of a predictor's networks; empty: none is exported."""
+        return str(capabilities.COMBINATION.of(resolve(self.client)))
 
     @property
     def server_state(self) -> type:

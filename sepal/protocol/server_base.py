@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from sepal.protocol.layout import Layout
 from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Upload, Uploads, Weights
@@ -17,14 +17,23 @@ class ServerBase(Generic[S]):
 
     A method implements ``init``, ``aggregate`` and ``model``.
 
+    What it can do beyond, its class claims (:mod:`sepal.protocol.capabilities`): the last three attributes.
+
     Attributes:
         task: Layout, initial weights W_0 and configuration.
         hyper: The method's own keys.
         layout: The model's tensors.
         coding: How values are encoded.
-        robust: The run's ``robust-mean``, for :mod:`sepal.protocol.means`. A method whose every mean takes it is
-            registered with ``robust=True``; in a run of any other it is ``none``.
+        robust: The run's ``robust-mean``, for :mod:`sepal.protocol.means`; ``none`` without ``robust_means``.
+        robust_means: Whether every mean of uploads is :func:`sepal.protocol.means.weighted_mean` or ``sparse_mean``,
+            and takes ``robust``: the key ``robust-mean`` applies.
+        dense_exchange: As :attr:`sepal.client.algorithm.ClientBase.dense_exchange`.
+        uses_capacity: Whether clients with a capacity below 1 get a smaller model.
     """
+
+    robust_means: ClassVar[bool] = False
+    dense_exchange: ClassVar[bool] = False
+    uses_capacity: ClassVar[bool] = False
 
     def __init__(self, task: Task) -> None:
         self.task, self.layout = task, task.layout

@@ -12,7 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sepal.config import Flat
+from sepal.config import Flat, Mark, RunConfig, marked
+from sepal.config.elsewhere import PLACES
 from sepal.data.locations import data_directory
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, DataError, StateError, printable
@@ -31,9 +32,10 @@ SEEDS = 3  # below these there is no interval over seeds
 NEAR = 0.95  # the default target: this share of the best accuracy at the end
 MOST_TITLES = 4  # a report of this many runs gives their number instead of their names
 PLAIN = re.compile(r"[A-Za-z0-9_.+-]+")  # a run's name in a comparison, as a plan makes it
-# Keys that must be the same in all compared runs: the clients and their data. The seed may differ.
-DATA_KEYS = ("dataset", "task", "data-dir", "clients", "novel-clients", "partition.", "split.", "own.")
-NOT_DATA = ("data-dir", "clients-per-round", "own.class-weights")
+# The clients and their data, which must be the same in all compared runs. The seed may differ.
+DATA = marked(RunConfig, Mark.DATA)
+FILES_READ = marked(RunConfig, Mark.FILES)
+SEEDS_OF_ONE = marked(RunConfig, Mark.FREE, Mark.REPEAT)  # runs that differ in these alone are seeds of one method
 
 
 @dataclass(frozen=True)
@@ -232,19 +234,32 @@ def _labelled(results: Sequence[Result]) -> list[Result]:
     for result in results:
         twins = [r for r in results if (r.label, r.cell) == (result.label, result.cell)]
         keys = sorted({key for r in twins for key in _differing(result.stored.config, r.stored.config)})
-        values = as_begun(result.stored.config, load=False) if keys else {}
-        extra = " ".join(f"{key.rpartition('.')[2]}={values.get(key)}" for key in keys)
+        configs = [as_begun(r.stored.config, load=False) for r in (result, *twins)] if keys else []
+        extra = " ".join(f"{key.rpartition('.')[2]}={_in_label(key, configs)}" for key in keys)
         if sum(r.seed == result.seed and not any(_differing(r.stored.config, result.stored.config)) for r in twins) > 1:
             extra = f"{extra} ({printable(result.stored.path.name)})".strip()  # equal settings are not two seeds
         labelled.append(replace(result, label=" ".join(filter(None, (result.label, extra)))))
     return labelled
 
 
+def _in_label(key: str, configs: Sequence[Flat]) -> str:
+    """Return the value of ``key`` in the first of ``configs``, as a label has it, which tells it from the others.
+
+    Reports are passed on, so of a place outside the run a label has only the last part.
+    """
+    value = str(configs[0].get(key))
+    if key not in PLACES:
+        return value
+    places = sorted({str(config.get(key)) for config in configs})
+    names = [Path(place).name for place in places]
+    name = Path(value).name
+    return name if names.count(name) == 1 else f"{name} ({places.index(value) + 1})"
+
+
 def _differing(a: Flat, b: Flat) -> Iterator[str]:
-    ignored = ("name", "out", "seed", "data-dir", "state-dir", "timeout", "checkpoint-every")
     if a.keys() != b.keys():  # one of an earlier version lacks keys that are newer
         a, b = as_begun(a, load=False), as_begun(b, load=False)
-    yield from (key for key in {**a, **b} if key not in ignored and a.get(key) != b.get(key))
+    yield from (key for key in {**a, **b} if key not in SEEDS_OF_ONE and a.get(key) != b.get(key))
 
 
 def check_comparable(results: Iterable[Result]) -> None:
@@ -269,11 +284,10 @@ def check_comparable(results: Iterable[Result]) -> None:
 
 
 def _data(config: Mapping[str, Any]) -> dict[str, Any]:
-    config = {"task": "classification", **config}  # a run from before there were tasks
-    keys = {key: config[key] for key in config if any(key == k or key.startswith(k) for k in DATA_KEYS)}
-    keys = {key: value for key, value in keys.items() if key not in NOT_DATA}
-    if config.get("dataset") in FILES:  # a public data set is the same wherever it is stored
-        keys |= {key: value for key, value in config.items() if key.startswith(("folder.", "hf."))}
+    config = {**RunConfig().flat(), **as_begun(config, load=False)}  # one of an earlier version lacks newer keys
+    keys = {key: config[key] for key in DATA}
+    if config["dataset"] in FILES:  # a public data set is the same wherever it is stored
+        keys |= {key: config[key] for key in FILES_READ}
         with suppress(DataError):  # a run from elsewhere may name the home of a user whom this machine does not know
-            keys["data-dir"] = str(data_directory(str(config.get("data-dir", ""))))
+            keys["data-dir"] = str(data_directory(str(config["data-dir"])))
     return keys

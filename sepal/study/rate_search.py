@@ -19,6 +19,14 @@ from sepal.protocol.tasks.scoring import Measure
 STEP, STEPS = 4.0, (1, 0, -1, 2, -2)  # rates: the calibrated one times STEP to these powers
 MOST_TRIALS = 9
 MOST_ROUNDS = 10
+# A trial is judged by its last round, so it is evaluated there alone and its final models are that round's.
+_OF_A_TRIAL: Mapping[str, Any] = {
+    "stop-after": 0,
+    "evaluate-every": 0,
+    "final-model": "last",
+    "on-divergence": "stop",
+    "state-dir": "",
+}
 
 
 class Rate(NamedTuple):
@@ -51,7 +59,7 @@ def searched_rate(flat: Mapping[str, Any], workers: int = 0) -> Rate:
         raise ConfigError("lr", "a number with privacy.noise, which does not cover the trials of a search", SEARCH)
     check_clients(config)
     rounds = min(MOST_ROUNDS, config.rounds)
-    trial = {**flat, "rounds": rounds, "stop-after": 0, "evaluate-every": 0, "on-divergence": "stop", "state-dir": ""}
+    trial = {**flat, **_OF_A_TRIAL, "rounds": rounds}
     measure = assembly.task.learning.scoring.measure
     values: dict[int, float | None] = {}
     failure: SepalError | None = None

@@ -102,6 +102,8 @@ def mix(personal: Weights, shared: Weights, alpha: float, parts: Layout) -> Weig
 class APFLClient(ClientBase[ClientState]):
     """Trains both models and α on the same batches."""
 
+    dense_exchange = True
+
     def init(self) -> ClientState:
         """Start with v_i = W_0 and α as configured."""
         return ClientState(dict(self.task.weights), dict(self.task.weights), self.hyper.alpha)
@@ -142,6 +144,4 @@ APFL = register(
     FedAvgServer,
     APFLClient,
     Hyper,
-    robust=True,
-    dense=True,
 )

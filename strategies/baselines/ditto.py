@@ -47,6 +47,9 @@ class ClientState:
 class DittoClient(ClientBase[ClientState]):
     """Trains the global model for the server, then the personal model."""
 
+    batched = True
+    dense_exchange = True
+
     def init(self) -> ClientState:
         """Start with v_i = W_0."""
         return ClientState(dict(self.task.weights))
@@ -74,7 +77,4 @@ Ditto = register(
     FedAvgServer,
     DittoClient,
     Hyper,
-    robust=True,
-    dense=True,
-    batched=True,
 )

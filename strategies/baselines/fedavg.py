@@ -49,6 +49,9 @@ class ClientState:
 class FedAvgServer(ServerBase[ServerState]):
     """Averages the uploads."""
 
+    robust_means = True
+    dense_exchange = True
+
     def init(self) -> ServerState:
         """Start from W_0."""
         return ServerState({p.name: self.task.weights[p.name] for p in self.shared()})
@@ -79,6 +82,10 @@ class FedAvgServer(ServerBase[ServerState]):
 
 class FedAvgClient(ClientBase[ClientState]):
     """Trains the global model for E epochs."""
+
+    private_phases = ("",)
+    batched = True
+    dense_exchange = True
 
     def init(self) -> ClientState:
         """Start without a model."""
@@ -111,9 +118,5 @@ FedAvg = register(
     FedAvgServer,
     FedAvgClient,
     Hyper,
-    private=("",),
     deployed="received",
-    robust=True,
-    dense=True,
-    batched=True,
 )

@@ -38,11 +38,18 @@ class FedAvgFtServer(FedAvgServer):
 class FedAvgFtClient(FedAvgClient):
     """FedAvg's client; keeps the fine-tuned model if the plan says so."""
 
+    private_phases = ("",)
+    batched = True
+    dense_exchange = True
+
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
-        """Train as in FedAvg; then fine-tune, if the plan says so."""
-        sent = self.fit(self.arrived(state, download, plan), plan)
-        after = self.adapt(state, download, plan) if plan.scalars["finetune"] else ClientState(sent)
-        return after, Payload(dense(sent, self.shared(), self.coding))
+        """Train as in FedAvg, also with ``privacy.*``; then fine-tune, if the plan says so."""
+        received = self.arrived(state, download, plan)
+        trained = ClientState(self.fit(received, plan))
+        after = self.adapt(state, download, plan) if plan.scalars["finetune"] else trained
+        if self.private:
+            return after, self._private(received, trained, plan)
+        return after, Payload(dense(trained.model, self.shared(), self.coding))
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Fine-tune the received model, without an upload."""
@@ -58,7 +65,4 @@ FedAvgFt = register(
     FedAvgFtClient,
     Hyper,
     deployed="trained",
-    robust=True,
-    dense=True,
-    batched=True,
 )

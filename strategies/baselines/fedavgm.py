@@ -62,9 +62,5 @@ FedAvgM = register(
     FedAvgMServer,
     FedAvgClient,
     Hyper,
-    private=("",),
     deployed="received",
-    robust=True,
-    dense=True,
-    batched=True,
 )

@@ -48,6 +48,9 @@ class FedBabuServer(Body, FedAvgServer):
 class FedBabuClient(Body, FedAvgClient):
     """Trains the body with the initial head; fine-tunes both at a lower rate."""
 
+    batched = True
+    dense_exchange = True
+
     def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the averaged body with the initial head."""
         return {**self.task.weights, **super().arrived(state, download, plan)}
@@ -71,7 +74,4 @@ FedBabu = register(
     FedBabuClient,
     Hyper,
     deployed="trained",
-    robust=True,
-    dense=True,
-    batched=True,
 )

@@ -191,6 +191,5 @@ FedEM = register(
     FedEmClient,
     Hyper,
     deployed="received",
-    robust=True,
     needs=(PER_EXAMPLE,),
 )

@@ -110,11 +110,7 @@ FedAdam = register(
     FedAdamServer,
     FedAvgClient,
     Hyper,
-    private=("",),
     deployed="received",
-    robust=True,
-    dense=True,
-    batched=True,
 )
 FedYogi = register(
     "fedyogi",
@@ -123,11 +119,7 @@ FedYogi = register(
     FedYogiServer,
     FedAvgClient,
     Hyper,
-    private=("",),
     deployed="received",
-    robust=True,
-    dense=True,
-    batched=True,
 )
 FedAdagrad = register(
     "fedadagrad",
@@ -136,9 +128,5 @@ FedAdagrad = register(
     FedAdagradServer,
     FedAvgClient,
     AdagradHyper,
-    private=("",),
     deployed="received",
-    robust=True,
-    dense=True,
-    batched=True,
 )

@@ -54,6 +54,9 @@ class Body:
 class PartClient(ClientBase[ClientState]):
     """Combines the received layers with the client's own, and trains the whole model."""
 
+    batched = True
+    dense_exchange = True
+
     def init(self) -> ClientState:
         """Start from W_0."""
         return ClientState(dict(self.task.weights))
@@ -86,7 +89,4 @@ FedPer = register(
     FedPerServer,
     FedPerClient,
     Hyper,
-    robust=True,
-    dense=True,
-    batched=True,
 )

@@ -40,7 +40,4 @@ FedProx = register(
     FedProxClient,
     Hyper,
     deployed="received",
-    robust=True,
-    dense=True,
-    batched=True,
 )

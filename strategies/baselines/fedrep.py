@@ -35,6 +35,9 @@ class Hyper(Settings):
 class FedRepClient(Body, PartClient):
     """FedPer's client, which trains head and body one after the other."""
 
+    batched = True
+    dense_exchange = True
+
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train the head on the received body, then the body with the new head."""
         body, head = layers(self.layout, self.hyper.personal_layers)
@@ -59,7 +62,4 @@ FedRep = register(
     FedPerServer,
     FedRepClient,
     Hyper,
-    robust=True,
-    dense=True,
-    batched=True,
 )

@@ -29,6 +29,8 @@ class Rolling:
 class FedRolexServer(Rolling, HeteroFLServer):
     """HeteroFL's server, over the round's window."""
 
+    uses_capacity = True
+
 
 class FedRolexClient(Rolling, HeteroFLClient):
     """HeteroFL's client, over the round's window."""
@@ -41,7 +43,6 @@ FedRolex = register(
     FedRolexServer,
     FedRolexClient,
     Hyper,
-    uses_capacity=True,
     deployed="received",
     needs=(LABELS,),
     defaults={"clip-gradient": 0.0},  # it has a clip of its own

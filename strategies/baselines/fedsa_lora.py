@@ -42,7 +42,4 @@ FedSaLora = register(
     FedSaLoraServer,
     FedSaLoraClient,
     defaults={"lora.rank": 8},
-    robust=True,
-    dense=True,
-    batched=True,
 )

@@ -94,6 +94,8 @@ def select(update: Weights, parts: Layout, hyper: Hyper) -> dict[str, Index]:
 class FedSCRServer(FedAvgServer):
     """FedAvg's server for sparse updates."""
 
+    robust_means = True
+
     def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:
         """Admit any entries within the budget, then the statistics."""
         hyper: Hyper = self.task.hyper
@@ -127,6 +129,8 @@ def _within(shape: tuple[int, ...], size: int, most: int) -> SpecLike:
 
 class FedSCRClient(ClientBase[ClientState]):
     """Sends the largest structures of its update, and keeps the others as residual."""
+
+    batched = True
 
     def __init__(self, task: Task, trainer: Trainer) -> None:
         super().__init__(task, trainer)
@@ -169,6 +173,4 @@ FedSCR = register(
     FedSCRClient,
     Hyper,
     deployed="received",
-    robust=True,
-    batched=True,
 )

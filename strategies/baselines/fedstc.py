@@ -43,9 +43,6 @@ FedSTC = register(
     FedAvgServer,
     FedAvgClient,
     Hyper,
-    private=("",),
     deployed="received",
-    robust=True,
     compression=_compression,
-    batched=True,
 )

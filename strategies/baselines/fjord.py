@@ -100,7 +100,6 @@ Fjord = register(
     WidthServer,
     FjordClient,
     Hyper,
-    uses_capacity=True,
     deployed="received",
     needs=(LABELS,),
 )

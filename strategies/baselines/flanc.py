@@ -128,6 +128,8 @@ class Levels:
 class FlancServer(Levels, WidthServer):
     """Averages bases over all clients, everything else by width."""
 
+    uses_capacity = True
+
     def weigh(self, upload: Upload) -> float:
         """Return 1: all clients have equal weight."""
         return 1
@@ -153,7 +155,6 @@ Flanc = register(
     FlancServer,
     FlancClient,
     Hyper,
-    uses_capacity=True,
     deployed="received",
     draws="factors of its own",
 )

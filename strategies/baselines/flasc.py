@@ -60,6 +60,8 @@ class Sparse:
 class FlascServer(Sparse, fedopt.FedAdamServer):
     """Sends its largest entries, and takes FedAdam's step with the mean change."""
 
+    robust_means = True
+
     def download(self, state: Any, client: ClientInfo, plan: Plan) -> Payload:
         """Return the largest entries of P, and the statistics."""
         sent = self.largest(self.flat.join(state.weights), self.hyper.down)
@@ -85,6 +87,8 @@ class FlascServer(Sparse, fedopt.FedAdamServer):
 
 class FlascClient(Sparse, FedAvgClient):
     """Trains all entries from the received ones, and sends the largest of its change."""
+
+    batched = True
 
     def download_schema(self, state: ClientState, plan: Plan) -> Schema:
         """Admit the largest entries of P; nothing in round 1, because W_0 is known."""
@@ -114,6 +118,4 @@ Flasc = register(
     Hyper,
     defaults={"lora.rank": 8},
     deployed="received",
-    robust=True,
-    batched=True,
 )

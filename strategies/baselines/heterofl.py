@@ -69,6 +69,8 @@ class Output(Cuts):
 class HeteroFLServer(Output, WidthServer):
     """Averages output rows over the clients that have the class, other entries over the clients that hold them."""
 
+    uses_capacity = True
+
     def upload_schema(self, state: ServerState, client: ClientInfo, plan: Plan) -> Schema:
         """Admit the client's classes, then tensors of its width."""
         own = super().upload_schema(state, client, plan).tensors
@@ -157,7 +159,6 @@ HeteroFL = register(
     HeteroFLServer,
     HeteroFLClient,
     Hyper,
-    uses_capacity=True,
     deployed="received",
     needs=(LABELS,),
     defaults={"clip-gradient": 0.0},  # it has a clip of its own

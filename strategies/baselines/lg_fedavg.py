@@ -66,7 +66,4 @@ LgFedAvg = register(
     LgFedAvgServer,
     LgFedAvgClient,
     Hyper,
-    robust=True,
-    dense=True,
-    batched=True,
 )

@@ -32,6 +32,8 @@ class Nothing:
 class LocalServer(Nothing, ServerBase[ServerState]):
     """Tells clients when to train."""
 
+    robust_means = True
+
     def init(self) -> ServerState:
         """Return an empty state."""
         return ServerState()
@@ -60,6 +62,4 @@ Local = register(
     LocalServer,
     LocalClient,
     received="nothing is sent, so there is no received model",
-    robust=True,
-    batched=True,
 )

@@ -17,6 +17,9 @@ from sepal.strategies.registration import register
 class LocalWidthServer(Cuts, LocalServer):
     """Tells clients when to train; refuses models that cannot be cut and capacities below the smallest width."""
 
+    robust_means = True
+    uses_capacity = True
+
     def init(self) -> ServerState:
         """Return an empty state."""
         self.check()
@@ -34,6 +37,8 @@ class LocalWidthServer(Cuts, LocalServer):
 
 class LocalWidthClient(WidthClient):
     """Trains its own model; nothing is sent."""
+
+    batched = True
 
     def download_schema(self, state: ClientState, plan: Plan) -> Schema:
         """Admit no tensor."""
@@ -60,7 +65,4 @@ LocalWidth = register(
     LocalWidthClient,
     WidthSettings,
     received="nothing is sent, so there is no received model",
-    uses_capacity=True,
-    robust=True,
-    batched=True,
 )

@@ -124,6 +124,8 @@ class MtlServer(Pulled, ServerBase[ServerState]):
 class MtlClient(Pulled, ClientBase[ClientState]):
     """Keeps training its own model."""
 
+    batched = True
+
     def init(self) -> ClientState:
         """Start with w_i = W_0."""
         return ClientState(dict(self.task.weights))
@@ -164,5 +166,4 @@ Mtl = register(
     MtlClient,
     Hyper,
     received="the server sends the sum of the other clients' models, which is no model",
-    batched=True,
 )

@@ -53,6 +53,8 @@ class PFedMeServer(FedAvgServer):
 class PFedMeClient(FedAvgClient):
     """Takes K steps of θ on each batch, and moves w towards θ."""
 
+    dense_exchange = True
+
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Run the client's part of Algorithm 1."""
         network = self.trainer.network()
@@ -102,6 +104,4 @@ PFedMe = register(
     PFedMeClient,
     Hyper,
     defaults={"lr": 0.09},  # the authors' rate of θ; it must be below 2/λ
-    robust=True,
-    dense=True,
 )

@@ -101,6 +101,8 @@ class Tailored(Cuts):
 class TailorServer(Tailored, ServerBase[ServerState]):
     """Chooses filters, and averages each entry over the clients that hold it."""
 
+    uses_capacity = True
+
     def init(self) -> ServerState:
         """Start from W_0, without filters."""
         self.check()
@@ -287,6 +289,5 @@ TailorFL = register(
     TailorServer,
     TailorClient,
     Hyper,
-    uses_capacity=True,
     deployed="received",
 )

@@ -133,6 +133,8 @@ class Cuts:
 class WidthServer(Cuts, FedAvgServer):
     """Keeps the full model and sends each client its part."""
 
+    uses_capacity = True
+
     def init(self) -> ServerState:
         """Start from the first weights."""
         self.check()

@@ -11,9 +11,6 @@ DmPfl = register(
     "sepal.strategies.dmpfl.server:DmPflServer",
     "sepal.strategies.dmpfl.client:DmPflClient",
     Hyper,
-    private=("2a",),
     scheduled=True,
     learned={"masks": Reader("sepal.strategies.dmpfl.learned:masks", "DM-PFL, Figure 6")},
-    combination="sepal.strategies.dmpfl.client:adaptive",
-    batched=True,
 )

@@ -39,6 +39,10 @@ Dense = dict[str, npt.NDArray[np.float32]]
 class DmPflClient(ClientBase[ClientState]):
     """Keeps w_c at m_c and a copy of w_g at m_g, from which θ_c and θ_g are built."""
 
+    private_phases = ("2a",)
+    batched = True
+    combination = "sepal.strategies.dmpfl.client:adaptive"
+
     def __init__(self, task: Task, trainer: Trainer) -> None:
         super().__init__(task, trainer)
         self.budget = budgets(self.layout, self.hyper)

@@ -10,6 +10,4 @@ FedPSE = register(
     "sepal.strategies.fedpse.server:FedPSEServer",
     "sepal.strategies.fedpse.client:FedPSEClient",
     Hyper,
-    private=("",),
-    batched=True,
 )

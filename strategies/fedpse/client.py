@@ -25,6 +25,9 @@ from sepal.wire.tensors import Index, SparseTensor, Values
 class FedPSEClient(ClientBase[ClientState]):
     """Trains from its own base, and sends the k largest entries of its update plus residual."""
 
+    private_phases = ("",)
+    batched = True
+
     def __init__(self, task: Task, trainer: Trainer) -> None:
         super().__init__(task, trainer)
         self.flat = Flat(trained(task.layout))

@@ -29,6 +29,8 @@ log = logging.getLogger("sepal")
 class Pa3dFLServer(ServerBase[ServerState]):
     """Keeps general tensors, the hypernetwork and embeddings, and generates personal tensors for each download."""
 
+    uses_capacity = True
+
     hyper: Hyper
 
     def __init__(self, task: Task) -> None:

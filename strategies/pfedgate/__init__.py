@@ -11,7 +11,6 @@ PFedGate = register(
     "sepal.strategies.pfedgate.server:PFedGateServer",
     "sepal.strategies.pfedgate.client:PFedGateClient",
     Hyper,
-    uses_capacity=True,
     fixed={"precision": "whose knapsack compares gates in float32"},
     learned={
         "masks": Reader("sepal.strategies.pfedgate.learned:masks", "pFedGate's blocks", examples=True),

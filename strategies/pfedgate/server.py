@@ -17,6 +17,8 @@ from sepal.strategies.pfedgate.contract import Gated, ServerState
 class PFedGateServer(ServerBase[ServerState]):
     """Keeps θ_g. Of a client's gate, it knows the budget and which blocks were on."""
 
+    uses_capacity = True
+
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.gated = Gated(task)

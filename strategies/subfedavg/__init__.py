@@ -12,11 +12,9 @@ SubFedAvg = register(
     "sepal.strategies.subfedavg.server:SubFedAvgServer",
     "sepal.strategies.subfedavg.client:SubFedAvgClient",
     Hyper,
-    uses_capacity=True,
     learned={
         "masks": Reader("sepal.strategies.subfedavg.learned:masks", "Sub-FedAvg's masks"),
         "pruning": Reader("sepal.strategies.subfedavg.learned:courses", "Sub-FedAvg, Figure 1"),
     },
     needs=(SHARE,),
-    batched=True,
 )

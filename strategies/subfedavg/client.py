@@ -32,6 +32,8 @@ Dense = dict[str, npt.NDArray[np.float32]]
 class SubFedAvgClient(ClientBase[ClientState]):
     """Keeps m_k and θ_k. Pruned channels are removed from the module, which makes training cheaper."""
 
+    batched = True
+
     def __init__(self, task: Task, trainer: Trainer) -> None:
         super().__init__(task, trainer)
         self.prunable, self.capacity = Prunable(task), trainer.client.capacity

@@ -21,6 +21,8 @@ from sepal.strategies.subfedavg.pruning import paper_cost
 class SubFedAvgServer(ServerBase[ServerState]):
     """Keeps θ_g and each client's masks."""
 
+    uses_capacity = True
+
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.prunable = Prunable(task)

@@ -16,6 +16,7 @@ from sepal.server_app.places import default_base
 from sepal.storage.home import home
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
+from sepal.strategies.baselines.fedavg import FedAvgServer
 
 
 def test_a_client_is_called_by_its_partition_unless_it_has_a_name():
@@ -40,6 +41,10 @@ def test_what_is_left_out_is_told_from_what_is_said(nothing):
     assert Node.of({"capacity": 1.0}).capacity == 1.0
 
 
+class Cutting(FedAvgServer):
+    uses_capacity = True
+
+
 def host_of(method, node_config, **keys):
     assembly = assemble({"dataset": "digits", "clients": 4, "capacity.profile": "0.25,0.5", **keys}, method)
     shared, node = Shared.around(assembly, "cpu"), Node.of({"partition-id": 1, "num-partitions": 4, **node_config})
@@ -47,7 +52,7 @@ def host_of(method, node_config, **keys):
 
 
 def test_a_nodes_own_capacity_wins_over_the_one_that_is_drawn():
-    method = replace(registry.get("fedavg"), uses_capacity=True)
+    method = replace(registry.get("fedavg"), server=Cutting)
     drawn = host_of(method, {}).info.capacity
     assert drawn in (0.25, 0.5)
     assert host_of(method, {"name": "client-00001"}).info.capacity == drawn, "by name, in every engine"

@@ -11,6 +11,7 @@ from sepal.errors import ConfigError
 from sepal.protocol.method import resolve
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
+from sepal.strategies.baselines.fedavg import FedAvgServer
 
 FLAT = {"dataset": "digits", "clients": 2, "rounds": 1, "partition.name": "iid", "partition.subsample": 80}
 
@@ -28,6 +29,10 @@ class Reporting(resolve(registry.get("fedavg").client)):
             return fit(*arguments, **keys)
 
         trainer.fit = report_and_fit
+
+
+class Cutting(FedAvgServer):
+    uses_capacity = True
 
 
 class Lines(list):
@@ -54,7 +59,7 @@ def test_reports_reach_the_lines_even_beside_every_view():
 
 
 def test_each_line_says_what_capacity_a_client_has():
-    method, lines = replace(registry.get("fedavg"), uses_capacity=True), Lines()
+    method, lines = replace(registry.get("fedavg"), server=Cutting), Lines()
     strategy = run_in_process(assemble({**FLAT, "capacity.profile": "hetero"}, method), observers=[lines])
     capacities = {name: client.capacity for name, client in strategy.progress.roster.items()}
     assert len(set(capacities.values())) == 2

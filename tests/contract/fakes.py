@@ -80,6 +80,8 @@ class QueueState:
 
 
 class QueueServer(FakeServer):
+    uses_capacity = True
+
     def init(self) -> QueueState:
         return QueueState(self.start, {}, {})
 
@@ -140,6 +142,8 @@ class PhaseState:
 
 
 class PhaseServer(FakeServer):
+    uses_capacity = True
+
     def init(self) -> PhaseState:
         return PhaseState(self.start, {}, {})
 
@@ -207,6 +211,8 @@ def compact(decoded) -> TensorSpec:
 
 
 class ShapeServer(FakeServer):
+    uses_capacity = True
+
     def init(self) -> ShapeState:
         return ShapeState(self.start, {})
 
@@ -266,6 +272,8 @@ class GeneratedState:
 
 
 class GeneratedServer(FakeServer):
+    uses_capacity = True
+
     def init(self) -> GeneratedState:
         return GeneratedState(self.start, {}, {})
 
@@ -325,6 +333,8 @@ class LagState:
 
 
 class LagServer(FakeServer):
+    uses_capacity = True
+
     def init(self) -> LagState:
         return LagState(self.start, {})
 
@@ -363,7 +373,7 @@ def lag_agrees(server: LagState, clients: Mapping[str, Held], closed: bool) -> b
 
 
 def fake(name: str, server: type, client: type) -> Method:
-    return Method(name, name, "a fake", NoKeys, server, client, uses_capacity=True)
+    return Method(name, name, "a fake", NoKeys, server, client)
 
 
 FAKES = {

@@ -35,6 +35,7 @@ QUEUE = FAKES["queue"][0]
 class Spoilt(QueueServer):
     """Its result of every round is NaN."""
 
+    uses_capacity = True
     first = 1
 
     def aggregate(self, state, uploads, plan):
@@ -43,6 +44,7 @@ class Spoilt(QueueServer):
 
 
 class SpoiltLater(Spoilt):
+    uses_capacity = True
     first = 2
 
 

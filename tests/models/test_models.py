@@ -248,3 +248,8 @@ def test_width_builds_a_share_of_the_channels_of_every_layer():
 def test_a_model_that_cannot_be_cut_says_so():
     with pytest.raises(ModelError, match="model: expected"):
         models.build("resnet18-gn", (3, 32, 32), 10, width=0.5)
+
+
+def test_a_name_that_is_not_there_is_said_with_the_package_it_is_missing_from():
+    with pytest.raises(AttributeError, match=r"module 'sepal.models' has no attribute 'resnet'"):
+        models.resnet  # noqa: B018

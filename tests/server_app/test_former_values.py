@@ -8,7 +8,7 @@ import tomli_w
 from sepal.config import RunConfig, Settings, former_values, renewed
 from sepal.errors import ConfigError
 from sepal.server_app.run_directory import RunDirectory
-from sepal.server_app.stored_run import stored_config
+from sepal.server_app.stored_run import read_run, stored_config
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import _differing
@@ -16,6 +16,7 @@ from sepal.study.plans import execute
 from sepal.study.plans.model import PlannedRun
 from sepal.study.run_keys import gather
 from sepal.user_modules import VARIABLE
+from tests.sepal.cli.runs_for_tests import write_run
 
 OWN = """
 from sepal.config import Settings, renewed
@@ -79,6 +80,8 @@ def run_of_before(request, tmp_path):
         rows = "".join(f"{n},{n * n % 7}\n" for n in range(60))
         (tmp_path / "table" / "all.csv").write_text(f"height,label\n{rows}")
         keys |= {"dataset": "folder", "data-dir": str(tmp_path / "table"), "task": "regression", "clip-gradient": 0.0}
+    if key == "method":
+        del keys["method"]
     with RunDirectory(tmp_path / "before", assemble({**keys, key: value}), "in-process") as directory:
         stored = stored_config(directory.path)
     config = {name: each for name, each in stored.items() if name != key}
@@ -101,6 +104,14 @@ def test_a_run_that_lacks_a_key_goes_on_with_its_former_value(run_of_before):
     assert stored_config(path)[key] == value
 
 
+def test_a_run_without_a_method_is_shown_with_the_former_one(tmp_path):
+    path = write_run(tmp_path / "before", method="fedpse")
+    config = {name: value for name, value in stored_config(path).items() if name != "method"}
+    (path / "config.toml").write_text(tomli_w.dumps(config))
+    assert read_run(path).method == "fedpse"
+    assert RunConfig().method == "fedavg-ft", "what README advises"
+
+
 def test_a_run_that_lacks_a_key_is_not_continued_with_the_new_default(run_of_before):
     key, value, keys, path = run_of_before
     with pytest.raises(ConfigError, match=rf"^{key}: expected {value!r}, with which the run before was started"):
@@ -118,7 +129,7 @@ def test_runs_that_lack_a_key_and_those_with_its_former_value_are_seeds_of_one_s
     stored = stored_config(path)
     assert list(_differing(stored, {**stored, key: "other"})) == [key]
     assert not list(_differing(stored, {**stored, key: value}))
-    if ":" in stored["method"]:
+    if ":" in stored.get("method", ""):
         registry._loaded.clear()
         assert list(_differing(stored, {**stored, key: value})) == [key]
         assert not registry._loaded, "comparing runs executes none of their code"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -48,8 +50,9 @@ class ScratchStore(DiskStateStore):
     """
 
     def __init__(self, kind: type = object) -> None:
-        self._scratch = tempfile.TemporaryDirectory(prefix="sepal-states-")
-        super().__init__(Path(self._scratch.name), kind, durable=False)
+        path = tempfile.mkdtemp(prefix="sepal-states-")
+        weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
+        super().__init__(Path(path), kind, durable=False)
 
 
 class Lines:

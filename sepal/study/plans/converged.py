@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
+from sepal.config import Mark, RunConfig, marked
 from sepal.errors import ConfigError, SepalError
 from sepal.study.run_keys import Value
 
@@ -32,7 +33,7 @@ def resolved(keys: Mapping[str, Value]) -> dict[str, Value]:
         return rest
     limit = keys.get(LIMIT)
     if limit is None:
-        ignored = ("rounds", "stop-after", "seed", "name")
+        ignored = {"rounds", "stop-after", *marked(RunConfig, Mark.FREE, Mark.REPEAT)}
         limit = _default(tuple((key, value) for key, value in rest.items() if key not in ignored))
     elif isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise ConfigError(LIMIT, 'the most rounds with rounds = "converged", at least 1', limit)

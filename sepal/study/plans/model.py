@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
+from sepal.config import Mark, RunConfig, marked
 from sepal.errors import ConfigError
 from sepal.study.plans.converged import CONVERGED, resolved
 from sepal.study.run_keys import Value, flatten_tables
@@ -79,7 +80,7 @@ class PlanFile(BaseModel):
         """
         known = [block.name for block in self.block]
         keys = {*self.keys, *(key for block in self.block for key in (*block.keys, *block.grid))}
-        if self.target is not None and self.target >= 1 and not keys & {"task", "metric"}:
+        if self.target is not None and self.target >= 1 and keys.isdisjoint(marked(RunConfig, Mark.METRIC)):
             raise ConfigError(f"{file}: target", "less than 1, a share of right answers", self.target)
         for block in self.block:
             if block.trials and block.trials not in known[: known.index(block.name)]:

@@ -177,7 +177,7 @@ def test_an_interrupted_run_says_how_it_goes_on_and_does(here, monkeypatch):
         ("partition.alfa=1", "partition.alpha"),
         ("partitions.alpha=1", "partition.alpha"),
         ("alpha=1", "partition.alpha"),
-        ("keep=0.1", "fedpse.keep"),
+        ("epochs=3", "fedavg-ft.epochs"),
         ("fedpse.kep=0.1", "fedpse.keep"),
         ("fedpes.keep=0.1", "fedpse.keep"),
     ],

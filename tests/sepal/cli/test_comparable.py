@@ -9,14 +9,16 @@ import re
 
 import numpy as np
 import pytest
+import tomli_w
 from PIL import Image
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.cli.report.page import live_parts
+from sepal.cli.report.page import live_parts, render
+from sepal.config.elsewhere import PLACES
 from sepal.errors import ConfigError
-from sepal.server_app.stored_run import read_run
-from sepal.study.comparison import INDEX, read_comparison
+from sepal.server_app.stored_run import read_run, stored_config
+from sepal.study.comparison import INDEX, SEEDS_OF_ONE, read_comparison
 from sepal.study.results import Result
 from tests.sepal.cli.runs_for_tests import figures, write_run
 
@@ -87,6 +89,39 @@ def test_a_run_that_is_given_twice_counts_once(tmp_path):
 def test_the_same_settings_and_seed_twice_are_no_two_seeds(tmp_path):
     places = [str(write_run(tmp_path / name)) for name in ("a", "b")]
     assert read_comparison(places).labels == ["fedavg (a)", "fedavg (b)"]
+
+
+@pytest.mark.parametrize("key", SEEDS_OF_ONE)
+def test_runs_that_differ_in_what_makes_no_other_method_are_seeds_of_one(tmp_path, key):
+    different = {"seed": 1, "timeout": 5.0, "max-message-bytes": 2**30, "checkpoint-every": 3}
+    places = [str(write_run(tmp_path / name)) for name in ("a", "b")]
+    config = {**stored_config(tmp_path / "b"), "seed": 7, key: different.get(key, "other")}
+    (tmp_path / "b" / "config.toml").write_text(tomli_w.dumps(config))
+    (variant,) = read_comparison(places).all_variants()
+    assert variant.label == "fedavg"
+    assert len(variant.results) == 2
+
+
+def test_a_label_tells_no_place_of_this_machine_and_still_tells_runs_apart(tmp_path):
+    starts = {"a": "/home/me/old/w.safetensors", "b": "/home/me/new/w.safetensors", "c": "/home/me/v.safetensors"}
+    places = [str(write_run(tmp_path / name)) for name in starts]
+    for name, start in starts.items():
+        config = {**stored_config(tmp_path / name), "initial-weights": start}
+        (tmp_path / name / "config.toml").write_text(tomli_w.dumps(config))
+    weights = "fedavg initial-weights="
+    expected = [f"{weights}w.safetensors (2)", f"{weights}w.safetensors (1)", f"{weights}v.safetensors"]
+    comparison = read_comparison(places)
+    assert comparison.labels == expected
+    assert "/home/me" not in json.dumps(live_parts(comparison))
+    assert "/home/me" not in render(comparison)
+
+
+@pytest.mark.parametrize("key", PLACES)
+def test_a_report_has_no_place_of_this_machine(tmp_path, key):
+    path = write_run(tmp_path / "a")
+    config = {**stored_config(path), "dataset": "hf", key: "/home/me/secret"}
+    (path / "config.toml").write_text(tomli_w.dumps(config))
+    assert "/home/me" not in render(read_comparison([str(path)]))
 
 
 def test_runs_with_other_clients_are_not_shown_beside_each_other(tmp_path):

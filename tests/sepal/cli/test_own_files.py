@@ -33,7 +33,7 @@ def sepal(*arguments):
 
 @pytest.fixture(scope="module")
 def wine(tmp_path_factory):
-    """Scikit-learn's wine data as it is, with columns from 0.1 to 1,680, and a run of three clients on default keys."""
+    """Scikit-learn's wine data as it is, with columns from 0.1 to 1,680, and a FedPSE run of three clients on default keys."""
     from sklearn.datasets import load_wine
 
     place, found = tmp_path_factory.mktemp("wine"), load_wine()
@@ -42,7 +42,7 @@ def wine(tmp_path_factory):
         writer.writerow([*found.feature_names, "label"])
         writer.writerows([*row, found.target_names[label]] for row, label in zip(found.data, found.target, strict=True))
     where = (f"--set=data-dir={place}", f"--out={place}", "--name=wine", "--workers=1")
-    sepal("run", "--set=dataset=folder", "--set=clients=3", *where)
+    sepal("run", "--method=fedpse", "--set=dataset=folder", "--set=clients=3", *where)
     return place
 
 

@@ -114,6 +114,7 @@ def test_flat_keys_read_back_to_the_same_configuration():
     assert flat["chosen.per-layer"] is True
     assert all(isinstance(value, int | float | str | bool) for value in flat.values()), "run-config holds scalars only"
     assert parse(flat, METHODS) == (config, hyper)
+    assert {key: config.value(key) for key in config.flat()} == config.flat()
 
 
 def test_completed_takes_the_first_default_and_leaves_what_was_set():

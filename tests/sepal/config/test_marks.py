@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import typing
+from pathlib import Path
 
 import pytest
+from pydantic import Field
 
 from sepal.cli.report.page import PLACES as HIDDEN
 from sepal.client_app.build import Node
 from sepal.client_app.guard import local_config
-from sepal.config import Mark, RunConfig, Settings, has_mark, key_fields, marked, marks
+from sepal.config import (
+    Mark,
+    PartitionSettings,
+    RunConfig,
+    Settings,
+    group_names,
+    has_mark,
+    key_fields,
+    marked,
+    marks,
+)
 from sepal.config.elsewhere import CODE, PATHS, PLACES, check_code, named_code, without_places
 from sepal.errors import ConfigError, ProtocolError
 from sepal.strategies import registry
@@ -86,3 +100,102 @@ def test_marks_are_of_nested_groups_and_of_any_fact():
     assert marked(Group, Mark.CODE, prefix="mine.") == ("mine.hook",)
     assert marks(Mark.CODE, Mark.FREE_BACK) == {"code": True, "free-back": True}
     assert marked(RunConfig, Mark.FETCHED) == ("hf.name",)
+
+
+# Which key must have which mark
+
+ROOT = Path(__file__).resolve().parents[3]
+DATA_GROUPS = ("partition", "split", "folder", "hf", "own")
+NOT_THE_DATA = {"own.class-weights"}  # of the loss
+
+
+def faults(kind, prefix=""):
+    """Keys of which a fact is missing that their name, their description or another mark tells."""
+    for key, info in key_fields(kind, prefix):
+        words, group = info.description or "", key.partition(".")[0]
+        open_text, outside = takes_any_text(info), has_mark(info, Mark.PATH, Mark.FETCHED)
+        anywhere = has_mark(info, Mark.MACHINE, Mark.SERVER_ONLY)
+        rules = {
+            "names code": "package.module" in words and not has_mark(info, Mark.CODE),
+            "is a path": open_text
+            and not outside
+            and bool(re.search(r"(^|[-.])(dir|directory|file|path|weights|schema)$", key)),
+            "is another one on each machine": outside and not anywhere,
+            "is agreed on, and free": has_mark(info, Mark.FREE) and not anywhere,
+            "is agreed on, and free when a run goes back": not prefix
+            and has_mark(info, Mark.FREE_BACK)
+            and not has_mark(info, Mark.SERVER_ONLY),
+            "says what the data are": group in DATA_GROUPS
+            and key not in NOT_THE_DATA
+            and not has_mark(info, Mark.DATA, Mark.FILES),
+            "says how data are read": group in DATA_GROUPS and not has_mark(info, Mark.DIGESTED),
+            "has the data set's default": "the data set's default" in words and not has_mark(info, Mark.AUTOMATIC),
+            "has a seed's name": key.endswith("seed") and not has_mark(info, Mark.REPEAT, Mark.DATA),
+        }
+        yield from (f"{key}: {rule}" for rule, broken in rules.items() if broken)
+
+
+def test_every_key_has_the_marks_that_it_must_have():
+    assert [fault for prefix, kind in groups() for fault in faults(kind, prefix)] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "extra", "rule"),
+    [
+        ("a hook, package.module:hook", "hook", Mark.WORDS, "names code"),
+        ("where it goes", "log_dir", Mark.WORDS, "is a path"),
+        ("where it goes", "place", Mark.PATH, "is another one on each machine"),
+        ("seconds; the data set's default if it is empty", "rest", Mark.WORDS, "has the data set's default"),
+        ("how long", "rest", Mark.FREE, "is agreed on, and free"),
+    ],
+)
+def test_a_new_key_that_lacks_a_mark_would_be_noticed(words, name, extra, rule):
+    fields = {name: Field("", description=words, json_schema_extra=marks(extra))}
+    kind = type("Group", (Settings,), {"__annotations__": {name: str}, **fields})
+    assert [fault.partition(": ")[2] for fault in faults(kind)] == [rule]
+
+
+def test_a_new_key_of_a_group_has_the_marks_of_the_group():
+    class More(PartitionSettings):
+        skew: float = Field(0.0, description="new")
+
+    class Whole(Settings):
+        partition: More = RunConfig.model_fields["partition"]
+
+    assert "partition.skew" in marked(Whole, Mark.DATA)
+    assert "partition.skew" in marked(Whole, Mark.DIGESTED)
+    assert set(group_names(RunConfig, Mark.DATA, Mark.FILES, Mark.DIGESTED)) == set(DATA_GROUPS)
+
+
+def test_what_must_be_agreed_on_is_not_what_only_one_side_reads():
+    assert set(marked(RunConfig, Mark.SERVER_ONLY)) & set(marked(RunConfig, Mark.MACHINE)) == set()
+    assert set(marked(RunConfig, Mark.DIGESTED)) & set(marked(RunConfig, Mark.FREE, Mark.FREE_BACK)) == set()
+
+
+# Lists by hand
+
+PACKAGES = ("client_app", "models", "sepal", "server_app", "strategies")
+COLUMNS = {  # heads of tables, and keys that a command looks up for one sentence
+    "sepal/cli/showing.py": {"name", "dataset", "model"},
+    "sepal/cli/listing.py": {"method", "rounds"},
+    "sepal/cli/notices.py": {"method", "dataset"},
+    "client_app/guard.py": {"own.classes", "own.vocabulary"},
+    "sepal/study/plans/converged.py": {"rounds", "stop-after"},
+}
+
+
+def hand_lists():
+    """Every list, tuple and set in the product that names two or more run-config keys; ``file`` → the keys."""
+    names = {prefix + key for prefix, kind in groups() for key, _ in key_fields(kind)}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                items = node.elts if isinstance(node, ast.List | ast.Tuple | ast.Set) else ()
+                found = {item.value for item in items if isinstance(item, ast.Constant)} & names
+                if len(found) > 1:
+                    yield str(path.relative_to(ROOT)), found
+
+
+def test_no_list_of_keys_is_written_by_hand():
+    """What is true of a key stands at its field; a list beside it is forgotten when a key is new."""
+    assert [(path, keys) for path, keys in hand_lists() if not keys <= COLUMNS.get(path, set())] == []

@@ -29,6 +29,8 @@ class State:
 
 
 class Server(LagServer):
+    uses_capacity = True
+
     """Adds each client's embedding to what it sends, so a client that was not announced has none."""
 
     def init(self) -> State:
@@ -54,7 +56,7 @@ class Server(LagServer):
         return State(after.w, after.synced, embeddings), metrics
 
 
-METHOD = Method("roster", "roster", "a fake", NoKeys, Server, LagClient, uses_capacity=True)
+METHOD = Method("roster", "roster", "a fake", NoKeys, Server, LagClient)
 
 
 class JoinAfter:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args, get_origin
+
 import numpy as np
 import pytest
 
 import sepal
+from sepal.config import RunConfig, key_fields, parse
 from sepal.errors import ConfigError, SepalError
 from sepal.server_app.stored_run import stored_config
 from sepal.strategies.assembly import assemble
+from sepal.strategies.registry import Hypers
 from sepal.study import rate_search
 from sepal.study.plans.plan import check_keys, read_plan
 from sepal.study.rate_search import searched_rate
@@ -69,6 +73,35 @@ def test_a_run_stores_its_rate_and_is_continued_with_it(tmp_path, monkeypatch):
     monkeypatch.setattr(rate_search, "_validation", None)
     assert prepare({**KEYS, "clients": 3, "rounds": 1, "name": "mine", "lr": "search"}, tmp_path).settings.lr == rate
     assert sepal.run("fedavg", "digits", lr="search", **keys).stored.config["lr"] == rate
+
+
+def choices():
+    """Every value of every key that has a fixed set of them."""
+    for key, info in key_fields(RunConfig):
+        values = get_args(info.annotation) if get_origin(info.annotation) is Literal else ()
+        yield from ((key, value) for value in (values or ((True, False) if info.annotation is bool else ())))
+
+
+def is_accepted(flat):
+    try:
+        parse(flat, Hypers())
+    except ConfigError:
+        return False
+    return True
+
+
+def test_a_run_that_is_accepted_has_trials_that_are():
+    """A trial has fewer rounds and evaluations than its run, which not every value of the other keys goes with."""
+    values = [(key, value) for key, value in choices() if is_accepted({**KEYS, key: value})]
+    assert ("final-model", "best") in values
+    assert [pair for pair in values if not is_accepted({**KEYS, pair[0]: pair[1], **rate_search._OF_A_TRIAL})] == []
+
+
+def test_the_best_model_of_a_run_with_a_searched_rate_is_kept(tmp_path):
+    keys = {**KEYS, "lr": "search", "final-model": "best", "rounds": 2, "evaluate-every": 1, "clients": 2}
+    settings = prepare({**keys, "partition.subsample": 80}, tmp_path, workers=1).settings
+    assert settings.final_model == "best"
+    assert settings.lr > 0
 
 
 @pytest.mark.parametrize(
