@@ -24,7 +24,7 @@ from referee.leaderboard.measures import (
     corrected,
 )
 from referee.leaderboard.readme import compared_blocks, parts, untested, verdicts, who_is_ahead
-from referee.leaderboard.statistics import LEVEL, Interval
+from sepal.study.statistics import LEVEL, Interval
 from referee.leaderboard.tables import block_tables
 from referee.parts import README, rewritten
 from sepal.cli.markdown import table
@@ -267,8 +267,8 @@ def _headline(
             contender = next((one for one in each.block.contenders if one.name == name), None)
             figure = each.figure(contender, measure) if contender else None
             words = figure.words() if figure else (each.failed(contender) if contender else "") or NONE
-            if figure and figure.seeds < len(each.block.seeds):
-                words += f" ({figure.seeds} of {len(each.block.seeds)} seeds)"
+            if figure and figure.count < len(each.block.seeds):
+                words += f" ({figure.count} of {len(each.block.seeds)} seeds)"
             families = [family] if to_dense is None else [family, to_dense]
             fell = bool(contender and each.collapsed(contender))
             differences = [_difference(one.get((each.block.name, name, measure)), fell) for one in families]

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from referee.leaderboard.blocks import Contender
 from referee.leaderboard.measures import DEPLOYED, HOLDS, SENT_SHIFT, SHIFT, Measure, Measures, corrected
 from referee.leaderboard.points import Point, nearest
-from referee.leaderboard.statistics import LEVEL, Interval
+from sepal.study.statistics import LEVEL, Interval
 from sepal.strategies import registry
 
 Named: TypeAlias = dict[str, list[str]]  # contender → names of blocks

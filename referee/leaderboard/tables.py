@@ -158,7 +158,7 @@ def _within(found: Measures, contender: Contender, budget: float) -> str:
         return "no round" if rounds == 0 else found.failed(contender, budget if rounds else 0.0) or NONE
     difference = found.difference(contender, HOLDS, budget, to=found.block.rival)
     words = figure.words() + (f"; {difference.text()}" if difference else "")
-    seeds = f", {figure.seeds} seeds" if figure.seeds < len(found.block.seeds) else ""
+    seeds = f", {figure.count} seeds" if figure.count < len(found.block.seeds) else ""
     share = found.over(contender, budget)
     seeds += f", **over**: {100 * share:.0f} % of the budget" if share > 1 + TOLERANCE else ""
     return f"{words} ({rounds} round{'s' * (rounds != 1)}, {found.megabytes(contender, budget):.4g} MB{seeds})"

@@ -9,7 +9,7 @@ from itertools import combinations
 
 from scipy import stats
 
-from referee.leaderboard.statistics import holm
+from sepal.study.statistics import holm
 from referee.stability.runs import Row
 
 COLLAPSED = 2 / 3  # of the method's best run on the data: less is a collapse, as on the leaderboard

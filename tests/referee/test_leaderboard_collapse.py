@@ -8,7 +8,7 @@ from referee.leaderboard.design import Design
 from referee.leaderboard.measures import HOLDS, NEWCOMER, Measures
 from referee.leaderboard.pages import _headline
 from referee.leaderboard.points import points_of
-from referee.leaderboard.statistics import Interval
+from sepal.study.statistics import Interval
 from referee.leaderboard.tables import block_tables
 from tests.referee.test_leaderboard_design import BLOCK, OWN
 from tests.referee.test_leaderboard_pages import stored
@@ -56,7 +56,7 @@ def test_a_budget_that_buys_all_rounds_is_judged_and_one_that_does_not_is_not():
     found = Measures(Design(dear.model_copy(update={"seeds": found.block.seeds}), list(found.design.rows.values())))
     assert found.figure(OWN, HOLDS, 1.0).collapsed == (0.46,)
     fewer = measured(0.88, 0.46, 0.9, 0.8).figure(OWN, HOLDS, 0.3)  # 6 rounds
-    assert (fewer.seeds, fewer.collapsed) == (4, ())
+    assert (fewer.count, fewer.collapsed) == (4, ())
 
 
 def test_what_has_no_verdict_is_not_bold():

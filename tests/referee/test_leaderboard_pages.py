@@ -15,7 +15,7 @@ from referee.leaderboard.measures import DEPLOYED, HOLDS, NEWCOMER, SHIFT, Measu
 from referee.leaderboard.pages import PAGE, TABLES, _headline, _missing, _reruns, counted, pages, write_pages
 from referee.leaderboard.points import points_of
 from referee.leaderboard.runs import again, run
-from referee.leaderboard.statistics import Interval
+from sepal.study.statistics import Interval
 from referee.leaderboard.tables import _edge, _trajectory, block_tables
 from tests.referee.test_leaderboard_design import BLOCK, OWN, quality, searched
 from tests.referee.test_readme_parts import block
@@ -71,7 +71,7 @@ def test_differences_are_paired_with_the_yardstick(measures):
 def test_a_contender_without_all_seeds_is_shown_but_not_tested():
     rows = [r for r in stored() if (r["contender"], r["kind"], r["config"]["seed"]) != ("ditto", "rounds", 1)]
     some = Measures(Design(BLOCK, rows))
-    assert some.figure(OWN, HOLDS).seeds == 1
+    assert some.figure(OWN, HOLDS).count == 1
     assert "ditto" not in {name for _, name, _ in corrected([some])}
     more = Measures(Design(BLOCK.model_copy(update={"seeds": (0, 1, 2)}), stored()))
     assert more.difference(OWN, HOLDS) is not None
