@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -10,7 +10,8 @@ from typing import TypeAlias
 import numpy as np
 
 from referee.leaderboard.blocks import Contender
-from referee.leaderboard.design import HELD, Design, Row
+from referee.leaderboard.design import HELD, Design
+from sepal.study.record import RunRecord
 from sepal.study.statistics import Estimate, Interval, Matrix, holm, interval, matrix, mean, paired_matrix, spread, wins
 
 LEAST_SEEDS, LEAST_CLIENTS = 4, 3  # of a difference with a p-value: all seeds, and the clients of each
@@ -71,21 +72,21 @@ class Measures:
     def __init__(self, design: Design) -> None:
         self.design, self.block = design, design.block
 
-    def runs(self, contender: Contender, budget: float = 0.0) -> dict[int, Row]:
+    def runs(self, contender: Contender, budget: float = 0.0) -> dict[int, RunRecord]:
         """Return seed → row of the reported runs that are there; of those within a budget if given.
 
         None if one ended with an error: the others' mean would be that of the seeds that suit the contender.
         """
         found = self._reported(contender, budget)
-        return {} if any("error" in row for row in found.values()) else found
+        return {} if any(row.error for row in found.values()) else found
 
     def failed(self, contender: Contender, budget: float = 0.0) -> str:
         """Return ``4 of 5 seeds`` if another one's run ended with an error, and nothing otherwise."""
         found = self._reported(contender, budget)
-        well = sum("error" not in row for row in found.values())
+        well = sum(not row.error for row in found.values())
         return f"{well} of {len(self.block.seeds)} seeds" if well < len(found) else ""
 
-    def _reported(self, contender: Contender, budget: float) -> dict[int, Row]:
+    def _reported(self, contender: Contender, budget: float) -> dict[int, RunRecord]:
         found = {}
         for seed in self.block.seeds:
             design = self.design
@@ -97,7 +98,7 @@ class Measures:
 
     def by_seed(self, contender: Contender, measure: Measure, budget: float = 0.0) -> dict[int, dict[str, float]]:
         """Return seed → client → accuracy; without seeds in which nobody has the view."""
-        found = {seed: dict(_clients(row, measure)) for seed, row in self.runs(contender, budget).items()}
+        found = {seed: _clients(row, measure) for seed, row in self.runs(contender, budget).items()}
         return {seed: clients for seed, clients in found.items() if clients}
 
     def values(self, contender: Contender, measure: Measure, budget: float = 0.0) -> Matrix:
@@ -196,29 +197,24 @@ class Measures:
 
     def megabytes(self, contender: Contender, budget: float = 0.0) -> float | None:
         """Return the MB of all clients, up and down, with the closing download, mean over seeds."""
-        found = [row["spent"][-1] for row in self.runs(contender, budget).values()]
+        found = [row.spent[-1] for row in self.runs(contender, budget).values()]
         return float(np.mean(found)) if found else None
 
     def over(self, contender: Contender, budget: float) -> float:
         """Return the largest share of a budget that a seed's run has spent; 0 if none has run."""
         limits = {seed: self.design.limit(budget, seed) for seed in self.block.seeds}
-        spent = ((row["spent"][-1], limits[seed]) for seed, row in self.runs(contender, budget).items())
+        spent = ((row.spent[-1], limits[seed]) for seed, row in self.runs(contender, budget).items())
         return max((mine / limit for mine, limit in spent if limit), default=0.0)
 
     def steps(self, contender: Contender) -> float | None:
         """Return the steps of a newcomer's one visit, mean over newcomers and seeds."""
-        columns = [row["clients"] for row in self.runs(contender).values()]
+        columns = [row.clients for row in self.runs(contender).values()]
         found = [s for c in columns for s, new in zip(c["steps"], c["novel"], strict=True) if new and s is not None]
         return float(np.mean(found)) if found else None
 
 
-def _clients(row: Row, measure: Measure) -> Iterator[tuple[str, float]]:
-    columns = row["clients"]
-    view = measure.view if measure.view != "deployed" else row["deployed"]
-    values = columns.get(view, [None] * len(columns["name"]))
-    for name, new, value in zip(columns["name"], columns["novel"], values, strict=True):
-        if new == measure.novel and value is not None:
-            yield name, value
+def _clients(row: RunRecord, measure: Measure) -> dict[str, float]:
+    return row.of_clients(row.deployed if measure.view == "deployed" else measure.view, measure.novel)
 
 
 def corrected(

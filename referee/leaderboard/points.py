@@ -9,9 +9,9 @@ import numpy as np
 
 from referee.leaderboard.blocks import BUDGETS, Contender
 from referee.leaderboard.measures import HOLDS, Measure, Measures
-from sepal.study.statistics import interval
 from sepal.cli.markdown import table
 from sepal.study.frontier import POINT, Entry, frontier
+from sepal.study.statistics import interval
 
 ALIKE = 0.05  # of MB: those that differ by no more are about the same
 
@@ -38,7 +38,7 @@ def points_of(found: Measures, measure: Measure = HOLDS) -> Iterator[Point]:
             rounds = found.design.bought(contender, budget) if budget else found.block.rounds
             values = found.values(contender, measure, budget) if rounds else np.empty(0)
             if rounds and values.size:
-                result = str([(row["clients"], row["spent"]) for row in found.runs(contender, budget).values()])
+                result = str([(row.clients, row.spent) for row in found.runs(contender, budget).values()])
                 if result not in seen:
                     seen.add(result)
                     yield Point(contender, budget, rounds, _entry(found, contender, budget, rounds, measure))

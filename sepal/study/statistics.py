@@ -1,8 +1,8 @@
 """The statistics of every table and figure: over seeds, paired over clients, and whether a curve is still rising.
 
 Accuracies of one contender are a matrix float64 (seeds, clients), NaN where a client did not take part with that seed.
-An interval of Student's t is over what was drawn (:func:`interval`): seeds, with their means over clients; clients, with
-their means over seeds, as a guide; or both, where clients are the same people with every seed. Then the estimate's
+An interval of Student's t is over what was drawn (:func:`interval`): seeds, with their means over clients; clients,
+with their means over seeds, as a guide; or both, where clients are the same people with every seed. Then the estimate's
 variance is that of the seeds' means plus that of the people's, and the degrees of freedom are Satterthwaite's (1946).
 Why not a bootstrap: docs/decisions/0025-intervals-of-t.md.
 
