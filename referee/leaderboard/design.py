@@ -29,7 +29,7 @@ from operator import itemgetter
 
 from referee.leaderboard.blocks import BUDGETS, TUNING, Block, Config, Contender, text
 from sepal.study.record import RunRecord
-from sepal.study.search import choose, two_digits
+from sepal.study.search import beyond, choose, two_digits
 
 FINALISTS = 3
 TRIALS = 9 + FINALISTS * (len(TUNING) - 1)  # the least that a contender has
@@ -239,8 +239,8 @@ class Design:
         tried = {text(keys) for keys in points}
         grid = sorted({*self.block.rates, *(keys["lr"] for keys in points)})
         place = grid.index(best["lr"])
-        lower = grid[place - 1] if place else two_digits(grid[0] * grid[0] / grid[1])
-        upper = grid[place + 1] if place + 1 < len(grid) else two_digits(grid[-1] * grid[-1] / grid[-2])
+        lower = grid[place - 1] if place else beyond(grid[0], grid) or grid[0]
+        upper = grid[place + 1] if place + 1 < len(grid) else beyond(grid[-1], grid) or grid[-1]
         found = []
         for rate in (lower, upper):
             near = {**best, "lr": rate}

@@ -42,17 +42,14 @@ def two_digits(rate: float) -> float:
     return float(f"{rate:.2g}")
 
 
-def beyond(value: float, values: Sequence[float], factor: float = 0.0) -> float | None:
-    """Return the next value beyond the end of ``values`` at which ``value`` is; None if it is at none.
+def beyond(value: float, values: Sequence[float]) -> float | None:
+    """Return the next value beyond the end of ascending ``values`` at which ``value`` is; None if at none, or from 0.
 
-    Args:
-        value: One of the values.
-        values: Ascending, at least two of them.
-        factor: The step; 0: that of the two values at the end. From 0 there is none.
+    The step is that of the two values at the end.
     """
-    for end, near, step in ((values[0], values[1], 1 / factor if factor else 0), (values[-1], values[-2], factor)):
+    for end, near in ((values[0], values[1]), (values[-1], values[-2])):
         if value == end and value > 0 and near > 0:
-            return two_digits(value * (step or value / near))
+            return two_digits(value * value / near)
     return None
 
 

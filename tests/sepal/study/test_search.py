@@ -22,12 +22,9 @@ def test_what_is_close_to_the_best_may_be_preferred():
     assert choose(list(VALUES), VALUES.get, lambda rate: rate, close) == 0.2
 
 
-@pytest.mark.parametrize(
-    ("value", "factor", "found"),
-    [(0.1, 0, 0.05), (0.8, 0, 1.6), (0.2, 0, None), (0.1, 4, 0.025), (0.8, 4, 3.2)],
-)
-def test_beyond_an_end_the_grid_goes_on_with_its_last_step_or_with_a_factor(value, factor, found):
-    assert beyond(value, sorted(VALUES), factor) == found
+@pytest.mark.parametrize(("value", "found"), [(0.1, 0.05), (0.8, 1.6), (0.2, None)])
+def test_beyond_an_end_the_grid_goes_on_with_its_last_step(value, found):
+    assert beyond(value, sorted(VALUES)) == found
 
 
 def test_beyond_zero_there_is_nothing():
