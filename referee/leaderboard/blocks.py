@@ -103,6 +103,11 @@ class Block(BaseModel):
     keys: Config
 
     @property
+    def over(self) -> Literal["seeds", "both"]:
+        """What intervals are over: seeds, or seeds and people."""
+        return "both" if self.same_people else "seeds"
+
+    @property
     def everybody(self) -> tuple[Contender, ...]:
         """All contenders, those beside last."""
         return (*self.contenders, *self.beside)

@@ -71,7 +71,7 @@ def reproduce(given: argparse.Namespace) -> None:
         SepalError: The plan is bad, or a run failed.
     """
     if given.pages:
-        for path, text in pages():
+        for path, text in pages().items():
             write_atomically(path, text.encode())
             print(f"written to {path}")
         return

@@ -102,8 +102,8 @@ def tune(
         from sepal.cli.tables import print_sheet
         from sepal.study.plans.execute import execute
         from sepal.study.plans.plan import check_keys
-        from sepal.study.plans.search import choose, read_search
         from sepal.study.plans.trials import failure
+        from sepal.study.plans.tune import choose, read_search
 
     search = read_search(plan)
     runs = list(search.plan.runs())

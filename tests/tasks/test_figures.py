@@ -30,7 +30,8 @@ from sepal.server_app.metrics import ServerFigures
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import read_comparison
 from sepal.study.frontier import entries, frontier
-from sepal.study.plans.search import Trial, choose, measure_in, validation
+from sepal.study.plans.tune import Trial, choose
+from sepal.study.search import measure_in, validation
 from tests.sepal.cli.runs_for_tests import write_run
 from tests.sepal.example_messages import REPLY
 from tests.tasks.settings import DIABETES, closing

@@ -115,7 +115,7 @@ def test_what_has_not_converged_is_marked_in_tables_and_files(rising):
     found = {row["name"]: row["rise_at_the_end"] for row in csv.DictReader((rising / "comparison.csv").open())}
     assert (float(found["fedavg"]), found["local"]) == (pytest.approx(0.15), "")
     run = PlannedRun("", "", "fedavg", 0, {"name": "fedavg-seed0", "method": "fedavg", "seed": 0})
-    assert figures(run, rising)["rise"]["mean"] == pytest.approx(0.15)
+    assert figures(run, rising).figures["rise"]["mean"] == pytest.approx(0.15)
     (rising / "fedavg-seed0" / "summary.json").unlink()
     (rising / "fedavg-seed1" / "summary.json").unlink()
     assert not any(variant.rising for variant in read_comparison([str(rising)]).all_variants()), "while a run goes on"

@@ -113,7 +113,7 @@ def test_tables_and_report_say_how_many_rounds_were_run(tmp_path: Path) -> None:
     (run,) = read_plan(tmp_path / "one.toml").runs()
     found = figures(run, tmp_path)
     assert found
-    assert (found["rounds"], found["stopped"]) == (30, "stop-after")
+    assert (found.rounds, found.figures["stopped"]) == (30, "stop-after")
 
 
 def test_a_comparison_runs_until_it_has_converged_and_again_runs_nothing(

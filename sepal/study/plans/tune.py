@@ -16,9 +16,8 @@ with ``tuned = "…/chosen.toml"``, and ``grid.ndjson``, with a line for each tr
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,15 @@ import numpy as np
 import tomli_w
 
 from sepal.errors import ConfigError
-from sepal.protocol.tasks.scoring import ACCURACY, Measure, measure_of
+from sepal.protocol.tasks.scoring import ACCURACY, Measure
 from sepal.protocol.views import MODELS
 from sepal.rng import derive
 from sepal.storage.files import write_atomically
+from sepal.study import search
 from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.plans.plan import make_plan, read_table
 from sepal.study.plans.settings import Table, combinations, own_keys, split
+from sepal.study.search import mean_validation, measure_in
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,13 @@ class Search:
 
     def judged(self, out: Path, runs: list[PlannedRun]) -> list[Trial]:
         """Return the trials with the validation accuracy of the runs in ``out``."""
-        found = []
-        for trial in self.trials:
-            values = [validation(out / r.name, self.views[trial.method]) for r in runs if r.variant == trial.variant]
-            there = [value for value in values if value is not None]
-            mean = mean_of_trials(there) if there and len(there) == len(values) else None
-            found.append(Trial(trial.method, trial.variant, trial.settings, mean))
-        return found
+        places = {
+            trial.variant: [out / run.name for run in runs if run.variant == trial.variant] for trial in self.trials
+        }
+        return [
+            replace(trial, validation=mean_validation(places[trial.variant], self.views[trial.method]))
+            for trial in self.trials
+        ]
 
     def measure(self, out: Path, runs: list[PlannedRun]) -> Measure:
         """Return the metric by which trials are judged: that of the runs in ``out``."""
@@ -123,51 +124,12 @@ class Search:
 
 def choose(trials: list[Trial], measure: Measure = ACCURACY) -> dict[str, Trial]:
     """Return the best trial of each method, the first in a tie; leave out methods with a trial missing."""
-    sign = measure.sign
     best: dict[str, Trial] = {}
     for method in dict.fromkeys(trial.method for trial in trials):
         own = [trial for trial in trials if trial.method == method]
         if all(trial.validation is not None for trial in own):
-            best[method] = max(own, key=lambda trial: sign * (trial.validation or 0.0))
+            best[method] = search.choose(own, lambda trial: measure.sign * (trial.validation or 0.0))
     return best
-
-
-def validation(run: Path, view: str) -> float | None:
-    """Return a run's mean validation accuracy in its closing round; None if it has not ended.
-
-    Raises:
-        ConfigError: The method has no such view.
-    """
-    from sepal.server_app.stored_run import read_run, stored_summary
-
-    if stored_summary(run) is None:
-        return None
-    line = read_run(run).lines[-1]
-    found = line["validation"].get(view)
-    if found is None:
-        raise ConfigError("views", f"a view that {run.name} has validation accuracy in", view)
-    return float(found["mean"])
-
-
-def measure_in(places: Iterable[Path]) -> Measure:
-    """Return the headline metric of the first run that has ended; accuracy if none has."""
-    from sepal.server_app.stored_run import stored_summary
-
-    found = (stored_summary(place) for place in places)
-    return next((measure_of(summary) for summary in found if summary), ACCURACY)
-
-
-def standard_error(runs: Sequence[Path], view: str) -> float:
-    """Return the standard error of the mean validation accuracy of runs that have ended, of its spread over clients."""
-    from sepal.server_app.stored_run import read_run
-
-    found = [read_run(run).lines[-1]["validation"][view] for run in runs]
-    return math.sqrt(sum(float(each["std"]) ** 2 / each["clients"] for each in found)) / len(found)
-
-
-def mean_of_trials(values: Sequence[float]) -> float:
-    """Return the mean, rounded: sums of the same accuracies in another order must tie."""
-    return round(sum(values) / len(values), 9)
 
 
 def read_search(path: Path) -> Search:
