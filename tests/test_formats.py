@@ -12,16 +12,16 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.client.state_store import DiskStateStore, Stored
-from sepal.client_app import portable
+from sepal.client_app.state_store import DiskStateStore, Stored
 from sepal.data.schema import read_schema
 from sepal.errors import SepalError, StateError
+from sepal.export import portable
 from sepal.protocol.messages import Content, Reply, version
-from sepal.protocol.method import ClientInfo, Kind
+from sepal.protocol.types import ClientInfo, Kind
+from sepal.runs import about, stored_run
+from sepal.runs.run_directory import RunDirectory
 from sepal.server.run_state import RunState
 from sepal.server.run_store import DiskRunStore
-from sepal.server_app import about, stored_run
-from sepal.server_app.run_directory import RunDirectory
 from sepal.storage import files
 from sepal.strategies.assembly import assemble
 from tests.sepal.cli.runs_for_tests import write_run

@@ -10,7 +10,7 @@ from typing import Any
 
 from referee.checkout import RESULTS, render
 from referee.defaults.runs import COLLAPSED, MOST_DIFFERENCE, YARDSTICK, Cell, cells, established
-from sepal.cli.markdown import table
+from sepal.report.markdown import table
 from sepal.strategies import registry
 from sepal.study.record import RunRecord, read
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from referee.leaderboard.blocks import BUDGETS, Contender
 from referee.leaderboard.measures import HOLDS, Measure, Measures
-from sepal.cli.markdown import table
+from sepal.report.markdown import table
 from sepal.study.frontier import POINT, Entry, frontier
 from sepal.study.statistics import interval
 

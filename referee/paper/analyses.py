@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from referee.checkout import RESULTS
-from sepal.cli.markdown import table
+from sepal.report.markdown import table
 from sepal.study.statistics import paired
 
 NEAR = 0.5  # points; clients of one target reach the same shares up to rounding

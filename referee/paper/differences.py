@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from sepal.cli.markdown import table
 from sepal.protocol.views import VIEWS
+from sepal.report.markdown import table
 from sepal.study.record import RunRecord
 from sepal.study.statistics import paired, paired_by_seed
 

@@ -33,8 +33,8 @@ from referee.paper.some_runs import (
     of_the_trials,
     privacy_table,
 )
-from sepal.cli.markdown import table
 from sepal.protocol.views import SHIFTS
+from sepal.report.markdown import table
 from sepal.storage.files import write_atomically
 from sepal.study.plans.model import PlannedRun
 from sepal.study.record import MEGA, RunRecord, read, write

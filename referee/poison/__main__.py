@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from referee.checkout import RESULTS, commit_now, options, render
-from sepal.protocol.method import Method, resolve
+from sepal.method.interface import Method, resolve
 from sepal.strategies import registry
 from sepal.study.record import RunRecord, append, read, recorded
 from sepal.study.runner import records

@@ -24,7 +24,7 @@ from sepal.server.report import Report
 from sepal.storage.files import write_atomically
 
 if TYPE_CHECKING:
-    from sepal.protocol.method import Method
+    from sepal.method.interface import Method
     from sepal.server.observer import Observer
     from sepal.server.run_state import RoundRecord as Round
     from sepal.server.run_state import RunState
@@ -177,7 +177,7 @@ def recorded(
         SepalError: A key is invalid, or data is missing.
     """
     from sepal.engines.in_process.run import run_in_process
-    from sepal.server_app.summary import digest_clients, processor, weights_digest
+    from sepal.runs.summary import digest_clients, processor, weights_digest
     from sepal.strategies.assembly import assemble
 
     begun, cpu, watch = time.monotonic(), time.process_time(), Watch()

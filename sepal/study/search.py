@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sepal.errors import ConfigError
-from sepal.protocol.tasks.scoring import ACCURACY, Measure, measure_of
+from sepal.tasks.scoring import ACCURACY, Measure, measure_of
 
 C = TypeVar("C")
 
@@ -70,7 +70,7 @@ def standard_error(values: Iterable[float]) -> float | None:
 
 def error_over_clients(runs: Sequence[Path], view: str) -> float:
     """Return the standard error of the mean validation accuracy of runs that have ended, of its spread over clients."""
-    from sepal.server_app.stored_run import read_run
+    from sepal.runs.stored_run import read_run
 
     found = [read_run(run).lines[-1]["validation"][view] for run in runs]
     return math.sqrt(sum(float(each["std"]) ** 2 / each["clients"] for each in found)) / len(found)
@@ -82,7 +82,7 @@ def validation(run: Path, view: str) -> float | None:
     Raises:
         ConfigError: The method has no such view.
     """
-    from sepal.server_app.stored_run import read_run, stored_summary
+    from sepal.runs.stored_run import read_run, stored_summary
 
     if stored_summary(run) is None:
         return None
@@ -101,7 +101,7 @@ def mean_validation(runs: Sequence[Path], view: str) -> float | None:
 
 def measure_in(places: Iterable[Path]) -> Measure:
     """Return the headline metric of the first run that has ended; accuracy if none has."""
-    from sepal.server_app.stored_run import stored_summary
+    from sepal.runs.stored_run import stored_summary
 
     found = (stored_summary(place) for place in places)
     return next((measure_of(summary) for summary in found if summary), ACCURACY)

@@ -26,12 +26,9 @@ from pydantic import Field
 from torch import nn
 from torch.func import functional_call
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.hooks import Hooks
 from sepal.config import Settings, ShareOrAuto, auto
-from sepal.protocol.layout import Layout, trained
-from sepal.protocol.method import Payload, Plan, Weights
-from sepal.protocol.tensors import dense
+from sepal.layout import Layout, trained
+from sepal.method import ClientBase, Hooks, Payload, Plan, Weights, dense
 from sepal.strategies.baselines.fedavg import FedAvgServer
 from sepal.strategies.registration import register
 

@@ -33,18 +33,28 @@ from torch import nn
 from torch.linalg import vector_norm
 from torch.nn import functional
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.hooks import Hooks
-from sepal.client.optimizers import ParameterGroup
 from sepal.config import NotNegativeOrAuto, Settings, auto
 from sepal.errors import ConfigError, ModelError, RoundError
-from sepal.protocol.layout import Layout, trained
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Uploads, Weights
-from sepal.protocol.server_base import ServerBase
-from sepal.protocol.tensors import dense, dense_schema
+from sepal.layout import Layout, trained
+from sepal.method import (
+    ClientBase,
+    ClientInfo,
+    Hooks,
+    Metrics,
+    Payload,
+    Plan,
+    Schema,
+    ServerBase,
+    Task,
+    Uploads,
+    Weights,
+    dense,
+    dense_schema,
+)
 from sepal.rng import derive
 from sepal.strategies.baselines.fedper import ClientState
 from sepal.strategies.registration import register
+from sepal.training.optimizers import ParameterGroup
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 EMBEDDING = "embedding/"

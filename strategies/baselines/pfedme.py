@@ -20,11 +20,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from sepal.client.hooks import Hooks
 from sepal.config import PositiveOrAuto, Settings, auto
-from sepal.protocol.layout import trained
-from sepal.protocol.method import Payload, Plan, Weights
-from sepal.protocol.tensors import dense
+from sepal.layout import trained
+from sepal.method import Hooks, Payload, Plan, Weights, dense
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer, ServerState
 from sepal.strategies.registration import register
 

@@ -33,14 +33,25 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from sepal.client.hooks import Hooks
 from sepal.config import Mark, marks
+from sepal.layout import Role
 from sepal.masks.cuts import ChannelGroup, Cut, Index, windows
-from sepal.protocol.layout import Role
-from sepal.protocol.means import Part, mean_of_parts
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Upload, Uploads, Weights
-from sepal.protocol.server_base import ServerBase
-from sepal.protocol.tensors import dense, dense_schema
+from sepal.method import (
+    ClientInfo,
+    Hooks,
+    Metrics,
+    Payload,
+    Plan,
+    Predictor,
+    Schema,
+    ServerBase,
+    Upload,
+    Uploads,
+    Weights,
+    dense,
+    dense_schema,
+)
+from sepal.method.means import Part, mean_of_parts
 from sepal.strategies.baselines.tailorfl_filters import correlations, norms, top, tuned
 from sepal.strategies.baselines.widths import ClientState, Cuts, Dense, WidthClient, WidthSettings
 from sepal.strategies.registration import register

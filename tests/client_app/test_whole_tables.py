@@ -10,9 +10,9 @@ from sepal.client_app.build import Node, data_of
 from sepal.config.agreement import disagreement
 from sepal.data.schema import Column, Schema, written
 from sepal.errors import SepalError
-from sepal.protocol.flower.replies import enter_run
+from sepal.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, read_reply, write_order
-from sepal.protocol.method import Kind, Plan
+from sepal.protocol.types import Kind, Plan
 from sepal.strategies.assembly import assemble
 
 SCHEMA = Schema(

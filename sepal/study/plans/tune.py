@@ -25,7 +25,6 @@ import numpy as np
 import tomli_w
 
 from sepal.errors import ConfigError
-from sepal.protocol.tasks.scoring import ACCURACY, Measure
 from sepal.protocol.views import MODELS
 from sepal.rng import derive
 from sepal.storage.files import write_atomically
@@ -34,6 +33,7 @@ from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.plans.plan import make_plan, read_table
 from sepal.study.plans.settings import Table, combinations, own_keys, split
 from sepal.study.search import mean_validation, measure_in
+from sepal.tasks.scoring import ACCURACY, Measure
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 
 from sepal.client_app.build import Node, Shared, build_host, has_own_code
 from sepal.engines.in_process import run_in_process
-from sepal.protocol.seeding import generators_seeded
+from sepal.seeding import generators_seeded
 from sepal.strategies.assembly import assemble
 from sepal.study.method_checks.cases import ScratchStore
 from tests.sepal.engines.test_modules_with_state import FLAT, HERE

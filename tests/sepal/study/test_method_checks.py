@@ -20,8 +20,7 @@ import torch
 from pydantic import Field
 
 from sepal.config import Settings
-from sepal.protocol.method import Payload
-from sepal.protocol.tensors import dense
+from sepal.method import Payload, dense
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer, ServerState
 from sepal.strategies.registration import register
 from sepal.wire.tensors import ValueCoding
