@@ -19,18 +19,18 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from sepal import user_modules
-from sepal.client.devices import device_memory
 from sepal.client_app.audit import Audit
 from sepal.client_app.build import Node, Shared, build_host, open_store, open_upload_count
 from sepal.client_app.guard import check_columns, check_noise, check_sizes, check_split, limited_memory, local_config
 from sepal.client_app.host import ClientHost
 from sepal.client_app.simulation import protect_ray, starts_ray
 from sepal.errors import ConfigError, one_line
+from sepal.flower.simulation import on_one_machine
+from sepal.operation.figures import CLOSING, STATS, log_as_json
 from sepal.protocol.fields import arrays_of
-from sepal.protocol.flower.simulation import on_one_machine
 from sepal.protocol.messages import read_order, without_details, write_error
-from sepal.protocol.method import Kind
-from sepal.protocol.operation import CLOSING, STATS, log_as_json
+from sepal.protocol.types import Kind
+from sepal.training.devices import device_memory
 
 user_modules.enable()
 
@@ -205,7 +205,7 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
         if not on_one_machine() and (node.most_uploads or shared.assembly.task.config.privacy.noise):
             host = replace(host, spend=open_upload_count(shared, node).spend)
         if node.export:
-            from sepal.client_app.client_model import write_deployed
+            from sepal.export.client_model import write_deployed
 
             host = replace(host, deliver=partial(write_deployed, shared, node, order.run))
         return host.answer(message.content)

@@ -16,32 +16,32 @@ from typing import Any
 
 import torch
 
-from sepal.client.augment import augmentation
-from sepal.client.columns import Column, Part, columns
-from sepal.client.devices import be_deterministic, check_precision, choose_device
-from sepal.client.evaluation import Evaluator, unseeded
-from sepal.client.meeting import Meeting
-from sepal.client.network import Network
-from sepal.client.state_store import DiskStateStore, StateStore
-from sepal.client.target_scale import TargetScale, target_scale
-from sepal.client.training import Trainer
 from sepal.client_app.data_digest import data_digest, data_keys
 from sepal.client_app.guard import parse_allowed
 from sepal.client_app.host import ClientHost
+from sepal.client_app.state_store import DiskStateStore, StateStore
 from sepal.client_app.upload_count import UploadCount
 from sepal.client_app.views import Pair, class_weights, corrupted, pooled, refuse_streams, scaled, shift
 from sepal.config import RunConfig
 from sepal.config.agreement import LOCAL
 from sepal.data import FederatedData, OwnData
 from sepal.errors import ConfigError, DataError
-from sepal.protocol.fields import NAME, client_name
-from sepal.protocol.method import ClientInfo
-from sepal.protocol.seeding import generators_seeded
-from sepal.protocol.threads import set_threads
+from sepal.names import NAME, client_name
+from sepal.protocol.types import ClientInfo
 from sepal.rng import derive_seed
+from sepal.seeding import generators_seeded
 from sepal.storage.home import private_home
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import Assembly, assemble
+from sepal.training.augment import augmentation
+from sepal.training.columns import Column, Part, columns
+from sepal.training.devices import be_deterministic, check_precision, choose_device
+from sepal.training.evaluation import Evaluator, unseeded
+from sepal.training.meeting import Meeting
+from sepal.training.network import Network
+from sepal.training.target_scale import TargetScale, target_scale
+from sepal.training.threads import set_threads
+from sepal.training.trainer import Trainer
 
 TEXTS = ("name", "data", "state-dir", "data-dir", "initial-weights", "allow", "audit", "export")
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from sepal.config import RunConfig
 from sepal.data import DatasetInfo, FederatedData
 from sepal.errors import ConfigError
-from sepal.protocol.layout import Layout, statistics, trained
-from sepal.protocol.method import Method
-from sepal.protocol.tasks import LearningTask
+from sepal.layout import Layout, statistics, trained
+from sepal.method.interface import Method
 from sepal.strategies import registry
+from sepal.tasks import LearningTask
 
 
 def check_method(method: Method, config: RunConfig) -> None:

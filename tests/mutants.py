@@ -115,14 +115,14 @@ MUTANTS = (
     ),
     Mutant(
         "a compressing client drops its residual",
-        "sepal/protocol/compression/client.py",
+        "sepal/method/compression/client.py",
         "- held + state.residual",
         "- held",
         TWO + "fedstc_adds_its_residual_in_the_second_round",
     ),
     Mutant(
         "a compressing server drops its residual",
-        "sepal/protocol/compression/server.py",
+        "sepal/method/compression/server.py",
         "self.inner.model(inner)) - state.held, self.how",
         "self.inner.model(inner)) - before, self.how",
         "tests/sepal/protocol/test_compression.py::test_rounds_by_hand_with_a_client_that_misses_one",
@@ -242,14 +242,14 @@ MUTANTS = (
     ),
     Mutant(
         "a predictor adds .01 to all weights",
-        "sepal/client/training.py",
+        "sepal/training/trainer.py",
         "network.load(weights)\n        return NetworkPredictor",
         "network.load({name: value + 0.01 for name, value in weights.items()})\n        return NetworkPredictor",
         TWO + "a_predictor_has_exactly_the_weights_that_it_was_given",
     ),
     Mutant(
         "evaluation changes the client's weights",
-        "sepal/client/algorithm.py",
+        "sepal/method/client_base.py",
         "return self.trainer.predictor(weights) if weights else None",
         "[value.__iadd__(0.01) for value in weights.values() if value.flags.writeable]\n"
         "        return self.trainer.predictor(weights) if weights else None",
@@ -271,17 +271,17 @@ MUTANTS = (
     ),
     Mutant(
         "a compressing client selects before the noise is added",
-        "sepal/protocol/compression/client.py",
+        "sepal/method/compression/client.py",
         "update = compress(found.noised, self.how",
         "update = compress(found.clipped, self.how",
         PRIVATE + "noise_comes_before_the_selection[fedstc]",
     ),
     Mutant(
         "noise depends on the round and not on the update",
-        "sepal/client/privacy.py",
+        "sepal/training/privacy.py",
         'hmac.digest(key, head + content + request, "sha256")',
         'hmac.digest(key, head + request, "sha256")',
-        "tests/sepal/client/test_privacy.py::test_the_difference_of_two_uploads_never_cancels_the_noise",
+        "tests/sepal/training/test_privacy.py::test_the_difference_of_two_uploads_never_cancels_the_noise",
     ),
     Mutant(
         "a deployed client's noise comes from the seed",

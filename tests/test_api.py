@@ -20,7 +20,7 @@ from sepal import user_modules
 from sepal.api.keys import name_of
 from sepal.cli.main import app
 from sepal.errors import ConfigError, ModelError, SepalError
-from sepal.protocol.tasks import LearningTask, Metric, Scoring, Targets
+from sepal.tasks import LearningTask, Metric, Scoring, Targets
 
 SMALL = {"clients": 2, "rounds": 1, "partition": {"subsample": 200}, "progress": False}
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pytest
 
 from sepal.engines.in_process import run_in_process
-from sepal.protocol.method import Kind
+from sepal.protocol.types import Kind
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.study.method_checks import checks

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from referee.calibrate.rows import commit_now
 from referee.defaults.rows import YARDSTICK, by_seed, lowest_words, rows_of, store, worst
-from sepal.cli.progress import PlanDisplay
+from sepal.report.progress import PlanDisplay
 from sepal.strategies import registry
 from sepal.study.comparison import read_comparison, write_index
 from sepal.study.plans.execute import execute

@@ -27,8 +27,8 @@ from referee.leaderboard.readme import compared_blocks, parts, untested, verdict
 from referee.leaderboard.statistics import LEVEL, Interval
 from referee.leaderboard.tables import block_tables
 from referee.parts import README, rewritten
-from sepal.cli.markdown import table
-from sepal.cli.sheets import NONE
+from sepal.report.markdown import table
+from sepal.report.sheets import NONE
 from sepal.storage.files import write_atomically
 
 PAGE, TABLES = rows.PLACE.with_suffix(".md"), rows.PLACE.parent / "tables" / "leaderboard.md"

@@ -10,7 +10,7 @@ import numpy as np
 from referee.leaderboard.blocks import BUDGETS, Contender
 from referee.leaderboard.measures import HOLDS, Measure, Measures
 from referee.leaderboard.statistics import interval
-from sepal.cli.markdown import table
+from sepal.report.markdown import table
 from sepal.study.frontier import POINT, Entry, frontier
 
 ALIKE = 0.05  # of MB: those that differ by no more are about the same

@@ -11,9 +11,9 @@ from referee.leaderboard.blocks import Config
 from referee.leaderboard.design import Run
 from sepal.engines.in_process.run import run_in_process
 from sepal.errors import SepalError, one_line
+from sepal.runs.summary import digest_clients, processor, weights_digest
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
-from sepal.server_app.summary import digest_clients, processor, weights_digest
 from sepal.strategies.assembly import assemble
 
 VIEWS = ("received", "trained", "kept")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from referee.leaderboard.blocks import BUDGETS, TUNING, Config, Contender, text
 from referee.leaderboard.measures import ALL, HOLDS, Measures
 from referee.leaderboard.points import frontier_table, points_of
-from sepal.cli.markdown import table
-from sepal.cli.sheets import NONE
+from sepal.report.markdown import table
+from sepal.report.sheets import NONE
 from sepal.study.statistics import over_seeds
 
 TOLERANCE = 0.01  # of a budget

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sepal.cli.markdown import table
+from sepal.report.markdown import table
 from sepal.study.statistics import paired
 
 RESULTS = Path(__file__).resolve().parents[2] / "referee" / "results"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sepal.cli.markdown import table
 from sepal.protocol.views import VIEWS
+from sepal.report.markdown import table
 from sepal.study.statistics import paired, paired_by_seed
 
 Group = Sequence[Mapping[str, Any]]  # the seeds of one variant in one cell

@@ -35,9 +35,9 @@ from referee.paper.some_runs import (
     of_the_trials,
     privacy_table,
 )
-from sepal.cli.markdown import table
 from sepal.errors import ConfigError
 from sepal.protocol.views import SHIFTS
+from sepal.report.markdown import table
 from sepal.storage.files import write_atomically
 from sepal.study.plans.model import PlannedRun
 from sepal.study.statistics import Rise, mean_rise, over_seeds

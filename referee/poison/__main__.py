@@ -21,7 +21,7 @@ import numpy as np
 
 from sepal.engines.in_process import run_in_process
 from sepal.errors import SepalError
-from sepal.protocol.method import Method, resolve
+from sepal.method.interface import Method, resolve
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 

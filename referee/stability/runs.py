@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sepal.config import flatten
 
 if TYPE_CHECKING:
-    from sepal.protocol.method import Task
+    from sepal.method.interface import Task
 
 KINDS: Mapping[str, Mapping[str, str]] = {
     "default": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"},
@@ -86,7 +86,7 @@ def run(dataset: str, method: str, kind: str, seed: int, settings: Mapping[str, 
     """
     from sepal.engines.in_process.run import run_in_process
     from sepal.errors import SepalError
-    from sepal.server_app.summary import processor
+    from sepal.runs.summary import processor
     from sepal.strategies.assembly import assemble
 
     if any(os.environ.get(name) != value for name, value in KINDS[kind].items()):

@@ -11,8 +11,8 @@ import typer
 from sepal.cli import completing
 from sepal.cli.app import app
 from sepal.cli.notices import starting
-from sepal.cli.printing import say
 from sepal.errors import SepalError, one_line
+from sepal.report.printing import say
 
 
 @app.command()

@@ -16,8 +16,8 @@ import typer
 from sepal.cli.app import app
 from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_command, what_of
 from sepal.cli.options import Log, Metrics, Name, Sets, Verbose
-from sepal.cli.printing import say
 from sepal.errors import ConfigError
+from sepal.report.printing import say
 
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
@@ -59,8 +59,8 @@ def serve(
         from sepal.engines.flower.registration import Registry
         from sepal.engines.flower.submission import alone, run_bundle, state_of
         from sepal.engines.flower.unpacking import clear
-        from sepal.protocol.flower.versions import require_supported
-        from sepal.protocol.operation import METRICS, place_of
+        from sepal.flower.versions import require_supported
+        from sepal.operation.figures import METRICS, place_of
         from sepal.storage.home import private_home
         from sepal.strategies.assembly import assemble
 

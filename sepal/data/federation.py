@@ -24,9 +24,9 @@ from sepal.data.schema import parsed, reading
 from sepal.data.sources import FOLDER, HUB, LAYOUT, folder_key, info, load, version
 from sepal.data.spec import DataSpec
 from sepal.errors import ConfigError, DataError
-from sepal.protocol.tasks.learning import CLASSIFICATION
-from sepal.protocol.tasks.making import targets_of
 from sepal.rng import derive
+from sepal.tasks.learning import CLASSIFICATION
+from sepal.tasks.making import targets_of
 
 RULES = 2  # increase when a partition or split rule changes, to invalidate cached parts
 

@@ -26,8 +26,8 @@ from sepal.data.sources.folder import MANY, files, roles_of, task_of
 from sepal.data.sources.kinds import as_category
 from sepal.data.sources.table import Faults, Table, first_inputs, read_table
 from sepal.errors import DataError, SepalError
-from sepal.protocol.fields import client_name
-from sepal.protocol.tasks.learning import CLASSIFICATION
+from sepal.names import client_name
+from sepal.tasks.learning import CLASSIFICATION
 
 OWNERS = ("client", "site", "clinic", "hospital", "center", "centre", "station", "user", "patient", "subject", "device")
 MOST_CLIENTS = 200  # whose labels are looked at

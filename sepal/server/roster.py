@@ -20,7 +20,7 @@ from typing import Protocol
 from sepal.config.agreement import disagreement
 from sepal.errors import DataError, ProtocolError, RosterError, SepalError, UnfitError, causes_of
 from sepal.protocol.messages import Reply
-from sepal.protocol.method import ClientInfo
+from sepal.protocol.types import ClientInfo
 
 log = logging.getLogger("sepal")
 

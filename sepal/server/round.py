@@ -23,9 +23,10 @@ from sepal.errors import (
     SepalError,
     causes_of,
 )
-from sepal.protocol.flower.replies import CLIENT_APP_FAILED
+from sepal.flower.replies import CLIENT_APP_FAILED
+from sepal.method.interface import Task
 from sepal.protocol.messages import DIVERGED, Content, Enclosed, Reply, read_reply, write_order
-from sepal.protocol.method import ClientInfo, Kind, Task
+from sepal.protocol.types import ClientInfo, Kind
 from sepal.server.answers import check_reply
 from sepal.server.downloads import Downloads, most_message_bytes, room
 from sepal.server.exchange import Compose, Take

@@ -13,7 +13,8 @@ from typing import Any
 
 from sepal.config import RunConfig
 from sepal.errors import ConfigError, RoundError, StateError
-from sepal.protocol.method import ClientInfo, Method, Task
+from sepal.method.interface import Method, Task
+from sepal.protocol.types import ClientInfo
 from sepal.server.outcome import Outcome
 from sepal.server.recovery import REMEDY, first_undone, undone
 from sepal.server.report import Report, metrics_line

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from sepal.config.run import SEARCH
 from sepal.errors import ConfigError, SepalError, one_line
-from sepal.protocol.tasks.scoring import Measure
+from sepal.tasks.scoring import Measure
 
 STEP, STEPS = 4.0, (1, 0, -1, 2, -2)  # rates: the calibrated one times STEP to these powers
 MOST_TRIALS = 9

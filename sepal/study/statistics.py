@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from sepal.protocol.tasks.scoring import ACCURACY, Measure, headline, measure_of
-from sepal.server_app.json_lines import Line
+from sepal.runs.json_lines import Line
+from sepal.tasks.scoring import ACCURACY, Measure, headline, measure_of
 
 LEAST_POINTS, PARTS = 3, 10
 LEAST_RISE, ERRORS = 0.005, 2.0  # accuracy; standard errors

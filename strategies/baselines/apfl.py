@@ -26,14 +26,14 @@ from pydantic import Field
 from torch import nn
 from torch.func import functional_call
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.hooks import Hooks
 from sepal.config import Settings, ShareOrAuto, auto
-from sepal.protocol.layout import Layout, trained
-from sepal.protocol.method import Payload, Plan, Weights
-from sepal.protocol.tensors import dense
+from sepal.layout import Layout, trained
+from sepal.method.client_base import ClientBase
+from sepal.method.tensors import dense
+from sepal.protocol.types import Payload, Plan, Weights
 from sepal.strategies.baselines.fedavg import FedAvgServer
 from sepal.strategies.registration import register
+from sepal.training.hooks import Hooks
 
 
 class Hyper(Settings):

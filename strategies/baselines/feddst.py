@@ -31,20 +31,21 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from sepal.client.hooks import Hooks
-from sepal.client.network import read_gradients
 from sepal.config import Settings
+from sepal.layout import Layout, Role
 from sepal.masks.budgets import erk, uniform
 from sepal.masks.packed import Mask, Masks, density, masked
 from sepal.masks.schedules import prune, regrow
 from sepal.masks.selection import largest
-from sepal.protocol.layout import Layout, Role
-from sepal.protocol.means import mean_of_holders
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Uploads, Weights
-from sepal.protocol.server_base import ServerBase
-from sepal.protocol.tensors import at_masks, at_masks_specs
+from sepal.method.interface import Task
+from sepal.method.means import mean_of_holders
+from sepal.method.server_base import ServerBase
+from sepal.method.tensors import at_masks, at_masks_specs
+from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, Uploads, Weights
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient
 from sepal.strategies.registration import register
+from sepal.training.hooks import Hooks
+from sepal.training.network import read_gradients
 
 
 class Hyper(Settings):

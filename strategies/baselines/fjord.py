@@ -20,14 +20,14 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
-from sepal.client.hooks import Hooks
-from sepal.client.multiply_adds import multiply_adds
 from sepal.config import Mark, marks
-from sepal.protocol.method import Plan, Weights
-from sepal.protocol.tasks.learning import LABELS
+from sepal.protocol.types import Plan, Weights
 from sepal.rng import derive
 from sepal.strategies.baselines.widths import Dense, WidthClient, WidthServer, WidthSettings, numbers
 from sepal.strategies.registration import register
+from sepal.tasks.learning import LABELS
+from sepal.training.hooks import Hooks
+from sepal.training.multiply_adds import multiply_adds
 
 
 class Hyper(WidthSettings):

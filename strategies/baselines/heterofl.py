@@ -28,16 +28,17 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from sepal.client import columns
-from sepal.client.hooks import Hooks
-from sepal.client.training import Trainer
-from sepal.protocol.layout import Layout, layers
-from sepal.protocol.means import Part
-from sepal.protocol.method import ClientInfo, Payload, Plan, Schema, Task, Upload, Weights
-from sepal.protocol.tasks.learning import LABELS
+from sepal.layout import Layout, layers
+from sepal.method.interface import Task
+from sepal.method.means import Part
+from sepal.protocol.types import ClientInfo, Payload, Plan, Schema, Upload, Weights
 from sepal.strategies.baselines.fedavg import ServerState
 from sepal.strategies.baselines.widths import ClientState, Cuts, Dense, WidthClient, WidthServer, WidthSettings
 from sepal.strategies.registration import register
+from sepal.tasks.learning import LABELS
+from sepal.training import columns
+from sepal.training.hooks import Hooks
+from sepal.training.trainer import Trainer
 from sepal.wire.tensors import TensorSpec, members
 
 CLASSES = "classes"  # in an upload, beside the model's tensors: which classes the client has

@@ -29,15 +29,16 @@ import numpy.typing as npt
 import torch
 from pydantic import Field
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.hooks import Hooks, Pull
 from sepal.config import NotNegativeOrAuto, Settings, auto
-from sepal.protocol.layout import Layout, layers, trained
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Task, Uploads, Weights
-from sepal.protocol.server_base import ServerBase
-from sepal.protocol.tensors import dense, dense_specs
+from sepal.layout import Layout, layers, trained
+from sepal.method.client_base import ClientBase
+from sepal.method.interface import Task
+from sepal.method.server_base import ServerBase
+from sepal.method.tensors import dense, dense_specs
+from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Uploads, Weights
 from sepal.strategies.baselines.fedper import ClientState
 from sepal.strategies.registration import register
+from sepal.training.hooks import Hooks, Pull
 
 
 class Hyper(Settings):

@@ -33,18 +33,19 @@ from torch import nn
 from torch.linalg import vector_norm
 from torch.nn import functional
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.hooks import Hooks
-from sepal.client.optimizers import ParameterGroup
 from sepal.config import NotNegativeOrAuto, Settings, auto
 from sepal.errors import ConfigError, ModelError, RoundError
-from sepal.protocol.layout import Layout, trained
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Uploads, Weights
-from sepal.protocol.server_base import ServerBase
-from sepal.protocol.tensors import dense, dense_schema
+from sepal.layout import Layout, trained
+from sepal.method.client_base import ClientBase
+from sepal.method.interface import Task
+from sepal.method.server_base import ServerBase
+from sepal.method.tensors import dense, dense_schema
+from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, Uploads, Weights
 from sepal.rng import derive
 from sepal.strategies.baselines.fedper import ClientState
 from sepal.strategies.registration import register
+from sepal.training.hooks import Hooks
+from sepal.training.optimizers import ParameterGroup
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 EMBEDDING = "embedding/"

@@ -20,13 +20,13 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from sepal.client.hooks import Hooks
 from sepal.config import PositiveOrAuto, Settings, auto
-from sepal.protocol.layout import trained
-from sepal.protocol.method import Payload, Plan, Weights
-from sepal.protocol.tensors import dense
+from sepal.layout import trained
+from sepal.method.tensors import dense
+from sepal.protocol.types import Payload, Plan, Weights
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer, ServerState
 from sepal.strategies.registration import register
+from sepal.training.hooks import Hooks
 
 
 class Hyper(Settings):

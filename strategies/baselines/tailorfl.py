@@ -33,17 +33,17 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from sepal.client.hooks import Hooks
 from sepal.config import Mark, marks
+from sepal.layout import Role
 from sepal.masks.cuts import ChannelGroup, Cut, Index, windows
-from sepal.protocol.layout import Role
-from sepal.protocol.means import Part, mean_of_parts
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Upload, Uploads, Weights
-from sepal.protocol.server_base import ServerBase
-from sepal.protocol.tensors import dense, dense_schema
+from sepal.method.means import Part, mean_of_parts
+from sepal.method.server_base import ServerBase
+from sepal.method.tensors import dense, dense_schema
+from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Upload, Uploads, Weights
 from sepal.strategies.baselines.tailorfl_filters import correlations, norms, top, tuned
 from sepal.strategies.baselines.widths import ClientState, Cuts, Dense, WidthClient, WidthSettings
 from sepal.strategies.registration import register
+from sepal.training.hooks import Hooks
 from sepal.wire.tensors import TensorSpec, whole
 
 Filters = Mapping[str, Index]  # by group: the units of channels that a client keeps, increasing

@@ -13,16 +13,13 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.columns import split
-from sepal.client.hooks import frozen
-from sepal.client.network import Network, NetworkPredictor
-from sepal.client.training import Trainer
 from sepal.errors import ProtocolError
 from sepal.masks.packed import Masks, density, pack, spread, take, unpack
 from sepal.masks.schedules import prune_and_regrow
-from sepal.protocol.method import Payload, Plan, Predictor, Schema, Task, Weights
-from sepal.protocol.tensors import at_masks
+from sepal.method.client_base import ClientBase
+from sepal.method.interface import Task
+from sepal.method.tensors import at_masks
+from sepal.protocol.types import Payload, Plan, Predictor, Schema, Weights
 from sepal.strategies.dmpfl.contract import (
     ClientState,
     budgets,
@@ -31,6 +28,10 @@ from sepal.strategies.dmpfl.contract import (
     masked_parts,
     parse_schedule,
 )
+from sepal.training.columns import split
+from sepal.training.hooks import frozen
+from sepal.training.network import Network, NetworkPredictor
+from sepal.training.trainer import Trainer
 from sepal.wire.tensors import Support
 
 Dense = dict[str, npt.NDArray[np.float32]]

@@ -12,18 +12,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.evaluation import score
-from sepal.client.hooks import Hooks
-from sepal.client.multiply_adds import multiply_adds
-from sepal.client.network import Network
-from sepal.client.training import Trainer
+from sepal.layout import Layout
+from sepal.method.client_base import ClientBase
+from sepal.method.interface import Task
+from sepal.method.tensors import dense, dense_schema
 from sepal.models.decomposed import Decomposed, cut, initial_weights
 from sepal.models.weights import read_weights
-from sepal.protocol.layout import Layout
-from sepal.protocol.method import Payload, Plan, Predictor, Schema, Task, Weights
-from sepal.protocol.tensors import dense, dense_schema
+from sepal.protocol.types import Payload, Plan, Predictor, Schema, Weights
 from sepal.strategies.pa3dfl.contract import Array, ClientState, Hyper, Shape
+from sepal.training.evaluation import score
+from sepal.training.hooks import Hooks
+from sepal.training.multiply_adds import multiply_adds
+from sepal.training.network import Network
+from sepal.training.trainer import Trainer
 
 Dense = dict[str, Array]
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from sepal.protocol.means import mean_of_holders
-from sepal.protocol.method import ClientInfo, Metrics, Plan, Schema, Task, Upload, Uploads, Weights
-from sepal.protocol.server_base import ServerBase
+from sepal.method.interface import Task
+from sepal.method.means import mean_of_holders
+from sepal.method.server_base import ServerBase
+from sepal.protocol.types import ClientInfo, Metrics, Plan, Schema, Upload, Uploads, Weights
 from sepal.strategies.pfedgate.contract import Gated, ServerState
 
 

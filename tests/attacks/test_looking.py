@@ -17,17 +17,17 @@ import pytest
 from PIL import Image
 
 import sepal
-from sepal.cli.report import learned
-from sepal.cli.report.data import datasets, views
-from sepal.cli.report.page import render
 from sepal.config import RunConfig, key_fields
 from sepal.config.elsewhere import CODE, PLACES
 from sepal.errors import SepalError, StateError
-from sepal.protocol.flower import simulation
-from sepal.server_app import run_directory
-from sepal.server_app.about import ABOUT, labels_of, write_about
-from sepal.server_app.run_directory import RunDirectory
-from sepal.server_app.stored_run import Allowed, read_run
+from sepal.flower import simulation
+from sepal.report import learned
+from sepal.report.data import datasets, views
+from sepal.report.page import render
+from sepal.runs import run_directory
+from sepal.runs.about import ABOUT, labels_of, write_about
+from sepal.runs.run_directory import RunDirectory
+from sepal.runs.stored_run import Allowed, read_run
 from sepal.storage import regular
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
@@ -312,8 +312,8 @@ def test_a_name_that_no_file_can_have_ends_in_one_line(key, value, tmp_path):
 OWN = textwrap.dedent(
     """
     from sepal.config import Settings
-    from sepal.protocol.tasks.scoring import Metric, Scoring
-    from sepal.protocol.tasks.learning import LearningTask, Targets
+    from sepal.tasks.scoring import Metric, Scoring
+    from sepal.tasks.learning import LearningTask, Targets
     from sepal.strategies.baselines.fedavg_ft import FedAvgFt
     from sepal.strategies.registration import register
     from dataclasses import replace

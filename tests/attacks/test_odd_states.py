@@ -11,8 +11,8 @@ import pytest
 
 import sepal
 from sepal.errors import StateError
+from sepal.runs.run_directory import RunDirectory
 from sepal.server.run_store import evict
-from sepal.server_app.run_directory import RunDirectory
 from sepal.storage.files import read_tensors, write_tensors
 from sepal.strategies.assembly import assemble
 from tests.attacks.looking import LOOKS

@@ -21,10 +21,10 @@ from referee.paper.some_runs import (
     of_the_method,
     privacy_table,
 )
-from sepal.cli.markdown import table
-from sepal.cli.report.data import datasets
-from sepal.cli.report.learned import masks as analyse
 from sepal.errors import ConfigError
+from sepal.report.data import datasets
+from sepal.report.learned import masks as analyse
+from sepal.report.markdown import table
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import read_comparison
 

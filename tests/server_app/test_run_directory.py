@@ -12,12 +12,12 @@ import pytest
 
 from sepal.config import RunConfig
 from sepal.errors import ConfigError, StateError
+from sepal.runs import run_directory
+from sepal.runs.places import default_base, run_path
+from sepal.runs.run_directory import RunDirectory, plain
+from sepal.runs.stored_run import FREE, stored_config
 from sepal.server.ledger import LedgerEntry
 from sepal.server.run_state import RoundRecord, RunState
-from sepal.server_app import run_directory
-from sepal.server_app.places import default_base, run_path
-from sepal.server_app.run_directory import RunDirectory, plain
-from sepal.server_app.stored_run import FREE, stored_config
 from sepal.strategies.assembly import assemble
 from tests.server_app.json_lines import lines
 
@@ -176,7 +176,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, assembly):
 HOLD = """
 import sys
 from pathlib import Path
-from sepal.server_app.run_directory import _lock
+from sepal.runs.run_directory import _lock
 lock = _lock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -17,18 +17,18 @@ import numpy as np
 import pytest
 import torch
 
-from sepal.client import stacked
-from sepal.client.devices import choose_device, spread
-from sepal.client.training import Trainer
-from sepal.client_app.client_model import client_model
 from sepal.engines.in_process import run_in_process
 from sepal.engines.in_process.worker import Clients
 from sepal.errors import ConfigError
-from sepal.protocol.method import resolve
+from sepal.export.client_model import client_model
+from sepal.method.interface import resolve
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.serialize import flatten
 from sepal.strategies.assembly import assemble
 from sepal.study.method_checks.cases import Lines, Stop, StopAfter
+from sepal.training import stacked
+from sepal.training.devices import choose_device, spread
+from sepal.training.trainer import Trainer
 from tests.methods import CASES, flat
 from tests.simulated_device import load
 

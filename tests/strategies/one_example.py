@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from sepal.client.training import Trainer
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import ClientInfo, Payload, Task
+from sepal.layout import Parameter, Role
+from sepal.method.interface import Task
+from sepal.protocol.types import ClientInfo, Payload
 from sepal.strategies.assembly import assemble
+from sepal.training.trainer import Trainer
 from sepal.wire.tensors import SparseTensor, whole
 from tests.strategies.baselines import BASE
 

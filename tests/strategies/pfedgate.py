@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from sepal.client.training import Trainer
 from sepal.client_app.build import Node, Shared, build_host
-from sepal.protocol.method import ClientInfo
+from sepal.protocol.types import ClientInfo
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.client import PFedGateClient
+from sepal.training.trainer import Trainer
 from tests.scratch_store import ScratchStore
 
 FLAT = {

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from sepal.config import RunConfig
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import ClientInfo, Payload, Plan, Task, Upload
+from sepal.layout import Parameter, Role
+from sepal.method.interface import Task
 from sepal.protocol.payloads import seal, unseal
+from sepal.protocol.types import ClientInfo, Payload, Plan, Upload
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import SparseTensor, whole

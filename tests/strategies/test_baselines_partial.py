@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from sepal.client.training import Trainer
-from sepal.protocol.layout import Parameter, Role, layers
-from sepal.protocol.method import ClientInfo, Payload, Plan, Task
+from sepal.layout import Parameter, Role, layers
+from sepal.method.interface import Task
+from sepal.protocol.types import ClientInfo, Payload, Plan
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
+from sepal.training.trainer import Trainer
 from sepal.wire.tensors import whole
 from tests.strategies.baselines import BASE, assert_same_model, model, run
 

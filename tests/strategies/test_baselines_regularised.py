@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from sepal.client.training import Trainer
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import ClientInfo, Payload, Plan, Task
+from sepal.layout import Parameter, Role
+from sepal.method.interface import Task
+from sepal.protocol.types import ClientInfo, Payload, Plan
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
+from sepal.training.trainer import Trainer
 from sepal.wire.tensors import whole
 from tests.strategies.baselines import BASE, Product, assert_same_model, run
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sepal.client.training import Trainer
 from sepal.engines.in_process import run_in_process
 from sepal.server.strategy import SepalStrategy
 from sepal.strategies.assembly import assemble
 from sepal.strategies.fedpse.server import FedPSEServer
+from sepal.training.trainer import Trainer
 
 KEYS = {
     "method": "fedpse",

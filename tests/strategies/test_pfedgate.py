@@ -13,8 +13,8 @@ from sepal.engines.in_process import run_in_process
 from sepal.engines.in_process.cache import CachedStore
 from sepal.models.gated import GatedModule
 from sepal.protocol.messages import read_reply
-from sepal.protocol.method import ClientInfo, Payload, Plan, Upload
 from sepal.protocol.payloads import seal, unseal
+from sepal.protocol.types import ClientInfo, Payload, Plan, Upload
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.server import PFedGateServer
 from sepal.wire.tensors import whole

@@ -9,9 +9,9 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from sepal.errors import ConfigError
-from sepal.server_app.places import run_path
-from sepal.server_app.run_directory import RunDirectory
-from sepal.server_app.stored_run import stored_config
+from sepal.runs.places import run_path
+from sepal.runs.run_directory import RunDirectory
+from sepal.runs.stored_run import stored_config
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines import local

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sepal.server_app.summary import processor
+from sepal.runs.summary import processor
 from tools.bench import (
     aggregation,
     batch,

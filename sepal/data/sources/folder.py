@@ -45,8 +45,8 @@ from sepal.data.sources.images import EXAMPLES, FILES, IMAGES, Look, check_alike
 from sepal.data.sources.reading import Unpacked, load_arrays
 from sepal.data.sources.table import Roles, Table, count_gaps, read_table
 from sepal.errors import DataError
-from sepal.protocol.tasks.learning import CLASSIFICATION
-from sepal.protocol.tasks.making import targets_of
+from sepal.tasks.learning import CLASSIFICATION
+from sepal.tasks.making import targets_of
 
 PLAIN = FolderSettings()
 TABLES = (".npz", ".csv")

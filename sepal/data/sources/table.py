@@ -25,8 +25,8 @@ from sepal.data.schema import FILE, Column
 from sepal.data.sources.kinds import MISSING, NUMBER, encoded, kind_of, missing_in, notes_on, trimmed
 from sepal.data.sources.reading import reading
 from sepal.errors import DataError, one_line
-from sepal.protocol.numbers import WHOLE, WHOLE_WORDS
 from sepal.storage.regular import check_regular
+from sepal.tasks.numbers import WHOLE, WHOLE_WORDS
 
 LABEL, PERSON = "label", "person"  # columns with these names, where no key names others
 TARGET = "label:"  # begins the names of several target columns

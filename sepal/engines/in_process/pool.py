@@ -28,7 +28,7 @@ from sepal.engines import processes
 from sepal.engines.in_process.grid import first_batch
 from sepal.engines.in_process.worker import Clients
 from sepal.errors import StateError
-from sepal.protocol.flower.replies import enter_run
+from sepal.flower.replies import enter_run
 from sepal.strategies.assembly import Assembly
 
 log = logging.getLogger("sepal")

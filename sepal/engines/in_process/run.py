@@ -11,7 +11,6 @@ from pathlib import Path
 
 from flwr.app import Message
 
-from sepal.client.devices import at_once, spread
 from sepal.config import RunConfig
 from sepal.engines.in_process.cache import DEFAULT_LIMIT
 from sepal.engines.in_process.grid import Batches, InProcessGrid
@@ -24,6 +23,7 @@ from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import MemoryRunStore, RunStore
 from sepal.server.strategy import SepalStrategy
 from sepal.strategies.assembly import Assembly
+from sepal.training.devices import at_once, spread
 
 UPLOADS = 256 << 20  # bytes of a round's uploads in memory; more go to temporary files
 PAUSE = 30.0  # seconds between two checkpoints, at most, where rounds are not longer

@@ -21,7 +21,7 @@ from sepal.data.own import OWN
 from sepal.data.sources import HUB, check
 from sepal.engines import processes
 from sepal.errors import ConfigError
-from sepal.server_app.stored_run import begun, stored_config, stored_summary
+from sepal.runs.stored_run import begun, stored_config, stored_summary
 from sepal.storage.files import private_directory
 from sepal.strategies import registry
 from sepal.study.plans import child

@@ -26,13 +26,13 @@ import numpy as np
 import tomli_w
 
 from sepal.errors import ConfigError
-from sepal.protocol.tasks.scoring import ACCURACY, Measure, measure_of
 from sepal.protocol.views import MODELS
 from sepal.rng import derive
 from sepal.storage.files import write_atomically
 from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.plans.plan import make_plan, read_table
 from sepal.study.plans.settings import Table, combinations, own_keys, split
+from sepal.tasks.scoring import ACCURACY, Measure, measure_of
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def validation(run: Path, view: str) -> float | None:
     Raises:
         ConfigError: The method has no such view.
     """
-    from sepal.server_app.stored_run import read_run, stored_summary
+    from sepal.runs.stored_run import read_run, stored_summary
 
     if stored_summary(run) is None:
         return None
@@ -151,7 +151,7 @@ def validation(run: Path, view: str) -> float | None:
 
 def measure_in(places: Iterable[Path]) -> Measure:
     """Return the headline metric of the first run that has ended; accuracy if none has."""
-    from sepal.server_app.stored_run import stored_summary
+    from sepal.runs.stored_run import stored_summary
 
     found = (stored_summary(place) for place in places)
     return next((measure_of(summary) for summary in found if summary), ACCURACY)
@@ -159,7 +159,7 @@ def measure_in(places: Iterable[Path]) -> Measure:
 
 def standard_error(runs: Sequence[Path], view: str) -> float:
     """Return the standard error of the mean validation accuracy of runs that have ended, of its spread over clients."""
-    from sepal.server_app.stored_run import read_run
+    from sepal.runs.stored_run import read_run
 
     found = [read_run(run).lines[-1]["validation"][view] for run in runs]
     return math.sqrt(sum(float(each["std"]) ** 2 / each["clients"] for each in found)) / len(found)

@@ -15,12 +15,12 @@ from sepal import __version__
 from sepal.cli.app import EXAMPLES, GROUPS
 from sepal.cli.keys import keys_of
 from sepal.cli.main import app
-from sepal.cli.progress import RoundDisplay
 from sepal.cli.showing import markdown_table
-from sepal.cli.tables import spaced
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
-from sepal.server_app.stored_run import read_run
+from sepal.report.progress import RoundDisplay
+from sepal.report.tables import spaced
+from sepal.runs.stored_run import read_run
 from sepal.strategies import registry
 from sepal.study.runs import find_run
 from tests.sepal.cli.runs_for_tests import write_run

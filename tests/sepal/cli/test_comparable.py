@@ -13,9 +13,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.cli.report.page import live_parts
 from sepal.errors import ConfigError
-from sepal.server_app.stored_run import read_run
+from sepal.report.page import live_parts
+from sepal.runs.stored_run import read_run
 from sepal.study.comparison import INDEX, read_comparison
 from sepal.study.results import Result
 from tests.sepal.cli.runs_for_tests import figures, write_run

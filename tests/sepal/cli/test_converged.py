@@ -11,10 +11,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from referee.paper.figures import figures
-from sepal.cli.files import by_variant
 from sepal.cli.main import app
-from sepal.cli.report import write_html
-from sepal.cli.tables import print_comparison
+from sepal.report.files import by_variant
+from sepal.report.page import write_html
+from sepal.report.tables import print_comparison
 from sepal.study.comparison import read_comparison
 from sepal.study.plans.plan import read_plan
 from tests.sepal.cli.runs_for_tests import write_run

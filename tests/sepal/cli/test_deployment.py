@@ -15,7 +15,7 @@ from sepal.engines.flower.probe import Finding
 from sepal.engines.flower.processes import FlowerError, free_port
 from sepal.engines.flower.submission import UNNAMED, alone, state_of
 from sepal.errors import ConfigError
-from sepal.protocol.addresses import loopback
+from sepal.operation.addresses import loopback
 from sepal.strategies.assembly import assemble
 
 
@@ -260,7 +260,7 @@ def test_a_supernode_that_ends_by_itself_is_started_again(monkeypatch, tmp_path,
 
 
 def test_serve_refuses_a_flower_that_is_not_supported_before_it_starts_anything(tmp_path, monkeypatch):
-    monkeypatch.setattr("sepal.protocol.flower.versions.version", lambda name: "1.43.0")
+    monkeypatch.setattr("sepal.flower.versions.version", lambda name: "1.43.0")
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("sepal.engines.flower.engine.Flower.spawn", None)
     result = CliRunner().invoke(app, ["serve", "--set", "dataset=digits", "--set", "clients=2", "--port", "19092"])

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sepal.client_app.preparing import read
 from sepal.config import HubReading, HubSettings
 from sepal.data import load
 from sepal.data.schema import Column
 from sepal.data.sources import hub
 from sepal.data.sources.table import Roles, read_table
 from sepal.errors import DataError
+from sepal.export.preparing import read
 from tests.sepal.data.origins import origin_of
 
 datasets = pytest.importorskip("datasets")

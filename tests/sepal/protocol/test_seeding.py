@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sepal.engines.in_process import run_in_process
-from sepal.protocol.seeding import generators_seeded
+from sepal.seeding import generators_seeded
 from sepal.strategies.assembly import assemble
 from tests.sepal.engines.test_modules_with_state import FLAT, HERE
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sepal.errors import RosterError, StateError
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import Task
+from sepal.layout import Parameter, Role
+from sepal.method.interface import Task
 from sepal.server.contact import Contact
 from sepal.server.run_store import DiskRunStore
 from sepal.server.run_store import disk as checkpoint_module

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.cli.report.page import live_parts
-from sepal.cli.sheets import remarks
 from sepal.data import ClientData, Examples
+from sepal.report.page import live_parts
+from sepal.report.sheets import remarks
 from sepal.study.comparison import read_comparison
 from sepal.study.majority import majority, note, warning
 from tests.sepal.cli.runs_for_tests import write_run
@@ -67,7 +67,7 @@ def test_show_and_reports_say_it_of_a_run_that_has_ended(tmp_path):
 
 
 def test_a_run_in_process_notes_it(tmp_path):
-    from sepal.server_app.stored_run import stored_summary
+    from sepal.runs.stored_run import stored_summary
     from sepal.study.run import execute, prepare
 
     keys = {"method": "local", "dataset": "digits", "clients": 2, "rounds": 1, "lr": 1e-9, "out": str(tmp_path)}

@@ -7,7 +7,7 @@ import pytest
 
 import sepal
 from sepal.errors import ConfigError, SepalError
-from sepal.server_app.stored_run import stored_config
+from sepal.runs.stored_run import stored_config
 from sepal.strategies.assembly import assemble
 from sepal.study import rate_search
 from sepal.study.plans.plan import check_keys, read_plan

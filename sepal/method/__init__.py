@@ -1,0 +1,1 @@
+"""What an author of a method sees: interface, base classes, hooks, means, tensors."""
