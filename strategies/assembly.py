@@ -26,10 +26,9 @@ from sepal.data.owners import with_owners
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, StateError
 from sepal.layout import Layout, statistics, trained
+from sepal.method import Method, Task, Weights
 from sepal.method.compression import with_compression
-from sepal.method.interface import Method, Task
 from sepal.names import client_name
-from sepal.protocol.types import Weights
 from sepal.rng import derive_seed
 from sepal.strategies import registry, rules
 from sepal.tasks import learning_task

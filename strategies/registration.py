@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sepal.config import Settings
-from sepal.method.interface import ClientFactory, Compression, Method, ServerFactory
+from sepal.method import Compression, Method
+from sepal.method.interface import ClientFactory, ServerFactory
 from sepal.method.learned import Reader
 from sepal.protocol.types import Scalar
 

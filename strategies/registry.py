@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from sepal.config import RunConfig, Settings, flatten, former_values, method_name, unknown_method
 from sepal.config.parse import NOT_SET
 from sepal.errors import ConfigError
-from sepal.method.interface import Method, resolve
+from sepal.method import Method
+from sepal.method.interface import resolve
 from sepal.protocol.types import Scalar
 from sepal.user_modules import load
 

@@ -12,7 +12,7 @@ from sepal.config import RunConfig
 from sepal.data import DatasetInfo, FederatedData
 from sepal.errors import ConfigError
 from sepal.layout import Layout, statistics, trained
-from sepal.method.interface import Method
+from sepal.method import Method
 from sepal.strategies import registry
 from sepal.tasks import LearningTask
 

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from sepal import user_modules
 from sepal.cli.main import app
 from sepal.layout import Parameter, Role
-from sepal.method.tensors import dense
-from sepal.protocol.types import ClientInfo, Payload, Plan
+from sepal.method import ClientInfo, Payload, Plan, dense
 from sepal.wire.tensors import ValueCoding
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -6,15 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sepal.report.sentences import frontier_sentence
-from sepal.report.sheets import (
-    NONE,
-    accuracy_sheet,
-    cost_sheet,
-    difference_sheet,
-    remarks,
-    tuning_sheet,
-    tuning_title,
-)
+from sepal.report.sheets import NONE, accuracy_sheet, cost_sheet, difference_sheet, remarks, tuning_sheet, tuning_title
 from sepal.storage.files import write_atomically
 from sepal.study.comparison import Comparison
 

@@ -14,15 +14,7 @@ from typing import TypeAlias
 
 from flwr.app import RecordDict
 
-from sepal.errors import (
-    DeviceMemoryError,
-    DivergedError,
-    FailedError,
-    ProtocolError,
-    RoundError,
-    SepalError,
-    causes_of,
-)
+from sepal.errors import DeviceMemoryError, DivergedError, FailedError, ProtocolError, RoundError, SepalError, causes_of
 from sepal.flower.replies import CLIENT_APP_FAILED
 from sepal.method.interface import Task
 from sepal.protocol.messages import DIVERGED, Content, Enclosed, Reply, read_reply, write_order

@@ -28,12 +28,9 @@ from torch.func import functional_call
 
 from sepal.config import Settings, ShareOrAuto, auto
 from sepal.layout import Layout, trained
-from sepal.method.client_base import ClientBase
-from sepal.method.tensors import dense
-from sepal.protocol.types import Payload, Plan, Weights
+from sepal.method import ClientBase, Hooks, Payload, Plan, Weights, dense
 from sepal.strategies.baselines.fedavg import FedAvgServer
 from sepal.strategies.registration import register
-from sepal.training.hooks import Hooks
 
 
 class Hyper(Settings):

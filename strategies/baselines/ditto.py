@@ -19,9 +19,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from sepal.config import NotNegativeOrAuto, Settings, auto
-from sepal.method.client_base import ClientBase
-from sepal.method.tensors import dense
-from sepal.protocol.types import Payload, Plan, Weights
+from sepal.method import ClientBase, Payload, Plan, Weights, dense
 from sepal.strategies.baselines.fedavg import FedAvgServer
 from sepal.strategies.registration import register
 from sepal.training.hooks import proximal

@@ -18,11 +18,19 @@ from pydantic import Field
 
 from sepal.config import Settings
 from sepal.masks.flat import Flat
-from sepal.method.client_base import ClientBase
-from sepal.method.means import weighted_mean
-from sepal.method.server_base import ServerBase
-from sepal.method.tensors import dense
-from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Upload, Uploads, Weights
+from sepal.method import (
+    ClientBase,
+    ClientInfo,
+    Metrics,
+    Payload,
+    Plan,
+    ServerBase,
+    Upload,
+    Uploads,
+    Weights,
+    dense,
+    weighted_mean,
+)
 from sepal.strategies.registration import register
 
 

@@ -15,8 +15,7 @@ from pydantic import Field
 
 from sepal.config import Settings
 from sepal.layout import Layout, layers
-from sepal.method.interface import Task
-from sepal.protocol.types import Payload, Plan, Weights
+from sepal.method import Payload, Plan, Task, Weights
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer
 from sepal.strategies.registration import register
 

@@ -37,14 +37,11 @@ from sepal.masks.budgets import erk, uniform
 from sepal.masks.packed import Mask, Masks, density, masked
 from sepal.masks.schedules import prune, regrow
 from sepal.masks.selection import largest
-from sepal.method.interface import Task
+from sepal.method import ClientInfo, Hooks, Metrics, Payload, Plan, Schema, ServerBase, Task, Uploads, Weights
 from sepal.method.means import mean_of_holders
-from sepal.method.server_base import ServerBase
 from sepal.method.tensors import at_masks, at_masks_specs
-from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, Uploads, Weights
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient
 from sepal.strategies.registration import register
-from sepal.training.hooks import Hooks
 from sepal.training.network import read_gradients
 
 

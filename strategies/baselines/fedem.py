@@ -31,16 +31,13 @@ from torch import nn
 
 from sepal.config import Settings
 from sepal.layout import Layout, Parameter
-from sepal.method.client_base import ClientBase
-from sepal.method.interface import Task
+from sepal.method import ClientBase, Hooks, Payload, Plan, Predictor, Task, Weights
 from sepal.models import initial_weights
-from sepal.protocol.types import Payload, Plan, Predictor, Weights
 from sepal.rng import derive
 from sepal.strategies.baselines.fedavg import FedAvgServer, ServerState
 from sepal.strategies.registration import register
 from sepal.tasks.learning import PER_EXAMPLE
 from sepal.training.columns import split
-from sepal.training.hooks import Hooks
 
 EXAMPLES = 512  # at once in the E-step
 

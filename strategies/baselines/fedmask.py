@@ -39,15 +39,24 @@ from torch.func import functional_call
 from sepal.layout import Layout
 from sepal.masks.packed import Mask, Masks, Packed, pack, unpack
 from sepal.masks.selection import count
-from sepal.method.client_base import ClientBase
-from sepal.method.interface import Task
-from sepal.method.server_base import ServerBase
-from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, SpecLike, Uploads, Weights
+from sepal.method import (
+    ClientBase,
+    ClientInfo,
+    Metrics,
+    Payload,
+    Plan,
+    Schema,
+    ServerBase,
+    Task,
+    Trainer,
+    Uploads,
+    Weights,
+)
+from sepal.protocol.types import SpecLike
 from sepal.strategies.baselines.fedmask_parts import Hyper, Parts
 from sepal.strategies.registration import register
 from sepal.training.hooks import frozen
 from sepal.training.optimizers import ParameterGroup
-from sepal.training.trainer import Trainer
 from sepal.wire.tensors import TensorSpec, members
 
 

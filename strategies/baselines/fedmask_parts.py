@@ -13,8 +13,8 @@ from sepal.config import Settings
 from sepal.layout import Layout, Parameter, Role, layers
 from sepal.masks.packed import Mask, Masks, Packed, pack, unpack
 from sepal.masks.selection import count, largest
-from sepal.method.interface import Task
-from sepal.protocol.types import SpecLike, Weights
+from sepal.method import Task, Weights
+from sepal.protocol.types import SpecLike
 from sepal.rng import derive
 from sepal.wire.tensors import SparseTensor, Tensors, TensorSpec, members
 

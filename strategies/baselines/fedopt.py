@@ -28,7 +28,7 @@ from pydantic import Field
 
 from sepal.config import PositiveOrAuto, Settings, auto
 from sepal.layout import trained
-from sepal.protocol.types import Weights
+from sepal.method import Weights
 from sepal.strategies.baselines.fedavg import FedAvgClient, FedAvgServer, ServerState
 from sepal.strategies.registration import register
 

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from sepal.config import Settings
 from sepal.layout import layers
-from sepal.protocol.types import Payload, Plan
+from sepal.method import Payload, Plan
 from sepal.strategies.baselines.fedper import Body, ClientState, FedPerServer, PartClient
 from sepal.strategies.registration import register
 

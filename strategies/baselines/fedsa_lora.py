@@ -11,7 +11,7 @@ Deviations: the mean of A is weighted by n_i.
 from __future__ import annotations
 
 from sepal.layout import Layout
-from sepal.method.interface import Task
+from sepal.method import Task
 from sepal.strategies.baselines.fedavg import FedAvgServer
 from sepal.strategies.baselines.fedper import PartClient
 from sepal.strategies.registration import register

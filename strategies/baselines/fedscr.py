@@ -31,14 +31,25 @@ from sepal.config import Settings
 from sepal.errors import SepalError
 from sepal.layout import Layout, statistics, trained
 from sepal.masks.selection import count
-from sepal.method.client_base import ClientBase
-from sepal.method.interface import Task
-from sepal.method.means import sparse_mean, weighted_mean
-from sepal.method.tensors import dense, dense_specs
-from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, SpecLike, Uploads, Weights
+from sepal.method import (
+    ClientBase,
+    ClientInfo,
+    Metrics,
+    Payload,
+    Plan,
+    Schema,
+    Task,
+    Trainer,
+    Uploads,
+    Weights,
+    dense,
+    sparse_mean,
+    weighted_mean,
+)
+from sepal.method.tensors import dense_specs
+from sepal.protocol.types import SpecLike
 from sepal.strategies.baselines.fedavg import FedAvgServer, ServerState
 from sepal.strategies.registration import register
-from sepal.training.trainer import Trainer
 from sepal.wire import rounded
 from sepal.wire.tensors import Index, SparseTensor, TensorSpec
 

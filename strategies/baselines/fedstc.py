@@ -15,7 +15,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from sepal.config import Settings
-from sepal.method.interface import Compression
+from sepal.method import Compression
 from sepal.strategies.baselines.fedavg import FedAvgClient, FedAvgServer
 from sepal.strategies.registration import register
 

@@ -21,12 +21,11 @@ from torch import nn
 from torch.nn import functional
 
 from sepal.config import Mark, marks
-from sepal.protocol.types import Plan, Weights
+from sepal.method import Hooks, Plan, Weights
 from sepal.rng import derive
 from sepal.strategies.baselines.widths import Dense, WidthClient, WidthServer, WidthSettings, numbers
 from sepal.strategies.registration import register
 from sepal.tasks.learning import LABELS
-from sepal.training.hooks import Hooks
 from sepal.training.multiply_adds import multiply_adds
 
 

@@ -31,14 +31,12 @@ from torch import nn
 
 from sepal.config import Mark, marks
 from sepal.layout import Layout
-from sepal.method.interface import Task
+from sepal.method import Hooks, Plan, Task, Upload, Weights
 from sepal.models.decomposed import Decomposed, cut, initial_weights
 from sepal.models.factors import LEAST, DecomposedLayer, Decomposition
 from sepal.models.weights import load_weights
-from sepal.protocol.types import Plan, Upload, Weights
 from sepal.strategies.baselines.widths import Place, WidthClient, WidthServer, WidthSettings, numbers
 from sepal.strategies.registration import register
-from sepal.training.hooks import Hooks
 
 
 class Hyper(WidthSettings):

@@ -19,10 +19,20 @@ from pydantic import Field
 from sepal.layout import statistics, trained
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count, top_k
-from sepal.method.interface import Task
-from sepal.method.means import sparse_mean, weighted_mean
-from sepal.method.tensors import dense, dense_specs
-from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, Uploads, Weights
+from sepal.method import (
+    ClientInfo,
+    Metrics,
+    Payload,
+    Plan,
+    Schema,
+    Task,
+    Uploads,
+    Weights,
+    dense,
+    sparse_mean,
+    weighted_mean,
+)
+from sepal.method.tensors import dense_specs
 from sepal.strategies.baselines import fedopt
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient
 from sepal.strategies.registration import register

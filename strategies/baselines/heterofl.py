@@ -29,16 +29,13 @@ from pydantic import Field
 from torch import nn
 
 from sepal.layout import Layout, layers
-from sepal.method.interface import Task
+from sepal.method import ClientInfo, Hooks, Payload, Plan, Schema, Task, Trainer, Upload, Weights
 from sepal.method.means import Part
-from sepal.protocol.types import ClientInfo, Payload, Plan, Schema, Upload, Weights
 from sepal.strategies.baselines.fedavg import ServerState
 from sepal.strategies.baselines.widths import ClientState, Cuts, Dense, WidthClient, WidthServer, WidthSettings
 from sepal.strategies.registration import register
 from sepal.tasks.learning import LABELS
 from sepal.training import columns
-from sepal.training.hooks import Hooks
-from sepal.training.trainer import Trainer
 from sepal.wire.tensors import TensorSpec, members
 
 CLASSES = "classes"  # in an upload, beside the model's tensors: which classes the client has

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from sepal.config import Settings
 from sepal.layout import Layout, Role, layers
-from sepal.method.interface import Task
+from sepal.method import Task
 from sepal.strategies.baselines.fedavg import FedAvgServer
 from sepal.strategies.baselines.fedper import PartClient
 from sepal.strategies.registration import register

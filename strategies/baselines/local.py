@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sepal.layout import Layout
-from sepal.method.server_base import ServerBase
-from sepal.protocol.types import Metrics, Payload, Plan, Predictor, Uploads, Weights
+from sepal.method import Metrics, Payload, Plan, Predictor, ServerBase, Uploads, Weights
 from sepal.strategies.baselines.fedper import ClientState, PartClient
 from sepal.strategies.registration import register
 

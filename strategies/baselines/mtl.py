@@ -31,14 +31,25 @@ from pydantic import Field
 
 from sepal.config import NotNegativeOrAuto, Settings, auto
 from sepal.layout import Layout, layers, trained
-from sepal.method.client_base import ClientBase
-from sepal.method.interface import Task
-from sepal.method.server_base import ServerBase
-from sepal.method.tensors import dense, dense_specs
-from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Uploads, Weights
+from sepal.method import (
+    ClientBase,
+    ClientInfo,
+    Hooks,
+    Metrics,
+    Payload,
+    Plan,
+    Predictor,
+    Schema,
+    ServerBase,
+    Task,
+    Uploads,
+    Weights,
+    dense,
+)
+from sepal.method.tensors import dense_specs
 from sepal.strategies.baselines.fedper import ClientState
 from sepal.strategies.registration import register
-from sepal.training.hooks import Hooks, Pull
+from sepal.training.hooks import Pull
 
 
 class Hyper(Settings):

@@ -36,15 +36,24 @@ from torch.nn import functional
 from sepal.config import NotNegativeOrAuto, Settings, auto
 from sepal.errors import ConfigError, ModelError, RoundError
 from sepal.layout import Layout, trained
-from sepal.method.client_base import ClientBase
-from sepal.method.interface import Task
-from sepal.method.server_base import ServerBase
-from sepal.method.tensors import dense, dense_schema
-from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, Uploads, Weights
+from sepal.method import (
+    ClientBase,
+    ClientInfo,
+    Hooks,
+    Metrics,
+    Payload,
+    Plan,
+    Schema,
+    ServerBase,
+    Task,
+    Uploads,
+    Weights,
+    dense,
+    dense_schema,
+)
 from sepal.rng import derive
 from sepal.strategies.baselines.fedper import ClientState
 from sepal.strategies.registration import register
-from sepal.training.hooks import Hooks
 from sepal.training.optimizers import ParameterGroup
 
 Tensors: TypeAlias = dict[str, torch.Tensor]

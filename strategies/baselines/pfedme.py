@@ -22,11 +22,9 @@ from torch import nn
 
 from sepal.config import PositiveOrAuto, Settings, auto
 from sepal.layout import trained
-from sepal.method.tensors import dense
-from sepal.protocol.types import Payload, Plan, Weights
+from sepal.method import Hooks, Payload, Plan, Weights, dense
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer, ServerState
 from sepal.strategies.registration import register
-from sepal.training.hooks import Hooks
 
 
 class Hyper(Settings):

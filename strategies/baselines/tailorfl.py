@@ -36,14 +36,25 @@ from torch import nn
 from sepal.config import Mark, marks
 from sepal.layout import Role
 from sepal.masks.cuts import ChannelGroup, Cut, Index, windows
+from sepal.method import (
+    ClientInfo,
+    Hooks,
+    Metrics,
+    Payload,
+    Plan,
+    Predictor,
+    Schema,
+    ServerBase,
+    Upload,
+    Uploads,
+    Weights,
+    dense,
+    dense_schema,
+)
 from sepal.method.means import Part, mean_of_parts
-from sepal.method.server_base import ServerBase
-from sepal.method.tensors import dense, dense_schema
-from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Upload, Uploads, Weights
 from sepal.strategies.baselines.tailorfl_filters import correlations, norms, top, tuned
 from sepal.strategies.baselines.widths import ClientState, Cuts, Dense, WidthClient, WidthSettings
 from sepal.strategies.registration import register
-from sepal.training.hooks import Hooks
 from sepal.wire.tensors import TensorSpec, whole
 
 Filters = Mapping[str, Index]  # by group: the units of channels that a client keeps, increasing

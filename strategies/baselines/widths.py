@@ -25,15 +25,26 @@ from sepal.config import Mark, Settings, marks
 from sepal.errors import ModelError
 from sepal.layout import Layout
 from sepal.masks.cuts import Coupling, Cut, parameters, windows
-from sepal.method.client_base import ClientBase
-from sepal.method.interface import Task
+from sepal.method import (
+    ClientBase,
+    ClientInfo,
+    Metrics,
+    Payload,
+    Plan,
+    Predictor,
+    Schema,
+    Task,
+    Trainer,
+    Upload,
+    Uploads,
+    Weights,
+    dense,
+    dense_schema,
+)
 from sepal.method.means import Part, mean_of_parts
-from sepal.method.tensors import dense, dense_schema
 from sepal.models import coupling, cut_model
-from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Upload, Uploads, Weights
 from sepal.strategies.baselines.fedavg import FedAvgServer, ServerState
 from sepal.training.network import Network
-from sepal.training.trainer import Trainer
 
 Dense = dict[str, npt.NDArray[np.float32]]
 Place = tuple[Any, ...]

@@ -16,10 +16,8 @@ from torch.nn import functional
 from sepal.errors import ProtocolError
 from sepal.masks.packed import Masks, density, pack, spread, take, unpack
 from sepal.masks.schedules import prune_and_regrow
-from sepal.method.client_base import ClientBase
-from sepal.method.interface import Task
+from sepal.method import ClientBase, Payload, Plan, Predictor, Schema, Task, Trainer, Weights
 from sepal.method.tensors import at_masks
-from sepal.protocol.types import Payload, Plan, Predictor, Schema, Weights
 from sepal.strategies.dmpfl.contract import (
     ClientState,
     budgets,
@@ -31,7 +29,6 @@ from sepal.strategies.dmpfl.contract import (
 from sepal.training.columns import split
 from sepal.training.hooks import frozen
 from sepal.training.network import Network, NetworkPredictor
-from sepal.training.trainer import Trainer
 from sepal.wire.tensors import Support
 
 Dense = dict[str, npt.NDArray[np.float32]]

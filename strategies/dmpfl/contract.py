@@ -25,9 +25,8 @@ from sepal.layout import Layout, Role
 from sepal.masks.budgets import erk, uniform
 from sepal.masks.packed import Masks, Packed, pack
 from sepal.masks.selection import largest, random_subset
-from sepal.method.interface import Task
+from sepal.method import Schema, Task, Weights
 from sepal.method.tensors import at_masks_specs
-from sepal.protocol.types import Schema, Weights
 from sepal.rng import derive
 
 Phase: TypeAlias = Literal["1", "2a", "2b"]

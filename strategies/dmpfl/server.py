@@ -19,11 +19,9 @@ from sepal.layout import Layout
 from sepal.masks.packed import Masks, Packed, masked, pack, unpack
 from sepal.masks.schedules import cosine
 from sepal.masks.selection import largest
-from sepal.method.interface import Task
+from sepal.method import ClientInfo, Metrics, Payload, Plan, Schema, ServerBase, Task, Upload, Uploads, Weights
 from sepal.method.means import mean_of_holders
-from sepal.method.server_base import ServerBase
 from sepal.method.tensors import at_masks, at_masks_specs
-from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, Upload, Uploads, Weights
 from sepal.strategies.dmpfl.contract import (
     ClientHolds,
     ServerState,

@@ -13,12 +13,9 @@ import numpy as np
 from sepal.layout import statistics, trained
 from sepal.masks.flat import Flat
 from sepal.masks.selection import per_layer_top_k, top_k
-from sepal.method.client_base import ClientBase
-from sepal.method.interface import Task
-from sepal.method.tensors import dense
-from sepal.protocol.types import Payload, Plan, Schema, Weights
+from sepal.method import ClientBase, Payload, Plan, Schema, Task, Trainer, Weights, dense
 from sepal.strategies.fedpse.contract import ClientState, budget, by_layer, download_schema, moved
-from sepal.training.trainer import Trainer, read_state
+from sepal.training.trainer import read_state
 from sepal.wire import rounded
 from sepal.wire.tensors import Index, SparseTensor, Values
 

@@ -18,9 +18,9 @@ from sepal.config import Settings
 from sepal.layout import Layout, statistics, trained
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count
-from sepal.method.interface import Task
+from sepal.method import Schema, Task, Weights
 from sepal.method.tensors import dense_specs
-from sepal.protocol.types import Schema, SpecLike, Weights
+from sepal.protocol.types import SpecLike
 from sepal.wire.tensors import SparseTensor, Tensors, TensorSpec
 
 

@@ -15,11 +15,20 @@ import numpy.typing as npt
 from sepal.layout import statistics, trained
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count, random_subset, top_k
-from sepal.method.interface import Task
-from sepal.method.means import weighted_mean
-from sepal.method.server_base import ServerBase
-from sepal.method.tensors import dense
-from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, Upload, Uploads, Weights
+from sepal.method import (
+    ClientInfo,
+    Metrics,
+    Payload,
+    Plan,
+    Schema,
+    ServerBase,
+    Task,
+    Upload,
+    Uploads,
+    Weights,
+    dense,
+    weighted_mean,
+)
 from sepal.rng import derive
 from sepal.strategies.fedpse.contract import ServerState, budget, by_layer, upload_schema
 from sepal.wire.tensors import Array, Index, SparseTensor, Values

@@ -13,18 +13,25 @@ import torch
 from torch import nn
 
 from sepal.layout import Layout
-from sepal.method.client_base import ClientBase
-from sepal.method.interface import Task
-from sepal.method.tensors import dense, dense_schema
+from sepal.method import (
+    ClientBase,
+    Hooks,
+    Payload,
+    Plan,
+    Predictor,
+    Schema,
+    Task,
+    Trainer,
+    Weights,
+    dense,
+    dense_schema,
+)
 from sepal.models.decomposed import Decomposed, cut, initial_weights
 from sepal.models.weights import read_weights
-from sepal.protocol.types import Payload, Plan, Predictor, Schema, Weights
 from sepal.strategies.pa3dfl.contract import Array, ClientState, Hyper, Shape
 from sepal.training.evaluation import score
-from sepal.training.hooks import Hooks
 from sepal.training.multiply_adds import multiply_adds
 from sepal.training.network import Network
-from sepal.training.trainer import Trainer
 
 Dense = dict[str, Array]
 

@@ -20,11 +20,10 @@ from pydantic import Field
 
 from sepal.config import Mark, NotNegativeOrAuto, Settings, auto, marks
 from sepal.layout import Layout
-from sepal.method.interface import Task
+from sepal.method import Task, Weights
 from sepal.models.decomposed import Decomposed
 from sepal.models.factors import Decomposition, width_for
 from sepal.models.weights import load_weights
-from sepal.protocol.types import Weights
 
 Array: TypeAlias = npt.NDArray[np.float32]
 

@@ -37,7 +37,7 @@ from torch.nn import functional as F
 
 from sepal.errors import ModelError
 from sepal.layout import Layout
-from sepal.protocol.types import Weights
+from sepal.method import Weights
 from sepal.rng import derive
 from sepal.strategies.pa3dfl.contract import Array, Hyper, State
 

@@ -13,14 +13,24 @@ from dataclasses import replace
 from functools import cache, partial
 
 from sepal.errors import RoundError
-from sepal.method.interface import Task
-from sepal.method.means import equally, mean_of_prefixes, weighted_mean
-from sepal.method.server_base import ServerBase
-from sepal.method.tensors import dense, dense_schema
+from sepal.method import (
+    ClientInfo,
+    Metrics,
+    Payload,
+    Plan,
+    Schema,
+    ServerBase,
+    Task,
+    Uploads,
+    Weights,
+    dense,
+    dense_schema,
+    weighted_mean,
+)
+from sepal.method.means import equally, mean_of_prefixes
 from sepal.models.decomposed import cut, initial_weights
 from sepal.models.factors import width_for
 from sepal.protocol.payloads import delivered
-from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, Uploads, Weights
 from sepal.strategies.pa3dfl.contract import Hyper, ServerState, Shape, State
 from sepal.strategies.pa3dfl.hypernetwork import Hypernetwork
 

@@ -15,17 +15,14 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from sepal.method.client_base import ClientBase
-from sepal.method.interface import Task
+from sepal.method import ClientBase, Hooks, Payload, Plan, Predictor, Task, Trainer, Weights
 from sepal.models.gated import GatedModule
-from sepal.protocol.types import Payload, Plan, Predictor, Weights
 from sepal.strategies.pfedgate.blocks import Mask
 from sepal.strategies.pfedgate.contract import ClientState, Gated, Hyper
 from sepal.training.columns import Part, equal_parts
 from sepal.training.evaluation import ByBatch
-from sepal.training.hooks import Hooks
 from sepal.training.network import Network
-from sepal.training.trainer import ParameterGroup, Trainer, read_state
+from sepal.training.trainer import ParameterGroup, read_state
 
 EXAMPLES = 512  # evaluated at once where predictions do not depend on it
 

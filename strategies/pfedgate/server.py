@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sepal.method.interface import Task
+from sepal.method import ClientInfo, Metrics, Plan, Schema, ServerBase, Task, Upload, Uploads, Weights
 from sepal.method.means import mean_of_holders
-from sepal.method.server_base import ServerBase
-from sepal.protocol.types import ClientInfo, Metrics, Plan, Schema, Upload, Uploads, Weights
 from sepal.strategies.pfedgate.contract import Gated, ServerState
 
 

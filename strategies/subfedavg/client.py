@@ -15,17 +15,14 @@ from torch import nn
 
 from sepal.masks.cuts import Cut, parameters
 from sepal.masks.packed import Mask, Masks, density, spread, take, unpack
-from sepal.method.client_base import ClientBase
-from sepal.method.interface import Task
+from sepal.method import ClientBase, Payload, Plan, Predictor, Schema, Task, Trainer, Weights
 from sepal.method.tensors import at_masks
 from sepal.models import cut_model, forward_multiply_adds
-from sepal.protocol.types import Payload, Plan, Predictor, Schema, Weights
 from sepal.strategies.subfedavg.contract import ClientState
 from sepal.strategies.subfedavg.parts import Prunable
 from sepal.strategies.subfedavg.pruning import distance
 from sepal.training.evaluation import share
 from sepal.training.hooks import frozen
-from sepal.training.trainer import Trainer
 
 Dense = dict[str, npt.NDArray[np.float32]]
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sepal.layout import Layout
 from sepal.masks.packed import Dense, Mask, Masks
 from sepal.masks.selection import count, largest
-from sepal.protocol.types import Weights
+from sepal.method import Weights
 
 AT_ONCE = 0.45  # share of a convolution's channels that the authors cut in one step
 StepBy: TypeAlias = Literal["count", "percentile"]

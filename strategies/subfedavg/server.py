@@ -9,11 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from sepal.masks.packed import Mask, Packed, unpack
-from sepal.method.interface import Task
+from sepal.method import ClientInfo, Metrics, Payload, Plan, Schema, ServerBase, Task, Upload, Uploads, Weights
 from sepal.method.means import mean_of_holders
-from sepal.method.server_base import ServerBase
 from sepal.method.tensors import at_masks
-from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, Upload, Uploads, Weights
 from sepal.strategies.subfedavg.contract import ServerState
 from sepal.strategies.subfedavg.parts import Prunable
 from sepal.strategies.subfedavg.pruning import paper_cost

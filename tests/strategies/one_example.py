@@ -11,10 +11,8 @@ import torch
 from torch import nn
 
 from sepal.layout import Parameter, Role
-from sepal.method.interface import Task
-from sepal.protocol.types import ClientInfo, Payload
+from sepal.method import ClientInfo, Payload, Task, Trainer
 from sepal.strategies.assembly import assemble
-from sepal.training.trainer import Trainer
 from sepal.wire.tensors import SparseTensor, whole
 from tests.strategies.baselines import BASE
 

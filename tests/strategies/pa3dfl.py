@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from sepal.client_app.build import Node, Shared, build_host
+from sepal.method import Upload
 from sepal.protocol.payloads import seal, unseal
-from sepal.protocol.types import Upload
 from sepal.strategies.assembly import assemble
 from tests.scratch_store import ScratchStore
 from tests.strategies.baselines import Sent

@@ -6,10 +6,9 @@ import torch
 from torch import nn
 
 from sepal.client_app.build import Node, Shared, build_host
-from sepal.protocol.types import ClientInfo
+from sepal.method import ClientInfo, Trainer
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.client import PFedGateClient
-from sepal.training.trainer import Trainer
 from tests.scratch_store import ScratchStore
 
 FLAT = {

@@ -8,11 +8,9 @@ import torch
 from torch import nn
 
 from sepal.layout import Parameter, Role
-from sepal.method.interface import Task
-from sepal.protocol.types import ClientInfo, Payload, Plan, Upload
+from sepal.method import ClientInfo, Payload, Plan, Task, Trainer, Upload
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines import feddst
-from sepal.training.trainer import Trainer
 from sepal.wire.tensors import SparseTensor, Support, whole
 from tests.strategies.baselines import BASE, assert_same_model, run
 

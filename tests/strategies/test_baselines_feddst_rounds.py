@@ -13,12 +13,10 @@ import torch
 from torch import nn
 
 from sepal.layout import Parameter, Role
-from sepal.method.interface import Task
+from sepal.method import ClientInfo, Task, Trainer, Upload
 from sepal.protocol.payloads import seal, unseal
-from sepal.protocol.types import ClientInfo, Upload
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines import feddst
-from sepal.training.trainer import Trainer
 from tests.strategies.baselines import BASE, Sent
 
 FIRST = np.array([0.3, 1.0, -0.1, 0.7, 1.3, 0.0, 0.2, 0.8])  # the first mask is {1, 3, 4, 7}

@@ -7,8 +7,8 @@ import pytest
 
 from sepal.errors import SepalError
 from sepal.masks.packed import unpack
+from sepal.method import ClientInfo, Payload, Upload
 from sepal.protocol.payloads import seal, unseal
-from sepal.protocol.types import ClientInfo, Payload, Upload
 from sepal.strategies.baselines.fedmask import signed
 from sepal.wire import inspect
 from sepal.wire.tensors import members

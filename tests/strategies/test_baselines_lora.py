@@ -7,9 +7,8 @@ import pytest
 
 from sepal.config import RunConfig
 from sepal.layout import Parameter, Role
-from sepal.method.interface import Task
+from sepal.method import ClientInfo, Payload, Plan, Task, Upload
 from sepal.protocol.payloads import seal, unseal
-from sepal.protocol.types import ClientInfo, Payload, Plan, Upload
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import SparseTensor, whole

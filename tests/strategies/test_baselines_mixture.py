@@ -11,11 +11,9 @@ from torch import nn
 
 from sepal import models
 from sepal.layout import Parameter, Role
-from sepal.method.interface import Task
-from sepal.protocol.types import ClientInfo, Payload, Plan, Upload
+from sepal.method import ClientInfo, Payload, Plan, Task, Trainer, Upload
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
-from sepal.training.trainer import Trainer
 from sepal.wire.tensors import whole
 from tests.strategies.baselines import BASE, Product, Sent, assert_same_model, model, run
 from tests.strategies.federation import Federation

@@ -8,11 +8,9 @@ import torch
 from torch import nn
 
 from sepal.layout import Parameter, Role, layers
-from sepal.method.interface import Task
-from sepal.protocol.types import ClientInfo, Payload, Plan
+from sepal.method import ClientInfo, Payload, Plan, Task, Trainer
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
-from sepal.training.trainer import Trainer
 from sepal.wire.tensors import whole
 from tests.strategies.baselines import BASE, assert_same_model, model, run
 

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from sepal.layout import Parameter, Role
-from sepal.method.interface import Task
-from sepal.protocol.types import ClientInfo, Payload, Plan
+from sepal.method import ClientInfo, Payload, Plan, Task, Trainer
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
-from sepal.training.trainer import Trainer
 from sepal.wire.tensors import whole
 from tests.strategies.baselines import BASE, Product, assert_same_model, run
 

@@ -11,8 +11,7 @@ import pytest
 
 from sepal.config import RunConfig
 from sepal.layout import Parameter, Role
-from sepal.method.interface import Task
-from sepal.protocol.types import ClientInfo, Payload, Plan, Upload
+from sepal.method import ClientInfo, Payload, Plan, Task, Upload
 from sepal.strategies import registry
 from sepal.wire.tensors import whole
 from tests.strategies.baselines import Sent, assert_same_model, run

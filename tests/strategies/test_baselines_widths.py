@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from sepal.errors import ConfigError, ModelError, SepalError
+from sepal.method import ClientInfo, Payload
 from sepal.protocol.payloads import seal, unseal
-from sepal.protocol.types import ClientInfo, Payload
 from sepal.rng import derive
 from sepal.server.downloads import most_message_bytes
 from sepal.strategies.assembly import assemble

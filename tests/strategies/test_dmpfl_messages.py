@@ -10,8 +10,8 @@ import pytest
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ProtocolError, WireError
 from sepal.masks.packed import pack, unpack
+from sepal.method import Payload, Plan
 from sepal.protocol.payloads import seal, unseal
-from sepal.protocol.types import Payload, Plan
 from sepal.strategies.assembly import assemble
 from sepal.strategies.dmpfl.contract import PHASES, ClientHolds
 from sepal.strategies.dmpfl.server import DmPflServer

@@ -11,7 +11,7 @@ from sepal.engines.in_process import run_in_process
 from sepal.layout import Parameter, Role
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count
-from sepal.protocol.types import ClientInfo, Payload, Upload
+from sepal.method import ClientInfo, Payload, Upload
 from sepal.rng import derive
 from sepal.strategies.assembly import assemble
 from sepal.strategies.fedpse.server import aggregate, correlation_distance, members, personal_support

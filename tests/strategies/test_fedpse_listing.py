@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from sepal.engines.in_process import run_in_process
+from sepal.method import Trainer
 from sepal.server.strategy import SepalStrategy
 from sepal.strategies.assembly import assemble
 from sepal.strategies.fedpse.server import FedPSEServer
-from sepal.training.trainer import Trainer
 
 KEYS = {
     "method": "fedpse",

@@ -7,8 +7,7 @@ import pytest
 
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.layout import Parameter, Role
-from sepal.method.interface import Task
-from sepal.protocol.types import ClientInfo, Payload, Plan, Upload
+from sepal.method import ClientInfo, Payload, Plan, Task, Upload
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines import fedscr
 from sepal.wire import IndexCoding, encode, inspect

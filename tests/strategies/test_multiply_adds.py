@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sepal.client_app.build import Node, Shared, build_host
-from sepal.protocol.types import Payload
+from sepal.method import Payload
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.training.multiply_adds import multiply_adds

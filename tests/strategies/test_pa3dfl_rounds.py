@@ -17,13 +17,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from sepal.method import ClientInfo, Trainer, Upload
 from sepal.models.weights import layout
-from sepal.protocol.types import ClientInfo, Upload
 from sepal.rng import derive
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pa3dfl.client import Pa3dFLClient
 from sepal.strategies.pa3dfl.server import Pa3dFLServer
-from sepal.training.trainer import Trainer
 from tests.strategies.baselines import Sent
 from tests.strategies.pa3dfl import FLAT
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, ModelError, ProtocolError, SepalError, WireError
+from sepal.method import ClientInfo, Payload, Plan
 from sepal.protocol.payloads import seal, unseal
-from sepal.protocol.types import ClientInfo, Payload, Plan
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.contract import Gated
 from sepal.strategies.pfedgate.server import PFedGateServer

@@ -16,12 +16,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from sepal.method import ClientInfo, Payload, Plan, Trainer
 from sepal.models.weights import layout
-from sepal.protocol.types import ClientInfo, Payload, Plan
 from sepal.rng import derive
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.client import PFedGateClient
-from sepal.training.trainer import Trainer
 from sepal.wire.tensors import whole
 from tests.strategies.pfedgate import FLAT
 

@@ -10,12 +10,12 @@ from sepal.errors import ConfigError
 from sepal.layout import trained
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count, top_k
+from sepal.method import Trainer
 from sepal.rng import derive_seed
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.study.plans.plan import check_keys, make_plan
 from sepal.training.privacy import release
-from sepal.training.trainer import Trainer
 from tests.strategies import own_models
 from tests.strategies.baselines import Sent
 from tests.strategies.federation import Federation

@@ -60,7 +60,7 @@ def test_an_unknown_method_is_one_line_with_the_likely_one_first(name, words):
 
 def test_what_is_no_method_is_refused(monkeypatch):
     others(monkeypatch, mine="sepal.strategies.baselines.local:LocalServer")
-    with pytest.raises(ConfigError, match=r"method: expected .*LocalServer to be a sepal\.protocol\.method\.Method"):
+    with pytest.raises(ConfigError, match=r"method: expected .*LocalServer to be a sepal\.method\.interface\.Method"):
         registry.get("mine")
 
 

@@ -8,8 +8,7 @@ import pytest
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, ModelError
 from sepal.layout import Parameter, Role
-from sepal.method.interface import Task
-from sepal.protocol.types import ClientInfo, Upload
+from sepal.method import ClientInfo, Task, Upload
 from sepal.strategies.assembly import assemble
 from sepal.strategies.subfedavg.contract import Hyper
 from sepal.strategies.subfedavg.pruning import distance, floor, paper_cost, pruned_step

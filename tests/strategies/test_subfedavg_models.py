@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sepal.masks.cuts import parameters
+from sepal.method import Payload
 from sepal.models import cut_model, forward_multiply_adds
-from sepal.protocol.types import Payload
 from sepal.training.multiply_adds import multiply_adds
 from tests.strategies.subfedavg import HYBRID, downloaded, exchange, of_model, rounds
 

@@ -19,8 +19,8 @@ import torch
 from pydantic import Field
 
 from sepal.config import Settings
-from sepal.method.interface import Payload
-from sepal.method.tensors import dense
+from sepal.method import Payload
+from sepal.method import dense
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer, ServerState
 from sepal.strategies.registration import register
 from sepal.wire.tensors import ValueCoding
