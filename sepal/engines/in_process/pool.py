@@ -29,6 +29,7 @@ from sepal.engines.in_process.grid import first_batch
 from sepal.engines.in_process.worker import Clients
 from sepal.errors import StateError
 from sepal.flower.replies import enter_run
+from sepal.seeding import generators_kept
 from sepal.strategies.assembly import Assembly
 
 log = logging.getLogger("sepal")
@@ -62,18 +63,19 @@ def serve(connection: Connection, setup: WorkerSetup) -> None:
     Thread(target=_receive_all, args=(connection, inbox, stopped), daemon=True).start()
     sender = Thread(target=_send_all, args=(connection, outbox, lines), daemon=True)
     sender.start()
-    while True:
-        verb, argument = inbox.get()
-        if stopped.is_set():
-            break
-        if verb == "answer":
-            outbox.put((clients.answer_all(argument),))
-        elif verb == "release":
-            clients.release(argument)
-            outbox.put((None,))
-        elif verb == "flush":
-            clients.flush()
-            outbox.put((None,))
+    with generators_kept():  # by nobody further out: the process is the run's own
+        while True:
+            verb, argument = inbox.get()
+            if stopped.is_set():
+                break
+            if verb == "answer":
+                outbox.put((clients.answer_all(argument),))
+            elif verb == "release":
+                clients.release(argument)
+                outbox.put((None,))
+            elif verb == "flush":
+                clients.flush()
+                outbox.put((None,))
     outbox.put(None)
     sender.join()
 

@@ -18,6 +18,7 @@ from sepal.engines.in_process.pool import Pool, WorkerSetup
 from sepal.engines.in_process.worker import Clients
 from sepal.errors import ConfigError
 from sepal.protocol.messages import Content
+from sepal.seeding import generators_kept
 from sepal.server.observer import Observer
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import MemoryRunStore, RunStore
@@ -152,7 +153,8 @@ def run_in_process(
         directory = state_dir or Path(scratch)
         if workers == 1:
             clients = Clients(assembly, directory, limit, devices[0], batch)
-            return _run(assembly, store, observers, _serial_grid(clients, config.clients, batch), clients.flush)
+            with generators_kept():
+                return _run(assembly, store, observers, _serial_grid(clients, config.clients, batch), clients.flush)
         pool = Pool([WorkerSetup(assembly, directory, limit // workers, device, batch) for device in devices])
         try:
             nodes = dict.fromkeys(range(1, config.clients + 1), _never)

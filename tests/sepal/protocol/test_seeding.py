@@ -11,7 +11,7 @@ import torch
 
 from sepal.client_app.build import Node, Shared, build_host, has_own_code
 from sepal.engines.in_process import run_in_process
-from sepal.seeding import generators_seeded
+from sepal.seeding import generators_kept, generators_seeded
 from sepal.strategies.assembly import assemble
 from sepal.study.method_checks.cases import ScratchStore
 from tests.sepal.engines.test_modules_with_state import FLAT, HERE
@@ -157,3 +157,32 @@ def test_an_installed_method_of_somebody_else_is_such_code():
     stranger = replace(assembly, method=replace(assembly.method, client="stranger.method:Client"))
     assert not has_own_code(assembly, torch.zeros(1))
     assert has_own_code(stranger, torch.zeros(1))
+
+
+def begun_and_drawn_once():
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(1)
+    return with_a_normal()
+
+
+def with_a_normal():
+    return [*drawn(), float(np.random.randn())]  # noqa: NPY002
+
+
+def test_an_engine_restores_the_generators_once_and_work_inside_work_goes_on_where_it_was():
+    """A cached normal number of NumPy's, too: ``randn`` draws two at a time."""
+    begun_and_drawn_once()
+    with generators_kept():
+        with generators_seeded(5):
+            first = with_a_normal()
+            with generators_seeded(6):
+                inner = with_a_normal()
+            second = with_a_normal()
+        with generators_seeded(5):
+            assert (with_a_normal(), with_a_normal()) == (first, second)
+    after = with_a_normal()
+    begun_and_drawn_once()
+    assert with_a_normal() == after
+    with generators_seeded(6):
+        assert with_a_normal() == inner
