@@ -41,7 +41,8 @@ SERVER_ONLY = frozenset(
 # Keys about the machine itself. Weights named by `initial-weights` are compared by their digest.
 LOCAL = frozenset(
     {
-        *("data-dir", "deterministic", "device", "engine.batch", "folder.schema", "gpus", "hf.name"),
+        *("data-dir", "deterministic", "device", "engine.batch", "engine.capture"),
+        *("folder.schema", "gpus", "hf.name"),
         *("initial-weights", "own.data", "state-dir", "threads"),
     }
 )

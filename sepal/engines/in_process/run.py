@@ -147,7 +147,8 @@ def run_in_process(
     check_clients(config)
     workers = min(workers or len(os.sched_getaffinity(0)), config.clients)
     devices = spread(config.device, config.gpus, workers)
-    batch = at_once(config.engine.batch, devices[0]) if assembly.method.batched else 1
+    alone = config.engine.capture or not assembly.method.batched
+    batch = 1 if alone else at_once(config.engine.batch, devices[0])
     with tempfile.TemporaryDirectory(prefix="sepal-") as scratch:
         directory = state_dir or Path(scratch)
         if workers == 1:
