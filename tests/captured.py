@@ -18,13 +18,8 @@ from tests.methods import flat
 KEYS = {"local-epochs": 2, "momentum": 0.9, "batch-size": 8, "rounds": 2, "partition.subsample": 60, "seed": 5}
 
 
-def eagerly(step):
-    """A recorder for any device: what is replayed is the step itself."""
-    return step
-
-
 @contextmanager
-def capturing(record=eagerly):
+def capturing(record):
     """Let runs with ``engine.capture`` use ``record`` on any device."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "recorder", lambda device: record)

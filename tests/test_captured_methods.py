@@ -1,6 +1,7 @@
-"""Captured steps against the usual loop, for every method, on a CPU: their body is the same on every device.
+"""Captured steps against the usual loop, for every method, on a CPU, by a pretended graph (:mod:`tests.tape`).
 
-What a GPU makes of the body is not tested here: captured steps have not run on a GPU.
+The body of a step is the same on every device. What a GPU makes of it is not tested: captured steps have not run
+on one.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import pytest
 
 from sepal.strategies import registry
-from tests.captured import eagerly, run
+from tests.captured import run
 from tests.methods import CASES
+from tests.tape import Tape
 
 # Largest difference of a parameter, a buffer or a loss after two epochs; 6.9e-7 was seen in round 1, 1e-6 in round 2.
 MARGIN = 5e-6
@@ -43,7 +45,7 @@ def difference(one, other):
 @pytest.mark.parametrize("name", CASES)
 def test_the_body_of_captured_steps_trains_as_the_usual_loop(name):
     _, usual = run(name)
-    _, captured = run(name, eagerly)
+    _, captured = run(name, Tape())
     whole = name not in ROUNDED
     assert [fit[:2] for fit in usual.found] == [fit[:2] for fit in captured.found]
     pairs = [pair for pair in zip(usual.found, captured.found, strict=True) if whole or pair[0][1] == 1]

@@ -59,13 +59,28 @@ class UnfitError(Exception):
 
 
 class CudaGraphs:
-    """Records steps as CUDA graphs, which share their memory: only one of them may run at a time."""
+    """Records steps as CUDA graphs, which share their memory: only one of them may run at a time.
 
-    def __init__(self) -> None:
+    Args:
+        device: Such as ``cuda`` or ``cuda:1``, which need not be the current one.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
         self._pool: Any = None
 
     def __call__(self, step: Step) -> Step:
         """Return what replays the step on the stream that is current then."""
+        with torch.cuda.device(self._device):
+            graph = self._recorded(step)
+
+        def replay() -> None:
+            with torch.cuda.device(self._device):
+                graph.replay()
+
+        return replay
+
+    def _recorded(self, step: Step) -> torch.cuda.CUDAGraph:
         aside: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -77,13 +92,12 @@ class CudaGraphs:
         # The device's own generator, from which dropout draws, is registered by the capture itself.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             step()
-        replay: Step = graph.replay
-        return replay
+        return graph
 
 
 def recorder(device: str) -> Recorder | None:
     """Return what captures steps on a device; None where nothing can."""
-    return CudaGraphs() if device.partition(":")[0] == "cuda" else None
+    return CudaGraphs(device) if device.partition(":")[0] == "cuda" else None
 
 
 def programs_for(device: str, wanted: bool) -> Programs | None:
@@ -187,6 +201,7 @@ class Program:
     def __init__(self, job: Job, networks: Sequence[Network], shape: Shape, record: Recorder) -> None:
         trainer, device = job.trainer, job.trainer.device
         self.module, self.shape, self._networks, self._record = job.module, shape, tuple(networks), record
+        self._device = device
         self._cast: Callable[[], AbstractContextManager[Any]] = trainer.cast
         self._graphs: dict[Hashable, Step] = {}
         self._parameters = [each for each in job.module.parameters() if each.requires_grad]
@@ -317,9 +332,7 @@ class Program:
                 parameter.grad = None
             with self._cast():
                 loss = loss_of(self.module, x, y)
-            found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-            for parameter, gradient in zip(self._parameters, found, strict=True):
-                parameter.grad = gradient
+            self._set_gradients(loss)
             before_step(self.module)
             self._steps.step()
             after_step(self.module)
@@ -327,6 +340,11 @@ class Program:
             self._step.add_(1)
 
         return step
+
+    def _set_gradients(self, loss: torch.Tensor) -> None:
+        found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        for parameter, gradient in zip(self._parameters, found, strict=True):
+            parameter.grad = gradient
 
     def _captured(
         self, hooks: Hooks, choice: Hashable, objective: Objective, optimizer: Any
@@ -344,9 +362,11 @@ class Program:
         start = self._copies()
         holds = _holds(module)
         try:
-            expected = self._usual(key[0], rows)
+            with _generators(self._device):  # dropout draws the same in both
+                expected = self._usual(key[0], rows)
             self._put_back(start)
-            graph = self._record(self._body(*key))
+            with _generators(self._device):
+                graph = self._record(self._body(*key))
             self._put_back(start)
             graph()
         except torch.OutOfMemoryError:
@@ -368,7 +388,7 @@ class Program:
             parameter.grad = None
         with self._cast():
             loss = loss_of(self.module, self._x[rows], self._y[rows])
-        loss.backward()  # type: ignore[no-untyped-call]
+        self._set_gradients(loss)
         before_step(self.module)
         optimizer.step()
         after_step(self.module)

@@ -228,6 +228,8 @@ class Trainer:
                 fitted = pending.result()
                 self._keep(module)
                 return self._count(module, fitted, density)
+            for network in self._trained(module):  # what cannot be captured is noticed by trying, too
+                network.state.restore(self.local)
         begun, mean, seen = time.monotonic(), torch.zeros((), device=self.device), 0
         with self.randomness(round, purpose):
             for epoch in range(1, passes + 1):

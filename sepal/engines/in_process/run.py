@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import time
@@ -154,7 +155,8 @@ def run_in_process(
         if workers == 1:
             clients = Clients(assembly, directory, limit, devices[0], batch)
             return _run(assembly, store, observers, _serial_grid(clients, config.clients, batch), clients.flush)
-        pool = Pool([WorkerSetup(assembly, directory, limit // workers, device, batch) for device in devices])
+        level = logging.getLogger("sepal").getEffectiveLevel()
+        pool = Pool([WorkerSetup(assembly, directory, limit // workers, device, batch, level) for device in devices])
         try:
             nodes = dict.fromkeys(range(1, config.clients + 1), _never)
             return _run(assembly, store, observers, InProcessGrid(nodes, pool), pool.flush)
