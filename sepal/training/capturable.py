@@ -90,8 +90,8 @@ class Capturable:
         """Return the hook for steps of one of the :meth:`choices`."""
         return self
 
-    def ended(self, batches: Sequence[int], x: torch.Tensor, y: torch.Tensor) -> None:
-        """Do what is left after the last step of batches of these sizes, the last of which is given."""
+    def ended(self, batches: Sequence[int], last: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Do what is left after the last step of batches of these sizes; ``last`` returns the last batch."""
 
     def _fields(self) -> dict[str, Any]:
         hook: Any = self

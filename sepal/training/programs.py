@@ -27,7 +27,7 @@ from torch import nn
 
 from sepal.errors import one_line
 from sepal.training.capturable import Capturable, Objective
-from sepal.training.columns import Column
+from sepal.training.columns import Column, taken
 from sepal.training.device_steps import DeviceSteps
 from sepal.training.hooks import Hooks, do_nothing, no_epoch
 from sepal.training.losses import Losses
@@ -273,7 +273,7 @@ class Program:
                 tensor.copy_(_held(self.module)[name])
         for parameter in self._parameters:
             parameter.grad = None
-        _loss_of(job).ended(sizes, *(part[last.to(part.device)] for part in _data(job.trainer)))
+        _loss_of(job).ended(sizes, lambda: next(iter(taken(*_data(job.trainer), [last]))))
         return float(self._total) / len(job.trainer.y)
 
     @torch.no_grad()

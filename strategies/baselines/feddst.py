@@ -147,9 +147,9 @@ class LastBatchLoss(Capturable):
         """Return the loss alone: the tensors of a captured step are those of every batch."""
         return lambda module, x, y: objective(module(x), y)
 
-    def ended(self, batches: Sequence[int], x: torch.Tensor, y: torch.Tensor) -> None:
-        """Keep the batch."""
-        self.batch[:] = x, y
+    def ended(self, batches: Sequence[int], last: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Keep the last batch."""
+        self.batch[:] = last()
 
 
 @dataclass(frozen=True)

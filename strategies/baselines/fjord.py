@@ -16,7 +16,7 @@ another (:mod:`sepal.models.channels`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -94,7 +94,7 @@ class PartLoss(Capturable):
         """Return the loss at one width."""
         return OfWidth(self.objective, self, choice)
 
-    def ended(self, batches: Sequence[int], x: torch.Tensor, y: torch.Tensor) -> None:
+    def ended(self, batches: Sequence[int], last: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Note the widths."""
         self.drawn.extend(zip(self.choices(batches), batches, strict=True))
 
