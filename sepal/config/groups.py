@@ -102,7 +102,7 @@ class EngineSettings(Settings):
         description="clients of a worker in process that train at once, as one stacked model; 0: 16 on an accelerator, "
         "1 on a CPU, and with engine.capture. Where a method or model cannot, they train one by one",
     )
-    # Not the default: captured steps have not run on a GPU (docs/decisions/0030-captured-steps.md).
+    # Not the default: captured steps have not run on a GPU (docs/decisions/0032-captured-steps.md).
     capture: bool = Field(
         False,
         description="on CUDA, record a client's training step in process once and replay it; results change by "
