@@ -42,6 +42,7 @@ from sepal.training.devices import be_deterministic, check_precision, choose_dev
 from sepal.training.evaluation import Evaluator, unseeded
 from sepal.training.meeting import Meeting
 from sepal.training.network import Network
+from sepal.training.programs import Programs
 from sepal.training.target_scale import TargetScale, target_scale
 from sepal.training.threads import set_threads
 from sepal.training.trainer import Trainer
@@ -60,6 +61,7 @@ class Shared:
         everyone: All test data of all clients, for test-time shift; None until first used.
         digests: Digests of clients' data by client; see :func:`data_digest`.
         meeting: Where clients meet that train at once; None if each trains alone.
+        programs: What makes captured steps; None if steps are made one by one.
     """
 
     assembly: Assembly
@@ -70,6 +72,7 @@ class Shared:
     everyone: Pair | None = None
     digests: dict[str, str] = field(default_factory=dict)
     meeting: Meeting | None = None
+    programs: Programs | None = None
 
     @classmethod
     def of(cls, run_config: Mapping[str, Any], device: str = "") -> Shared:
@@ -228,6 +231,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         augment=augmentation(task.config.augment, train[0][:2]),
         meeting=shared.meeting,
         own_code=own_code,
+        programs=shared.programs,
     )
     algorithm = shared.assembly.method.make_client(task, trainer)
     evaluator = Evaluator(

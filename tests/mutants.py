@@ -48,6 +48,7 @@ class Mutant(NamedTuple):
 TWO = "tests/strategies/test_two_rounds.py::test_"
 MULTIPLY_ADDS = "tests/strategies/test_multiply_adds.py::test_"
 BASELINES = "strategies/baselines/"
+CAPTURED = "tests/test_captured_methods.py::test_the_body_of_captured_steps_trains_as_the_usual_loop"
 FT = TWO + "fedavg_ft_tunes_for_its_epochs_and_uploads_the_model_before"
 STAYS = TWO + "what_stays_with_the_client_is_used_in_the_second_round"
 PRIVATE = "tests/strategies/test_private_uploads.py::test_"
@@ -55,6 +56,34 @@ STRUCTURED = "tests/sepal/wire/test_structured_fuzz.py::test_"
 APFL = TWO + "apfl_goes_on_from_its_personal_model_and_its_alpha"
 
 MUTANTS = (
+    Mutant(
+        "captured steps leave what pFedMe's clients upload as it was",
+        BASELINES + "pfedme.py",
+        '    MOVED: ClassVar[tuple[str, ...]] = ("local",)\n',
+        "",
+        CAPTURED + "[pfedme]",
+    ),
+    Mutant(
+        "captured steps give FedDST a part of the last batch",
+        BASELINES + "feddst.py",
+        "self.batch[:] = last()",
+        "self.batch[:] = (part[:1] for part in last())",
+        CAPTURED + "[feddst]",
+    ),
+    Mutant(
+        "captured steps count no part of Fjord's",
+        BASELINES + "fjord.py",
+        "self.drawn.extend(zip(self.choices(batches), batches, strict=True))",
+        "pass",
+        CAPTURED + "[fjord]",
+    ),
+    Mutant(
+        "captured steps train the next client on the examples of the first",
+        "sepal/training/programs.py",
+        "static[: len(part)].copy_(part)",
+        "static[: len(part)].copy_(part) if not static.any() else None",
+        CAPTURED + "[fedavg]",
+    ),
     Mutant(
         "subfedavg's last step on weights is of the candidate from before the channel cut",
         "strategies/subfedavg/client.py",

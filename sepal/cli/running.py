@@ -46,6 +46,10 @@ def run(
         int | None, typer.Option(min=0, help="Go back to the checkpoint of this round, and continue from there.")
     ] = None,
     mlflow: Annotated[str, typer.Option(metavar="URI", help="Log the run to MLflow: a server or directory.")] = "",
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Also say why clients do not train at once, or not by captured steps."),
+    ] = False,
 ) -> None:
     """Run a federation on this machine, in process, with the same keys as Flower's run config."""
     with starting():
@@ -59,6 +63,8 @@ def run(
     base = default_base(IN_PROCESS)
     shorthands = {"name": name, "out": out, "method": method, "dataset": dataset, "rounds": rounds}
     flat = gather(config, sets or [], shorthands, base)
+    if verbose:
+        logging.getLogger("sepal").setLevel(logging.DEBUG)
     path = run_flat(flat, base, workers, from_round)
     from sepal.report.console import console
     from sepal.report.tables import print_run

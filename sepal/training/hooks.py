@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from sepal.protocol.types import Weights
+from sepal.training.capturable import Capturable
 from sepal.training.network import Network
 
 Loss: TypeAlias = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -68,8 +69,11 @@ class StackableHook(Protocol):
 
 
 @dataclass(frozen=True)
-class MaskGradients:
+class MaskGradients(Capturable):
     """Sets gradients to 0 where ``fixed``, bool by name, is true; a :class:`StackableHook`."""
+
+    TENSORS: ClassVar[tuple[str, ...]] = ("fixed",)
+    HELD: ClassVar[tuple[str, ...]] = ("parameters",)
 
     fixed: Mapping[str, torch.Tensor]
     parameters: Mapping[str, nn.Parameter]
@@ -94,18 +98,21 @@ class MaskGradients:
 
 
 @dataclass(frozen=True)
-class Restore:
-    """Sets tensors back to ``start`` where ``fixed``, bool by name, is true; a :class:`StackableHook`."""
+class Restore(Capturable):
+    """Sets the tensors ``held`` back to ``start`` where ``fixed``, bool by name, is true; a :class:`StackableHook`."""
+
+    TENSORS: ClassVar[tuple[str, ...]] = ("fixed", "start")
+    HELD: ClassVar[tuple[str, ...]] = ("held",)
 
     fixed: Mapping[str, torch.Tensor]
     start: Mapping[str, torch.Tensor]
-    tensors: Mapping[str, torch.Tensor]
+    held: Mapping[str, torch.Tensor]
 
     @torch.no_grad()
     def __call__(self, module: nn.Module) -> None:
         """Restore the tensors."""
         for name, mask in self.fixed.items():
-            self.tensors[name].copy_(torch.where(mask, self.start[name], self.tensors[name]))
+            self.held[name].copy_(torch.where(mask, self.start[name], self.held[name]))
 
     @classmethod
     def stacked(cls, hooks: Sequence[Restore]) -> Stacked:
@@ -121,8 +128,10 @@ class Restore:
 
 
 @dataclass(frozen=True)
-class Pull:
+class Pull(Capturable):
     """Adds strength · (scale · w - target) to the gradient of each parameter w in ``target``; a StackableHook."""
+
+    TENSORS: ClassVar[tuple[str, ...]] = ("target",)
 
     target: Mapping[str, torch.Tensor]
     strength: float
@@ -156,6 +165,17 @@ class Pull:
                 gradients[name].add_(strength * (scale * value - target[name][:count]))
 
         return pull
+
+
+@dataclass(frozen=True)
+class ClipGradients(Capturable):
+    """Scales the gradients of all parameters down to a norm of at most ``most``, together."""
+
+    most: float
+
+    def __call__(self, module: nn.Module) -> None:
+        """Clip the gradients."""
+        nn.utils.clip_grad_norm_(module.parameters(), self.most)
 
 
 def along(numbers: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -157,8 +157,12 @@ class ModuleState:
         return norm and leaf == COUNTER and layer.momentum is not None
 
 
-def fingerprint(module: nn.Module) -> bytes:
+def fingerprint(module: nn.Module, buffers: bool = True) -> bytes:
     """Return bytes that differ if a buffer, an attribute or the state of NumPy's or Python's generator does.
+
+    Args:
+        module: The module.
+        buffers: Whether the values of buffers count.
 
     Raises:
         TypeError, AttributeError, pickle.PicklingError: An attribute cannot be pickled.
@@ -171,7 +175,10 @@ def fingerprint(module: nn.Module) -> bytes:
 
     file = io.BytesIO()
     generators = random.getstate(), np.random.get_state()  # noqa: NPY002
-    layers = [(list(layer._buffers.items()), list(_attributes(layer))) for layer in module.modules()]
+    layers = [
+        (list(layer._buffers.items()) if buffers else list(layer._buffers), list(_attributes(layer)))
+        for layer in module.modules()
+    ]
     Pickler(file).dump((generators, layers))
     return file.getvalue()
 

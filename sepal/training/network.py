@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ class Network:
     Attributes:
         tensors: What is exchanged, by name.
         state: All else that the module holds.
+        programs: Its captured steps, the one used last at the end (:mod:`sepal.training.programs`).
 
     Raises:
         ModelError: The module holds something that clients cannot share.
@@ -36,6 +37,7 @@ class Network:
         self.device = device
         self.tensors = floating(self.module)
         self.state = ModuleState(self.module, self.tensors)
+        self.programs: dict[Hashable, Any] = {}
         self._held = {name: _held(self.module, name) for name in self.tensors}
 
     def load(self, weights: Weights) -> None:

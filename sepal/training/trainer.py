@@ -36,9 +36,10 @@ from sepal.training.multiply_adds import costs
 from sepal.training.network import Network, NetworkPredictor, read_gradients
 from sepal.training.optimizers import OptimizerState, ParameterGroup, Trained, load_state, make_optimizer, read_state
 from sepal.training.privacy import Released, release
+from sepal.training.programs import Programs
 from sepal.training.reports import reported
 from sepal.training.sgd_adam import Optimizer
-from sepal.training.stacked import Job
+from sepal.training.stacked import Fitted, Job
 from sepal.wire.tensors import Values
 
 __all__ = ["Hooks", "Network", "ParameterGroup", "Trainer", "cross_entropy", "frozen", "read_state"]
@@ -71,6 +72,7 @@ class Trainer:
         class_weights: The weight of each class in the loss, float32 (classes,); None: all alike.
         augment: Changes the inputs of each training batch; None: nothing does.
         meeting: Where it meets other clients of the process to train at once; None: each trains alone.
+        programs: Makes its steps as captured ones where it can; None: each step is made by itself.
         local: By name, the model's buffers that stay with the client (:mod:`sepal.training.module_state`). The host
             sets them before each message and stores them after it; training changes them. All networks of a client
             have the same, as far as they have buffers of those names.
@@ -99,6 +101,7 @@ class Trainer:
     class_weights: torch.Tensor | None = None
     augment: Augment | None = None
     meeting: Meeting | None = None
+    programs: Programs | None = None
     local: Buffers = field(default_factory=dict)
     round: int = 0
     in_use: dict[str, Network] = field(default_factory=dict)
@@ -217,10 +220,18 @@ class Trainer:
         if self.meeting is not None:
             rows = partial(self.rows, round, purpose, smallest=smallest)
             if fitted := self.meeting.train(None if kept else Job(self, module, hooks, optimizer, passes, rows)):
-                self.seconds, self.steps = self.seconds + fitted.seconds, self.steps + fitted.steps
-                self.account(module, fitted.seen, density)
-                return fitted.loss
+                return self._count(module, fitted, density)
             for network in self._trained(module):  # that clients cannot train at once is noticed by trying
+                network.state.restore(self.local)
+        if self.programs is not None:
+            job = Job(self, module, hooks, optimizer, passes, partial(self.rows, round, purpose, smallest=smallest))
+            with self.randomness(round, purpose):
+                pending = self.programs.begin(job, self._trained(module))
+            if pending is not None:
+                fitted = pending.result()
+                self._keep(module)
+                return self._count(module, fitted, density)
+            for network in self._trained(module):  # what cannot be captured is noticed by trying, too
                 network.state.restore(self.local)
         begun, mean, seen = time.monotonic(), torch.zeros((), device=self.device), 0
         with self.randomness(round, purpose):
@@ -243,6 +254,12 @@ class Trainer:
         self._keep(module)
         self.account(module, seen, density)
         return float(mean) / len(self.y)
+
+    def _count(self, module: nn.Module, fitted: Fitted, density: Mapping[str, float] | None) -> float:
+        """Count what training that was not made here has cost, and return its loss."""
+        self.seconds, self.steps = self.seconds + fitted.seconds, self.steps + fitted.steps
+        self.account(module, fitted.seen, density)
+        return fitted.loss
 
     def optimizer(
         self,

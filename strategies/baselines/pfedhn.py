@@ -29,7 +29,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from pydantic import Field
-from torch import nn
 from torch.linalg import vector_norm
 from torch.nn import functional
 
@@ -54,6 +53,7 @@ from sepal.method import (
 from sepal.rng import derive
 from sepal.strategies.baselines.fedper import ClientState
 from sepal.strategies.registration import register
+from sepal.training.hooks import ClipGradients
 from sepal.training.optimizers import ParameterGroup
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
@@ -253,11 +253,8 @@ class PFedHNClient(Generated, ClientBase[ClientState]):
         epochs = max(1, round(hyper.steps / batches)) if hyper.steps else None
         own = (hyper.inner_rate or None, hyper.inner_momentum, hyper.inner_decay)
         group = ParameterGroup(list(network.module.parameters()), *own)
-
-        def clip(module: nn.Module) -> None:
-            nn.utils.clip_grad_norm_(module.parameters(), hyper.clip)
-
-        self.trainer.fit(network.module, plan.round, Hooks(before_step=clip), epochs=epochs, parameters=[group])
+        hooks = Hooks(before_step=ClipGradients(float(hyper.clip)))
+        self.trainer.fit(network.module, plan.round, hooks, epochs=epochs, parameters=[group])
         return ClientState(network.read(), state.rounds + 1)
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:

@@ -44,6 +44,7 @@ class WorkerSetup:
     limit: int
     device: str = ""
     batch: int = 1
+    level: int = logging.WARNING  # of the lines that are logged
 
 
 def serve(connection: Connection, setup: WorkerSetup) -> None:
@@ -55,10 +56,10 @@ def serve(connection: Connection, setup: WorkerSetup) -> None:
     enter_run()
     user_modules.enable()
     os.environ["OMP_NUM_THREADS"] = str(setup.assembly.task.config.threads)
-    clients = Clients(setup.assembly, setup.directory, setup.limit, setup.device, setup.batch)
     inbox: SimpleQueue[tuple[str, Any]] = SimpleQueue()
     outbox: SimpleQueue[tuple[Any] | None] = SimpleQueue()
-    lines = _collect_log()
+    lines = _collect_log(setup.level)
+    clients = Clients(setup.assembly, setup.directory, setup.limit, setup.device, setup.batch)
     stopped = Event()
     Thread(target=_receive_all, args=(connection, inbox, stopped), daemon=True).start()
     sender = Thread(target=_send_all, args=(connection, outbox, lines), daemon=True)
@@ -95,11 +96,12 @@ def _send_all(connection: Connection, outbox: SimpleQueue[tuple[Any] | None], li
             connection.send((item[0], [lines.get() for _ in range(lines.qsize())]))
 
 
-def _collect_log() -> SimpleQueue[Any]:
+def _collect_log(level: int) -> SimpleQueue[Any]:
     """Let what Sepal logs in this process wait in a queue, for the parent: it alone knows what was said before."""
     lines: SimpleQueue[Any] = SimpleQueue()
     log.addHandler(QueueHandler(lines))
     log.propagate = False
+    log.setLevel(level)
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import time
@@ -148,14 +149,16 @@ def run_in_process(
     check_clients(config)
     workers = min(workers or len(os.sched_getaffinity(0)), config.clients)
     devices = spread(config.device, config.gpus, workers)
-    batch = at_once(config.engine.batch, devices[0]) if assembly.method.batched else 1
+    alone = config.engine.capture or not assembly.method.batched
+    batch = 1 if alone else at_once(config.engine.batch, devices[0])
     with tempfile.TemporaryDirectory(prefix="sepal-") as scratch:
         directory = state_dir or Path(scratch)
         if workers == 1:
             clients = Clients(assembly, directory, limit, devices[0], batch)
             with generators_kept():
                 return _run(assembly, store, observers, _serial_grid(clients, config.clients, batch), clients.flush)
-        pool = Pool([WorkerSetup(assembly, directory, limit // workers, device, batch) for device in devices])
+        level = logging.getLogger("sepal").getEffectiveLevel()
+        pool = Pool([WorkerSetup(assembly, directory, limit // workers, device, batch, level) for device in devices])
         try:
             nodes = dict.fromkeys(range(1, config.clients + 1), _never)
             return _run(assembly, store, observers, InProcessGrid(nodes, pool), pool.flush)
