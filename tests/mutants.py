@@ -243,7 +243,7 @@ MUTANTS = (
     Mutant(
         "fedavg-ft uploads the tuned model",
         BASELINES + "fedavg_ft.py",
-        "Payload(dense(sent,",
+        "Payload(dense(trained.model,",
         "Payload(dense(after.model,",
         FT,
     ),

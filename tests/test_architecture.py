@@ -12,7 +12,9 @@ FOLDERS = {"client_app", "models", "server_app", "strategies"}
 
 
 def test_every_room_is_in_the_table():
-    inside = [path for path in (ROOT / "sepal").iterdir() if not path.name.startswith(("_", "."))]
+    inside = [
+        path for path in (ROOT / "sepal").iterdir() if not path.name.startswith(("_", ".")) and path.name != "py.typed"
+    ]
     assert {path.name for path in inside if path.is_symlink()} == FOLDERS
     assert {path.name for path in inside} <= set(ROOMS)
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}

@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 from sepal.study.record import RunRecord
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("sepal")
 R = TypeVar("R")  # what describes a run
 R_contra = TypeVar("R_contra", contravariant=True)
 G = TypeVar("G")  # a run that is going

@@ -251,5 +251,5 @@ def test_a_model_that_cannot_be_cut_says_so():
 
 
 def test_a_name_that_is_not_there_is_said_with_the_package_it_is_missing_from():
-    with pytest.raises(AttributeError, match=r"module 'sepal.models' has no attribute 'resnet'"):
-        models.resnet  # noqa: B018
+    with pytest.raises(AttributeError, match=r"module 'sepal.models' has no attribute 'no_family'"):
+        models.no_family  # noqa: B018

@@ -181,7 +181,8 @@ def test_a_trial_of_before_has_the_defaults_of_then_and_one_with_a_margin_those_
         Trial("digits", "pfedgate", keys, SEEDS[0]).config
         for keys in ((("lr", 0.2),), (("clip-gradient", 10.0), ("lr", 0.2)))
     )
-    assert {key: before[key] for key in registry.former("pfedgate")} == registry.former("pfedgate")
+    former = {key: value for key, value in registry.former("pfedgate").items() if key != "method"}
+    assert {key: before[key] for key in former} == former
     assert before["pfedgate.keep"] == 0.0
     assert now["clip-gradient"] == 10.0
     assert not {"pfedgate.keep", "on-divergence"} & now.keys()
