@@ -33,7 +33,7 @@ def sepal(*arguments):
 
 @pytest.fixture(scope="module")
 def wine(tmp_path_factory):
-    """Scikit-learn's wine data as it is, with columns from 0.1 to 1,680, and a FedPSE run of three clients on default keys."""
+    """Scikit-learn's wine data as it is, with columns from 0.1 to 1,680, and a run of FedPSE with three clients."""
     from sklearn.datasets import load_wine
 
     place, found = tmp_path_factory.mktemp("wine"), load_wine()
