@@ -40,6 +40,7 @@ from sepal.protocol.seeding import generators_seeded
 from sepal.protocol.threads import set_threads
 from sepal.rng import derive_seed
 from sepal.storage.home import private_home
+from sepal.storage.regular import expanded
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import Assembly, assemble
 
@@ -296,4 +297,4 @@ def open_upload_count(shared: Shared, node: Node) -> UploadCount:
 def state_dir(shared: Shared, node: Node) -> Path:
     """Return the directory of a deployed client's states in all runs."""
     chosen = node.state_dir or shared.assembly.task.config.state_dir
-    return Path(chosen).expanduser() if chosen else private_home() / "state"
+    return expanded("state-dir", chosen) if chosen else private_home() / "state"

@@ -36,7 +36,7 @@ from sepal.protocol.views import MODELS
 from sepal.server.run_state import RoundStart, RunState
 from sepal.server.run_store.disk import checkpoints_of, read_checkpoint
 from sepal.storage.home import home
-from sepal.storage.regular import is_inside, is_regular
+from sepal.storage.regular import expanded, is_inside, is_regular
 from sepal.strategies.assembly import Assembly, assemble
 from sepal.strategies.registry import as_begun
 
@@ -100,7 +100,7 @@ def newest_state(path: Path, assembly: Assembly, client: str, elsewhere: bool = 
     places = [place for place in path.glob(f"clients/*/{client}") if is_inside(place, path)]
     if elsewhere and not any(map(_versions, places)) and last and _RUN.fullmatch(last.run):
         chosen = assembly.task.config.state_dir
-        places = [(Path(chosen).expanduser() if chosen else home() / "state") / last.run / client]
+        places = [(expanded("state-dir", chosen) if chosen else home() / "state") / last.run / client]
     files = [file for place in places for file in _versions(place)]
     if not files:
         return None
@@ -299,7 +299,7 @@ def write_deployed(shared: Shared, node: Node, run: str, view: str, predict: Pre
     try:
         if predict is None:
             raise ConfigError("client", f"one that has a {view} model", f"{node.client}, which has none")
-        write_model(extract(shared.assembly, node, run, predict, view, shared.device), Path(node.export).expanduser())
+        write_model(extract(shared.assembly, node, run, predict, view, shared.device), expanded("export", node.export))
         log.info("%s: its %s model is in %s", node.client, view, node.export)
     except Exception as reason:  # whatever it is, the run is not ended by it
         log.error("%s: no model in %s: %s", node.client, node.export, one_line(str(reason) or repr(reason)))

@@ -199,7 +199,7 @@ def check_sizes(flat: Mapping[str, Any], room: int = 0) -> None:
     expected = f"sizes that fit {room / 2**30:.3g} GiB of this node's memory"
     text = str(flat.get("own.shape", ""))
     parts = several(text)
-    sides = [row_size(parts)] if parts else [int(side[:12]) for side in text.split("x") if side.isdigit()]
+    sides = [row_size(parts)] if parts else [int(side[:12]) for side in text.split("x") if side.isdecimal()]
     batch = flat.get("batch-size", 0)
     if 4 * math.prod(sides) * max(batch if isinstance(batch, int) else 0, 1) > room:
         raise ProtocolError("own.shape", expected, f"{text} in batches of {batch}")

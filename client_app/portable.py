@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from sepal import models
-from sepal.client.module_state import is_known
+from sepal.client.module_state import may_hold
 from sepal.client.target_scale import InUnit
 from sepal.client_app.preparing import prepared, read
 from sepal.config.elsewhere import check_code
@@ -317,7 +317,7 @@ def fill(module: nn.Module, tensors: Mapping[str, npt.NDArray[np.float32]]) -> n
     in a layer of the module, is added.
 
     Raises:
-        ModelError: A tensor is missing or unknown.
+        ModelError: A tensor is missing or unknown, or a parameter's is not of floating point.
     """
     frozen = frozen_tensors(module)
     wanted, tied = {*floating(module), *frozen}, tied_names(module)
@@ -329,6 +329,8 @@ def fill(module: nn.Module, tensors: Mapping[str, npt.NDArray[np.float32]]) -> n
         place, _, leaf = name.rpartition(".")
         layer, tensor = module.get_submodule(place), torch.from_numpy(array.copy())
         if leaf in layer._parameters:
+            if not tensor.is_floating_point():
+                raise ModelError(f"model: {name}", "floating point", array.dtype)
             layer._parameters[leaf] = nn.Parameter(tensor)
         elif leaf in layer._buffers:
             layer._buffers[leaf] = tensor
@@ -343,9 +345,7 @@ def fill(module: nn.Module, tensors: Mapping[str, npt.NDArray[np.float32]]) -> n
 
 
 def _may_be_buffer(module: nn.Module, name: str) -> bool:
-    """Return whether a layer has a buffer of that name, or nothing and is not one of torch's or Sepal's."""
+    """Return whether a layer has a buffer of that name, or may have one."""
     path, _, leaf = name.rpartition(".")
     layer = dict(module.named_modules()).get(path)
-    if layer is None or leaf in layer._parameters:
-        return False
-    return leaf in layer._buffers or not (hasattr(layer, leaf) or is_known(layer))
+    return layer is not None and leaf not in layer._parameters and may_hold(layer, leaf)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sepal.config import RunConfig, method_name
 from sepal.storage.home import home
+from sepal.storage.regular import expanded
 
 IN_PROCESS = "in-process"
 
@@ -31,7 +32,7 @@ def run_path(config: RunConfig, base: Path, now: datetime | None = None) -> Path
         base: The directory that a relative ``out`` is relative to.
         now: Time for a generated name, ``METHOD-DATASET-YYYYmmdd-HHMMSS``; by default the local time.
     """
-    directory = base / Path(config.out).expanduser()
+    directory = base / expanded("out", config.out)
     if config.name:
         return directory / config.name
     stem = f"{method_name(config.method)}-{config.dataset}-{now or datetime.now():%Y%m%d-%H%M%S}"

@@ -104,11 +104,12 @@ def join(
         from sepal.engines.flower.rejoining import stay
         from sepal.engines.flower.slots import claimed
         from sepal.storage.home import private_home
+        from sepal.storage.regular import expanded
 
     set_log(log)
     paths = {"state-dir": state_dir, "data-dir": data_dir, "initial-weights": initial_weights}
     paths["export"] = export
-    texts = {key: str(Path(path).expanduser().absolute()) if path else "" for key, path in paths.items()}
+    texts = {key: str(expanded(f"--{key}", path).absolute()) if path else "" for key, path in paths.items()}
     texts |= {"name": name, "data": data, "device": device, "allow": ",".join(allow or [])}
     if export and not os.access(Path(texts["export"]).parent, os.W_OK):
         raise ConfigError("--export", "a file in a directory that can be written to", export)
@@ -137,7 +138,7 @@ def join(
         if not credentials:
             check_plain_text(host, insecure)
         if audit != "none":
-            file = Path(audit).expanduser() if audit else private_home() / "audit" / f"{client}.jsonl"
+            file = expanded("--audit", audit) if audit else private_home() / "audit" / f"{client}.jsonl"
             node_config["audit"] = str(file.absolute())
         stay(client, node_config, address, credentials, cold, poll, allow_code, tell, tell_command, metrics, verbose)
 

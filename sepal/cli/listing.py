@@ -29,6 +29,7 @@ def list_runs(
     with starting():
         from sepal.cli.showing import print_table
         from sepal.errors import SepalError
+        from sepal.storage.regular import expanded
         from sepal.study.runs import find_place, is_run, name_of, naming, places_in, started
 
     if not place:
@@ -37,7 +38,7 @@ def list_runs(
         try:
             path = find_place(place)
         except SepalError:
-            if not (path := Path(place).expanduser()).is_dir():
+            if not (path := expanded("run", place)).is_dir():
                 raise
         found = [(path, [path])] if is_run(path) else places_in(path)
     rows = []

@@ -27,8 +27,17 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     _check_arguments()
-    user_modules.enable(Path.cwd())
+    user_modules.enable(_working_directory())
     app()
+
+
+def _working_directory() -> Path:
+    """Return it; end the process if it has been removed, since every command looks for names there."""
+    try:
+        return Path.cwd()
+    except OSError as reason:
+        say(f"sepal: {ConfigError('working directory', 'one that is there', reason.strerror)}", err=True)
+        sys.exit(BAD_INPUT)
 
 
 def _check_arguments() -> None:

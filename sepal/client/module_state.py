@@ -143,7 +143,8 @@ class ModuleState:
 
     def _has(self, name: str) -> bool:
         """Return whether a buffer of that name would stay with the client."""
-        mine = name in self._built or (self._watched and name.rpartition(".")[0] in self._layers)
+        path, _, leaf = name.rpartition(".")
+        mine = name in self._built or (self._watched and path in self._layers and may_hold(self._layers[path], leaf))
         return mine and name not in self._passed_over
 
     def _place(self, name: str) -> tuple[nn.Module, str]:
@@ -278,6 +279,15 @@ def _is_unchanging(value: Any) -> bool:
     if isinstance(value, tuple | frozenset):
         return all(map(_is_unchanging, value))
     return isinstance(value, _UNCHANGING)
+
+
+def may_hold(layer: nn.Module, leaf: str) -> bool:
+    """Return whether ``leaf`` may name a buffer of a layer: one that is there, or that its training may make.
+
+    A file may say any name. A buffer called like a layer or an attribute would be taken for it, and torch's layers and
+    Sepal's make none.
+    """
+    return leaf in layer._buffers or not (not leaf or hasattr(layer, leaf) or is_known(layer))
 
 
 def is_known(layer: nn.Module) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -171,10 +170,16 @@ def _column_look(name: str, table: Table, faults: Faults, cells: Any) -> ColumnL
     if not len(there):
         return ColumnLook(name, column.kind, missing, "nothing")
     low, high = float(there.min()), float(there.max())
-    words = [f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M}" for t in (low, high)] if column.kind == "time" else []
+    words = [_time(t) for t in (low, high)] if column.kind == "time" else []
     words = words or [f"{low:g}", f"{high:g}"]
     unit = f" {column.unit}" if column.unit else ""
     return ColumnLook(name, column.kind, missing, f"{words[0]} to {words[1]}{unit}" if low < high else words[0])
+
+
+def _time(seconds: float) -> str:
+    """Return a time for people. With a time zone, one of the years 1 to 9999 may be of year 0 or 10000 in UTC."""
+    moment = np.datetime64(int(seconds // 60), "m")
+    return str(moment).replace("T", " ")
 
 
 def _look_at_all(found: Inspection, config: RunConfig, clients_set: bool) -> None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from sepal.errors import DataError
+from sepal.storage.regular import expanded
 
 
 def data_directory(data_dir: str | Path) -> Path:
@@ -16,11 +17,8 @@ def data_directory(data_dir: str | Path) -> Path:
     Raises:
         DataError: Its user is not known here.
     """
-    chosen = str(data_dir) or os.environ.get("SEPAL_DATA") or "~/.cache/sepal/data"
-    try:
-        return Path(chosen).expanduser().absolute()
-    except RuntimeError as error:
-        raise DataError("data-dir", "a directory", error) from None
+    key = "data-dir" if str(data_dir) else "SEPAL_DATA"
+    return expanded(key, str(data_dir) or os.environ.get("SEPAL_DATA") or "~/.cache/sepal/data", DataError).absolute()
 
 
 def reachable(path: Path) -> Path:
@@ -37,9 +35,13 @@ def reachable(path: Path) -> Path:
 
 
 def cache_directory(data_dir: Path) -> Path:
-    """Return ``$SEPAL_CACHE``, or ``<data_dir>/.sepal-cache``. It may not exist or not be writable."""
+    """Return ``$SEPAL_CACHE``, or ``<data_dir>/.sepal-cache``. It may not exist or not be writable.
+
+    Raises:
+        DataError: Its user is not known here.
+    """
     chosen = os.environ.get("SEPAL_CACHE")
-    return Path(chosen).expanduser().absolute() if chosen else home_of(data_dir) / ".sepal-cache"
+    return expanded("SEPAL_CACHE", chosen, DataError).absolute() if chosen else home_of(data_dir) / ".sepal-cache"
 
 
 def home_of(data_dir: Path) -> Path:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from sepal.config import FolderReading, FolderSettings
 from sepal.data.locations import home_of
 from sepal.errors import ConfigError, DataError, one_line
-from sepal.storage.regular import check_regular
+from sepal.storage.regular import check_regular, expanded
 from sepal.storage.toml_text import parse_toml
 
 FILE = "schema.toml"  # its name in a directory of data
@@ -172,7 +172,7 @@ def reading(keys: FolderSettings, directory: Path) -> FolderReading:
     if isinstance(keys, FolderReading) and keys.schema_text:
         return keys
     plain = keys if isinstance(keys, FolderReading) else FolderReading.model_validate(keys.model_dump())
-    path = Path(keys.schema_).expanduser() if keys.schema_ else home_of(directory) / FILE
+    path = expanded("folder.schema", keys.schema_) if keys.schema_ else home_of(directory) / FILE
     if not keys.schema_ and not os.path.isfile(path):  # pathlib raises errors for odd names
         return plain
     schema = read_schema(path)

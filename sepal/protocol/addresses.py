@@ -1,8 +1,21 @@
-"""Which addresses only this machine reaches."""
+"""Which texts are addresses, and which addresses only this machine reaches."""
 
 from __future__ import annotations
 
 import ipaddress
+
+
+def is_port(text: str) -> bool:
+    """Return whether ``text`` is a port's number in digits."""
+    return text.isascii() and text.isdecimal() and len(text) <= 5 and 0 < int(text) < 1 << 16
+
+
+def is_host(text: str) -> bool:
+    """Return whether ``text`` may be a name or address: the socket module raises a ValueError for others."""
+    try:
+        return bool(text.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def loopback(host: str) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from sepal.errors import ConfigError
+from sepal.protocol.addresses import is_host, is_port
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -41,7 +42,7 @@ def place_of(text: str, key: str) -> tuple[str, int]:
         ConfigError: It is something else; the error names ``key``.
     """
     host, _, port = text.rpartition(":")
-    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    if not is_port(port) or not is_host(host or "localhost"):
         raise ConfigError(key, "[HOST:]PORT", text)
     return host.strip("[]") or "127.0.0.1", int(port)
 

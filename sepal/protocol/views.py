@@ -39,7 +39,7 @@ def refuse_unknown(views: Sequence[str]) -> None:
 def degree(view: str) -> int | None:
     """Return the percentage of a view like ``trained-shift-40``; None for any other view."""
     _, found, percent = view.partition("-shift-")
-    return int(percent) if found and percent.isdigit() else None
+    return int(percent) if found and percent.isdecimal() else None
 
 
 def check_counts(metrics: Mapping[str, float], views: Sequence[str]) -> None:

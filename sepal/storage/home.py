@@ -7,11 +7,16 @@ from pathlib import Path
 
 from sepal.errors import StateError
 from sepal.storage.files import check_owner, private_directory
+from sepal.storage.regular import expanded
 
 
 def home() -> Path:
-    """Return ``$SEPAL_HOME``, or ``~/.sepal`` if it is unset or empty, as an absolute path; it may not exist."""
-    return Path(os.environ.get("SEPAL_HOME") or "~/.sepal").expanduser().absolute()
+    """Return ``$SEPAL_HOME``, or ``~/.sepal`` if it is unset or empty, as an absolute path; it may not exist.
+
+    Raises:
+        ConfigError: Its user is not known here.
+    """
+    return expanded("SEPAL_HOME", os.environ.get("SEPAL_HOME") or "~/.sepal").absolute()
 
 
 def private_home() -> Path:

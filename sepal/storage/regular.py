@@ -9,11 +9,28 @@ import os
 import stat
 from pathlib import Path
 
-from sepal.errors import StateError
+from sepal.errors import ConfigError, SepalError, StateError
 
 TEXT = 16 << 20  # bytes, at most, of a file
 ROWS = 1 << 30  # the same of a file with a line for each round or message
 PARTS = 1 << 24  # objects and lists, at most, in such a file: each takes a hundred bytes or more once it is read
+
+
+def expanded(key: str, path: str | Path, error: type[SepalError] = ConfigError) -> Path:
+    """Return ``path`` with a user's directory in place of a leading ``~`` or ``~USER``.
+
+    Args:
+        key: The key or option that names the path, for the error.
+        path: A directory or file, which need not be there.
+        error: Type of the error.
+
+    Raises:
+        SepalError: There is no such user on this machine.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as reason:
+        raise error(key, "a directory", f"{path}: {reason}") from None
 
 
 def read_bytes(path: Path, most: int = TEXT, within: Path | None = None) -> bytes:

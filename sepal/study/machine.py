@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
@@ -41,13 +42,23 @@ def examine() -> Iterator[Finding]:
     """Yield the findings, one for each thing that a run needs."""
     yield Finding("Python", platform.python_version())
     yield from torch_findings()
-    yield from data_findings()
+    yield from _whole("data directory", data_findings)
     yield from directory_findings()
     for what, port in PORTS.items():
         reason = unusable("127.0.0.1", port)
         words = f"{port} is free" if not reason else f"{port}: {reason}; give `sepal serve` another one"
         yield Finding(f"port for {what}", words, not reason)
     yield from flower_findings()
+
+
+def _whole(what: str, findings: Callable[[], Iterator[Finding]], stops: bool = False) -> Iterator[Finding]:
+    """Yield findings, and as the last one what keeps the rest from being found, such as a name of no directory."""
+    try:
+        yield from findings()
+    except SepalError as error:
+        yield Finding(what, str(error), False, stops)
+    except OSError as error:
+        yield Finding(what, one_line(f"{error.strerror}: {error.filename}", 200), False, stops)
 
 
 def torch_findings() -> Iterator[Finding]:
@@ -102,21 +113,26 @@ def data_findings() -> Iterator[Finding]:
 
 def directory_findings() -> Iterator[Finding]:
     """Yield whether runs, states and prepared data can be written."""
-    for what, path, stops in (
-        ("runs", Path.cwd() / "runs", True),
-        ("SEPAL_HOME", home(), False),
-        ("cache of data", cache_directory(data_directory("")), False),
+    for what, place, stops in (
+        ("runs", lambda: Path.cwd() / "runs", True),
+        ("SEPAL_HOME", home, False),
+        ("cache of data", lambda: cache_directory(data_directory("")), False),
     ):
-        nearest = next(place for place in (path, *path.parents) if place.exists())
-        reason = ""
-        if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
-            reason = f"{nearest} cannot be written: change its rights, or start in another directory"
-        elif nearest == path and what == "SEPAL_HOME":
-            try:
-                check_owner(path)
-            except SepalError as error:
-                reason = str(error)
-        yield Finding(what, reason or str(path), not reason, stops and bool(reason))
+        yield from _whole(what, partial(_directory, what, place, stops), stops)
+
+
+def _directory(what: str, place: Callable[[], Path], stops: bool) -> Iterator[Finding]:
+    path = place()
+    nearest = next(there for there in (path, *path.parents) if there.exists() or there.is_symlink())
+    reason = ""
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        reason = f"{nearest} cannot be written: change its rights, or start in another directory"
+    elif nearest == path and what == "SEPAL_HOME":
+        try:
+            check_owner(path)
+        except SepalError as error:
+            reason = str(error)
+    yield Finding(what, reason or str(path), not reason, stops and bool(reason))
 
 
 def flower_findings() -> Iterator[Finding]:

@@ -97,13 +97,14 @@ def execute(run: Prepared, workers: int = 0, from_round: int | None = None, obse
     from sepal.server_app.places import IN_PROCESS
     from sepal.server_app.run_directory import RunDirectory
     from sepal.server_app.stored_run import stored_summary
+    from sepal.storage.regular import expanded
     from sepal.study.majority import note
 
     settings = run.settings
+    states = expanded("state-dir", settings.state_dir) if settings.state_dir else run.path / "clients"
     with RunDirectory(run.path, run.assembly, IN_PROCESS, from_round) as directory:
         if directory.completed:
             return False
-        states = Path(settings.state_dir).expanduser() if settings.state_dir else run.path / "clients"
         watching: list[Observer] = [directory, *observers]
         with told_once():
             run_in_process(run.assembly, store=directory.store(), observers=watching, workers=workers, state_dir=states)

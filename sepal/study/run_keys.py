@@ -10,6 +10,7 @@ from typing import Any
 from sepal.config import Flat, RunConfig, key_types, parse
 from sepal.errors import ConfigError
 from sepal.server_app.stored_run import FREE, begun, stored_config
+from sepal.storage.regular import expanded
 from sepal.storage.toml_text import parse_toml
 
 Value = int | float | str | bool
@@ -44,7 +45,7 @@ def gather_to_serve(config: Path | None, sets: Sequence[str], name: str | None, 
     """
     base = Path.cwd()
     where = out or _given(config, sets).get("out", RunConfig.model_fields["out"].default)
-    absolute = str(base / _expanded(where)) if isinstance(where, str) else None  # another type is refused later
+    absolute = str(base / expanded("out", where)) if isinstance(where, str) else None  # another type is refused later
     flat = gather(config, sets, {"name": name, "out": absolute}, base)
     return flat if "clients" in flat else {"clients": _owners(flat) or 2, **flat}
 
@@ -63,13 +64,6 @@ def _owners(flat: Flat) -> int:
     return owner_count(keys, federated_data(keys))
 
 
-def _expanded(path: str) -> Path:
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as reason:
-        raise ConfigError("out", "a directory", f"{path}: {reason}") from None
-
-
 def _given(config: Path | None, sets: Sequence[str]) -> Flat:
     return {**(read_file(config) if config else {}), **parse_sets(sets)}
 
@@ -82,7 +76,7 @@ def stored(given: Flat, base: Path) -> Flat:
     name, out = given.get("name"), given.get("out", RunConfig.model_fields["out"].default)
     if not isinstance(name, str) or not isinstance(out, str) or not name.strip("."):
         return {}
-    path = base / _expanded(out) / name
+    path = base / expanded("out", out) / name
     config = stored_config(path) if begun(path) or FREE.issuperset(given) else None
     if config is None:
         return {}

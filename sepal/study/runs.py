@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sepal.errors import ConfigError, StateError
 from sepal.server_app.json_lines import cleaned
 from sepal.server_app.places import IN_PROCESS, default_base
-from sepal.storage.regular import is_regular, read_text
+from sepal.storage.regular import expanded, is_regular, read_text
 from sepal.user_modules import in_own_code
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _bases() -> list[Path]:
 
 
 def _found(text: str) -> Path | None:
-    places = (Path(text).expanduser(), *(base / text for base in _bases()))
+    places = (expanded("run", text), *(base / text for base in _bases()))
     return next((place for place in places if is_regular(place / INDEX) or runs_of(place)), None)
 
 
@@ -157,9 +157,10 @@ def model_of(
     with naming(path):
         names = {str(each["name"]) for line in stored.lines for each in line["clients"]}
     client = str(client)
-    if client not in names and client_name(int(client) if client.isdecimal() else -1) in names:
+    is_number = client.isdecimal() and len(client) < 20
+    if client not in names and is_number and client_name(int(client)) in names:
         client = client_name(int(client))
-    if client not in names and client.isdecimal() and flat.get("client-names") == "owners":
+    if client not in names and is_number and flat.get("client-names") == "owners":
         from sepal.strategies.assembly import assemble
 
         client = assemble(flat).client_name(int(client))

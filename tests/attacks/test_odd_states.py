@@ -8,15 +8,23 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.numpy import save as to_bytes
+from torch import nn
 
 import sepal
-from sepal.errors import StateError
+from sepal.client.module_state import ModuleState
+from sepal.client_app.portable import Origin, load, save
+from sepal.errors import ModelError, StateError
+from sepal.modules import floating
 from sepal.server.run_store import evict
 from sepal.server_app.run_directory import RunDirectory
 from sepal.storage.files import read_tensors, write_tensors
 from sepal.strategies.assembly import assemble
 from tests.attacks.looking import LOOKS
 from tests.attacks.test_looking import ODD, places, with_odd
+from tests.sepal.engines import modules_with_state
 
 CHANGES = 12  # of each file
 TEXTS = ("", "null", "[]", "3", "{", '{"a":' * 50_000, "{}")
@@ -82,3 +90,60 @@ def test_a_lock_that_leads_elsewhere_is_not_opened(tmp_path):
     with pytest.raises(StateError, match="expected a file, got a link"):
         RunDirectory(tmp_path / "run", assemble({"dataset": "digits", "clients": 2, "rounds": 1}), "in-process")
     assert (tmp_path / "private").read_text() == "x"
+
+
+# Names that no buffer of the module `counting` can have: of a layer, an attribute or method, a tensor that travels.
+NO_BUFFERS = (
+    "",
+    "linear",
+    "linear.",
+    ".",
+    "...",
+    "training",
+    "forward",
+    "changed",
+    "_buffers",
+    "_parameters",
+    "__class__",
+)
+COUNTING = f"{modules_with_state.__name__}:counting"
+
+
+@pytest.mark.parametrize("name", [*NO_BUFFERS, "linear.weight", "linear.x", "other.x"])
+def test_a_state_puts_nothing_in_the_place_of_a_layer_or_an_attribute(name):
+    module = modules_with_state.counting((3,), 2).eval()
+    x = torch.ones(2, 3)
+    before, names = module(x), [name for name, _ in module.named_buffers()]
+    held = ModuleState(module, floating(module))
+    held.restore({name: np.zeros(3, np.float32), "steps": np.array(1)})
+    after = [name for name, _ in module.named_buffers()]
+    assert after == names
+    assert isinstance(module.linear, nn.Linear)
+    assert module.training is False
+    assert not torch.equal(module(x), before), "the rest of the state is taken up"
+
+
+@pytest.mark.parametrize("name", [f"0/{name}" for name in NO_BUFFERS] + ["", "/", "x", "0"])
+def test_a_model_file_puts_nothing_in_the_place_of_a_layer_or_an_attribute(name, tmp_path):
+    file = written(tmp_path, **{name: np.zeros(3, np.float32)})
+    with pytest.raises(ModelError, match="model: expected "):
+        load(file, {COUNTING})
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.uint8])
+def test_a_model_file_whose_weights_are_no_floats_is_refused_in_one_line(dtype, tmp_path):
+    file = written(tmp_path, **{"0/linear.weight": np.ones((2, 3), dtype)})
+    with pytest.raises(ModelError, match=r"linear\.weight: expected floating point"):
+        load(file, {COUNTING})
+
+
+def written(directory, **changed):
+    """A file of the module `counting`, with other tensors."""
+    module = modules_with_state.counting((3,), 2)
+    tensors = {f"0/{name}": tensor.detach().numpy() for name, tensor in module.state_dict().items()}
+    facts = Origin(COUNTING, (3,), 2, 0, 1.0, (0.0,), (1.0,), "fedavg", "own", "run", "client-00000")
+    save(directory / "m", facts, [])
+    with safe_open(directory / "m", "np") as file:
+        about = file.metadata()
+    (directory / "m").write_bytes(to_bytes({**tensors, **changed}, about))
+    return directory / "m"

@@ -16,6 +16,7 @@ from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError
 from sepal.protocol.means import sparse_mean, weighted_mean
 from sepal.protocol.method import ClientInfo, Payload, Upload, resolve
+from sepal.server.outcome import too_large
 from sepal.storage.serialize import digest, flatten
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
@@ -221,3 +222,13 @@ def test_one_flipped_upload_does_not_end_the_run_for_everybody(name, caplog):
     assert all(np.isfinite(w).all() for w in strategy.algorithm.model(strategy.progress.server).values())
     refused = {entry.client for entry in kept.ledger if entry.status == "refused"}
     assert refused >= {"client-00001"}, "by its own change, or as far above the median of a round that is repeated"
+
+
+def test_a_tiny_change_of_one_client_moves_the_bound_to_the_next_one():
+    """Not defended, and no further: the median of all is never below that of the others by more than one place."""
+    honest = {"a": 1.0, "b": 1.1, "c": 3.2}
+    assert too_large(honest, 3.0) == {}
+    assert list(too_large({**honest, "liar": 0.0}, 3.0)) == ["c"]
+    assert list(too_large({**honest, "d": 1.1, "liar": 0.0}, 3.0)) == []
+    with_more = {"a": 1.0, "b": 1.1, "c": 1.2, "d": 1.3}
+    assert too_large({**with_more, "liar": 0.0}, 3.0) == {}

@@ -40,6 +40,7 @@ from sepal.data.sources.table import check_width, refuse_gaps
 from sepal.errors import DataError, one_line
 from sepal.protocol.numbers import check_whole
 from sepal.protocol.tasks.learning import CLASSIFICATION
+from sepal.storage.regular import expanded
 
 CONVERTED = "refs/convert/parquet"  # the hub's copy of a data set: CONFIGURATION/PART/0000.parquet
 INCOMPLETE = "partial-"  # begins a part's name where the hub converted its first rows only
@@ -63,7 +64,8 @@ def local_copy(name: str, data_dir: str | Path) -> Path:
         if not str(data_dir):
             raise DataError("hf.name", "a name on the hub, or data-dir with a local copy", "neither")
         return reachable(data_directory(data_dir))
-    place = reachable(data_directory(data_dir)) / "hf" / quote(name, safe="")
+    with reading("hf.name", "OWNER/NAME of the Hugging Face hub"):
+        place = reachable(data_directory(data_dir)) / "hf" / quote(name, safe="")
     with cache.exclusive(place):
         if files(place) is None:
             _download(name, place)
@@ -73,7 +75,7 @@ def local_copy(name: str, data_dir: str | Path) -> Path:
 def _download(name: str, place: Path) -> None:
     """Write a data set of the hub to ``place``, whole or not at all."""
     with reading("hf.name", "OWNER/NAME of the Hugging Face hub"):
-        here = Path(name).expanduser().is_dir()
+        here = expanded("hf.name", name, DataError).is_dir()
     if here:  # the library would take it, and not look for the name on the hub
         words = f"a name on the hub; a local copy is data-dir = {name} (in Python data_dir=) without hf.name"
         raise DataError("hf.name", words, f"{name}, a directory")
@@ -134,8 +136,9 @@ def _fetched(name: str, directory: Path) -> Path:
 def files(directory: Path) -> list[Path] | None:
     """Return the files to read; None if there is no local copy."""
     lists = [path for path in (directory / PARTS, directory / PART) if path.is_file()]
-    saved = sorted(path for path in directory.rglob("*.arrow") if path.is_file()) if lists else []
-    tables = saved or sorted(path for path in directory.rglob("*.parquet") if path.is_file())
+    with reading(str(directory), "a directory that can be looked through"):  # what is in it may go meanwhile
+        saved = sorted(path for path in directory.rglob("*.arrow") if path.is_file()) if lists else []
+        tables = saved or sorted(path for path in directory.rglob("*.parquet") if path.is_file())
     return [*lists, *tables] if tables else None
 
 

@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sepal.engines.flower.credentials import NodeCredentials
-from sepal.errors import ConfigError
+from sepal.errors import ConfigError, one_line
+from sepal.protocol.addresses import is_host, is_port
 from sepal.protocol.flower.fleet import AHEAD, BAD_CLOCK, BUSY, KNOWN_KEY, OLD, Ask, activation
 from sepal.protocol.flower.versions import FlowerChangedError, require_supported, speaks_http, transport
 
@@ -84,10 +85,10 @@ def split(address: str) -> tuple[str, int]:
     """Return host and port of HOST:PORT; an IPv6 address is in brackets.
 
     Raises:
-        ConfigError: It has another form.
+        ConfigError: It has another form, or no machine can have the name.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not is_port(port) or not is_host(host):
         raise ConfigError("address", "HOST:PORT", address)
     return host.strip("[]"), int(port)
 
@@ -170,7 +171,14 @@ def _why(
     data = shown.getpeercert(binary_form=True) if isinstance(shown, ssl.SSLSocket) else None
     if data is None:
         return known
-    certificate = x509.load_der_x509_certificate(data)
+    try:
+        return _refused(x509.load_der_x509_certificate(data), known, host)
+    except Exception:  # anybody may have made it, and no list of what the library raises for it would be complete
+        return f"{known}, and cannot be read: another server"
+
+
+def _refused(certificate: x509.Certificate, known: str, host: str) -> str:
+    """Return why a certificate that is ``known`` to be refused is, with what it says."""
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if known == "expired":
         return f"expired on {ends:%Y-%m-%d}: run `sepal certs` again and restart the server (or this clock is wrong)"
@@ -179,7 +187,7 @@ def _why(
             f"valid from {begins:%Y-%m-%d %H:%M} UTC on, here it is {datetime.now(UTC):%Y-%m-%d %H:%M}: set the clock"
         )
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    there = ", ".join(str(name.value) for name in names)
+    there = one_line(", ".join(str(name.value) for name in names), 200)
     return f"for {there}, not for {host}: run `sepal certs --host {host}` and restart the server"
 
 

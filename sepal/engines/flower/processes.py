@@ -30,6 +30,7 @@ import psutil
 
 import sepal
 from sepal.errors import SepalError
+from sepal.protocol.addresses import is_host
 from sepal.storage.files import private_directory
 
 MARK = "SEPAL_PROCESSES"
@@ -254,6 +255,8 @@ def listening(port: int, host: str = "127.0.0.1") -> bool:
 
 def unusable(host: str, port: int) -> str:
     """Return why no server can listen on ``port`` of ``host``; empty if one can."""
+    if not is_host(host):
+        return "no machine can have this name"
     try:
         kind, *_, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         with socket.socket(kind) as probe:

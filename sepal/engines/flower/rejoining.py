@@ -139,22 +139,24 @@ def wait_until_welcome(
     """Wait indefinitely for the server, and up to ``patience`` seconds for it to register this client's key.
 
     Flower's SuperNode would try forever to talk plain text to a server with TLS; here this is a one-line error. A
-    client that has been welcome before also waits for a server that answers wrongly, as one that just starts may.
+    client that has been welcome before also waits for a server that answers wrongly, as one that just starts may. With
+    a key it waits indefinitely until somebody shows the server's certificate: anybody on the way can answer without.
     ``beat`` is called before each attempt.
 
     Raises:
         ConfigError: The server speaks another protocol, has another certificate, or does not know the key.
     """
     begin, told = time.monotonic(), False
+    unproved = ("port", "TLS", "certificate") if credentials and rejoining else ("port",)
     while True:
         beat()
         finding = next((finding for finding in examine(address, credentials) if not finding.good), None)
         if finding is None:
             return
-        if finding.what == "port" and not told:
+        if finding.what in unproved and not told:
             tell(f"sepal: {finding.words}; waiting for it")
             told = True
-        if finding.what == "port":
+        if finding.what in unproved:
             begin = time.monotonic()
         elif not (rejoining or finding.what == "key") or time.monotonic() - begin > patience:
             raise ConfigError(f"{address}: {finding.what}", "one with which a client can join", finding.words)

@@ -69,7 +69,7 @@ class NoPages:
 
 def _without_port(host: str) -> str:
     name, colon, port = host.lower().rpartition(":")
-    return name if colon and port.isdigit() else host.lower()
+    return name if colon and port.isdecimal() else host.lower()
 
 
 class OnlyFleet:

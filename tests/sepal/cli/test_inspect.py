@@ -147,6 +147,28 @@ def test_a_name_that_no_file_can_have_is_refused_in_one_line(what):
     assert len(sepal("data", "inspect", what, code=2).splitlines()) == 1
 
 
+@pytest.mark.parametrize("what", ["\ud800/x", "a/\udcff"])
+def test_a_name_that_the_hub_cannot_have_is_a_problem_in_one_line(what):
+    assert "problem: hf.name: expected OWNER/NAME of the Hugging Face hub" in sepal("data", "inspect", what, code=1)
+
+
+def test_times_at_the_ends_of_what_a_table_may_hold_are_shown(tmp_path):
+    rows = [f"9999-12-31 23:59:59-1{n % 3}:00,0001-01-01 00:00:00+1{n % 3}:00,{n % 2}" for n in range(40)]
+    (tmp_path / "x.csv").write_text("\n".join(["late,early,label", *rows]))
+    said = " ".join(sepal("data", "inspect", tmp_path, "--set=clients=2").split())  # a cell may be wrapped
+    assert "10000-01-01 09:59 to 10000-01-01 11:59" in said
+    assert "0000-12-31 12:00 to 0000-12-31 14:00" in said
+
+
+def test_a_file_that_goes_while_a_directory_is_looked_through_is_one_line(tmp_path, monkeypatch):
+    def gone(path, pattern):
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    (tmp_path / "a").mkdir()
+    monkeypatch.setattr("pathlib.Path.rglob", gone)
+    assert "expected " in sepal("data", "inspect", tmp_path, code=2)
+
+
 def test_a_name_of_nothing_is_refused_in_one_line():
     assert "OWNER/NAME of the hub, or one of cifar-10" in sepal("data", "inspect", "nothing-of-this-name", code=2)
 
