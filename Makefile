@@ -46,13 +46,16 @@ compose-demo: ## the same in containers, with TLS and node keys: CLIENTS=5 METHO
 test: $(STAMP) ## run the tests but the end-to-end ones (two processes, one thread each)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e" -n 2 --dist loadgroup
 
-check: $(STAMP) docs ## ruff, mypy --strict, import-linter, hadolint, the schemas of Compose and Kubernetes, docs, the list of packages
+check: $(STAMP) docs ## ruff, mypy --strict, import-linter, hadolint, the schemas of Compose, Kubernetes and GitHub, docs, the list of packages
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory -C tools sbom
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml docker-compose.gpu.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(BIN)/kubernetes-validate --strict --quiet $$(find deploy/kubernetes -name '*.yaml' ! -name kustomization.yaml)
 	@if test -x $(BIN)/hadolint; then $(BIN)/hadolint Dockerfile && echo "hadolint: Dockerfile is fine"; \
 		else echo "hadolint: skipped, there is no wheel for this machine"; fi

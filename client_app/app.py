@@ -19,18 +19,18 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from sepal import user_modules
-from sepal.client.devices import device_memory
 from sepal.client_app.audit import Audit
-from sepal.client_app.build import Node, Shared, build_host, open_store, open_upload_count
+from sepal.client_app.build import Node, Shared, build_host, has_whole, open_store, open_upload_count, parts_of
 from sepal.client_app.guard import check_columns, check_noise, check_sizes, check_split, limited_memory, local_config
 from sepal.client_app.host import ClientHost
 from sepal.client_app.simulation import protect_ray, starts_ray
 from sepal.errors import ConfigError, one_line
+from sepal.flower.simulation import on_one_machine
+from sepal.operation.figures import CLOSING, STATS, log_as_json
 from sepal.protocol.fields import arrays_of
-from sepal.protocol.flower.simulation import on_one_machine
 from sepal.protocol.messages import read_order, without_details, write_error
-from sepal.protocol.method import Kind
-from sepal.protocol.operation import CLOSING, STATS, log_as_json
+from sepal.protocol.types import Kind
+from sepal.training.devices import device_memory
 
 user_modules.enable()
 
@@ -205,20 +205,20 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
         if not on_one_machine() and (node.most_uploads or shared.assembly.task.config.privacy.noise):
             host = replace(host, spend=open_upload_count(shared, node).spend)
         if node.export:
-            from sepal.client_app.client_model import write_deployed
+            from sepal.export.client_model import write_deployed
 
             host = replace(host, deliver=partial(write_deployed, shared, node, order.run))
         return host.answer(message.content)
 
 
 def _share(node: Node, shared: Shared, host: ClientHost) -> str:
-    """Return what of its data a node trains with: a table of one's own, say, is not read whole by default."""
+    """Return what of its data a node trains with: all of its own files, or a part of a shared data set."""
     examples = f"{host.info.examples} training examples"
     if node.data:
         return f"{examples} of {node.data}"
-    parts = shared.assembly.task.config.clients or node.partitions
-    whole = shared.assembly.task.config.dataset
-    return f"{examples}, part {node.partition + 1} of {parts} of the data set {whole} on this machine"
+    parts = parts_of(shared.assembly, node)
+    share = "all" if has_whole(shared.assembly, node) else f"part {node.partition + 1} of {parts}"
+    return f"{examples}, {share} of the data set {shared.assembly.task.config.dataset} on this machine"
 
 
 app = make_app()

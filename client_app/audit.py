@@ -21,8 +21,8 @@ from filelock import FileLock
 from flwr.app import RecordDict
 
 from sepal.errors import SepalError, StateError
+from sepal.flower.sizes import array_bytes, records_bytes
 from sepal.protocol.fields import arrays_of, config, light_records
-from sepal.protocol.flower.sizes import array_bytes, records_bytes
 from sepal.protocol.messages import read_order
 from sepal.storage.files import check_owner, make_directory
 

@@ -16,33 +16,36 @@ from typing import Any
 
 import torch
 
-from sepal.client.augment import augmentation
-from sepal.client.columns import Column, Part, columns
-from sepal.client.devices import be_deterministic, check_precision, choose_device
-from sepal.client.evaluation import Evaluator, unseeded
-from sepal.client.meeting import Meeting
-from sepal.client.network import Network
-from sepal.client.state_store import DiskStateStore, StateStore
-from sepal.client.target_scale import TargetScale, target_scale
-from sepal.client.training import Trainer
 from sepal.client_app.data_digest import data_digest, data_keys
 from sepal.client_app.guard import parse_allowed
 from sepal.client_app.host import ClientHost
+from sepal.client_app.state_store import DiskStateStore, StateStore
 from sepal.client_app.upload_count import UploadCount
 from sepal.client_app.views import Pair, class_weights, corrupted, pooled, refuse_streams, scaled, shift
 from sepal.config import RunConfig, kebab
 from sepal.config.agreement import MACHINE
 from sepal.data import FederatedData, OwnData
+from sepal.data.federation import DealtData
+from sepal.data.sources import FILES
 from sepal.errors import ConfigError, DataError
-from sepal.protocol.fields import NAME, client_name
-from sepal.protocol.method import ClientInfo
-from sepal.protocol.seeding import generators_seeded
-from sepal.protocol.threads import set_threads
+from sepal.names import NAME, client_name
+from sepal.protocol.types import ClientInfo
 from sepal.rng import derive_seed
+from sepal.seeding import generators_seeded
 from sepal.storage.home import private_home
 from sepal.storage.regular import expanded
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import Assembly, assemble
+from sepal.training.augment import augmentation
+from sepal.training.columns import Column, Part, columns
+from sepal.training.devices import be_deterministic, check_precision, choose_device
+from sepal.training.evaluation import Evaluator, unseeded
+from sepal.training.meeting import Meeting
+from sepal.training.network import Network
+from sepal.training.programs import Programs
+from sepal.training.target_scale import TargetScale, target_scale
+from sepal.training.threads import set_threads
+from sepal.training.trainer import Trainer
 
 
 @dataclass
@@ -58,6 +61,7 @@ class Shared:
         everyone: All test data of all clients, for test-time shift; None until first used.
         digests: Digests of clients' data by client; see :func:`data_digest`.
         meeting: Where clients meet that train at once; None if each trains alone.
+        programs: What makes captured steps; None if steps are made one by one.
     """
 
     assembly: Assembly
@@ -68,6 +72,7 @@ class Shared:
     everyone: Pair | None = None
     digests: dict[str, str] = field(default_factory=dict)
     meeting: Meeting | None = None
+    programs: Programs | None = None
 
     @classmethod
     def of(cls, run_config: Mapping[str, Any], device: str = "") -> Shared:
@@ -106,6 +111,7 @@ class Node:
         most_uploads: Largest number of uploads that it sends over all runs; 0 for no limit.
         audit: File of :class:`sepal.client_app.audit.Audit`; empty for none.
         export: File that gets its deployed model after the closing evaluation; empty for none.
+        whole: Whether its data directory has files of its own: then it is one client with all of them.
     """
 
     partition: int = 0
@@ -123,6 +129,7 @@ class Node:
     most_uploads: int = 0
     audit: str = ""
     export: str = ""
+    whole: bool = False
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Node:
@@ -161,6 +168,7 @@ class Node:
             least_noise=float(noise),
             accuracies=not silent,
             most_uploads=most,
+            whole=bool(texts["data_dir"]) and not {"partition-id", "num-partitions"} & node_config.keys(),
             **{**texts, "device": device},
         )
 
@@ -189,7 +197,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     """
     task, device = shared.assembly.task, shared.device
     capacity = task.config.capacity.draw(task.config.seed, node.client) if node.capacity is None else node.capacity
-    source, clients = data_of(shared.assembly, node), task.config.clients or node.partitions
+    source, clients = data_of(shared.assembly, node), parts_of(shared.assembly, node)
     data = source.client(node.partition, clients, node.client)
     if not len(data.train) + len(data.test):
         raise DataError(f"{node.client}: data", "at least one training or test example", "none")
@@ -206,6 +214,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     scale = target_scale(task.config, data)
     targets = [_standardized(y, scale) for y in (train[1], shown[1])]
     balanced = task.config.own.class_weights == "balanced"
+    own_code = has_own_code(shared.assembly, train[0])
     trainer = Trainer(
         info,
         task.config,
@@ -221,6 +230,8 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         class_weights=class_weights(train[1][:], shared.assembly.info.classes) if balanced else None,
         augment=augmentation(task.config.augment, train[0][:2]),
         meeting=shared.meeting,
+        own_code=own_code,
+        programs=shared.programs,
     )
     algorithm = shared.assembly.method.make_client(task, trainer)
     evaluator = Evaluator(
@@ -231,7 +242,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         lambda: corrupted(shared, node.client, data.test),
         task.learning,
         scale,
-        (lambda view: trainer.randomness(trainer.round, f"evaluate {view}")) if _draws(task.config, test) else unseeded,
+        (lambda view: trainer.randomness(trainer.round, f"evaluate {view}")) if own_code else unseeded,
     )
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
     machine = machine_keys(task.config) if secret else ""  # without a secret engines must agree on the bits
@@ -258,9 +269,12 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     )
 
 
-def _draws(config: RunConfig, test: tuple[Part, Part]) -> bool:
-    """Return whether an evaluation may draw random numbers: code of the user's, or a Dataset. Sepal's own does not."""
-    return isinstance(test[0], Column) or any(":" in name for name in (config.model, config.method, config.task))
+def has_own_code(assembly: Assembly, part: Part) -> bool:
+    """Return whether code that is not Sepal's takes part: the user's or a Dataset's, or an installed method's."""
+    config, client = assembly.task.config, assembly.method.client
+    module = client.partition(":")[0] if isinstance(client, str) else getattr(client, "__module__", "")
+    keys = (config.model, config.method, config.task, config.augment)
+    return isinstance(part, Column) or any(":" in name for name in keys) or not module.startswith("sepal.")
 
 
 def _standardized(targets: Part, scale: TargetScale | None) -> Part:
@@ -274,10 +288,21 @@ def machine_keys(config: RunConfig) -> str:
     return json.dumps([flat[key] for key in sorted(MACHINE)])
 
 
+def has_whole(assembly: Assembly, node: Node) -> bool:
+    """Return whether a node is one client with all files of its own; data sets that Sepal knows are shared ones."""
+    return node.whole and not node.data and assembly.task.config.dataset in FILES
+
+
+def parts_of(assembly: Assembly, node: Node) -> int:
+    """Return into how many parts the data on the node's machine is dealt."""
+    return 1 if has_whole(assembly, node) else assembly.task.config.clients or node.partitions
+
+
 def data_of(assembly: Assembly, node: Node) -> FederatedData:
-    """Return the run's data, or the node's private data."""
+    """Return the run's data, as the node has it, or the node's private data."""
     if not node.data:
-        return assembly.data
+        data = assembly.data
+        return data.whole() if has_whole(assembly, node) and isinstance(data, DealtData) else data
     config = assembly.task.config
     learning = assembly.task.learning
     targets = None if learning.classifies else learning.targets

@@ -22,8 +22,8 @@ from sepal.data.federation import DealtData
 from sepal.data.schema import parsed, schema_of
 from sepal.data.sources import FOLDER
 from sepal.errors import ProtocolError
-from sepal.protocol.inputs import row_size, several
-from sepal.protocol.method import Kind
+from sepal.protocol.types import Kind
+from sepal.tasks.inputs import row_size, several
 
 if TYPE_CHECKING:
     from sepal.client_app.build import Node
@@ -45,7 +45,7 @@ def local_config(run_config: Mapping[str, Any], node: Node) -> dict[str, Any]:
     Raises:
         ProtocolError: The run config names code or a path that the node neither has in its own config nor allows.
     """
-    flat = dict(run_config)
+    flat = {**run_config, "client-names": "numbers"}  # a node has its own name, and looks for no owners'
     if node.data:
         flat["own.data"] = ""
     how = "this node allows (sepal join --allow package.module:function)"
@@ -73,7 +73,7 @@ def check_noise(node: Node, config: RunConfig, order: Order, private: Collection
         node: The node's own configuration.
         config: The run's configuration.
         order: The server's order.
-        private: Phases whose uploads have noise (:attr:`sepal.protocol.method.Method.private`).
+        private: Phases whose uploads have noise (:attr:`sepal.method.interface.Method.private`).
 
     Raises:
         ProtocolError: The upload would have less noise, or none.

@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 from flwr.app import RecordDict
 
-from sepal.client.state_store import Origin, StateStore, Stored
+from sepal.client_app.state_store import Origin, StateStore, Stored
 from sepal.errors import DivergedError, ProtocolError, SepalError, StateError
-from sepal.protocol.algorithms import ClientAlgorithm
+from sepal.method.algorithms import ClientAlgorithm
 from sepal.protocol.fields import GREATEST
 from sepal.protocol.messages import (
     DIVERGED,
@@ -33,8 +33,8 @@ from sepal.protocol.messages import (
     write_error,
     write_reply,
 )
-from sepal.protocol.method import ClientInfo, Kind, Payload, Predictor
 from sepal.protocol.payloads import check_sendable, seal, unseal
+from sepal.protocol.types import ClientInfo, Kind, Payload, Predictor
 from sepal.storage.serialize import digest, not_finite
 
 log = logging.getLogger("sepal")
@@ -77,7 +77,7 @@ class ClientHost:
             also hides that an update is not finite; the engines must agree on it, with a secret or without.
         data_bytes: Bytes of the client's data that are in memory with it.
         take_up: Called before each message's work with its round and the buffers that stay with the client
-            (:attr:`sepal.client.state_store.Stored.local`).
+            (:attr:`sepal.client_app.state_store.Stored.local`).
         local: Returns those buffers after the work.
     """
 

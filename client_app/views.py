@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sepal.client.columns import tensors
-from sepal.client.evaluation import Shift, no_examples
 from sepal.config import Mark, RunConfig, marked
 from sepal.data import ClientData, Examples, FederatedData
 from sepal.data.corruption import corrupt
@@ -15,6 +13,8 @@ from sepal.data.scaling import Scale
 from sepal.data.streams import Stream
 from sepal.errors import ConfigError
 from sepal.rng import derive
+from sepal.training.columns import tensors
+from sepal.training.evaluation import Shift, no_examples
 
 if TYPE_CHECKING:
     from sepal.client_app.build import Shared

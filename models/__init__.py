@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sepal.errors import ModelError, suggest
-from sepal.protocol.inputs import Input, unpacking
+from sepal.tasks.inputs import Input, unpacking
 from sepal.user_modules import described, load
 
 if TYPE_CHECKING:
@@ -99,13 +99,13 @@ def build(
             the model must be a sequence of layers; see :mod:`sepal.models.channels`.
         seed: Seed of the global generators (torch's, NumPy's, Python's) while a user's function builds the model.
         output: Shape of the outputs for one example; empty for logits ``(classes,)``.
-        inputs: What one example has, if that is several inputs (:mod:`sepal.protocol.inputs`): the user's function gets
+        inputs: What one example has, if that is several inputs (:mod:`sepal.tasks.inputs`): the user's function gets
             their shapes, by name or as a tuple, and the model takes rows.
 
     Raises:
         ModelError: The name is unknown, the function cannot be used, or the model does not fit the data.
     """
-    from sepal.protocol.seeding import generators_seeded
+    from sepal.seeding import generators_seeded
 
     shape = tuple(int(side) for side in input_shape)
     if not shape or min(shape) < 1:

@@ -29,10 +29,10 @@ import torch
 from torch import nn
 
 from sepal.errors import ModelError
+from sepal.layout import Layout
 from sepal.models.factors import LEAST, DecomposedLayer, Decomposition, first, steps
 from sepal.models.weights import layout, read_weights
 from sepal.modules import OTHERWISE, described_layer, refuse_frozen_and_tied
-from sepal.protocol.layout import Layout
 from sepal.rng import derive
 
 if TYPE_CHECKING:

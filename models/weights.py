@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from sepal.errors import ModelError
+from sepal.layout import Layout, Parameter, Role
 from sepal.models.lora import LoRA
 from sepal.modules import floating
-from sepal.protocol.layout import Layout, Parameter, Role
 from sepal.rng import derive
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ A frozen parameter is not part of the federation: it is not trained, masked, noi
 value that ``build`` gave it. :func:`set_aside` turns it into a buffer that is not in ``state_dict``. So everything that
 goes by parameters or by ``state_dict`` leaves it alone, and the forward pass still finds it under its name. So it is
 with the masks of ``torch.nn.utils.prune``, which never change. What becomes of everything else that a module holds is
-in :mod:`sepal.client.module_state`.
+in :mod:`sepal.training.module_state`.
 """
 
 from __future__ import annotations

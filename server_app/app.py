@@ -12,17 +12,17 @@ from flwr.serverapp import Grid, ServerApp
 
 from sepal import user_modules
 from sepal.errors import SepalError
-from sepal.protocol.operation import METRICS, log_as_json, serve
-from sepal.protocol.repeats import told_once
-from sepal.protocol.tasks.scoring import headline, measure_of
+from sepal.operation.figures import METRICS, log_as_json, serve
+from sepal.operation.repeats import told_once
+from sepal.runs.places import default_base, run_path
+from sepal.runs.run_directory import RunDirectory
 from sepal.server.observer import Observer
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.strategy import SepalStrategy
 from sepal.server_app.metrics import ServerFigures
-from sepal.server_app.places import default_base, run_path
-from sepal.server_app.run_directory import RunDirectory
 from sepal.strategies.assembly import assemble
+from sepal.tasks.scoring import headline, measure_of
 
 user_modules.enable()
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sepal.protocol.tasks.scoring import ACCURACY, headline, measure_of
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.status import Status
+from sepal.tasks.scoring import ACCURACY, headline, measure_of
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

@@ -25,13 +25,13 @@ from sepal.data import DatasetInfo, FederatedData, federated_data
 from sepal.data.owners import with_owners
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, StateError
-from sepal.protocol.compression import with_compression
-from sepal.protocol.fields import client_name
-from sepal.protocol.layout import Layout, statistics, trained
-from sepal.protocol.method import Method, Task, Weights
-from sepal.protocol.tasks import learning_task
+from sepal.layout import Layout, statistics, trained
+from sepal.method import Method, Task, Weights
+from sepal.method.compression import with_compression
+from sepal.names import client_name
 from sepal.rng import derive_seed
 from sepal.strategies import registry, rules
+from sepal.tasks import learning_task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -212,9 +212,9 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
         ConfigError: The model is refused (:func:`sepal.strategies.rules.check_model`), or the file does not fit it.
         ModelError: The module holds something that clients cannot share.
     """
-    from sepal.client.module_state import ModuleState
     from sepal.models.weights import as_built, initial_weights, layout, views
     from sepal.modules import floating, frozen_tensors
+    from sepal.training.module_state import ModuleState
 
     module = make()
     parameters, frozen = layout(module), frozen_tensors(module)

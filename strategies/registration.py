@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sepal.config import Settings
-from sepal.protocol.learned import Reader
-from sepal.protocol.method import ClientFactory, Compression, Method, Scalar, ServerFactory
+from sepal.method import Compression, Method
+from sepal.method.interface import ClientFactory, ServerFactory
+from sepal.method.learned import Reader
+from sepal.protocol.types import Scalar
 
 if TYPE_CHECKING:
     from sepal.server.observer import Observer

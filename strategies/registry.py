@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 from sepal.config import RunConfig, Settings, flatten, former_values, method_name, unknown_method
 from sepal.config.parse import NOT_SET
 from sepal.errors import ConfigError
-from sepal.protocol.method import Method, Scalar, resolve
+from sepal.method import Method
+from sepal.method.interface import resolve
+from sepal.protocol.types import Scalar
 from sepal.user_modules import load
 
 METHODS = {
@@ -74,7 +76,7 @@ def _table(find: Callable[..., Any]) -> dict[str, str]:
 
 
 class Outline(NamedTuple):
-    """What is said of a method in a list (:class:`sepal.protocol.method.Method`)."""
+    """What is said of a method in a list (:class:`sepal.method.interface.Method`)."""
 
     title: str
     source: str
@@ -113,7 +115,7 @@ def get(name: str) -> Method:
         raise unknown_method(name, table())
     found = resolve(table()[name])
     if not isinstance(found, Method):
-        raise ConfigError("method", f"{table()[name]} to be a sepal.protocol.method.Method", type(found).__name__)
+        raise ConfigError("method", f"{table()[name]} to be a sepal.method.interface.Method", type(found).__name__)
     return found
 
 

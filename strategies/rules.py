@@ -12,12 +12,12 @@ from typing import Any
 from sepal.config import RunConfig
 from sepal.data import DatasetInfo, FederatedData
 from sepal.errors import ConfigError
-from sepal.protocol import capabilities
-from sepal.protocol.capabilities import Capability
-from sepal.protocol.layout import Layout, statistics, trained
-from sepal.protocol.method import Method, resolve
-from sepal.protocol.tasks import LearningTask
+from sepal.layout import Layout, statistics, trained
+from sepal.method import Method, capabilities
+from sepal.method.capabilities import Capability
+from sepal.method.interface import resolve
 from sepal.strategies import registry
+from sepal.tasks import LearningTask
 
 
 def check_method(method: Method, config: RunConfig) -> None:

@@ -48,6 +48,7 @@ class Mutant(NamedTuple):
 TWO = "tests/strategies/test_two_rounds.py::test_"
 MULTIPLY_ADDS = "tests/strategies/test_multiply_adds.py::test_"
 BASELINES = "strategies/baselines/"
+CAPTURED = "tests/test_captured_methods.py::test_the_body_of_captured_steps_trains_as_the_usual_loop"
 FT = TWO + "fedavg_ft_tunes_for_its_epochs_and_uploads_the_model_before"
 STAYS = TWO + "what_stays_with_the_client_is_used_in_the_second_round"
 PRIVATE = "tests/strategies/test_private_uploads.py::test_"
@@ -55,6 +56,34 @@ STRUCTURED = "tests/sepal/wire/test_structured_fuzz.py::test_"
 APFL = TWO + "apfl_goes_on_from_its_personal_model_and_its_alpha"
 
 MUTANTS = (
+    Mutant(
+        "captured steps leave what pFedMe's clients upload as it was",
+        BASELINES + "pfedme.py",
+        '    MOVED: ClassVar[tuple[str, ...]] = ("local",)\n',
+        "",
+        CAPTURED + "[pfedme]",
+    ),
+    Mutant(
+        "captured steps give FedDST a part of the last batch",
+        BASELINES + "feddst.py",
+        "self.batch[:] = last()",
+        "self.batch[:] = (part[:1] for part in last())",
+        CAPTURED + "[feddst]",
+    ),
+    Mutant(
+        "captured steps count no part of Fjord's",
+        BASELINES + "fjord.py",
+        "self.drawn.extend(zip(self.choices(batches), batches, strict=True))",
+        "pass",
+        CAPTURED + "[fjord]",
+    ),
+    Mutant(
+        "captured steps train the next client on the examples of the first",
+        "sepal/training/programs.py",
+        "static[: len(part)].copy_(part)",
+        "static[: len(part)].copy_(part) if not static.any() else None",
+        CAPTURED + "[fedavg]",
+    ),
     Mutant(
         "subfedavg's last step on weights is of the candidate from before the channel cut",
         "strategies/subfedavg/client.py",
@@ -115,14 +144,14 @@ MUTANTS = (
     ),
     Mutant(
         "a compressing client drops its residual",
-        "sepal/protocol/compression/client.py",
+        "sepal/method/compression/client.py",
         "- held + state.residual",
         "- held",
         TWO + "fedstc_adds_its_residual_in_the_second_round",
     ),
     Mutant(
         "a compressing server drops its residual",
-        "sepal/protocol/compression/server.py",
+        "sepal/method/compression/server.py",
         "self.inner.model(inner)) - state.held, self.how",
         "self.inner.model(inner)) - before, self.how",
         "tests/sepal/protocol/test_compression.py::test_rounds_by_hand_with_a_client_that_misses_one",
@@ -242,14 +271,14 @@ MUTANTS = (
     ),
     Mutant(
         "a predictor adds .01 to all weights",
-        "sepal/client/training.py",
+        "sepal/training/trainer.py",
         "network.load(weights)\n        return NetworkPredictor",
         "network.load({name: value + 0.01 for name, value in weights.items()})\n        return NetworkPredictor",
         TWO + "a_predictor_has_exactly_the_weights_that_it_was_given",
     ),
     Mutant(
         "evaluation changes the client's weights",
-        "sepal/client/algorithm.py",
+        "sepal/method/client_base.py",
         "return self.trainer.predictor(weights) if weights else None",
         "[value.__iadd__(0.01) for value in weights.values() if value.flags.writeable]\n"
         "        return self.trainer.predictor(weights) if weights else None",
@@ -271,17 +300,17 @@ MUTANTS = (
     ),
     Mutant(
         "a compressing client selects before the noise is added",
-        "sepal/protocol/compression/client.py",
+        "sepal/method/compression/client.py",
         "update = compress(found.noised, self.how",
         "update = compress(found.clipped, self.how",
         PRIVATE + "noise_comes_before_the_selection[fedstc]",
     ),
     Mutant(
         "noise depends on the round and not on the update",
-        "sepal/client/privacy.py",
+        "sepal/training/privacy.py",
         'hmac.digest(key, head + content + request, "sha256")',
         'hmac.digest(key, head + request, "sha256")',
-        "tests/sepal/client/test_privacy.py::test_the_difference_of_two_uploads_never_cancels_the_noise",
+        "tests/sepal/training/test_privacy.py::test_the_difference_of_two_uploads_never_cancels_the_noise",
     ),
     Mutant(
         "a deployed client's noise comes from the seed",

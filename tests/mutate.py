@@ -1,6 +1,6 @@
 """Mutate one module at every place where cosmic-ray's operators apply, and list what its fast tests do not notice.
 
-``make -C tools mutate MODULE=sepal/protocol/means.py``, or a directory; ``SAMPLE=200`` draws so many of all mutants at
+``make -C tools mutate MODULE=sepal/method/means.py``, or a directory; ``SAMPLE=200`` draws so many of all mutants at
 random. It needs cosmic-ray (``pip install -e ".[mutation]"``), of which only the operators are used: each mutant is
 tested in a forked process, so that torch is imported once. Mutants that differ in annotations only are left
 out, because they cannot change what runs. Not part of CI: a module takes minutes, all of ``strategies`` days.
@@ -28,7 +28,7 @@ from scipy.stats import binomtest
 from tests.mutants import COPIED, ROOT, run
 
 BELONGS = {  # module or directory: the fast tests that belong to it; the longest name wins
-    "sepal/protocol/means.py": ["tests/sepal/protocol/test_means.py"],
+    "sepal/method/means.py": ["tests/sepal/protocol/test_means.py"],
     "sepal/masks": ["tests/sepal/masks"],
     "sepal/wire": ["tests/sepal/wire"],
     "sepal/server": [
@@ -38,8 +38,8 @@ BELONGS = {  # module or directory: the fast tests that belong to it; the longes
         "-k",
         "not common or fedpse",
     ],
-    "sepal/client": [
-        "tests/sepal/client",
+    "sepal/training": [
+        "tests/sepal/training",
         "tests/client_app",
         "tests/test_methods_common.py",
         "-k",

@@ -13,10 +13,8 @@ from typer.testing import CliRunner
 from sepal import user_modules
 from sepal.cli.main import app
 from sepal.engines.in_process import run_in_process
-from sepal.protocol import capabilities
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import ClientInfo, Payload, Plan
-from sepal.protocol.tensors import dense
+from sepal.layout import Parameter, Role
+from sepal.method import ClientInfo, Payload, Plan, capabilities, dense
 from sepal.storage.serialize import digest
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
@@ -83,7 +81,7 @@ def test_the_page_says_what_a_subclass_may_override():
 def test_it_passes_the_checks(module):
     done = CliRunner().invoke(app, ["check-method", "neighbours:Neighbours"])
     assert done.exit_code == 0, done.stdout
-    assert "sepal check-method neighbours:Neighbours\n" in PAGE
+    assert "`sepal check-method neighbours:Neighbours`" in PAGE
 
 
 def uploads(**models):

@@ -20,7 +20,7 @@ from sepal import user_modules
 from sepal.api.keys import name_of
 from sepal.cli.main import app
 from sepal.errors import ConfigError, ModelError, SepalError
-from sepal.protocol.tasks import LearningTask, Metric, Scoring, Targets
+from sepal.tasks import LearningTask, Metric, Scoring, Targets
 
 SMALL = {"clients": 2, "rounds": 1, "partition": {"subsample": 200}, "progress": False}
 
@@ -219,10 +219,18 @@ def test_a_wrong_key_is_one_line():
         sepal.run("fedavg", roundz=3, progress=False)
 
 
+@pytest.mark.parametrize("shape", [13, (13,), [13], "13", np.int64(13), np.array([13])])
+def test_the_shape_of_one_example_may_be_a_number_or_several(shape):
+    assert sepal.own(wine, shape=shape, classes=3).keys["own.shape"] == "13"
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: sepal.own(wine, shape=6), "shape: expected a tuple of whole numbers, such as (30,)"),
+        (lambda: sepal.own(wine, shape=6.0), "shape: expected a whole number or a tuple of them, such as (30,)"),
+        (lambda: sepal.own(wine, shape=True), "shape: expected a whole number or a tuple of them, such as (30,)"),
+        (lambda: sepal.own(wine, shape=0), "shape: expected a whole number or a tuple of them, such as (30,)"),
+        (lambda: sepal.own(wine, shape=(1, 28.5)), "shape: expected a whole number or a tuple of them, such as (30,)"),
         (lambda: sepal.own(3, shape=(6,)), "data: expected a function, or package.module:function, got int"),
         (lambda: sepal.compare(["local"], seeds=2), "seeds: expected a list, such as range(2) or [2], got 2"),
         (lambda: sepal.compare("local"), "methods: expected a list, such as"),

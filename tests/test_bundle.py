@@ -21,7 +21,7 @@ def bundle_of(files):
 
 def app_files():
     """What ``flwr run`` would collect, less the environment and caches that .gitignore drops anyway."""
-    skipped = re.compile(r"(^|/)(\.(?!gitignore$)[^/]*|__pycache__|runs|build|dist|[^/]*\.egg-info)(/|$)")
+    skipped = re.compile(r"(^|/)(\.(?!gitignore$)[^/]*|__pycache__|[^/]*\.egg-info)(/|$)|^(runs|build|dist)(/|$)")
     paths = {
         path.relative_to(ROOT).as_posix(): path
         for top in ROOT.iterdir()

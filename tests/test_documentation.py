@@ -11,7 +11,6 @@ from sepal.config import RunConfig
 from sepal.config.base import flat_keys
 from sepal.strategies import registry
 from tests.attacks.test_documents import missing, named
-from tools.documentation.drawing import with_drawings
 from tools.documentation.hook import FROM_ELSEWHERE, LOADED, ROLE
 from tools.documentation.links import DeadLinkError, outside, rewritten
 from tools.documentation.reference import PACKAGES, api_pages, commands_page, keys_page
@@ -56,13 +55,6 @@ def test_a_link_to_a_file_that_is_not_there_is_dead():
         list(outside("[a](../nowhere.md)", PLACE, ROOT))
 
 
-def test_the_graph_of_packages_is_drawn_with_every_arrow():
-    drawn = with_drawings("before\n```mermaid\ngraph TD\n    a --> b\n    b --> c\n    a --> c\n```\nafter\n")
-    assert drawn.count("marker-end") == 3
-    assert "a may import b; b may import c; a may import c" in drawn
-    assert "mermaid" not in drawn
-
-
 def test_every_key_and_every_package_is_in_the_reference():
     text = keys_page()
     keys = flat_keys(RunConfig)
@@ -72,8 +64,8 @@ def test_every_key_and_every_package_is_in_the_reference():
     assert [name for name, _ in api_pages(ROOT)] == [*PACKAGES, "other"]
     pages = "".join(text for _, text in api_pages(ROOT))
     for module in (
-        "sepal.protocol.method",
-        "sepal.client.algorithm",
+        "sepal.method.interface",
+        "sepal.method.client_base",
         "sepal.wire.codec",
         "sepal.strategies.baselines.fedavg",
     ):

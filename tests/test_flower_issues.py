@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sepal.protocol.flower.versions import speaks_http
+from sepal.flower.versions import speaks_http
 
 PAGE = (Path(__file__).parents[1] / "docs" / "flower-issues.md").read_text()
 SNIPPETS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -16,7 +16,7 @@ PUBLIC = {
     "flwr.simulation",
     "flwr_datasets.partitioner",
 }
-PRIVATE = "sepal/protocol/flower/"
+PRIVATE = "sepal/flower/"
 PACKAGES = (
     "sepal",
     "models",

@@ -15,7 +15,7 @@ import yaml
 
 from sepal.cli.serving import serve
 from sepal.engines.flower import rejoining
-from sepal.protocol.fields import client_name
+from sepal.names import client_name
 from sepal.strategies.assembly import assemble
 from sepal.study.run_keys import gather_to_serve
 from tests.test_monitoring import COMPOSE, ROOT

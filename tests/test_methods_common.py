@@ -8,10 +8,13 @@ No test here knows a method by name. The tests of a case share its run, so xdist
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
+import torch
 
 from sepal.engines.in_process import run_in_process
-from sepal.protocol.method import Kind
+from sepal.protocol.types import Kind
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.study.method_checks import checks
@@ -45,6 +48,19 @@ def test_training_learns_something(name):
     keys |= {"momentum": 0.8, "lr": 0.1, "evaluate-every": 0}
     strategy = run_in_process(assemble(flat(name, **(keys | TO_LEARN.get(name, {})))))
     assert strategy.report.accuracy["trained"]["mean"] > 0.5
+
+
+@METHODS
+def test_a_run_shows_no_warning_of_torch(name):
+    """Of arrays that may not be written, such as a run's first weights, torch warns once a process."""
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            run_in_process(assemble(flat(name, rounds=2, **{"evaluate-every": 0})))
+    finally:
+        torch.set_warn_always(False)
+    assert not [str(each.message) for each in found if "not writable" in str(each.message)]
 
 
 @METHODS

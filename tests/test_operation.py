@@ -16,7 +16,8 @@ import pytest
 from sepal.engines.flower.figures import ClientFigures
 from sepal.engines.flower.processes import free_port
 from sepal.errors import ConfigError
-from sepal.protocol import listener, operation
+from sepal.operation import figures as operation
+from sepal.operation import listener
 from sepal.server.status import Status
 from sepal.server_app.metrics import MOST_REASONS, OTHER, ServerFigures
 from tests.contract.fakes import FAKES
@@ -90,7 +91,7 @@ def test_a_clients_figures_add_up_what_its_processes_wrote(served, tmp_path, mon
     from flwr.app import ConfigRecord, Context, Message, RecordDict
 
     from sepal.client_app import app
-    from sepal.protocol.flower.replies import enter_run
+    from sepal.flower.replies import enter_run
 
     enter_run()
     path = tmp_path / "messages.jsonl"

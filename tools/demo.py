@@ -20,14 +20,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sepal.cli.progress import RoundDisplay
 from sepal.cli.running import run_flat
-from sepal.cli.tables import megabytes, new_table, print_run
 from sepal.engines.flower.engine import COMPLETED, Flower
 from sepal.engines.flower.processes import FlowerError
 from sepal.errors import ConfigError, SepalError
-from sepal.protocol.method import Scalar
-from sepal.server_app.stored_run import StoredRun, read_run
+from sepal.protocol.types import Scalar
+from sepal.report.progress import RoundDisplay
+from sepal.report.tables import megabytes, new_table, print_run
+from sepal.runs.stored_run import StoredRun, read_run
 from sepal.strategies import registry
 from sepal.study.run import execute, prepare
 
@@ -129,7 +129,7 @@ def compared(gap: float) -> str:
 
 def report(paths: Sequence[Path], out: Path) -> Path | None:
     """Write the report of the runs; None where its extra is not installed."""
-    from sepal.cli.report import write_html
+    from sepal.report.page import write_html
 
     (out / "demo").mkdir(exist_ok=True)
     try:

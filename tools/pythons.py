@@ -2,8 +2,8 @@
 
 Each environment is made from the index in ``build/python-VERSION-WHICH`` and kept, so that a second run only tests. The
 newest are those that an unconstrained ``pip install`` chooses, the lowest those that uv finds for the least ones of
-pyproject.toml (the development tools are new). It needs gigabytes, since torch comes with CUDA for some Pythons, so CI
-does not run it.
+pyproject.toml (the development tools are new). It needs gigabytes, since torch comes with CUDA for some Pythons:
+.github/workflows/ci.yml runs each on a machine of its own, with torch for the CPU.
 """
 
 from __future__ import annotations

@@ -22,12 +22,12 @@ def load(client: int) -> tuple[np.ndarray[Any, Any], ...]:
     On a machine of its own a function takes no argument: there is only one clinic there.
     """
     table = load_breast_cancer()
-    x = (table.data - table.data.mean(0)) / table.data.std(0)
-    order = np.random.Generator(np.random.PCG64(7)).permutation(len(x))
+    order = np.random.Generator(np.random.PCG64(7)).permutation(len(table.data))
     mine = order[client % CLINICS :: CLINICS]
-    cut = len(mine) * 3 // 4
-    x = x.astype(np.float32)
-    return x[mine[:cut]], table.target[mine[:cut]], x[mine[cut:]], table.target[mine[cut:]]
+    train, test = np.split(mine, [len(mine) * 3 // 4])
+    known = table.data[train]  # a clinic standardises by its own training examples alone
+    x = ((table.data - known.mean(0)) / known.std(0)).astype(np.float32)
+    return x[train], table.target[train], x[test], table.target[test]
 
 
 def build(input_shape: Sequence[int], classes: int) -> nn.Module:

@@ -15,7 +15,7 @@ CLINICS = 4
 def load(client: int) -> tuple[np.ndarray[Any, Any], ...]:
     """Return (x_train, y_train, x_test, y_test) of one clinic: float32 (n, 10) and float32 (n,), in points of 100."""
     x, y = load_diabetes(return_X_y=True)
-    x, y = (x / x.std(0)).astype(np.float32), (y / 100).astype(np.float32)
+    x, y = (x * len(x) ** 0.5).astype(np.float32), (y / 100).astype(np.float32)
     order = np.random.Generator(np.random.PCG64(7)).permutation(len(x))
     mine = order[client % CLINICS :: CLINICS]
     cut = len(mine) * 2 // 3

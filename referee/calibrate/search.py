@@ -20,43 +20,23 @@ one with the highest mean minus its standard error is chosen; of an own key, the
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from referee.calibrate.settings import GROWTH, SETTINGS, Setting
+from referee.checkout import RESULTS
+from sepal.strategies.registry import former
+from sepal.study.record import RunRecord, read, recorded
+from sepal.study.search import beyond, choose, mean_of_trials, standard_error, two_digits
+
+FILE = RESULTS / "calibration.ndjson"
 SEEDS = (101, 102, 103)  # no results page uses them
 MARGIN_SEEDS = (*SEEDS, 104, 105)
 COLLAPSED = 2 / 3  # of the mean with the rate below: less is a collapse
 CLIP = "clip-gradient"
-SGD = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0)
-SHORT = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # grows where its best is at an edge
-ADAM = (0.0003, 0.001, 0.003, 0.01, 0.03)
 FINALISTS = 3
 LEAST, MOST = 1e-4, 30.0  # no rate beyond these is tried
-GROWTH = 2
-# Own keys that are searched after the rate, and their values. The first, the paper's or its authors', is used while the
-# rate is searched, and preferred.
-OWN: Mapping[str, Mapping[str, tuple[float, ...]]] = {
-    "apfl": {"alpha": (0.5, 0.25, 0.75)},  # where α starts; the paper's three
-    "ditto": {"lambda": (1.0, 0.1, 0.3, 3.0)},
-    # Unpublished. How often masks are readjusted is, too, but a short run says nothing of that in a long one.
-    "dmpfl": {"alpha": (0.5, 0.3, 0.1)},
-    "fedprox": {"mu": (0.01, 0.001, 0.1, 1.0)},
-    "fedadagrad": {"rate": (0.1, 0.03, 0.3)},
-    "fedadam": {"rate": (0.01, 0.003, 0.03, 0.1)},
-    "fedyogi": {"rate": (0.01, 0.003, 0.03, 0.1)},
-    # The paper searches the server's rate for each task. .01 is too little for adapters of a network drawn at random.
-    "flasc": {"rate": (0.1, 0.01, 0.03, 0.3)},
-    "mtl": {"lambda": (0.0, 0.001, 0.01, 0.1)},
-    "pa3dfl": {"rate": (0.1, 0.01, 1.0)},
-    # The paper's λ of 15 and η of .005 want 800 rounds. At η·λ = 1 the local w moves onto θ after each batch.
-    "pfedme": {"lambda": (5.0, 15.0, 1.0), "rate": (0.2, 0.05, 0.005)},
-    "pfedgate": {"rate": (0.01, 0.003, 0.1)},
-    # The authors' .01 is for one client a step. Here all clients of a round step, each along a gradient at the round's
-    # start: of ten clients on digits the best is .003, and of 30 on HAR no run survives .01.
-    "pfedhn": {"rate": (0.001, 0.003, 0.01)},
-}
 
 Keys: TypeAlias = tuple[tuple[str, float], ...]  # run-config keys with values, sorted
 
@@ -70,22 +50,17 @@ class Trial:
     keys: Keys
     seed: int
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run's keys. A search of before, which does not clip, had the defaults of then."""
+        before = {} if CLIP in dict(self.keys) else former(self.method)
+        about = {"dataset": self.dataset, "method": self.method, "seed": self.seed}
+        return {**before, **SETTINGS[self.dataset].run_keys(self.method), **dict(self.keys), **about}
 
-@dataclass(frozen=True)
-class Result:
-    """What a trial has given.
 
-    Attributes:
-        validation: Validation accuracy in the method's deployed view, in [0, 1]; 0 for a run that ended with an error.
-        rounds: The run's rounds.
-        seconds: Wall time.
-        diverged: Trainings of clients that diverged; 1 for a run that ended with an error.
-    """
-
-    validation: float
-    rounds: int
-    seconds: float
-    diverged: int = 0
+def run_trial(trial: Trial, commit: str) -> RunRecord:
+    """Run one trial: there is nothing of the test data in its record."""
+    return recorded(trial.config, {}, commit, ())
 
 
 @dataclass
@@ -133,14 +108,14 @@ class Trials:
     def above(self, keys: Keys) -> Keys:
         """Return the keys with the next rate up."""
         lr, rates = dict(keys)["lr"], self.rates()
-        return _keys({**dict(keys), "lr": min((rate for rate in rates if rate > lr), default=_round(2 * lr))})
+        return _keys({**dict(keys), "lr": min((rate for rate in rates if rate > lr), default=two_digits(2 * lr))})
 
     def eligible(self, keys: Keys) -> bool:
         """Return whether nothing that has run speaks against ``keys``: no diverged client, no collapse just above."""
         if any(self.diverged.get(keys, {}).values()):
             return False
         above = self.above(keys)
-        least = COLLAPSED * mean(self.found[keys].values())
+        least = COLLAPSED * mean_of_trials(self.found[keys].values())
         ended = self.found.get(above, {}).values()
         return not any(self.diverged.get(above, {}).values()) and all(value >= least for value in ended)
 
@@ -159,7 +134,7 @@ class Trials:
             if self._missing(grid, self.seeds):
                 break
             values = sorted(dict(keys)[key] for keys in grid)
-            new = _beyond(dict(self.pick(grid))[key], values)
+            new = beyond(dict(self.pick(grid))[key], values)
             if new is None or (key.endswith(".alpha") and new > 1):  # a share
                 break
             grid = [*grid, _keys({**dict(grid[0]), key: new})]
@@ -182,9 +157,9 @@ class Trials:
             ends = [dict(self._best([self._keys(rate) for rate in rates], 1)[0])["lr"]]
             ends += [] if self._missing(finalists, self.seeds) else [dict(self.pick(finalists))["lr"]]
             if rates[0] in ends and rates[0] / 2 >= LEAST:
-                rates.insert(0, _round(rates[0] / 2))
+                rates.insert(0, two_digits(rates[0] / 2))
             elif rates[-1] in ends and rates[-1] * 2 <= MOST:
-                rates.append(_round(rates[-1] * 2))
+                rates.append(two_digits(rates[-1] * 2))
             else:
                 break
         return rates
@@ -210,17 +185,16 @@ class Trials:
         the highest mean minus its standard error; those with a diverged client come last.
         """
         if self.clip:
-            return max(grid, key=lambda keys: (not any(self.diverged.get(keys, {}).values()), self._assured(keys)))
-        best = max(grid, key=lambda keys: mean(self.found[keys].values()))
-        for keys in grid:
-            gaps = [self.found[best][seed] - self.found[keys][seed] for seed in SEEDS]
-            if mean(gaps) <= (standard_error(gaps) or 0.0):
-                return keys
-        return best
+            return choose(grid, lambda keys: (not any(self.diverged.get(keys, {}).values()), self._assured(keys)))
+        return choose(grid, lambda keys: mean_of_trials(self.found[keys].values()), close=self._close)
+
+    def _close(self, best: Keys, keys: Keys) -> bool:
+        gaps = [self.found[best][seed] - self.found[keys][seed] for seed in SEEDS]
+        return mean_of_trials(gaps) <= (standard_error(gaps) or 0.0)
 
     def _assured(self, keys: Keys) -> float:
         values = [self.found[keys][seed] for seed in self.seeds]
-        return round(mean(values) - (standard_error(values) or 0.0), 9)
+        return round(mean_of_trials(values) - (standard_error(values) or 0.0), 9)
 
     def _keys(self, rate: float) -> Keys:
         own = {f"{self.method}.{name}": values[0] for name, values in self.own.items()}
@@ -235,31 +209,39 @@ class Trials:
         ]
 
 
-def mean(values: Iterable[float]) -> float:
-    """Return the mean, rounded: sums of the same accuracies in another order must tie."""
-    listed = list(values)
-    return round(sum(listed) / len(listed), 9)
+class Evidence:
+    """All stored trials: what is known of each search.
 
+    Attributes:
+        records: The trials.
+    """
 
-def standard_error(values: Iterable[float]) -> float | None:
-    """Return the standard error of the mean over seeds; None for a single one."""
-    listed = list(values)
-    if len(listed) < 2:
-        return None
-    centre = sum(listed) / len(listed)
-    return math.sqrt(sum((value - centre) ** 2 for value in listed) / (len(listed) - 1) / len(listed))
+    def __init__(self, records: Sequence[RunRecord]) -> None:
+        self.records: list[RunRecord] = []
+        self._known: dict[tuple[str, str, float], tuple[dict[Keys, dict[int, float]], dict[Keys, dict[int, int]]]] = {}
+        for record in records:
+            self.add(record)
 
+    @classmethod
+    def read(cls) -> Evidence:
+        """Return the stored trials."""
+        return cls(read(FILE))
 
-def _beyond(value: float, values: Sequence[float]) -> float | None:
-    """Return the next value beyond the end of ascending ``values`` at which ``value`` is; None if at none, or at 0."""
-    if value == values[0] and value > 0:
-        return _round(value * value / values[1])
-    return _round(value * value / values[-2]) if value == values[-1] and values[-2] > 0 else None
+    def trials(self, dataset: str, method: str, setting: Setting, clip: float = 0.0) -> Trials:
+        """Return a search, which learns of each trial that is added."""
+        found, diverged = self._known.setdefault((dataset, method, clip), ({}, {}))
+        return Trials(dataset, method, setting.grid, found, setting.own_keys(method), setting.growth, clip, diverged)
+
+    def add(self, record: RunRecord) -> None:
+        """Add a trial. Of its keys, those that all trials of its search have say nothing."""
+        given = Trial(record.dataset, record.method, (), record.seed).config
+        keys = _keys({key: value for key, value in record.config.items() if key == CLIP or given.get(key) != value})
+        keys = tuple(pair for pair in keys if pair != (CLIP, 0.0))
+        found, diverged = self._known.setdefault((record.dataset, record.method, dict(keys).get(CLIP, 0.0)), ({}, {}))
+        found.setdefault(keys, {})[record.seed] = record.held_out
+        diverged.setdefault(keys, {})[record.seed] = record.diverged
+        self.records.append(record)
 
 
 def _keys(values: Mapping[str, Any]) -> Keys:
     return tuple(sorted((key, float(value)) for key, value in values.items()))
-
-
-def _round(rate: float) -> float:
-    return float(f"{rate:.2g}")

@@ -1,106 +1,72 @@
-"""The federations on which rates are calibrated, by data set.
-
-Model, batch size, local epochs and optimizer are the data set's defaults. Where the default number of rounds or images
-is more than two cores carry, the run is shorter, and ``shortened`` says so. A fifth of each client's training data is
-held out for validation, twice the default, because the choice rests on it.
-"""
+"""The federations on which rates are calibrated, by data set: ``settings.toml``."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from referee.calibrate.search import ADAM, GROWTH, OWN, SGD, SHORT
+from pydantic import BaseModel, ConfigDict
 
-EVERYWHERE = {"split.validation": 0.2, "evaluate-every": 0, "evaluate-sampled": False, "pooled-samples": 1}
-# Methods that choose by validation data themselves: their trials are judged by validation examples they do not see.
-CHOOSING = ("pa3dfl",)
+from sepal.config.run import GRADIENT_NORM
+from sepal.strategies import registry
+
 PAPERS = ("fedpse", "dmpfl", "subfedavg", "pfedgate", "pa3dfl")
-# The five papers' methods and eight baselines, where all 29 do not fit.
-MAIN = (
-    *PAPERS,
-    *("fedavg", "fedavg-ft", "local", "fedstc", "ditto", "fedper", "fedrep", "feddst"),
-)
+GROWTH = 2  # how often the grid of an own key grows
+Values = dict[str, dict[str, tuple[float, ...]]]  # method → its own key, without its name → values
+_TABLE: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("settings.toml").read_text(encoding="utf-8"))
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(BaseModel):
     """One data set's federation.
 
     Attributes:
-        keys: Run-config keys beyond ``EVERYWHERE``.
+        keys: Run-config keys beyond those of everywhere.
         grid: Learning rates that are tried first.
         shortened: What is less than the data set's defaults; empty if nothing is.
         methods: The methods that are calibrated; empty for all.
         longer: Methods whose runs are longer, because the best rate of a short run was bad in a long one.
         longer_keys: Their keys beyond ``keys``.
         longer_words: What is less than the data set's defaults in their runs.
-        own: Method → its own keys with other values than those of ``OWN``.
+        own: Own keys with other values than elsewhere.
         margin: The methods that are searched with a margin; empty for all.
     """
 
-    keys: Mapping[str, int | float | str]
-    grid: tuple[float, ...] = SGD
+    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=lambda name: name.replace("_", "-"))
+    keys: dict[str, int | float | str]
+    grid: tuple[float, ...]
     shortened: str = ""
     methods: tuple[str, ...] = ()
     longer: tuple[str, ...] = ()
-    longer_keys: Mapping[str, int | float | str] = field(default_factory=dict)
+    longer_keys: dict[str, int | float | str] = {}
     longer_words: str = ""
-    own: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+    own: Values = {}
     margin: tuple[str, ...] = PAPERS
 
-    def has_margin(self, method: str) -> bool:
-        """Return whether a method is searched with a margin, and with gradients clipped."""
-        return not self.margin or method in self.margin
+    @property
+    def all_methods(self) -> tuple[str, ...]:
+        """The methods that are calibrated, in the registry's order if they are all."""
+        return self.methods or tuple(registry.METHODS)
+
+    def clip(self, method: str) -> float:
+        """Return ``clip-gradient`` of a search with a margin; 0 for a method that is searched without."""
+        return GRADIENT_NORM if not self.margin or method in self.margin else 0.0
 
     @property
     def growth(self) -> int:
         """How often the grid of an own key may grow: where runs are shortened, not at all."""
         return 0 if self.shortened else GROWTH
 
-    def run_keys(self, method: str) -> Mapping[str, int | float | str]:
+    def run_keys(self, method: str) -> dict[str, int | float | str]:
         """Return the run-config keys of a method's trials."""
         longer = self.longer_keys if method in self.longer else {}
-        apart = {"evaluate.validation-apart": True} if method in CHOOSING and self.has_margin(method) else {}
-        return {**EVERYWHERE, **self.keys, **longer, **apart}
+        apart = {"evaluate.validation-apart": True} if method in _TABLE["choosing"] and self.clip(method) else {}
+        return {**_TABLE["everywhere"], **self.keys, **longer, **apart}
 
-    def own_keys(self, method: str) -> Mapping[str, tuple[float, ...]]:
+    def own_keys(self, method: str) -> dict[str, tuple[float, ...]]:
         """Return a method's own keys and their values; the first is used while the rate is searched."""
-        return self.own.get(method, OWN.get(method, {}))
+        return self.own.get(method) or {key: tuple(values) for key, values in _TABLE["own"].get(method, {}).items()}
 
 
-SETTINGS: Mapping[str, Setting] = {
-    "digits": Setting({"clients": 10}, margin=()),
-    "har": Setting(
-        {"clients": 30, "rounds": 10, "partition.subsample": 2400},
-        grid=SHORT,
-        shortened="10 of 300 rounds, about 80 windows of each of the 30 people",
-        longer=("fedavgm", "flasc", "lg-fedavg", "tailorfl", "pfedhn"),
-        longer_keys={"rounds": 30, "partition.subsample": 0},
-        longer_words="30 of 300 rounds, all windows",
-        margin=(),
-    ),
-    "mnist": Setting(
-        {"clients": 10, "rounds": 10, "partition.subsample": 1500},
-        grid=SHORT,
-        shortened="10 of 300 rounds, 1,500 training images",
-    ),
-    "fashion-mnist": Setting(
-        {"clients": 10, "rounds": 15, "partition.subsample": 2000},
-        grid=SHORT,
-        shortened="15 of 100 rounds, 2,000 training images",
-        own={"fedadagrad": {"rate": (0.03, 0.01, 0.1)}},  # with .1 first, no learning rate has more than 22 %
-    ),
-    "cifar-10": Setting(
-        {"clients": 10, "rounds": 10, "partition.subsample": 2000},
-        grid=SHORT,
-        shortened="10 of 500 rounds, 2,000 training images",
-        methods=MAIN,
-    ),
-    "imdb": Setting(
-        {"clients": 10, "rounds": 40, "partition.subsample": 2000},
-        grid=ADAM,
-        shortened="40 of 100 rounds, 2,000 reviews; pFedGate and Pa3dFL refuse the embedding",
-        methods=tuple(method for method in MAIN if method not in ("pfedgate", "pa3dfl")),
-    ),
-}
+SETTINGS: Mapping[str, Setting] = {name: Setting(**values) for name, values in _TABLE["datasets"].items()}

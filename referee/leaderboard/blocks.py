@@ -30,6 +30,7 @@ EVERYWHERE: Mapping[str, Any] = {
     "target-scale": "none",
     "client-names": "numbers",
     "folder.precision": "float32",
+    "folder.leading-zeros": "number",
     "hf.validation": "",
 }
 
@@ -100,6 +101,11 @@ class Block(BaseModel):
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
     keys: Config
+
+    @property
+    def over(self) -> Literal["seeds", "both"]:
+        """What intervals are over: seeds, or seeds and people."""
+        return "both" if self.same_people else "seeds"
 
     @property
     def everybody(self) -> tuple[Contender, ...]:

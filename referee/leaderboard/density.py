@@ -17,8 +17,8 @@ from referee.leaderboard.drawing import SMALL, colour_of_words, heading, marks, 
 from referee.leaderboard.forest import DATA
 from referee.leaderboard.looks import INK, LOOKS, PAPERS
 from referee.leaderboard.measures import HOLDS, Measures
-from sepal.cli.markdown import table
-from sepal.cli.sheets import NONE
+from sepal.report.markdown import table
+from sepal.report.sheets import NONE
 
 # Contender → values of its own key that its paper reports
 PUBLISHED = {"fedpse": (0.1,), "dmpfl": (0.5,), "subfedavg": (0.5,), "pfedgate": (0.5, 0.3)}

@@ -23,18 +23,18 @@ many rounds as its budget buys with every seed, but no more than the block's; wi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from operator import itemgetter
 
 from referee.leaderboard.blocks import BUDGETS, TUNING, Block, Config, Contender, text
+from sepal.study.record import RunRecord
+from sepal.study.search import beyond, choose, two_digits
 
 FINALISTS = 3
 TRIALS = 9 + FINALISTS * (len(TUNING) - 1)  # the least that a contender has
 HELD = "trained"  # the view of what a client holds after the closing round
 ALIKE = 2e-6  # means that differ by no more are equal: stored accuracies are rounded to six digits
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class Design:
         rows: Its rows.
     """
 
-    def __init__(self, block: Block, rows: Sequence[Row]) -> None:
+    def __init__(self, block: Block, rows: Sequence[RunRecord]) -> None:
         self.block = block
-        self.rows = {text(row["config"]): row for row in rows}
+        self.rows = {text(row.config): row for row in rows}
         self._points: dict[str, list[Config]] = {}
         self._chosen: dict[str, Config | None] = {}
 
-    def row(self, config: Config) -> Row | None:
+    def row(self, config: Config) -> RunRecord | None:
         """Return the row of a run; None while it is missing."""
         return self.rows.get(text(config))
 
@@ -73,7 +73,7 @@ class Design:
         """Yield the runs that can be run now and are missing, in their order."""
         return (run for run in self.wanted() if self.row(run.config) is None)
 
-    def counted(self) -> list[Row]:
+    def counted(self) -> list[RunRecord]:
         """Return the rows of this design, without those of an earlier one."""
         wanted = {text(run.config) for run in self.wanted()}
         return [row for config, row in self.rows.items() if config in wanted]
@@ -118,9 +118,9 @@ class Design:
 
     def _bought(self, contender: Contender, budget: float, seed: int) -> int | None:
         mine, limit = self._reported_row(contender, seed), self.limit(budget, seed)
-        if not mine or not mine["spent"] or limit is None:
+        if not mine or not mine.spent or limit is None:
             return None
-        spent, limit = mine["spent"], limit * (1 + 1e-9)
+        spent, limit = mine.spent, limit * (1 + 1e-9)
         later = (spent[-1] - spent[0]) / max(1, len(spent) - 1)
         at_mean = 1 + int(max(0.0, limit - spent[0]) / later) if later else self.block.rounds
         return min(sum(1 for so_far in spent if so_far <= limit), at_mean)
@@ -129,9 +129,9 @@ class Design:
         """Return the MB of a share of what dense FedAvg spends with a seed; None if not known yet."""
         dense = next(each for each in self.block.contenders if each.name == self.block.dense)
         whole = self._reported_row(dense, seed)
-        return float(budget * whole["spent"][-1]) if whole and whole["spent"] else None
+        return budget * whole.spent[-1] if whole and whole.spent else None
 
-    def _reported_row(self, contender: Contender, seed: int) -> Row | None:
+    def _reported_row(self, contender: Contender, seed: int) -> RunRecord | None:
         config = self.reported(contender, seed)
         return self.row(config) if config else None
 
@@ -169,8 +169,8 @@ class Design:
         known = [(keys, mean) for keys in points if (mean := self.mean(contender, keys)) is not None]
         if not known or len(known) < len(points):
             return None
-        best = max(mean for _, mean in known)
-        return min((keys for keys, mean in known if mean >= best - ALIKE), key=lambda keys: keys["lr"])
+        chosen = choose(known, itemgetter(1), lambda one: one[0]["lr"], lambda best, one: one[1] >= best[1] - ALIKE)
+        return chosen[0]
 
     def mean(self, contender: Contender, keys: Config) -> float | None:
         """Return the mean validation accuracy over the tuning seeds; None if one is missing."""
@@ -232,26 +232,23 @@ class Design:
         values = [self.validation(contender, keys, TUNING[0]) for keys in points]
         if None in values:
             return None
-        return max(zip(values, points, strict=True), key=lambda pair: (pair[0] or 0.0, -pair[1]["lr"]))[1]
+        known = [(value or 0.0, keys) for value, keys in zip(values, points, strict=True)]
+        return choose(known, itemgetter(0), lambda one: one[1]["lr"])[1]
 
     def _around(self, best: Config, points: Sequence[Config]) -> list[Config]:
         tried = {text(keys) for keys in points}
         grid = sorted({*self.block.rates, *(keys["lr"] for keys in points)})
         place = grid.index(best["lr"])
-        lower = grid[place - 1] if place else _rounded(grid[0] * grid[0] / grid[1])
-        upper = grid[place + 1] if place + 1 < len(grid) else _rounded(grid[-1] * grid[-1] / grid[-2])
+        lower = grid[place - 1] if place else beyond(grid[0], grid) or grid[0]
+        upper = grid[place + 1] if place + 1 < len(grid) else beyond(grid[-1], grid) or grid[-1]
         found = []
         for rate in (lower, upper):
             near = {**best, "lr": rate}
-            middle = {**best, "lr": _rounded(math.sqrt(rate * best["lr"]))}
+            middle = {**best, "lr": two_digits(math.sqrt(rate * best["lr"]))}
             found.append(middle if text(near) in tried else near)
         return found
 
     def validation(self, contender: Contender, keys: Config, seed: int) -> float | None:
         """Return a trial's validation accuracy, 0 if it ended with an error; None while it is missing."""
         row = self.row(self.block.config(contender, keys, seed))
-        return None if row is None else float(row["validation"].get(HELD, 0.0))
-
-
-def _rounded(rate: float) -> float:
-    return float(f"{rate:.2g}")
+        return None if row is None else row.validation.get(HELD, 0.0)

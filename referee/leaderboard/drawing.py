@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import altair as alt
 
 from referee.leaderboard.looks import GREY, GROUND, INK, Look
-from sepal.cli.report.figure import VEGA_LITE
-from sepal.cli.report.frontier import CONFIG, coloured
+from sepal.report.figure import VEGA_LITE
+from sepal.report.frontier import CONFIG, coloured
 
 SMALL, LARGE, TITLE = 20, 21, 25  # pixels of letters
 LETTERS = 52  # of a line of a title

@@ -18,8 +18,8 @@ REPORTED = 1.4  # a reported run's seconds per trial's: it is evaluated five tim
 def seconds(design: Design, contender: Contender) -> float:
     """Return the CPU seconds of a trial: the mean of those that are there, or an estimate."""
     names, method = {contender.name, contender.tuned_as}, contender.method or contender.name
-    trials = (row for row in design.rows.values() if row["kind"] == "trial" and row["contender"] in names)
-    found = [row["cpu_seconds"] for row in trials if "error" not in row]
+    trials = (row for row in design.rows.values() if row.labels["kind"] == "trial" and row.labels["contender"] in names)
+    found = [row.cpu_seconds for row in trials if not row.error]
     guess = FACTORS.get(method, 1.0) * (NARROW if "width" in contender.keys else 1.0)
     return fmean(found) if found else MEASURED.get(design.block.name, 30.0) * guess
 
@@ -31,7 +31,7 @@ def hours_whole(design: Design) -> float:
 
 def hours_left(design: Design) -> float:
     """Return the estimated core-hours until a block is whole."""
-    done = sum(row["cpu_seconds"] for row in design.counted()) / 3600
+    done = sum(row.cpu_seconds for row in design.counted()) / 3600
     return max(0.0, hours_whole(design) - done) if next(design.needed(), None) else 0.0
 
 

@@ -9,10 +9,10 @@ import altair as alt
 
 from referee.leaderboard.blocks import Contender
 from referee.leaderboard.drawing import LARGE, SMALL, colour_of_words, heading, marks, signed, stroke_of, svg
+from referee.leaderboard.findings import alone
 from referee.leaderboard.looks import INK, LINE, LOOKS
 from referee.leaderboard.measures import HOLDS, Measures
-from referee.leaderboard.readme import alone
-from referee.leaderboard.statistics import Interval
+from sepal.study.statistics import Interval
 
 ORDER = (  # of the rows, the same in all pictures
     *("fedpse", "dmpfl", "subfedavg", "pfedgate", "pa3dfl", "pa3dfl-position", "fedavg-ft-stc", "fedavg", "fedstc"),

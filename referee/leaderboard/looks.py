@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sepal.cli.report.looks import SHAPES
+from sepal.report.looks import SHAPES
 
 INK, GREY, GROUND, LINE = "var(--ink)", "var(--muted)", "var(--card)", "var(--line)"
 

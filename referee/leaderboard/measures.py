@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -10,8 +10,9 @@ from typing import TypeAlias
 import numpy as np
 
 from referee.leaderboard.blocks import Contender
-from referee.leaderboard.design import HELD, Design, Row
-from referee.leaderboard.statistics import Interval, Matrix, holm, interval, matrix, mean, spread, wins
+from referee.leaderboard.design import HELD, Design
+from sepal.study.record import RunRecord
+from sepal.study.statistics import Estimate, Interval, Matrix, holm, interval, matrix, mean, paired_matrix, spread, wins
 
 LEAST_SEEDS, LEAST_CLIENTS = 4, 3  # of a difference with a p-value: all seeds, and the clients of each
 # Of the best seed's mean. In block b a model that always says a client's largest class has half of it
@@ -45,32 +46,23 @@ ALL = (HOLDS, NEWCOMER, VISIT, DEPLOYED, KEPT, SHIFT, SENT_SHIFT)
 
 
 @dataclass(frozen=True)
-class Figure:
+class Figure(Estimate):
     """A mean over seeds of means over clients, with its standard deviation over seeds; in [0, 1].
 
     Attributes:
-        seeds: Number of seeds.
         collapsed: Means of the seeds that have collapsed (:meth:`Measures.collapsed`).
         rest: The figure of the other seeds; None if no seed has collapsed.
     """
 
-    mean: float
-    spread: float | None
-    seeds: int
     collapsed: tuple[float, ...] = ()
     rest: Figure | None = None
-
-    def text(self) -> str:
-        """Return ``93.1 ± 0.4``, in per cent."""
-        found = f"{100 * self.mean:.1f}"
-        return found if self.spread is None else f"{found} ± {100 * self.spread:.1f}"
 
     def words(self, unit: str = "") -> str:
         """Return the same, with a ``unit``, and which seeds have collapsed."""
         if self.rest is None:
             return self.text() + unit
         low = ", ".join(f"{100 * each:.1f}" for each in self.collapsed)
-        count = f"{len(self.collapsed)} of {self.seeds} seeds collapsed"
+        count = f"{len(self.collapsed)} of {self.count} seeds collapsed"
         return f"{self.text()}{unit} ({count}: {low}; others {self.rest.text()})"
 
 
@@ -80,21 +72,21 @@ class Measures:
     def __init__(self, design: Design) -> None:
         self.design, self.block = design, design.block
 
-    def runs(self, contender: Contender, budget: float = 0.0) -> dict[int, Row]:
+    def runs(self, contender: Contender, budget: float = 0.0) -> dict[int, RunRecord]:
         """Return seed → row of the reported runs that are there; of those within a budget if given.
 
         None if one ended with an error: the others' mean would be that of the seeds that suit the contender.
         """
         found = self._reported(contender, budget)
-        return {} if any("error" in row for row in found.values()) else found
+        return {} if any(row.error for row in found.values()) else found
 
     def failed(self, contender: Contender, budget: float = 0.0) -> str:
         """Return ``4 of 5 seeds`` if another one's run ended with an error, and nothing otherwise."""
         found = self._reported(contender, budget)
-        well = sum("error" not in row for row in found.values())
+        well = sum(not row.error for row in found.values())
         return f"{well} of {len(self.block.seeds)} seeds" if well < len(found) else ""
 
-    def _reported(self, contender: Contender, budget: float) -> dict[int, Row]:
+    def _reported(self, contender: Contender, budget: float) -> dict[int, RunRecord]:
         found = {}
         for seed in self.block.seeds:
             design = self.design
@@ -106,7 +98,7 @@ class Measures:
 
     def by_seed(self, contender: Contender, measure: Measure, budget: float = 0.0) -> dict[int, dict[str, float]]:
         """Return seed → client → accuracy; without seeds in which nobody has the view."""
-        found = {seed: dict(_clients(row, measure)) for seed, row in self.runs(contender, budget).items()}
+        found = {seed: _clients(row, measure) for seed, row in self.runs(contender, budget).items()}
         return {seed: clients for seed, clients in found.items() if clients}
 
     def values(self, contender: Contender, measure: Measure, budget: float = 0.0) -> Matrix:
@@ -138,32 +130,32 @@ class Measures:
     def differences(self, contender: Contender, measure: Measure, budget: float = 0.0, to: str = "") -> Matrix:
         """Return a contender's accuracies minus another's (by default the yardstick's), where both have them."""
         other = self.named(to or self.block.yardstick)
-        return _paired(*(self.by_seed(each, measure, budget) for each in (contender, other)))
+        return paired_matrix(*(self.by_seed(each, measure, budget) for each in (contender, other)))
 
     def difference(self, contender: Contender, measure: Measure, budget: float = 0.0, to: str = "") -> Interval | None:
         """Return the difference to the yardstick, or another, with its interval; None with fewer than two seeds."""
         values = self.differences(contender, measure, budget, to)
         if not values.size or len(values) < 2 or contender.name == (to or self.block.yardstick):
             return None
-        return interval(values, self.block.same_people)
+        return interval(values, self.block.over)
 
     def without_collapsed(self, contender: Contender, other: Contender, measure: Measure = HOLDS) -> Interval | None:
         """Return the difference to another in a measure, of the seeds in which neither has collapsed."""
         fell = self.collapsed(contender) | self.collapsed(other)
         sides = ({s: v for s, v in self.by_seed(each, measure).items() if s not in fell} for each in (contender, other))
-        values = _paired(*sides)
-        return interval(values, self.block.same_people) if len(values) > 1 else None
+        values = paired_matrix(*sides)
+        return interval(values, self.block.over) if len(values) > 1 else None
 
     def between(self, ours: tuple[Contender, Measure], theirs: tuple[Contender, Measure]) -> Interval | None:
         """Return the difference of two contenders in a measure each; None with fewer than two seeds that have both."""
-        values = _paired(self.by_seed(*ours), self.by_seed(*theirs))
-        return interval(values, self.block.same_people) if len(values) > 1 else None
+        values = paired_matrix(self.by_seed(*ours), self.by_seed(*theirs))
+        return interval(values, self.block.over) if len(values) > 1 else None
 
     def of_runs(self, ours: tuple[Contender, float], theirs: tuple[Contender, float]) -> Interval | None:
         """Return the difference in what a client holds of two contenders with a budget each (0: all rounds)."""
-        values = _paired(*(self.by_seed(contender, HOLDS, budget) for contender, budget in (ours, theirs)))
+        values = paired_matrix(*(self.by_seed(contender, HOLDS, budget) for contender, budget in (ours, theirs)))
         same = ours == theirs or len(values) < 2
-        return None if same else interval(values, self.block.same_people)
+        return None if same else interval(values, self.block.over)
 
     def tested(self, contender: Contender, measure: Measure) -> bool:
         """Return whether a difference has a p-value: of those named before the runs, with seeds and clients enough."""
@@ -205,35 +197,24 @@ class Measures:
 
     def megabytes(self, contender: Contender, budget: float = 0.0) -> float | None:
         """Return the MB of all clients, up and down, with the closing download, mean over seeds."""
-        found = [row["spent"][-1] for row in self.runs(contender, budget).values()]
+        found = [row.spent[-1] for row in self.runs(contender, budget).values()]
         return float(np.mean(found)) if found else None
 
     def over(self, contender: Contender, budget: float) -> float:
         """Return the largest share of a budget that a seed's run has spent; 0 if none has run."""
         limits = {seed: self.design.limit(budget, seed) for seed in self.block.seeds}
-        spent = ((row["spent"][-1], limits[seed]) for seed, row in self.runs(contender, budget).items())
+        spent = ((row.spent[-1], limits[seed]) for seed, row in self.runs(contender, budget).items())
         return max((mine / limit for mine, limit in spent if limit), default=0.0)
 
     def steps(self, contender: Contender) -> float | None:
         """Return the steps of a newcomer's one visit, mean over newcomers and seeds."""
-        columns = [row["clients"] for row in self.runs(contender).values()]
+        columns = [row.clients for row in self.runs(contender).values()]
         found = [s for c in columns for s, new in zip(c["steps"], c["novel"], strict=True) if new and s is not None]
         return float(np.mean(found)) if found else None
 
 
-def _paired(ours: Mapping[int, Mapping[str, float]], theirs: Mapping[int, Mapping[str, float]]) -> Matrix:
-    both = sorted(ours.keys() & theirs.keys())
-    names = sorted({name for seed in both for name in ours[seed].keys() & theirs[seed].keys()})
-    return matrix(ours, both, names) - matrix(theirs, both, names)
-
-
-def _clients(row: Row, measure: Measure) -> Iterator[tuple[str, float]]:
-    columns = row["clients"]
-    view = measure.view if measure.view != "deployed" else row["deployed"]
-    values = columns.get(view, [None] * len(columns["name"]))
-    for name, new, value in zip(columns["name"], columns["novel"], values, strict=True):
-        if new == measure.novel and value is not None:
-            yield name, value
+def _clients(row: RunRecord, measure: Measure) -> dict[str, float]:
+    return row.of_clients(row.deployed if measure.view == "deployed" else measure.view, measure.novel)
 
 
 def corrected(

@@ -10,9 +10,9 @@ import numpy as np
 
 from referee.leaderboard.blocks import Contender
 from referee.leaderboard.drawing import Rows, marks, named_text, signed, stroke_of, svg, text
+from referee.leaderboard.findings import Findings, alone, compared_blocks
 from referee.leaderboard.looks import GREY, INK, LOOKS
 from referee.leaderboard.measures import DEPLOYED, Measures
-from referee.leaderboard.readme import alone, compared_blocks, few_bytes
 
 # Who is shown, and on which side of its point its name is: left, right or above
 SHOWN = {
@@ -103,7 +103,7 @@ def picture(found: Sequence[Measures]) -> str:
         *_names(data, x, y),
         *_arrows(rows, ends),
     ]
-    finding = few_bytes(compared_blocks(found))
+    finding = Findings(found).few_bytes
     title = finding[:1].upper() + finding[1:]
     reading = [
         f"Accuracy of the models that are deployed, mean of {WORDS.get(count, count)} federations.",

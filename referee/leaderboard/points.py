@@ -9,9 +9,9 @@ import numpy as np
 
 from referee.leaderboard.blocks import BUDGETS, Contender
 from referee.leaderboard.measures import HOLDS, Measure, Measures
-from referee.leaderboard.statistics import interval
-from sepal.cli.markdown import table
+from sepal.report.markdown import table
 from sepal.study.frontier import POINT, Entry, frontier
+from sepal.study.statistics import interval
 
 ALIKE = 0.05  # of MB: those that differ by no more are about the same
 
@@ -38,7 +38,7 @@ def points_of(found: Measures, measure: Measure = HOLDS) -> Iterator[Point]:
             rounds = found.design.bought(contender, budget) if budget else found.block.rounds
             values = found.values(contender, measure, budget) if rounds else np.empty(0)
             if rounds and values.size:
-                result = str([(row["clients"], row["spent"]) for row in found.runs(contender, budget).values()])
+                result = str([(row.clients, row.spent) for row in found.runs(contender, budget).values()])
                 if result not in seen:
                     seen.add(result)
                     yield Point(contender, budget, rounds, _entry(found, contender, budget, rounds, measure))
@@ -48,7 +48,7 @@ def _entry(found: Measures, contender: Contender, budget: float, rounds: int, me
     values, clients = found.values(contender, measure, budget), found.by_seed(contender, measure, budget)
     means = {seed: float(np.mean(list(each.values()))) for seed, each in clients.items()}
     label = contender.name + (f", {rounds} round{'s' * (rounds > 1)}" if budget else "")
-    bar = interval(values, found.block.same_people) if len(values) > 1 else None
+    bar = interval(values, found.block.over) if len(values) > 1 else None
     ends = (max(bar.low, 0.0), min(bar.high, 1.0)) if bar else None
     figure = found.figure(contender, measure, budget)
     if figure and figure.rest:  # a bar would cross the whole picture

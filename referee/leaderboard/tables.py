@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from referee.leaderboard.blocks import BUDGETS, TUNING, Config, Contender, text
 from referee.leaderboard.measures import ALL, HOLDS, Measures
 from referee.leaderboard.points import frontier_table, points_of
-from sepal.cli.markdown import table
-from sepal.cli.sheets import NONE
+from sepal.report.markdown import table
+from sepal.report.sheets import NONE
 from sepal.study.statistics import over_seeds
 
 TOLERANCE = 0.01  # of a budget
@@ -158,7 +158,7 @@ def _within(found: Measures, contender: Contender, budget: float) -> str:
         return "no round" if rounds == 0 else found.failed(contender, budget if rounds else 0.0) or NONE
     difference = found.difference(contender, HOLDS, budget, to=found.block.rival)
     words = figure.words() + (f"; {difference.text()}" if difference else "")
-    seeds = f", {figure.seeds} seeds" if figure.seeds < len(found.block.seeds) else ""
+    seeds = f", {figure.count} seeds" if figure.count < len(found.block.seeds) else ""
     share = found.over(contender, budget)
     seeds += f", **over**: {100 * share:.0f} % of the budget" if share > 1 + TOLERANCE else ""
     return f"{words} ({rounds} round{'s' * (rounds != 1)}, {found.megabytes(contender, budget):.4g} MB{seeds})"
@@ -197,14 +197,14 @@ def origin(found: Measures) -> Iterator[str]:
     """Say where the rows come from."""
     rows = found.design.counted()
     old = len(found.design.rows) - len(rows)
-    commits = ", ".join(f"`{name}` ({count})" for name, count in Counter(row["commit"] for row in rows).items())
-    machines = "; ".join(dict.fromkeys(row["machine"] for row in rows))
-    hours = sum(row["cpu_seconds"] for row in rows) / 3600
+    commits = ", ".join(f"`{name}` ({count})" for name, count in Counter(row.commit for row in rows).items())
+    machines = "; ".join(dict.fromkeys(row.machine for row in rows))
+    hours = sum(row.cpu_seconds for row in rows) / 3600
     yield f"{len(rows)} rows, {hours:.1f} core-hours. Commits: {commits}. Machine: {machines}."
     yield from (f"Of an earlier design, and not counted: {old} rows.", "") if old else ("",)
-    failed = [row for row in rows if "error" in row]
+    failed = [row for row in rows if row.error]
     for row in failed:
-        config = row["config"]
+        config = row.config
         rounds = f"lr {config['lr']:g}, {config['rounds']} rounds, seed {config['seed']}"
-        yield f"- {row['contender']} ({row['kind']}, {rounds}) ended: {row['error']}"
+        yield f"- {row.labels['contender']} ({row.labels['kind']}, {rounds}) ended: {row.error}"
     yield from ("",) if failed else ()

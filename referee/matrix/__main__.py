@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from referee.checkout import ROOT, render
 from referee.matrix import models
 from referee.matrix.models import KINDS, Kind
 from sepal.engines.in_process import run_in_process
 from sepal.errors import SepalError
 from sepal.strategies.assembly import assemble
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "models-and-methods.md"
+PAGE = ROOT / "docs" / "models-and-methods.md"
 METHODS: Mapping[str, Mapping[str, Any]] = {  # column: method and keys with which it prunes at once
     "FedAvg": {"method": "fedavg"},
     "FedPSE": {"method": "fedpse"},
@@ -32,22 +32,6 @@ METHODS: Mapping[str, Mapping[str, Any]] = {  # column: method and keys with whi
 }
 KEYS = {"dataset": "own", "own.classes": models.CLASSES, "clients": 2, "rounds": 2, "local-epochs": 1, "lr": 0.1}
 KEYS |= {"batch-size": 8, "evaluate-every": 0, "optimizer": "sgd"}
-HEAD = """# Models and methods
-
-Whether a kind of model runs with a method: two rounds in process on tiny data, after which the server's model has
-moved. Server and clients check each other's tensors against what they expect in every message. Where a method cannot
-take a model, the table has the number of the line that Sepal then prints before the run. FedAvg-FT, FedProx, Ditto
-and other methods that exchange whole models take what FedAvg takes. HeteroFL, FjORD, FedRolex, TailorFL and
-local-width need models whose channels can be cut, as Sub-FedAvg's hybrid does.
-
-Sub-FedAvg and DM-PFL prune weights of torch's own layers (linear, convolution, recurrent, attention, embedding), and
-in modules of your own tensors of two or more axes that are called `weight` or `w`: never biases, norms, learned
-positions or class tokens.
-
-Made by `python -m referee.matrix`; `tests/referee/test_matrix.py` runs it, and fails if the page is not up to
-date.
-
-"""
 
 
 def outcome(kind: Kind, method: Mapping[str, Any]) -> str:
@@ -70,18 +54,17 @@ def moved(strategy: Any) -> bool:
 
 def page() -> str:
     """Return the page."""
-    found: dict[str, list[str]] = {}
-    lines = [f"| | {' | '.join(METHODS)} |", f"|---|{'---|' * len(METHODS)}"]
+    reasons: dict[str, list[str]] = {}
+    rows = []
     for kind in KINDS:
         cells = []
         for method in METHODS.values():
             expected, _, got = outcome(kind, method).rpartition(", got ")
-            if expected and got not in found.setdefault(expected, []):
-                found[expected].append(got)
-            cells.append(f"no ({list(found).index(expected) + 1})" if expected else got or "works")
-        lines.append(f"| {kind.title} | {' | '.join(cells)} |")
-    reasons = [f"{number}. `{text}, got …`: {'; '.join(got)}" for number, (text, got) in enumerate(found.items(), 1)]
-    return HEAD + "\n".join([*lines, "", "## What refusals say", "", *reasons]) + "\n"
+            if expected and got not in reasons.setdefault(expected, []):
+                reasons[expected].append(got)
+            cells.append(f"no ({list(reasons).index(expected) + 1})" if expected else got or "works")
+        rows.append((kind.title, cells))
+    return render("models-and-methods.md", columns=list(METHODS), rows=rows, reasons=reasons)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from referee.paper.pages import PLANS, pages
 from referee.paper.plan import SCALES, read_plan
 from referee.paper.report import write_report
 from sepal import user_modules
-from sepal.cli.progress import PlanDisplay
 from sepal.cli.tracking import check_mlflow, log_runs
 from sepal.errors import ConfigError, SepalError, one_line
+from sepal.report.progress import PlanDisplay
 from sepal.storage.files import write_atomically
 from sepal.study.comparison import write_index
 from sepal.study.plans.trials import Executor, chosen, failures, in_stages
@@ -71,7 +71,7 @@ def reproduce(given: argparse.Namespace) -> None:
         SepalError: The plan is bad, or a run failed.
     """
     if given.pages:
-        for path, text in pages():
+        for path, text in pages().items():
             write_atomically(path, text.encode())
             print(f"written to {path}")
         return

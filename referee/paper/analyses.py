@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sepal.cli.markdown import table
+from referee.checkout import RESULTS
+from sepal.report.markdown import table
 from sepal.study.statistics import paired
 
-RESULTS = Path(__file__).resolve().parents[2] / "referee" / "results"
 NEAR = 0.5  # points; clients of one target reach the same shares up to rounding
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
-from sepal.cli.markdown import table
 from sepal.protocol.views import VIEWS
+from sepal.report.markdown import table
+from sepal.study.record import RunRecord
 from sepal.study.statistics import paired, paired_by_seed
 
-Group = Sequence[Mapping[str, Any]]  # the seeds of one variant in one cell
+Group = Sequence[RunRecord]  # the seeds of one variant in one cell
 MODELS = ("kept", *VIEWS[:2])
 SEEDS = 3  # fewer give no interval (:func:`sepal.study.results.paired_by_seed`)
 
@@ -30,7 +30,7 @@ def difference_tables(groups: Mapping[str, Group], deployed: Mapping[str, str]) 
     ):
         rows = []
         for name in others:
-            both = {one["seed"] for one in groups[first]} & {one["seed"] for one in groups[name]}
+            both = {one.seed for one in groups[first]} & {one.seed for one in groups[name]}
             if len(both) >= least:
                 own = [(f"{deployed[first]}{shift}", f"{deployed[name]}{shift}") for shift in ("", "-shift-100")]
                 rows.append([f"{first} − {name}", *(compare(groups[first], groups[name], *p) for p in own + pairs)])
@@ -54,10 +54,4 @@ def difference_by_seed(ours: Group, theirs: Group, view: str, other: str = "") -
 
 def by_seed(group: Group, view: str) -> dict[int, dict[str, float]]:
     """Return seed → client → accuracy in a view."""
-    return {one["seed"]: _of_clients(one["clients"], view) for one in group}
-
-
-def _of_clients(columns: Mapping[str, Sequence[Any]], view: str) -> dict[str, float]:
-    """Return client → accuracy in a view, from the columns of a run's clients; empty if no client has the view."""
-    found = zip(columns["name"], columns.get(view, ()), strict=False)  # without the view there is no column
-    return {name: value for name, value in found if value is not None}
+    return {one.seed: one.of_clients(view) for one in group}

@@ -1,6 +1,6 @@
 """Prints as JSON what a method has learned of each client of a run: ``python -m referee.paper.learned KIND RUN``.
 
-KIND is ``masks`` (:func:`sepal.cli.report.learned.masks`), ``clusters`` (:func:`sepal.cli.report.learned.clusters`) or
+KIND is ``masks`` (:func:`sepal.report.learned.masks`), ``clusters`` (:func:`sepal.report.learned.clusters`) or
 ``pruning``: for each client of Sub-FedAvg, ``clients``: its course, and ``distances``: those of its candidate masks.
 """
 
@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sepal.cli.report.learned import clusters, masks
 from sepal.errors import SepalError, one_line
-from sepal.server_app.stored_run import Allowed, read_run
+from sepal.report.learned import clusters, masks
+from sepal.runs.stored_run import Allowed, read_run
 from sepal.strategies.subfedavg.learned import courses, distances
 
 BAD_INPUT = 2  # exit code, as that of `sepal`

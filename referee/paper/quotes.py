@@ -17,9 +17,10 @@ import numpy as np
 from referee.paper.differences import Group, by_seed
 from referee.paper.plan import PaperPlan
 from sepal.errors import ConfigError
+from sepal.study.record import MEGA, RunRecord
 from sepal.study.statistics import Difference, Estimate, over_seeds, paired, paired_by_seed
 
-Results = Mapping[str, Mapping[str, Any]]
+Results = Mapping[str, RunRecord]
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,11 @@ class Quotes:
     def seeds(self, variant: str, view: str = "deployed") -> str:
         """Return an accuracy of each seed: ``97.1, 96.8``."""
         name = self._view(variant, view, shift=False)
-        return ", ".join(f"{100 * one['accuracy'][name]['mean']:.1f}" for one in self.runs(variant))
+        return ", ".join(f"{100 * one.accuracy[name]['mean']:.1f}" for one in self.runs(variant))
 
     def held_out(self, variant: str, view: str = "trained") -> str:
         """Return the accuracy on validation data, mean over seeds."""
-        return f"{100 * np.mean([one['validation'][view] for one in self.runs(variant)]):.1f}"
+        return f"{100 * np.mean([one.validation[view] for one in self.runs(variant)]):.1f}"
 
     def diff(self, ours: str, theirs: str, view: str = "deployed", **options: Any) -> str:
         """Return a difference with its sign, whatever it is: ``+3.1 [+1.3, +4.9]``."""
@@ -77,43 +78,43 @@ class Quotes:
 
     def mb(self, variant: str, ways: tuple[str, ...] = ("up", "down")) -> str:
         """Return the MB of all clients and rounds, mean over seeds: ``9.8``, from a thousand on ``4,091``."""
-        mean = float(np.mean([sum(one["megabytes"][way] for way in ways) for one in self.runs(variant)]))
+        mean = float(np.mean([sum(one.bytes[way] / MEGA for way in ways) for one in self.runs(variant)]))
         return f"{mean:,.0f}" if mean >= 1000 else f"{mean:.1f}"
 
     def dense(self, variant: str, ways: tuple[str, ...] = ("up", "down")) -> str:
         """Return those MB in % of the same messages with the whole model as float32."""
-        sizes = [one["megabytes"] for one in self.runs(variant)]
+        sizes = [one.bytes for one in self.runs(variant)]
         part, whole = (sum(s[f"{way}{end}"] for s in sizes for way in ways) for end in ("", "_dense"))
         return f"{100 * part / whole:.1f}"
 
     def work(self, variant: str, other: str) -> str:
         """Return the multiply-adds of training in % of another variant's."""
-        ours, theirs = (np.mean([one["multiply_adds"] for one in self.runs(each)]) for each in (variant, other))
+        ours, theirs = (np.mean([one.figures["multiply_adds"] for one in self.runs(each)]) for each in (variant, other))
         return f"{100 * ours / theirs:.0f}"
 
     def own(self, variant: str, figure: str, digits: int = 1, factor: float = 100.0, how: str = "mean") -> str:
         """Return a figure that clients report of themselves at the end, in %: its ``mean``, ``min`` or ``max``."""
-        values = [value for one in self.runs(variant) for value in one["own"][figure] if value is not None]
+        values = [value for one in self.runs(variant) for value in one.figures["own"][figure] if value is not None]
         return f"{factor * float(getattr(np, how)(values)):.{digits}f}"
 
     def method(self, variant: str, figure: str, digits: int = 2, at: int | None = None) -> str:
         """Return a figure of the method itself: its mean over rounds and seeds, or of the ``at``-th such round."""
-        columns = [one["method"][figure] for one in self.runs(variant)]
+        columns = [one.figures["method"][figure] for one in self.runs(variant)]
         values = [column[at] for column in columns] if at is not None else [v for c in columns for v in c]
         return f"{np.mean([value for value in values if value is not None]):.{digits}f}"
 
     def novel(self, variant: str, view: str) -> str:
         """Return the novel clients' accuracy."""
-        return f"{100 * np.mean([one['novel']['accuracy'][view]['mean'] for one in self.runs(variant)]):.1f}"
+        return f"{100 * np.mean([one.figures['novel']['accuracy'][view]['mean'] for one in self.runs(variant)]):.1f}"
 
     def quarter(self, variant: str, number: int) -> str:
         """Return the deployed accuracy of a quarter of the capacities: 0 is the lowest."""
-        name = sorted(self.runs(variant)[0]["by_capacity"])[number]
-        return f"{100 * np.mean([r['by_capacity'][name][self.views[variant]]['mean'] for r in self.runs(variant)]):.1f}"
+        view, name = self.views[variant], sorted(self.runs(variant)[0].figures["by_capacity"])[number]
+        return f"{100 * np.mean([r.figures['by_capacity'][name][view]['mean'] for r in self.runs(variant)]):.1f}"
 
     def epsilon(self, variant: str, kind: str = "epsilon") -> str:
         """Return the ε that a variant ends with (``epsilon_zero_out``: against no update)."""
-        largest = max(one["privacy"][kind] for one in self.runs(variant))
+        largest = max(one.figures["privacy"][kind] for one in self.runs(variant))
         return f"{float(f'{largest:.3g}'):,g}"
 
     def _view(self, variant: str, view: str, shift: bool) -> str:
@@ -122,7 +123,7 @@ class Quotes:
 
     def _accuracy(self, variant: str, view: str, shift: bool, figure: str) -> Estimate:
         name = self._view(variant, view, shift)
-        found = over_seeds([one["accuracy"][name][figure] for one in self.runs(variant) if one["accuracy"].get(name)])
+        found = over_seeds([one.accuracy[name][figure] for one in self.runs(variant) if one.accuracy.get(name)])
         if found is None:
             raise ConfigError(f"page: {self.place}", f"a view that {variant} has", name)
         return found
@@ -147,10 +148,10 @@ def quotes(plan: PaperPlan, results: Results) -> Callable[..., Quotes]:
     views = {(run.block, run.variant): run.deployed for run in plan.runs()}
 
     def on(block: str, cell: str = "") -> Quotes:
-        groups: dict[str, list[Mapping[str, Any]]] = {}
+        groups: dict[str, list[RunRecord]] = {}
         for row in results.values():
-            if (row["block"], row["cell"]) == (block, cell):
-                groups.setdefault(row["variant"], []).append(row)
+            if (row.labels["block"], row.labels["cell"]) == (block, cell):
+                groups.setdefault(row.labels["variant"], []).append(row)
         place = " ".join(filter(None, (block, cell)))
         if not groups:
             raise ConfigError("page", "a block and a cell that have runs", place)

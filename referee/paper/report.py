@@ -12,7 +12,6 @@ interval. Clients of a federation are not independent, so the interval is only i
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ from referee.paper.differences import MODELS, difference_tables
 from referee.paper.figures import figures
 from referee.paper.plan import PaperBlock, PaperPlan, Published
 from referee.paper.some_runs import (
-    Found,
     Group,
     by_capacity,
     by_round,
@@ -35,36 +33,38 @@ from referee.paper.some_runs import (
     of_the_trials,
     privacy_table,
 )
-from sepal.cli.markdown import table
-from sepal.errors import ConfigError
 from sepal.protocol.views import SHIFTS
+from sepal.report.markdown import table
 from sepal.storage.files import write_atomically
 from sepal.study.plans.model import PlannedRun
+from sepal.study.record import MEGA, RunRecord, read, write
 from sepal.study.statistics import Rise, mean_rise, over_seeds
 
 SHOWN = 8  # names of missing runs, at most
 
 
 def write_report(plan: PaperPlan, runs: Sequence[PlannedRun], out: Path) -> list[Path]:
-    """Write ``tables.md`` and ``results.ndjson`` (a line per run) for the runs under ``out``; return their paths."""
-    found = {run.name: figures(run, out) for run in runs}
-    rows = [json.dumps(json.loads(json.dumps(f), parse_float=_rounded)) for f in found.values() if f]
-    out.mkdir(parents=True, exist_ok=True)
+    """Write ``tables.md`` and ``results.ndjson`` (a record per run) for the runs under ``out``; return their paths."""
     tables, data = out / "tables.md", out / "results.ndjson"
-    write_atomically(data, "".join(f"{row}\n" for row in rows).encode())
+    write(data, [record for run in runs if (record := figures(run, out))])
     lines = [f"# {plan.title}", "", *([plan.note, ""] if plan.note else [])]
     lines += all_tables(plan, read_results(data), missing=True)
     write_atomically(tables, "\n".join(lines).encode())
     return [tables, data]
 
 
+def read_results(path: Path) -> dict[str, RunRecord]:
+    """Return the record of every run in a file of records, by the run's name."""
+    return {record.labels["name"]: record for record in read(path)}
+
+
 def _budget(found: Group) -> Iterator[str]:
     """Yield a line with the runs' wall time, CPUs and commits; nothing if no run has recorded its commit."""
-    commits = Counter(one.get("versions", {}).get("commit", "") for one in found)
+    commits = Counter(one.commit for one in found)
     unknown = commits.pop("", 0)
     if commits:
-        minutes = sum(one["seconds"] for one in found) / 60
-        cpus = sorted({one["versions"]["cpu"] for one in found if one.get("versions", {}).get("cpu")})
+        minutes = sum(one.seconds for one in found) / 60
+        cpus = sorted({one.machine for one in found} - {""})
         words = (
             f"{len(found)} run{'s' * (len(found) > 1)}, {minutes:.1f} minutes of wall time in all, on {', '.join(cpus)}"
         )
@@ -72,20 +72,7 @@ def _budget(found: Group) -> Iterator[str]:
         yield from (f"{words}; commit {', '.join(sorted(commits))}{rest}.", "")
 
 
-def read_results(path: Path) -> dict[str, Found]:
-    """Return the figures of every run in ``path`` (``results.ndjson``), by the run's name.
-
-    Raises:
-        ConfigError: It cannot be read, or is not JSON.
-    """
-    try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return {row["name"]: row for row in rows}
-    except (OSError, ValueError, KeyError, TypeError) as reason:
-        raise ConfigError(str(path), "a line of JSON for each run", str(reason)) from None
-
-
-def all_tables(plan: PaperPlan, results: Mapping[str, Found], missing: bool = False) -> Iterator[str]:
+def all_tables(plan: PaperPlan, results: Mapping[str, RunRecord], missing: bool = False) -> Iterator[str]:
     """Yield the lines of the tables of all blocks, each under its title.
 
     Args:
@@ -100,31 +87,27 @@ def all_tables(plan: PaperPlan, results: Mapping[str, Found], missing: bool = Fa
             yield from (*([f"## {title}", ""] if title else []), *made(plan, block.name, results))
 
 
-def block_tables(plan: PaperPlan, name: str, results: Mapping[str, Found]) -> Iterator[str]:
+def block_tables(plan: PaperPlan, name: str, results: Mapping[str, RunRecord]) -> Iterator[str]:
     """Yield the lines of all tables of one block."""
     block = next(block for block in plan.block if block.name == name)
     yield from _block(block, list(plan.runs(name)), results)
     yield ""
 
 
-def trial_tables(plan: PaperPlan, name: str, results: Mapping[str, Found]) -> Iterator[str]:
+def trial_tables(plan: PaperPlan, name: str, results: Mapping[str, RunRecord]) -> Iterator[str]:
     """Yield the lines of the table of a block's trials."""
     yield from table(*of_the_trials(plan, list(plan.runs(name)), results))
     yield ""
 
 
-def _rounded(text: str) -> float:
-    return round(float(text), 5)
-
-
-def _block(block: PaperBlock, runs: Sequence[PlannedRun], found: Mapping[str, Found]) -> Iterator[str]:
+def _block(block: PaperBlock, runs: Sequence[PlannedRun], found: Mapping[str, RunRecord]) -> Iterator[str]:
     missing = [run.name for run in runs if run.name not in found]
     if missing:
         names = ", ".join(missing[:SHOWN]) + (", …" if len(missing) > SHOWN else "")
         yield from (f"Not there: {len(missing)} of {len(runs)} runs: {names}.", "")
     yield from _budget([found[run.name] for run in runs if run.name in found])
     for cell in dict.fromkeys(run.cell for run in runs):
-        groups: dict[str, list[Found]] = {}
+        groups: dict[str, list[RunRecord]] = {}
         for run in runs:
             if run.cell == cell and (one := found.get(run.name)):
                 groups.setdefault(run.variant, []).append(one)
@@ -140,7 +123,7 @@ def _cell(cell: str, groups: Mapping[str, Group], deployed: Mapping[str, str], h
     yield from table(_main_header(), [_main_row(name, group, deployed[name]) for name, group in groups.items()])
     yield from table(*privacy_table(groups))
     yield from table(*_curves(groups))
-    there = {view for group in groups.values() for one in group for view in one["accuracy"]}
+    there = {view for group in groups.values() for one in group for view in one.accuracy}
     for view in MODELS:
         if f"{view}-shift-100" in there:
             header = [f"{view}, shift %", *map(str, SHIFTS)]
@@ -199,12 +182,14 @@ def _main_header() -> list[str]:
 def _main_row(name: str, group: Group, deployed: str) -> list[str]:
     clients = [f"{accuracy(group, view)} ({_spread(group, view)})" for view in MODELS]
     clients = ["–" if cell.startswith("–") else cell for cell in clients]
-    up, down, dense = (mean(sum(one["megabytes"][k] for k in keys) for one in group) for keys in _SIZES)
-    work = mean(one["multiply_adds"] / len(one["clients"]["name"]) for one in group) / 1e9
+    up, down, dense = (mean(sum(one.bytes[k] / MEGA for k in keys) for one in group) for keys in _SIZES)
+    work = mean(one.figures["multiply_adds"] / len(one.participants) for one in group) / 1e9
     share = f"{100 * (up + down) / dense:.1f}" if up + down else "0"
-    figure = [f"{up:.2f}", f"{down:.2f}", share, f"{work:.2f}", f"{mean(one['seconds'] for one in group):.0f}"]
-    risen = mean_rise([Rise(**one["rise"]) for one in group if "rise" in one])
-    name += f" ({mean(one['rounds'] for one in group):.4g} rounds)" if any("stopped" in one for one in group) else ""
+    figure = [f"{up:.2f}", f"{down:.2f}", share, f"{work:.2f}", f"{mean(one.seconds for one in group):.0f}"]
+    risen = mean_rise([Rise(**one.figures["rise"]) for one in group if "rise" in one.figures])
+    name += (
+        f" ({mean(one.rounds for one in group):.4g} rounds)" if any("stopped" in one.figures for one in group) else ""
+    )
     name += " (not converged)" if risen and risen.goes_on else ""
     rest = [accuracy(group, "pooled"), accuracy(group, "trained", "bottom_decile")]
     return [name, accuracy(group, deployed), *clients, *rest, *figure]
@@ -215,25 +200,28 @@ _SIZES = (("up",), ("down",), ("up_dense", "down_dense"))
 
 def accuracy(group: Group, view: str, figure: str = "mean") -> str:
     """Return a view's figure in %, as mean ± standard deviation over seeds; a dash if no run has the view."""
-    found = over_seeds([one["accuracy"][view][figure] for one in group if one["accuracy"].get(view)])
+    found = over_seeds([one.accuracy[view][figure] for one in group if one.accuracy.get(view)])
     return found.text() if found else "–"
 
 
 def _spread(group: Group, view: str) -> str:
-    values = [100 * one["accuracy"][view]["std"] for one in group if one["accuracy"].get(view)]
+    values = [100 * one.accuracy[view]["std"] for one in group if one.accuracy.get(view)]
     return f"{np.mean(values):.1f}" if values else ""
 
 
 def _curves(groups: Mapping[str, Group]) -> tuple[list[str], list[list[str]]]:
     """Return received accuracy by round and the MB sent until then, in both directions, for the first seed."""
-    seed, first = next((one["seed"], one["curve"]) for group in groups.values() for one in group)
-    rounds, rows = [point["round"] for point in first], []
+    first = next(one for group in groups.values() for one in group)
+    rounds, rows = first.curve.get("round", []), []
     for name, group in groups.items():
-        points = {point["round"]: point for one in group if one["seed"] == seed for point in one["curve"]}
+        points: dict[int, dict[str, float]] = {}
+        for curve in (one.curve for one in group if one.seed == first.seed):
+            points |= {n: {key: curve[key][at] for key in curve} for at, n in enumerate(curve.get("round", ()))}
         cells = []
         for number in rounds:
-            point = points.get(number, {})
+            point = {key: value for key, value in points.get(number, {}).items() if value is not None}
             view = "received" if "received" in point else "trained"
             cells.append(f"{100 * point[view]:.1f} ({point['megabytes']:.1f} MB)" if view in point else "–")
-        rows.append([name if any("received" in p for p in points.values()) else f"{name} (trained)", *cells])
-    return [f"received by round, seed {seed}", *map(str, rounds)], rows
+        has = any(p.get("received") is not None for p in points.values())
+        rows.append([name if has else f"{name} (trained)", *cells])
+    return [f"received by round, seed {first.seed}", *map(str, rounds)], rows

@@ -6,7 +6,6 @@ Each function returns a header and rows; no rows if no run has such figures.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,10 +13,10 @@ import pandas as pd
 from referee.paper.plan import PaperPlan
 from sepal.protocol.views import VIEWS
 from sepal.study.plans.model import PlannedRun
-from sepal.study.plans.search import mean_of_trials
+from sepal.study.record import RunRecord
+from sepal.study.search import mean_of_trials
 
-Found = Mapping[str, Any]
-Group = Sequence[Found]  # the seeds of one variant in one cell
+Group = Sequence[RunRecord]  # the seeds of one variant in one cell
 Table = tuple[list[str], list[list[str]]]
 
 
@@ -29,7 +28,7 @@ def by_capacity(groups: Mapping[str, Group], title: str, views: Mapping[str, str
         title: What the view is called.
         views: Variant → view.
     """
-    found = {name: [one.get("by_capacity", {}) for one in group] for name, group in groups.items()}
+    found = {name: [one.figures.get("by_capacity", {}) for one in group] for name, group in groups.items()}
     quarters = sorted({quarter for runs in found.values() for run in runs for quarter in run})
     rows = []
     for name, runs in found.items():
@@ -42,7 +41,7 @@ def privacy_table(groups: Mapping[str, Group]) -> Table:
     """Return clip, noise and ε of the variants that have them; ε is the largest over seeds and clients."""
     rows = []
     for name, group in groups.items():
-        found = [one["privacy"] for one in group if one.get("privacy")]
+        found = [one.figures["privacy"] for one in group if one.figures.get("privacy")]
         if found:
             cells = [f"{found[0][key]:g}" for key in ("clip", "noise", "delta")]
             for kind in ("epsilon", "epsilon_zero_out"):
@@ -55,7 +54,9 @@ def privacy_table(groups: Mapping[str, Group]) -> Table:
 def of_the_method(groups: Mapping[str, Group]) -> Table:
     """Return the methods' own figures, averaged over rounds and seeds; Sub-FedAvg's running total at its end, in MB."""
     series = {
-        name: pd.concat([pd.DataFrame(one["method"], dtype=float).assign(seed=one["seed"]) for one in group])
+        name: pd.concat(
+            [pd.DataFrame(one.figures.get("method", {}), dtype=float).assign(seed=one.seed) for one in group]
+        )
         for name, group in groups.items()
     }
     means = pd.DataFrame({name: found.mean() for name, found in series.items() if not found.empty})
@@ -73,7 +74,7 @@ def by_round(name: str, group: Group) -> Table:
 
     They are those of the first seed; rounds without such figures do not count.
     """
-    title, found = f"{name} by round, seed {group[0]['seed']}", group[0]["method"]
+    title, found = f"{name} by round, seed {group[0].seed}", group[0].figures.get("method", {})
     if not (rounds := found.get("round")):
         return [title], []
     places = sorted({0, *(max(0, round(len(rounds) * share) - 1) for share in (1 / 6, 1 / 3, 2 / 3, 1))})
@@ -90,7 +91,7 @@ def _short(value: float) -> str:
 
 def of_the_clients(groups: Mapping[str, Group]) -> Table:
     """Return what clients report of themselves in the closing round, over the clients of all seeds."""
-    found = {name: [one["own"] for one in group if one.get("own")] for name, group in groups.items()}
+    found = {name: [one.figures["own"] for one in group if one.figures.get("own")] for name, group in groups.items()}
     keys = list(dict.fromkeys(key for runs in found.values() for own in runs for key in own if key != "name"))
     rows = []
     for name, runs in found.items():
@@ -107,25 +108,25 @@ def of_novel_clients(groups: Mapping[str, Group]) -> Table:
         cells = []
         for view in VIEWS:
             both = [
-                (one["accuracy"][view]["mean"], one["novel"]["accuracy"][view]["mean"])
+                (one.accuracy[view]["mean"], new[view]["mean"])
                 for one in group
-                if one.get("novel") and one["accuracy"].get(view) and one["novel"]["accuracy"].get(view)
+                if (new := one.figures.get("novel", {}).get("accuracy", {})).get(view) and one.accuracy.get(view)
             ]
             ours, theirs = (100 * mean(column) for column in zip(*both, strict=True)) if both else (0.0, 0.0)
             cells += [f"{ours:.1f}", f"{theirs:.1f}", f"{ours - theirs:+.1f}"] if both else ["–"] * 3
-        rows += [[name, *cells]] if any(one.get("novel") for one in group) else []
+        rows += [[name, *cells]] if any(one.figures.get("novel") for one in group) else []
     kinds = ("participants", "novel", "gap")
     return ["novel clients", *(f"{view}, {kind}" for view in VIEWS for kind in kinds)], rows
 
 
-def of_the_trials(plan: PaperPlan, runs: Sequence[PlannedRun], results: Mapping[str, Found]) -> Table:
+def of_the_trials(plan: PaperPlan, runs: Sequence[PlannedRun], results: Mapping[str, RunRecord]) -> Table:
     """Return trials' validation accuracy in % by variant and cell, mean over seeds; the best in bold.
 
     It is in the view in which trials choose (:meth:`sepal.study.plans.model.PlanFile.judged`).
     """
     found: dict[str, dict[str, list[float]]] = {}
     for run in runs:
-        if (value := results.get(run.name, {}).get("validation", {}).get(plan.judged(run))) is not None:
+        if run.name in results and (value := results[run.name].validation.get(plan.judged(run))) is not None:
             found.setdefault(run.variant, {}).setdefault(run.cell, []).append(value)
     cells = list(dict.fromkeys(run.cell for run in runs))
     rows = []
@@ -138,7 +139,7 @@ def of_the_trials(plan: PaperPlan, runs: Sequence[PlannedRun], results: Mapping[
 
 def chosen_by_trials(groups: Mapping[str, Group]) -> Table:
     """Return the values that trials have chosen for each variant."""
-    found = {name: group[0].get("chosen", {}) for name, group in groups.items()}
+    found = {name: group[0].figures.get("chosen", {}) for name, group in groups.items()}
     keys = list(dict.fromkeys(key for values in found.values() for key in values))
     rows = [[name, *(str(values.get(key, "–")) for key in keys)] for name, values in found.items()]
     return ["chosen by trials", *keys], rows if keys else []

@@ -3,29 +3,28 @@
 Ten clients share half of the digits data; the first two attack in every round. An attacker knows its own download and
 its honest upload, and no more. Accuracy is that of the received model on the honest clients' test data, at the end.
 
-A row for each run is appended to ``referee/results/poison.ndjson``; runs that are there are not repeated.
-``--table`` prints the table of referee/results/poison.md.
+Each run's record is appended to ``referee/results/poison.ndjson``; runs that are there are not repeated.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from sepal.engines.in_process import run_in_process
-from sepal.errors import SepalError
-from sepal.protocol.method import Method, resolve
+from referee.checkout import RESULTS, commit_now, options, render
+from sepal.method.interface import Method, resolve
 from sepal.strategies import registry
-from sepal.strategies.assembly import assemble
+from sepal.study.record import RunRecord, append, read, recorded
+from sepal.study.runner import records
 
-ROWS = Path(__file__).parents[2] / "referee" / "results" / "poison.ndjson"
+ROWS = RESULTS / "poison.ndjson"
+METHODS = ("fedavg", "fedpse")
 ATTACKERS = ("client-00000", "client-00001")
 KEYS = {
     "dataset": "digits",
@@ -79,7 +78,7 @@ def attacked(method: Method, attack: str, seed: int) -> Method:
     return replace(method, client=Attacking)
 
 
-class Watch:
+class HonestClients:
     """Counts refused uploads, and keeps the accuracies of the closing round."""
 
     def __init__(self) -> None:
@@ -103,64 +102,59 @@ class Watch:
         """Do nothing."""
 
 
-def run(method: str, attack: str, defence: str, seed: int) -> dict[str, Any]:
-    """Execute one run and return its row."""
-    watch, end = Watch(), "complete"
-    keys = {**KEYS, **DEFENCES[defence], "seed": seed}
-    try:
-        run_in_process(assemble(keys, attacked(registry.get(method), attack, seed)), observers=[watch])
-    except SepalError as reason:
-        end = str(reason)[:200]
-    row = {"method": method, "attack": attack, "defence": defence, "seed": seed, "end": end}
-    return {**row, "accuracy": round(watch.accuracy, 4), "refused": watch.refused}
+Run: TypeAlias = tuple[int, str, str, str]  # seed, method, defence, attack
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def run(wanted: Run, commit: str) -> RunRecord:
+    """Execute one run and return its record."""
+    seed, method, defence, attack = wanted
+    honest = HonestClients()
+    keys = {**KEYS, **DEFENCES[defence], "method": method, "seed": seed}
+    labels = {"attack": attack, "defence": defence}
+    hostile = attacked(registry.get(method), attack, seed)
+    record = recorded(keys, labels, commit, (), method=hostile, observers=[honest])
+    accuracy = {"received": {"weighted": round(honest.accuracy, 4)}}
+    return record.model_copy(update={"accuracy": accuracy, "figures": {"refused": honest.refused}})
+
+
+def table(rows: Sequence[RunRecord]) -> str:
     """Return the rows as a Markdown table: mean accuracy over seeds in per cent, and refused uploads."""
     lines = ["| method | option | " + " | ".join(ATTACKS) + " |", "|---|---|" + "---:|" * len(ATTACKS)]
-    for method in ("fedavg", "fedpse"):
-        for defence in DEFENCES:
-            cells = []
-            for attack in ATTACKS:
-                at = (method, attack, defence)
-                found = [r for r in rows if (r["method"], r["attack"], r["defence"]) == at]
-                if not found:
-                    continue
-                ended = sum(r["end"] != "complete" for r in found)
-                bad, good = (sum(r["refused"][who] for r in found) / len(found) for who in ("attackers", "others"))
-                cell = f"{100 * np.mean([r['accuracy'] for r in found]):.1f} ({bad:.0f}, {good:.0f})"
-                cells.append(cell + (f", {ended} ended" if ended else ""))
-            if cells:
-                lines.append(f"| {method} | {defence} | {' | '.join(cells)} |")
+    for method, defence in product(METHODS, DEFENCES):
+        mine = [row for row in rows if (row.method, row.labels["defence"]) == (method, defence)]
+        cells = [_cell(some) for attack in ATTACKS if (some := [row for row in mine if row.labels["attack"] == attack])]
+        lines += [f"| {method} | {defence} | {' | '.join(cells)} |"] if cells else []
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Run what is missing, or print the table."""
-    parser = argparse.ArgumentParser(prog="python -m referee.poison")
+def _cell(rows: Sequence[RunRecord]) -> str:
+    ended = sum(bool(row.error) for row in rows)
+    bad, good = (sum(row.figures["refused"][who] for row in rows) / len(rows) for who in ("attackers", "others"))
+    cell = f"{100 * np.mean([row.accuracy['received']['weighted'] for row in rows]):.1f} ({bad:.0f}, {good:.0f})"
+    return cell + (f", {ended} ended" if ended else "")
+
+
+def pages() -> dict[Path, str]:
+    """Return path → text of the page."""
+    return {ROWS.with_suffix(".md"): render("poison.md", table=table(read(ROWS)))}
+
+
+def needed(seeds: Sequence[int], rows: Sequence[RunRecord]) -> list[Run]:
+    """Return the runs that have no record."""
+    done = {(row.seed, row.method, row.labels["defence"], row.labels["attack"]) for row in rows}
+    possible = [run for run in product(seeds, METHODS, DEFENCES, ATTACKS) if run not in done]
+    return [run for run in possible if "robust-mean" not in DEFENCES[run[2]] or registry.get(run[1]).robust]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what is missing."""
+    parser = options("python -m referee.poison", __doc__, hours=24.0)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    parser.add_argument("--rows", type=Path, default=ROWS)
-    parser.add_argument("--table", action="store_true", help="print the table of the rows that are there")
-    given = parser.parse_args()
-    rows = (
-        [json.loads(line) for line in given.rows.read_text(encoding="utf-8").splitlines()]
-        if given.rows.exists()
-        else []
-    )
-    if given.table:
-        print(table(rows))
-        return
-    done = {(r["method"], r["attack"], r["defence"], r["seed"]) for r in rows}
-    for seed in given.seeds:
-        for method in ("fedavg", "fedpse"):
-            options = [d for d in DEFENCES if "robust-mean" not in DEFENCES[d] or registry.get(method).robust]
-            for defence in options:
-                for attack in ATTACKS:
-                    if (method, attack, defence, seed) not in done:
-                        row = run(method, attack, defence, seed)
-                        with given.rows.open("a", encoding="utf-8") as file:
-                            file.write(json.dumps(row) + "\n")
-                        print(row, file=sys.stderr)
+    given = parser.parse_args(arguments)
+    missing = needed(given.seeds, read(ROWS))
+    for record in records(lambda: missing, partial(run, commit=commit_now()), given.jobs, given.hours):
+        append(ROWS, record)
+        print(record.method, record.labels, f"seed {record.seed}:", record.accuracy, flush=True)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def run(
         SepalError: A key is invalid, or the run cannot be completed.
     """
     from sepal.config.elsewhere import named_code
-    from sepal.server_app.places import IN_PROCESS, default_base
+    from sepal.runs.places import IN_PROCESS, default_base
     from sepal.study.run import execute, prepare
     from sepal.study.run_keys import gather
 
@@ -113,9 +113,9 @@ def compare(
     Raises:
         SepalError: A key is invalid, or a run failed.
     """
-    from sepal.cli.console import console
-    from sepal.cli.printing import say
-    from sepal.cli.progress import PlanDisplay
+    from sepal.report.console import console
+    from sepal.report.printing import say
+    from sepal.report.progress import PlanDisplay
     from sepal.study.plans.model import PlanFile
     from sepal.study.plans.plan import make_plan
     from sepal.study.plans.trials import failure, run_plan
@@ -150,8 +150,8 @@ def _log(notes: Iterable[str]) -> None:
 
 
 def _displays(prepared: Any) -> Iterable[Any]:
-    from sepal.cli.console import console
-    from sepal.cli.progress import RoundDisplay
+    from sepal.report.console import console
+    from sepal.report.progress import RoundDisplay
 
     settings = prepared.settings
     yield RoundDisplay(console(file=sys.stderr), f"{settings.method} on {settings.dataset}", prepared.assembly.notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 from sepal import user_modules
@@ -23,7 +24,7 @@ class Own:
 def own(
     load: Function | str,
     *,
-    shape: Sequence[int] | str,
+    shape: int | Sequence[int] | str,
     classes: int = 0,
     vocabulary: int = 0,
     task: Function | str = "classification",
@@ -33,7 +34,7 @@ def own(
     Args:
         load: Returns (x_train, y_train, x_test, y_test); it may take the client's number, from 0. Or its name,
             ``package.module:function``.
-        shape: Shape of one example; of several inputs, a text (docs/own-data.md).
+        shape: Shape of one example, such as (1, 28, 28); 30 is (30,). Of several inputs, a text (docs/own-data.md).
         classes: Number of classes; of labels (multilabel), numbers to predict (regression; 0: one) or token ids
             (tokens; 0: ``vocabulary``).
         vocabulary: Number of token ids; 0 if the data is not text.
@@ -42,14 +43,22 @@ def own(
     Raises:
         ConfigError: An argument is of the wrong type.
     """
-    if not isinstance(shape, str):
-        try:
-            shape = "x".join(str(int(side)) for side in shape)
-        except (TypeError, ValueError):
-            raise ConfigError("shape", "a tuple of whole numbers, such as (30,) or (1, 28, 28)", shape) from None
-    keys = {"dataset": "own", "own.data": code_key("data", load), "own.shape": shape, "own.classes": classes}
+    text = shape if isinstance(shape, str) else _shape_text(shape)
+    keys = {"dataset": "own", "own.data": code_key("data", load), "own.shape": text, "own.classes": classes}
     keys |= {} if task == "classification" else {"task": code_key("task", task)}
     return Own({**keys, "own.vocabulary": vocabulary})
+
+
+def _shape_text(shape: int | Sequence[int]) -> str:
+    """Return ``1x28x28`` for (1, 28, 28), and ``30`` for (30,) or 30."""
+    sides = shape if isinstance(shape, Iterable) else (shape,)
+    try:
+        whole = [index(side) for side in sides]
+    except TypeError:
+        whole = []
+    if not whole or min(whole) < 1 or any(isinstance(side, bool) for side in sides):
+        raise ConfigError("shape", "a whole number or a tuple of them, such as (30,) or (1, 28, 28)", repr(shape))
+    return "x".join(map(str, whole))
 
 
 def name_of(function: Function) -> str:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from sepal.client_app.portable import Loaded
-    from sepal.server_app.stored_run import StoredRun
+    from sepal.export.portable import Loaded
+    from sepal.runs.stored_run import StoredRun
     from sepal.study.comparison import Comparison
 
 HOW = "you allow: sepal.load(RUN, code=[…])"
@@ -41,7 +41,7 @@ class Run:
     @cached_property
     def stored(self) -> StoredRun:
         """Configuration, rounds and summary, as stored."""
-        from sepal.server_app.stored_run import read_run
+        from sepal.runs.stored_run import read_run
 
         return read_run(self.path)
 
@@ -81,7 +81,7 @@ class Run:
         """Means over clients, bytes and seconds, a row for each round: the columns of `sepal show --csv`."""
         import pandas as pd
 
-        from sepal.cli.files import by_round
+        from sepal.report.files import by_round
         from sepal.study.runs import naming
 
         with naming(self.path):
@@ -124,7 +124,7 @@ class Run:
         """
         import pandas as pd
 
-        from sepal.client_app.predicting import predictions
+        from sepal.export.predicting import predictions
 
         found = predictions(self._loaded(client, view), data)
         if (table := found.table()) is None:
@@ -145,7 +145,7 @@ class Run:
         Raises:
             ConfigError, DataError, ModelError: As in :meth:`predict`.
         """
-        from sepal.client_app.preparing import prepared, read
+        from sepal.export.preparing import prepared, read
         from sepal.study.runs import model_of
 
         origin = model_of(self.path, client, allow=self._allowed(), how=HOW).origin
@@ -160,7 +160,7 @@ class Run:
         return self.code.union(here)
 
     def _loaded(self, client: str | int, view: str) -> Loaded:
-        from sepal.client_app.client_model import write_model
+        from sepal.export.client_model import write_model
         from sepal.study.runs import model_of
 
         found = model_of(self.path, client, view, self._allowed(), HOW)
@@ -200,7 +200,7 @@ class Compared:
         """A row of figures for each setting and variant: the columns of ``comparison.csv``."""
         import pandas as pd
 
-        from sepal.cli.files import by_variant
+        from sepal.report.files import by_variant
         from sepal.study.runs import naming
 
         with naming(self.path):
@@ -248,7 +248,7 @@ class Frontier:
     @property
     def words(self) -> str:
         """Which variants are on it, a line for each setting."""
-        from sepal.cli.sentences import frontier_sentence
+        from sepal.report.sentences import frontier_sentence
 
         cells = self.comparison.cells
         with self._naming():
@@ -265,8 +265,8 @@ class Frontier:
         Raises:
             ConfigError: The extra ``report`` is not installed, or no setting has two variants with figures.
         """
-        from sepal.cli.report import write_picture
         from sepal.errors import ConfigError
+        from sepal.report.page import write_picture
 
         with self._naming():
             written = write_picture(self.comparison, Path(path))
@@ -291,16 +291,16 @@ class Report:
 
     def save(self, path: str | Path) -> Path:
         """Write the report as one HTML file."""
-        from sepal.cli.report import write_html
-        from sepal.server_app.stored_run import Allowed
+        from sepal.report.page import write_html
+        from sepal.runs.stored_run import Allowed
         from sepal.study.runs import naming
 
         with naming(Path(self.places[0])):
             return write_html(self.places, Path(path), Allowed(self.code, self.data))
 
     def _repr_html_(self) -> str:
-        from sepal.cli.report import render
-        from sepal.server_app.stored_run import Allowed
+        from sepal.report.page import render
+        from sepal.runs.stored_run import Allowed
         from sepal.study.comparison import read_comparison
         from sepal.study.runs import naming
 

@@ -17,8 +17,8 @@ from typer.models import ArgumentInfo
 
 from sepal import __version__
 from sepal.cli.completing import files_by_shell
-from sepal.cli.printing import say
 from sepal.errors import SepalError
+from sepal.report.printing import say
 from sepal.user_modules import described, in_own_code, left_by_own_code
 
 BAD_INPUT, INTERRUPTED = 2, 130

@@ -10,8 +10,8 @@ import typer
 
 from sepal.cli.app import INTERRUPTED, app
 from sepal.cli.notices import starting
-from sepal.cli.printing import say
 from sepal.errors import ConfigError
+from sepal.report.printing import say
 
 if TYPE_CHECKING:
     from sepal.study.comparison import Comparison
@@ -38,12 +38,12 @@ def compare(
     If it is killed, start it again to continue.
     """
     with starting():
-        from sepal.cli.console import console
-        from sepal.cli.files import by_variant, write_csv
-        from sepal.cli.markdown import write_markdown
-        from sepal.cli.progress import PlanDisplay
-        from sepal.cli.tables import print_comparison
         from sepal.cli.tracking import check_mlflow, log_runs
+        from sepal.report.console import console
+        from sepal.report.files import by_variant, write_csv
+        from sepal.report.markdown import write_markdown
+        from sepal.report.progress import PlanDisplay
+        from sepal.report.tables import print_comparison
         from sepal.study.comparison import read_comparison
         from sepal.study.plans.model import PlanFile
         from sepal.study.plans.plan import read_plan
@@ -74,7 +74,7 @@ def compare(
 
 
 def _write_pages(comparison: Comparison, place: Path) -> list[Path]:
-    from sepal.cli.report import write_html, write_picture
+    from sepal.report.page import write_html, write_picture
 
     try:
         pages = [write_html([str(place)], place / "report.html"), write_picture(comparison, place / "frontier.svg")]
@@ -96,14 +96,14 @@ def tune(
 ) -> None:
     """Try a small grid of settings for each method, with the same number of trials; choose by validation data alone."""
     with starting():
-        from sepal.cli.console import console
-        from sepal.cli.progress import PlanDisplay
-        from sepal.cli.sheets import NONE, Sheet
-        from sepal.cli.tables import print_sheet
+        from sepal.report.console import console
+        from sepal.report.progress import PlanDisplay
+        from sepal.report.sheets import NONE, Sheet
+        from sepal.report.tables import print_sheet
         from sepal.study.plans.execute import execute
         from sepal.study.plans.plan import check_keys
-        from sepal.study.plans.search import choose, read_search
         from sepal.study.plans.trials import failure
+        from sepal.study.plans.tune import choose, read_search
 
     search = read_search(plan)
     runs = list(search.plan.runs())

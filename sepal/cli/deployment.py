@@ -15,8 +15,8 @@ from sepal import __version__
 from sepal.cli.app import app
 from sepal.cli.notices import check_plain_text, starting, tell, tell_command
 from sepal.cli.options import Name, Sets, Verbose
-from sepal.cli.printing import say
 from sepal.errors import ConfigError
+from sepal.report.printing import say
 
 deploy = typer.Typer(help="Check a deployment.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(deploy, name="deploy")
@@ -45,7 +45,7 @@ def certs(
     Run it again to add hosts and nodes, or to renew the certificate.
     """
     from sepal.engines.flower.certificates import RENEW_DAYS, make_certificates
-    from sepal.protocol.fields import client_name
+    from sepal.names import client_name
 
     names = [*map(client_name, range(nodes)), *(node or [])]
     ask, now = ask_passphrase(directory), datetime.now(UTC)

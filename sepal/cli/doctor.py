@@ -6,7 +6,7 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import starting
-from sepal.cli.printing import say
+from sepal.report.printing import say
 
 
 @app.command()

@@ -12,11 +12,11 @@ import typer
 from sepal.cli.app import app
 from sepal.cli.notices import starting, tell
 from sepal.cli.options import Run
-from sepal.cli.printing import say
 from sepal.errors import ConfigError, one_line
+from sepal.report.printing import say
 
 if TYPE_CHECKING:
-    from sepal.client_app.predicting import Predictions
+    from sepal.export.predicting import Predictions
 
 
 @app.command()
@@ -38,8 +38,8 @@ def export(
     with starting():
         import torch
 
-        from sepal.client_app.client_model import write_model
-        from sepal.client_app.onnx_file import write_onnx
+        from sepal.export.client_model import write_model
+        from sepal.export.onnx_file import write_onnx
         from sepal.study.runs import find_run, model_of
 
     path = find_run(run)
@@ -62,7 +62,7 @@ def check_file(out: Path | None) -> None:
 
 def tested(path: Path, client: str, view: str) -> str:
     """Return which model was exported, and what it had in the closing evaluation; of an unfinished run the former."""
-    from sepal.server_app.stored_run import read_run
+    from sepal.runs.stored_run import read_run
 
     stored = read_run(path)
     last = [each for line in stored.lines if line["phase"] == "closing" for each in line["clients"]]
@@ -90,9 +90,9 @@ def predict(
     Of other tasks: a label's probabilities, the numbers, or the tokens. Masks are written with --out FILE.npz.
     """
     with starting():
-        from sepal.client_app.portable import load
-        from sepal.client_app.predicting import predictions
-        from sepal.protocol.tasks.learning import CLASSIFICATION
+        from sepal.export.portable import load
+        from sepal.export.predicting import predictions
+        from sepal.tasks.learning import CLASSIFICATION
 
     if model.suffix == ".onnx":
         raise ConfigError("model", "the .safetensors file of `sepal export`; ONNX's are for onnxruntime", model.name)
@@ -126,9 +126,9 @@ def write_predictions(found: Predictions, out: Path | None) -> str:
     """
     import numpy as np
 
-    from sepal.cli.files import csv_text
-    from sepal.protocol.tasks.learning import CLASSIFICATION
+    from sepal.report.files import csv_text
     from sepal.storage.files import write_atomically
+    from sepal.tasks.learning import CLASSIFICATION
 
     if out is not None and out.suffix == ".npz":
         file = io.BytesIO()

@@ -10,8 +10,8 @@ import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import starting
-from sepal.cli.printing import say
 from sepal.errors import ConfigError, one_line
+from sepal.report.printing import say
 
 if TYPE_CHECKING:
     from sepal.data.inspecting import Inspection
@@ -67,7 +67,7 @@ def inspect(
         from sepal.config import parse
         from sepal.data.inspecting import as_flat
         from sepal.data.inspecting import inspect as look
-        from sepal.server_app.places import IN_PROCESS, default_base
+        from sepal.runs.places import IN_PROCESS, default_base
         from sepal.strategies import registry
         from sepal.study.run_keys import gather
 
@@ -76,7 +76,7 @@ def inspect(
     flat = {**given, **gather(config, sets or [], options, default_base(IN_PROCESS))}
     found = look(parse(flat, registry.Hypers())[0], "clients" in flat)
     show(found)
-    if write or out:
+    if (write or out) and (found.schema or not found.problems):
         path = out or _beside(flat)
         write_schema(found, path)
     if found.problems:

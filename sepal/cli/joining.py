@@ -33,8 +33,14 @@ class Privacy(StrEnum):
 @app.command()
 def join(
     address: Annotated[str, typer.Argument(help="HOST:PORT of the server.")],
-    partition: Annotated[int, typer.Option(min=0, help="Number of this client's part of a shared data set.")] = 0,
-    of: Annotated[int, typer.Option(min=1, help="Number of parts.")] = 1,
+    partition: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Number of this client's part of a shared data set. Without it, all files of your own in --data-dir.",
+        ),
+    ] = None,
+    of: Annotated[int | None, typer.Option(min=1, help="Number of parts.")] = None,
     name: Annotated[str, typer.Option(help="Client name; by default from its partition.")] = "",
     data: Annotated[str, typer.Option(help="package.module:function that returns this client's own data.")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu, …; by default the run's.")] = "",
@@ -122,8 +128,10 @@ def join(
         if slot:
             partition, of, texts["name"] = slot.number, slot.count, slot.name
             tell(f"slot {slot.number} of {slot.count}: {slot.name}")
-        share = capacities[partition % len(capacities)]
-        node_config: dict[str, int | float | str | bool] = {"partition-id": partition, "num-partitions": of}
+        share = capacities[(partition or 0) % len(capacities)]
+        node_config: dict[str, int | float | str | bool] = {}
+        if partition is not None or of is not None or not data_dir:
+            node_config = {"partition-id": partition or 0, "num-partitions": of or 1}
         node_config |= {"capacity": share} if share else {}
         node_config |= demands(privacy, least_noise, most_uploads, no_accuracies)
         node_config |= {key: value for key, value in texts.items() if value}

@@ -12,7 +12,7 @@ import typer
 from sepal.cli import completing
 from sepal.cli.app import app
 from sepal.cli.notices import starting
-from sepal.cli.printing import say
+from sepal.report.printing import say
 
 
 @app.command("ls")
@@ -56,7 +56,7 @@ def list_runs(
 
 
 def _row(path: Path) -> tuple[str, str, str, str]:
-    from sepal.server_app.stored_run import read_run
+    from sepal.runs.stored_run import read_run
 
     run = read_run(path)
     done = sum(line["phase"] != "closing" for line in run.lines)
@@ -65,7 +65,7 @@ def _row(path: Path) -> tuple[str, str, str, str]:
 
 
 def _folder(path: Path, runs: Sequence[Path]) -> tuple[str, str, str, str]:
-    from sepal.server_app.stored_run import stored_config, stored_summary
+    from sepal.runs.stored_run import stored_config, stored_summary
     from sepal.storage.regular import is_regular
     from sepal.study.runs import INDEX, compared_in
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sepal import user_modules
 from sepal.cli.app import BAD_INPUT, app
-from sepal.cli.printing import say
 from sepal.errors import ConfigError
+from sepal.report.printing import say
 
 MODULES = (
     *("running", "projects", "showing", "listing", "inspecting", "doctor", "comparing", "export"),

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from sepal.cli.printing import say
 from sepal.errors import ConfigError, one_line
-from sepal.protocol.addresses import loopback
+from sepal.operation.addresses import loopback
+from sepal.report.printing import say
 
 if TYPE_CHECKING:
     from sepal.config import Flat
@@ -52,7 +52,7 @@ def set_log(form: str) -> None:
     if form not in ("", "json"):
         raise ConfigError("--log", "json", form)
     if form:
-        from sepal.protocol.operation import LOG
+        from sepal.operation.figures import LOG
 
         os.environ[LOG] = form
 

@@ -11,8 +11,8 @@ import typer
 from sepal.cli import completing
 from sepal.cli.app import app
 from sepal.cli.notices import starting
-from sepal.cli.printing import say
-from sepal.errors import SepalError, one_line
+from sepal.errors import one_line
+from sepal.report.printing import say
 
 
 @app.command()
@@ -40,24 +40,25 @@ def check_method(
         typer.Option("--set", metavar="KEY=VALUE", help="A key of the short runs.", autocompletion=completing.keys),
     ] = None,
 ) -> None:
-    """Check a method as Sepal checks its own, in short runs on handwritten digits; exit code 1 if a check fails."""
+    """Check a method as Sepal checks its own, in short runs on handwritten digits; exit code 1 if a check fails.
+
+    After the checks that hold comes each reason why others do not, with the checks that it concerns.
+    """
     with starting(method):
-        from sepal.study.method_checks import CHECKS, Case
+        from sepal.study.method_checks import CHECKS, Case, reason_of
         from sepal.study.run_keys import parse_sets
-        from sepal.user_modules import described
 
     case = Case(method, {**parse_sets(sets or []), "method": method})
     case.assembly()  # a method that cannot be loaded is one line
-    bad = 0
+    broken: dict[str, list[str]] = {}
     for check in CHECKS:
-        reason = ""
         try:
             check.check(case)
-        except SepalError as error:
-            reason = str(error)
-        except Exception as error:  # of the method's own code
-            reason = described(error)
-        say(f"BAD  {check.words}: {one_line(reason)}" if reason else f"ok   {check.words}")
-        bad += bool(reason)
-    if bad:
+        except Exception as error:  # also of the method's own code
+            broken.setdefault(one_line(reason_of(error)), []).append(check.words)
+        else:
+            say(f"ok   {check.words}")
+    for reason, checks in broken.items():
+        say("\n     ".join([f"BAD  {reason}", *checks]))
+    if broken:
         raise typer.Exit(1)

@@ -14,7 +14,7 @@ from sepal.cli import completing
 from sepal.cli.app import INTERRUPTED, app
 from sepal.cli.notices import starting, what_of
 from sepal.cli.options import Name, Run
-from sepal.cli.printing import say
+from sepal.report.printing import say
 
 if TYPE_CHECKING:
     from sepal.config import Flat
@@ -46,10 +46,14 @@ def run(
         int | None, typer.Option(min=0, help="Go back to the checkpoint of this round, and continue from there.")
     ] = None,
     mlflow: Annotated[str, typer.Option(metavar="URI", help="Log the run to MLflow: a server or directory.")] = "",
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Also say why clients do not train at once, or not by captured steps."),
+    ] = False,
 ) -> None:
     """Run a federation on this machine, in process, with the same keys as Flower's run config."""
     with starting():
-        from sepal.server_app.places import IN_PROCESS, default_base
+        from sepal.runs.places import IN_PROCESS, default_base
         from sepal.study.run_keys import gather
 
     if mlflow:
@@ -59,10 +63,12 @@ def run(
     base = default_base(IN_PROCESS)
     shorthands = {"name": name, "out": out, "method": method, "dataset": dataset, "rounds": rounds}
     flat = gather(config, sets or [], shorthands, base)
+    if verbose:
+        logging.getLogger("sepal").setLevel(logging.DEBUG)
     path = run_flat(flat, base, workers, from_round)
-    from sepal.cli.console import console
-    from sepal.cli.tables import print_run
-    from sepal.server_app.stored_run import read_run
+    from sepal.report.console import console
+    from sepal.report.tables import print_run
+    from sepal.runs.stored_run import read_run
 
     print_run(console(), read_run(path))
     if mlflow:
@@ -76,9 +82,9 @@ def run_flat(flat: Flat, base: Path, workers: int = 0, from_round: int | None = 
             from sepal.engines import processes
 
             processes.prepare()  # it imports while this process does
-        from sepal.cli.console import console
-        from sepal.cli.progress import RoundDisplay
         from sepal.config import RunConfig
+        from sepal.report.console import console
+        from sepal.report.progress import RoundDisplay
         from sepal.study.run import execute, prepare
 
         logging.basicConfig(level=logging.WARNING, format="sepal: %(message)s", stream=sys.stderr)

@@ -7,19 +7,21 @@ docs/deployment.md).
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sepal.cli.app import app
 from sepal.cli.notices import check_plain_text, set_log, starting, tell, tell_command, what_of
 from sepal.cli.options import Log, Metrics, Name, Sets, Verbose
-from sepal.cli.printing import say
 from sepal.errors import ConfigError
+from sepal.report.printing import say
 
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
+OWN_FILES = "--name NAME --data-dir ITS_FILES"
 
 
 @app.command()
@@ -59,8 +61,8 @@ def serve(
         from sepal.engines.flower.registration import Registry
         from sepal.engines.flower.submission import alone, run_bundle, state_of
         from sepal.engines.flower.unpacking import clear
-        from sepal.protocol.flower.versions import require_supported
-        from sepal.protocol.operation import METRICS, place_of
+        from sepal.flower.versions import require_supported
+        from sepal.operation.figures import METRICS, place_of
         from sepal.storage.home import private_home
         from sepal.strategies.assembly import assemble
 
@@ -91,7 +93,15 @@ def serve(
             registry.sync()
         with_certs = " --certs DIR" if credentials else ""
         where = "ADDRESS" if host in EVERYWHERE else host
-        tell(f"clients join with: sepal join {where}:{port} --partition K --of {flat['clients']}{with_certs}")
+        tell(f"clients join with: {how_to_join(where, port, flat)}{with_certs}")
         file = place / "run.log"
         ended = run_bundle(flower, place, flat, registry, tell, Lines(file, say, verbose))
     ended.check(file)
+
+
+def how_to_join(host: str, port: int, flat: Mapping[str, Any]) -> str:
+    """Return the command of a client: with files or a function of its own, or with a part of a data set of all."""
+    dataset = flat.get("dataset")
+    parts = f"--partition K --of {flat['clients']}"
+    mine = {"own": "--name NAME --data MODULE:FUNCTION", "folder": OWN_FILES, "hf": OWN_FILES}
+    return f"sepal join {host}:{port} {mine.get(str(dataset), parts)}"

@@ -14,8 +14,8 @@ from sepal.cli import completing
 from sepal.cli.app import app
 from sepal.cli.notices import starting
 from sepal.cli.options import Run
-from sepal.cli.printing import say
 from sepal.errors import ConfigError, one_line
+from sepal.report.printing import say
 
 POLL = 0.2  # seconds between reads by watch
 NAMES = ("key", "name", "run", "dataset", "model")  # columns
@@ -38,10 +38,10 @@ def show(
 ) -> None:
     """Show a run, or the directory of a comparison: accuracy, cost, and bytes next to their dense equivalent."""
     with starting():
-        from sepal.cli.console import console
-        from sepal.cli.files import by_round, write_csv, write_tensorboard
-        from sepal.cli.tables import print_run
-        from sepal.server_app.stored_run import read_run
+        from sepal.report.console import console
+        from sepal.report.files import by_round, write_csv, write_tensorboard
+        from sepal.report.tables import print_run
+        from sepal.runs.stored_run import read_run
         from sepal.study.comparison import check_comparable
         from sepal.study.results import read_result
         from sepal.study.runs import find_place, find_run, is_run, naming
@@ -66,9 +66,9 @@ def show(
 
 
 def _show_comparison(place: str, csv: Path | None, everything: bool) -> None:
-    from sepal.cli.console import console
-    from sepal.cli.files import by_variant, write_csv
-    from sepal.cli.tables import print_comparison
+    from sepal.report.console import console
+    from sepal.report.files import by_variant, write_csv
+    from sepal.report.tables import print_comparison
     from sepal.study.comparison import read_comparison
 
     comparison = read_comparison([place])
@@ -97,8 +97,8 @@ def report(
 ) -> None:
     """Write a page that opens offline: RUN/report.html; of several, comparison.html in their folder, or else here."""
     with starting():
-        from sepal.cli.report import write_html
-        from sepal.server_app.stored_run import Allowed
+        from sepal.report.page import write_html
+        from sepal.runs.stored_run import Allowed
         from sepal.study.runs import find_place, naming
 
     places = [find_place(run) for run in runs]
@@ -174,7 +174,7 @@ def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) 
     from rich.markup import escape
     from rich.table import Table
 
-    from sepal.cli.console import console
+    from sepal.report.console import console
 
     table, out = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left"), console()
     cells = [[escape(one_line(word)) for word in row] for row in rows]
@@ -202,7 +202,7 @@ def watch(
 ) -> None:
     """Show the rounds of a running or finished run, one line per round, or a page in a browser."""
     if web:
-        from sepal.cli.report.live import ReportServer, open_in_browser
+        from sepal.report.live import ReportServer, open_in_browser
 
         with ReportServer([run], web_port) as server:
             say(f"{server.url}\nCtrl-C ends the page, not the run.")
@@ -211,9 +211,9 @@ def watch(
             with suppress(KeyboardInterrupt):
                 server.serve_forever()
         return
-    from sepal.cli.console import console
-    from sepal.cli.progress import RoundDisplay
-    from sepal.server_app.stored_run import read_run
+    from sepal.report.console import console
+    from sepal.report.progress import RoundDisplay
+    from sepal.runs.stored_run import read_run
     from sepal.study.runs import find_run, naming
 
     path = find_run(run)

@@ -11,10 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sepal.cli.files import by_round
-from sepal.cli.report import write_html
 from sepal.errors import ConfigError, one_line
-from sepal.server_app.stored_run import StoredRun, read_run, stored_summary
+from sepal.report.files import by_round
+from sepal.report.page import write_html
+from sepal.runs.stored_run import StoredRun, read_run, stored_summary
 from sepal.storage.regular import is_regular
 
 FILES = ("config.toml", "summary.json", "metrics.jsonl")

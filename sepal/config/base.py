@@ -139,7 +139,7 @@ class Settings(BaseModel):
         """Return the number of entries of the method's largest message; sets the default of ``max-message-bytes``.
 
         Args:
-            task: The run's :class:`sepal.protocol.method.Task`.
+            task: The run's :class:`sepal.method.interface.Task`.
         """
         return sum(parameter.size for parameter in task.layout)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from sepal.config.base import BY_NUMBER, FORMER, Mark, Settings, marks, renewed
-from sepal.protocol.inputs import PATTERN
+from sepal.tasks.inputs import PATTERN
 
 PartitionName = Literal["auto", "iid", "dirichlet", "pathological", "shards", "two-class", "lambda-mix", "natural"]
 Corruption = Literal["none", "gaussian-noise", "shot-noise", "impulse-noise", "brightness", "contrast", "pixelate"]
@@ -117,6 +117,12 @@ class FolderSettings(Settings):
         former="float32",
         description="tables: numbers until they are standardised; float32: as earlier versions did, for runs that they "
         "began",
+    )
+    leading_zeros: Literal["category", "number"] = renewed(
+        "category",
+        former="number",
+        description="CSV: columns of digits with leading zeros, all of one width, such as the postal code 01234, where "
+        "no schema says what they are: category: codes, each an input of its own, number: 1234",
     )
     missing: Literal["refuse", "mean"] = Field(
         "refuse",

@@ -104,7 +104,14 @@ class EngineSettings(Settings):
         ge=0,
         le=1024,
         description="clients of a worker in process that train at once, as one stacked model; 0: 16 on an accelerator, "
-        "1 on a CPU. Where a method or model cannot, they train one by one",
+        "1 on a CPU, and with engine.capture. Where a method or model cannot, they train one by one",
+        json_schema_extra=marks(Mark.MACHINE),
+    )
+    # Not the default: captured steps have not run on a GPU (docs/decisions/0032-captured-steps.md).
+    capture: bool = Field(
+        False,
+        description="on CUDA, record a client's training step in process once and replay it; results change by "
+        "rounding. Where a method or model cannot, and on any other device, steps are made one by one",
         json_schema_extra=marks(Mark.MACHINE),
     )
 

@@ -23,6 +23,9 @@ def check_together(config: RunConfig) -> None:
     if config.stop_after and not (config.evaluate_sampled or config.evaluate_every):
         expected = "0 with evaluate-sampled = false and evaluate-every = 0: it needs evaluations"
         raise ConfigError("stop-after", expected, config.stop_after)
+    if config.engine.capture and config.engine.batch > 1:
+        expected = "0 or 1 with engine.capture, which trains one client at a time"
+        raise ConfigError("engine.batch", expected, config.engine.batch)
     _check_final_model(config)
     _check_round(config)
     if config.split.test_of_labels and config.split.test_fraction:

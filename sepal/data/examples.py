@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sepal.data.scaling import Scale
 from sepal.errors import DataError
-from sepal.protocol.inputs import Input
+from sepal.tasks.inputs import Input
 
 InputKind = Literal["image", "signal", "text"]
 Labels = NDArray[np.int64]

@@ -7,6 +7,7 @@ machine (:mod:`sepal.data.own`).
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,13 +21,13 @@ from sepal.data import cache
 from sepal.data.examples import ClientData, DatasetInfo, Examples, Index
 from sepal.data.locations import cache_directory, data_directory
 from sepal.data.own import OWN, OwnData, own_info
-from sepal.data.schema import parsed, reading
+from sepal.data.schema import FILE, parsed, reading, schema_of
 from sepal.data.sources import FOLDER, HUB, LAYOUT, folder_key, info, load, version
 from sepal.data.spec import DataSpec
 from sepal.errors import ConfigError, DataError
-from sepal.protocol.tasks.learning import CLASSIFICATION
-from sepal.protocol.tasks.making import targets_of
 from sepal.rng import derive
+from sepal.tasks.learning import CLASSIFICATION
+from sepal.tasks.making import targets_of
 
 RULES = 2  # increase when a partition or split rule changes, to invalidate cached parts
 
@@ -76,7 +77,7 @@ class DealtData:
     Attributes:
         info: Metadata.
         spec: Partition and split; its number of clients is replaced by the argument ``clients``.
-        private: Always empty.
+        private: Empty, unless the files are those of one client alone.
     """
 
     info: DatasetInfo
@@ -87,6 +88,11 @@ class DealtData:
     def seed(self) -> int:
         """Seed of partition and split."""
         return self.spec.data_seed
+
+    def whole(self) -> DealtData:
+        """Return the data of a machine that is one client with all of its files."""
+        partition = self.spec.partition.model_copy(update={"name": "iid"})
+        return replace(self, spec=replace(self.spec, partition=partition), private="its files are those of one client")
 
     def client(self, number: int, clients: int, name: str) -> ClientData:
         """Return part ``number`` of ``clients``.
@@ -130,6 +136,42 @@ class DealtData:
         return pooled_test(replace(self.spec, clients=clients), count, self.spec.seed)
 
 
+@dataclass(frozen=True)
+class TablesElsewhere:
+    """The tables of machines that join a server, which has a schema and no table; see :class:`FederatedData`."""
+
+    info: DatasetInfo
+    seed: int
+    private: str = "the clients have tables of their own, and the server has their schema alone"
+
+    def client(self, number: int, clients: int, name: str) -> ClientData:
+        """Raise: there is no table here.
+
+        Raises:
+            DataError: Always.
+        """
+        expected = f"a table beside {FILE}: only a server that others join can do without"
+        raise DataError("data-dir", expected, "none")
+
+    def pooled_test(self, clients: int, count: int = 0) -> Examples:
+        """Raise: there is no table here.
+
+        Raises:
+            DataError: Always.
+        """
+        return self.client(0, clients, "").test
+
+
+def _schema_alone(config: RunConfig, folder: FolderReading) -> bool:
+    """Return whether there is a schema with columns, and no table: a directory with nothing else, or none at all."""
+    directory = data_directory(config.data_dir)
+    if not folder.schema_text or (config.data_dir and not os.path.isdir(directory)):
+        return False
+    from sepal.data.sources.folder import files
+
+    return not config.data_dir or files(directory) is None
+
+
 def federated_data(config: RunConfig) -> FederatedData:
     """Return the data of the run that ``config`` describes.
 
@@ -151,6 +193,12 @@ def federated_data(config: RunConfig) -> FederatedData:
         if config.task != CLASSIFICATION:
             folder = FolderReading.model_validate({**folder.model_dump(), "task": config.task})
         folder = reading(folder, data_directory(data_dir))
+        if (data_dir or folder.schema_) and _schema_alone(config, folder):
+            if not schema_of(folder).read:
+                raise DataError("data-dir", "files to read, or a schema with columns", str(data_directory(data_dir)))
+            from sepal.data.sources.folder import info_of_schema
+
+            return TablesElsewhere(info_of_schema(folder), config.seed)
     known = info(config.dataset, data_dir, folder)
     if partition.name == "auto":
         partition = partition.model_copy(update={"name": known.partition})

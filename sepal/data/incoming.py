@@ -7,12 +7,12 @@ images              uint8, uint16   (n, H, W) or (n, H, W, C), C at most 4; blac
 a table             float64         (n, columns), finite or, where a cell is missing, NaN; each client standardises it
                                     in float64 (:mod:`sepal.data.scaling`)
 numbers, ready      float32         (n, …), finite, floats whose differences float32 holds
-                                    (:func:`sepal.protocol.numbers.as_float32`)
+                                    (:func:`sepal.tasks.numbers.as_float32`)
 tokens              int32           (n, length), whole numbers from 0 to 2**31 - 1
 class numbers       int64           (n,), whole numbers from 0
 ==================  ==============  ====================================================================================
 
-Targets of other tasks are checked by :class:`sepal.protocol.tasks.Targets`. Files and hub copies have at most
+Targets of other tasks are checked by :class:`sepal.tasks.Targets`. Files and hub copies have at most
 ``MOST_CLASSES`` classes, and as many token ids.
 """
 
@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from sepal.data.examples import Examples, Labels, are_pixels
 from sepal.errors import DataError
-from sepal.protocol.inputs import Input, packed
-from sepal.protocol.numbers import as_float32
-from sepal.protocol.tasks import Targets
+from sepal.tasks import Targets
+from sepal.tasks.inputs import Input, packed
+from sepal.tasks.numbers import as_float32
 
 MOST_CLASSES = 1_000_000  # the limit of own.classes, too
 

@@ -6,6 +6,7 @@ noted, the key is set, and the reading goes on.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,14 +20,14 @@ from sepal.config import FolderReading, FolderSettings, RunConfig
 from sepal.data.federation import DealtData, FederatedData, federated_data
 from sepal.data.locations import data_directory
 from sepal.data.owners import with_owners
-from sepal.data.schema import Column, Schema, reading, schema_of
+from sepal.data.schema import FILE, Column, Schema, reading, schema_of
 from sepal.data.sources import FOLDER
 from sepal.data.sources.folder import MANY, files, roles_of, task_of
-from sepal.data.sources.kinds import as_category
+from sepal.data.sources.kinds import as_category, has_leading_zeros
 from sepal.data.sources.table import Faults, Table, first_inputs, read_table
 from sepal.errors import DataError, SepalError
-from sepal.protocol.fields import client_name
-from sepal.protocol.tasks.learning import CLASSIFICATION
+from sepal.names import client_name
+from sepal.tasks.learning import CLASSIFICATION
 
 OWNERS = ("client", "site", "clinic", "hospital", "center", "centre", "station", "user", "patient", "subject", "device")
 MOST_CLIENTS = 200  # whose labels are looked at
@@ -95,6 +96,8 @@ def inspect(config: RunConfig, clients_set: bool = False) -> Inspection:
         rest = _look_at_table(found, config, here[0], directory)
     if rest is not None:
         _look_at_all(found, rest, clients_set)
+    unset = tuple(f"{word}:" for word, attribute, value in MENDS if getattr(config.folder, attribute) != value)
+    found.lines = [line for line in found.lines if not line.startswith(unset)]  # with a key that is not set
     return found
 
 
@@ -132,6 +135,11 @@ def _look_at_table(found: Inspection, config: RunConfig, path: Path, directory: 
         likely = [name for name in cells if name.lower().removesuffix("_id").removesuffix("id") in OWNERS]
         likely = [name for name in likely if name not in table.label and _repeats(cells[name], config)]
         found.hints += [f"folder.person = {name} would make a client of each of its values" for name in likely[:1]]
+    found.hints += [
+        _codes_hint(column, cells[column.name])
+        for column in table.columns
+        if column.kind == "number" and has_leading_zeros(cells[column.name])
+    ]
     rows = len(next(iter(cells.values())))
     alone = [c.name for c in table.columns if c.kind == "category" and len(c.values) == rows]
     found.hints += [f"{name} is different in each row: folder.leave-out = {name}?" for name in alone]
@@ -141,6 +149,16 @@ def _look_at_table(found: Inspection, config: RunConfig, path: Path, directory: 
     mended = {"missing": "mean"} if any("folder.missing" in problem for problem in found.problems) else {}
     others = [error for error, _ in faults.errors if "folder.missing" not in error.expected]
     return None if others else config.model_copy(update={"folder": config.folder.model_copy(update=mended)})
+
+
+def _codes_hint(column: Column, cells: Any) -> str:
+    """Return the line about a column of numbers whose leading zeros are lost."""
+    category = as_category(column.name, cells)
+    lost = f"{column.name} has leading zeros, which a number loses"
+    if category is None:
+        return f"{lost}, and too many values for a category: folder.leave-out = {column.name}?"
+    values = json.dumps(category.values, ensure_ascii=False)
+    return f'{lost}: kind = "category", values = {values} in {FILE} keeps them'
 
 
 def _repeats(cells: Any, config: RunConfig) -> bool:

@@ -17,9 +17,9 @@ from sepal.data.examples import ClientData, DatasetInfo, Examples, Index
 from sepal.data.incoming import checked_examples
 from sepal.data.streams import is_dataset, stream
 from sepal.errors import ConfigError, DataError
-from sepal.protocol.inputs import Input, row_size, several
-from sepal.protocol.tasks import Targets
 from sepal.rng import derive, derive_seed
+from sepal.tasks import Targets
+from sepal.tasks.inputs import Input, row_size, several
 from sepal.user_modules import described, load
 
 log = logging.getLogger("sepal")
@@ -63,7 +63,7 @@ class OwnData:
             raise ConfigError(f"{name}: data", "package.module:function in the node config, or own.data", "none")
         seed = derive_seed(self.seed, "own-data", name) % 2**32
         kind = self.targets, self.info.inputs
-        from sepal.protocol.seeding import generators_seeded
+        from sepal.seeding import generators_seeded
 
         with generators_seeded(seed):  # the function may draw from them
             data = own_data(self.target, self.info.classes, self.validation, seed, number, *kind)

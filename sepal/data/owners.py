@@ -16,7 +16,7 @@ from sepal.data.federation import DealtData, FederatedData
 from sepal.data.sources import FILES, load
 from sepal.data.splitting import able_owners, dealt_owners
 from sepal.errors import ConfigError
-from sepal.protocol.fields import NAME
+from sepal.names import NAME
 
 NUMBERED = re.compile(r"(client-)?[0-9]+", re.IGNORECASE)
 RULE = "owners whose names differ, also in lower case, and have at most 64 letters a-z, digits, '.', '_' or '-'"

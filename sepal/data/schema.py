@@ -17,6 +17,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sepal.config import FolderReading, FolderSettings
+from sepal.config.data import split_names
 from sepal.data.locations import home_of
 from sepal.errors import ConfigError, DataError, one_line
 from sepal.storage.regular import check_regular, expanded
@@ -26,6 +27,7 @@ FILE = "schema.toml"  # its name in a directory of data
 MOST_BYTES = 2**22
 MOST_VALUES = 1_000  # categories of a column that a schema may name
 Kind = Literal["number", "category", "time", "left-out"]
+MENDED = "leave the key out, or change the file"
 HEAD = """# How Sepal reads this table: written by `sepal data inspect --write`, and may be edited. A run reads
 # schema.toml in the directory of its data, or the file that the key folder.schema names. Other machines need the same.
 # kind: number, category (0 or 1 for each of its values), time (ISO 8601, as 2026-01-31 or 2026-01-31 12:00:00, in
@@ -182,8 +184,16 @@ def reading(keys: FolderSettings, directory: Path) -> FolderReading:
         ("folder.classes", ",".join(keys.names), ",".join(schema.classes)),
     ):
         if value and other and value != other:
-            raise ConfigError(key, f"{other}, as {path} says", value)
+            raise ConfigError(key, f"{other}, as {path} says ({MENDED})", value)
     chosen = {"label": keys.label or schema.label, "person": keys.person or schema.client}
+    inputs = {column.name for column in schema.read}
+    for key, value, word, names in (
+        ("folder.label", keys.label, "label", {chosen["label"], *split_names(chosen["label"])}),
+        ("folder.person", keys.person, "client", {chosen["person"]}),
+    ):
+        if both := sorted(inputs & names):  # a model would be given what it is to predict
+            expected = f"a column that {path} does not read as an input ({MENDED})"
+            raise ConfigError(key if value else f"{word} in {path}", expected, ", ".join(both))
     return plain.model_copy(update={**chosen, "schema_text": schema.text()})
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.errors import ModelError
-from sepal.protocol.layout import Layout, Role
+from sepal.layout import Layout, Role
 
 Index: TypeAlias = npt.NDArray[np.int64]
 Kept: TypeAlias = Mapping[str, Index]  # by group: channels that are kept, strictly increasing

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sepal.protocol.layout import Layout
+from sepal.layout import Layout
 from sepal.wire.tensors import Index, SparseTensor, Tensors, ValueCoding, Values
 
 

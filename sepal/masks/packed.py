@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from sepal.protocol.layout import Layout
+from sepal.layout import Layout
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Masks: TypeAlias = Mapping[str, Mask]  # in the shape of the tensor; True for kept entries

@@ -6,7 +6,6 @@ A message that is not as ours are raises ProtocolError.
 from __future__ import annotations
 
 import math
-import re
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,10 +13,10 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from sepal.errors import ProtocolError
-from sepal.protocol.method import Kind, Scalar
-from sepal.protocol.tasks.scoring import MOST_SUMS
+from sepal.names import NAME
+from sepal.protocol.types import Kind, Scalar
+from sepal.tasks.scoring import MOST_SUMS
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")  # names of clients and runs become names of directories
 MOST_RECORDS, MOST_KEYS, MOST_ITEMS = 32, 256, 131_072  # of a message; of a record; of a list, text or bytes in it
 MOST_LISTED = 4096  # items of all lists of a message; ours have none, and Flower takes several µs to write one
 MOST_NAME = 256  # characters of a record's name, and of a key
@@ -121,11 +120,6 @@ def text(head: ConfigRecord, key: str, most: int = 256) -> str:
         shown = value if isinstance(value, str) else type(value).__name__
         raise ProtocolError(key, f"text of at most {most} characters", shown)
     return value
-
-
-def client_name(number: int) -> str:
-    """Return the name of the client with partition ``number``. Names sort like numbers."""
-    return f"client-{number:05d}"
 
 
 def name(head: ConfigRecord, key: str) -> str:

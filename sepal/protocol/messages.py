@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from sepal import errors
 from sepal.errors import ConfigError, DeviceMemoryError, ProtocolError, SepalError, WireError
 from sepal.protocol import fields
-from sepal.protocol.method import ClientInfo, Kind, Plan, Scalar
+from sepal.protocol.types import ClientInfo, Kind, Plan, Scalar
 from sepal.protocol.views import refuse_unknown
 from sepal.storage.serialize import SPARING
 from sepal.wire.records import from_array, to_array
@@ -185,7 +185,7 @@ class Reply:
         state: Digest of the new state; only set in the closing round.
         metrics: Counts and figures by name (``received.correct``, ``seconds``, …).
         facts: Further text about the client, in replies to QUERY.
-        sums: Sums of metrics by ``VIEW.sums`` and ``VIEW.validation-sums`` (:mod:`sepal.protocol.tasks.scoring`); none
+        sums: Sums of metrics by ``VIEW.sums`` and ``VIEW.validation-sums`` (:mod:`sepal.tasks.scoring`); none
             for a classification by accuracy, whose counts are among the metrics.
     """
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from sepal.errors import DivergedError, ProtocolError
 from sepal.protocol.messages import Content
-from sepal.protocol.method import Payload, Scalar, Schema, SpecLike
+from sepal.protocol.types import Payload, Scalar, Schema, SpecLike
 from sepal.wire import decode, encode, rounded
 from sepal.wire.tensors import SparseTensor, Support, Tensors, TensorSpec, ValueCoding, Values
 

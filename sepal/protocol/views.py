@@ -3,7 +3,7 @@
 *received*: the downloaded model before any local step. *trained*: the model after the client's local steps. *pooled*:
 the trained model on the test data of all clients. *kept*: the client's own model after its last training, which it has
 between rounds; a client that has not taken part yet has none. A method's record says which of these a user of a
-deployed client predicts with (:attr:`sepal.protocol.method.Method.deployed`).
+deployed client predicts with (:attr:`sepal.method.interface.Method.deployed`).
 """
 
 from __future__ import annotations

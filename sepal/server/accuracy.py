@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from sepal.protocol.tasks.scoring import ACCURACY, BY_ACCURACY, Measure, Scoring, added, measured
+from sepal.tasks.scoring import ACCURACY, BY_ACCURACY, Measure, Scoring, added, measured
 
 Figures: TypeAlias = dict[str, float]
 

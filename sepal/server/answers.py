@@ -8,9 +8,9 @@ from typing import Any
 
 from sepal.errors import ProtocolError
 from sepal.protocol.messages import Content, Order, Reply, version
-from sepal.protocol.method import ClientInfo, Kind
-from sepal.protocol.tasks.scoring import BY_ACCURACY, Scoring, check_name
+from sepal.protocol.types import ClientInfo, Kind
 from sepal.protocol.views import check_counts
+from sepal.tasks.scoring import BY_ACCURACY, Scoring, check_name
 
 _DIGEST = re.compile(r"([0-9a-f]{64})?\Z")
 

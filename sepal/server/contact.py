@@ -11,9 +11,9 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from sepal.errors import SepalError
-from sepal.protocol.flower.replies import bound_replies
+from sepal.flower.replies import bound_replies
 from sepal.protocol.messages import Content, Enclosed, Order, Reply, read_reply, write_order
-from sepal.protocol.method import Kind, Plan
+from sepal.protocol.types import Kind, Plan
 from sepal.server.answers import check_answer
 from sepal.server.downloads import largest_reply, most_message_bytes
 from sepal.server.drawing import POLL, Draw, newly
@@ -43,7 +43,7 @@ class Contact:
         self._questions = Questions(self._exchange, self._query, self._read_answer, connections.silent)
         connections.tell = self._tell
         if not self.local:
-            from sepal.protocol.flower.nodes import names  # imports Flower's database: a second
+            from sepal.flower.nodes import names  # imports Flower's database: a second
 
             connections.bound = partial(names, grid)
             bound_replies(largest_reply(run.task))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sepal.method.interface import Task
 from sepal.protocol.messages import Content
-from sepal.protocol.method import Payload, Task
 from sepal.protocol.payloads import seal
+from sepal.protocol.types import Payload
 from sepal.protocol.views import CLOSING_VIEWS, further_views
 from sepal.server.run_state import RoundStart
 from sepal.storage.bounded import MEBIBYTE, Kept

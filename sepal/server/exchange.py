@@ -29,9 +29,9 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from sepal.errors import one_line
-from sepal.protocol.flower.replies import REPLY_GONE, Pull, at_hand
+from sepal.flower.replies import REPLY_GONE, Pull, at_hand
 from sepal.protocol.messages import arrays_bytes
-from sepal.protocol.method import Kind
+from sepal.protocol.types import Kind
 
 log = logging.getLogger("sepal")
 

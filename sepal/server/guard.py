@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sepal.protocol.algorithms import ServerAlgorithm
-from sepal.protocol.method import Task
+from sepal.method.algorithms import ServerAlgorithm
+from sepal.method.interface import Task
 from sepal.storage.serialize import flatten
 
 MOST_GROWTH = 10.0  # in a round, of the model's norm

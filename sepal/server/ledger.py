@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from flwr.app import RecordDict
 
 from sepal.errors import ProtocolError
+from sepal.flower.sizes import array_bytes, records_bytes
 from sepal.protocol.fields import arrays_of, check_counts_of, light_records
-from sepal.protocol.flower.sizes import array_bytes, records_bytes
 from sepal.protocol.messages import Enclosed
 
 PURPOSES = ("training", "evaluation", "closing")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from sepal.protocol.method import Metrics
+from sepal.protocol.types import Metrics
 from sepal.server.guard import Guard
 from sepal.server.run_state import RoundStart
 from sepal.server.uploads import RoundUploads

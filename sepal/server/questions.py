@@ -14,7 +14,7 @@ from flwr.app import RecordDict
 
 from sepal.errors import SepalError
 from sepal.protocol.messages import Content, Order, Reply, write_order
-from sepal.protocol.method import Kind
+from sepal.protocol.types import Kind
 from sepal.server.exchange import Exchange
 from sepal.server.roster import Pending
 

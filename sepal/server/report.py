@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from sepal.protocol.method import Kind, Metrics, Plan
-from sepal.protocol.tasks.scoring import BY_ACCURACY, Measure, Scoring
+from sepal.protocol.types import Kind, Metrics, Plan
 from sepal.protocol.views import CLOSING_VIEWS, MODELS
 from sepal.server.accuracy import Figures, capacity_group, client_accuracy, merged, view_figures
 from sepal.server.ledger import Totals
 from sepal.server.run_state import RoundRecord
 from sepal.server.stopping import Stopped
+from sepal.tasks.scoring import BY_ACCURACY, Measure, Scoring
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def key_of(scoring: Scoring) -> str:
 
 
 def described(scoring: Scoring) -> dict[str, Any]:
-    """Return what files say of the headline; nothing of accuracy (:func:`sepal.protocol.tasks.scoring.measure_of`)."""
+    """Return what files say of the headline; nothing of accuracy (:func:`sepal.tasks.scoring.measure_of`)."""
     return {} if scoring.counted else {"metric": asdict(scoring.measure)}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sepal.config import RunConfig
 from sepal.protocol.messages import Order
-from sepal.protocol.method import Kind
+from sepal.protocol.types import Kind
 from sepal.protocol.views import CLOSING_VIEWS, VIEWS, further_views
 from sepal.server.run_state import RoundStart
 from sepal.server.sampling import sample, sample_spare

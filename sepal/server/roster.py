@@ -20,13 +20,17 @@ from typing import Protocol
 from sepal.config.agreement import disagreement
 from sepal.errors import DataError, ProtocolError, RosterError, SepalError, UnfitError, causes_of
 from sepal.protocol.messages import Reply
-from sepal.protocol.method import ClientInfo
+from sepal.protocol.types import ClientInfo
 
 log = logging.getLogger("sepal")
 
 PATIENCE = 60.0  # seconds to wait for a new client's first answer, which includes its start-up
 SIMULATION = "flwr.simulation.app"  # a module that only Flower's simulation imports
 _LONGEST_REST = 64  # refreshes
+OTHER_DATA = (
+    "its files or schema.toml have changed, or another version of Sepal, which reads them otherwise, began the run; "
+    "bring them back, or begin a new run"
+)
 
 
 class OtherDataError(DataError):
@@ -183,7 +187,8 @@ class Connections:
             return RosterError(f"client {name}", "one client of that name", f"a second one (node {node})")
         if self.data.get(name, reply.client.data) != reply.client.data:
             expected = f"the data with which the run was started (digest {self.data[name][:12]})"
-            return OtherDataError(f"{name}: data", expected, f"other data (digest {reply.client.data[:12]})")
+            got = f"other data (digest {reply.client.data[:12]}): {OTHER_DATA}"
+            return OtherDataError(f"{name}: data", expected, got)
         if self.agreed and (differs := disagreement(name, self.agreed, reply.facts.get("config", ""))):
             return differs
         if self.weights and weights and weights != self.weights:

@@ -14,18 +14,11 @@ from typing import TypeAlias
 
 from flwr.app import RecordDict
 
-from sepal.errors import (
-    DeviceMemoryError,
-    DivergedError,
-    FailedError,
-    ProtocolError,
-    RoundError,
-    SepalError,
-    causes_of,
-)
-from sepal.protocol.flower.replies import CLIENT_APP_FAILED
+from sepal.errors import DeviceMemoryError, DivergedError, FailedError, ProtocolError, RoundError, SepalError, causes_of
+from sepal.flower.replies import CLIENT_APP_FAILED
+from sepal.method.interface import Task
 from sepal.protocol.messages import DIVERGED, Content, Enclosed, Reply, read_reply, write_order
-from sepal.protocol.method import ClientInfo, Kind, Task
+from sepal.protocol.types import ClientInfo, Kind
 from sepal.server.answers import check_reply
 from sepal.server.downloads import Downloads, most_message_bytes, room
 from sepal.server.exchange import Compose, Take

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sepal.errors import told_causes
 from sepal.protocol.messages import Content
-from sepal.protocol.method import Kind
+from sepal.protocol.types import Kind
 from sepal.server.ledger import LedgerEntry
 from sepal.server.requests import Request
 

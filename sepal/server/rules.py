@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sized
 
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
-from sepal.protocol.method import ClientInfo, Method
+from sepal.method.interface import Method
+from sepal.protocol.types import ClientInfo
 
 
 def require_capacity(method: Method, width: float, roster: Mapping[str, ClientInfo]) -> float:

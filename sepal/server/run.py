@@ -13,7 +13,8 @@ from typing import Any
 
 from sepal.config import RunConfig
 from sepal.errors import ConfigError, RoundError, StateError
-from sepal.protocol.method import ClientInfo, Method, Task
+from sepal.method.interface import Method, Task
+from sepal.protocol.types import ClientInfo
 from sepal.server.outcome import Outcome
 from sepal.server.recovery import REMEDY, first_undone, undone
 from sepal.server.report import Report, metrics_line
@@ -24,6 +25,10 @@ from sepal.server.uploads import RoundUploads
 from sepal.storage.serialize import digest_arrays
 
 log = logging.getLogger("sepal")
+OTHER_WEIGHTS = (
+    "another model, seed or file, data of another shape or number of classes, or another version of Sepal, which "
+    "counts other tensors (such as frozen ones that are tied), began the run"
+)
 
 
 class Run:
@@ -50,7 +55,7 @@ class Run:
         weights, stored = digest_arrays(task.start), store.latest()
         if stored and stored.weights != weights:
             expected = f"digest {stored.weights[:12]}, with which the run was started"
-            raise StateError("initial weights", expected, f"{weights[:12]}: another model, seed or file")
+            raise StateError("initial weights", expected, f"{weights[:12]}: {OTHER_WEIGHTS}")
         self.fresh = stored is None
         self.state = stored or RunState(uuid.uuid4().hex, 0, self.algorithm.init(), weights)
         self._before: tuple[RunState, Report, Stopping, RoundRecord] | None = None  # where the store replays nothing

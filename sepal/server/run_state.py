@@ -12,16 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sepal.protocol.algorithms import ForgetsEvicted, LearnsRoster, ServerAlgorithm
+from sepal.method.algorithms import ForgetsEvicted, LearnsRoster, ServerAlgorithm
 from sepal.protocol.messages import Reply, version_round
-from sepal.protocol.method import (
-    ClientInfo,
-    Metrics,
-    Payload,
-    Plan,
-    Schema,
-    Uploads,
-)
+from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, Uploads
 from sepal.server.ledger import LedgerEntry
 from sepal.storage.serialize import SPARING
 

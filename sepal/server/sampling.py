@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from sepal.config import RunConfig
-from sepal.protocol.method import ClientInfo
+from sepal.protocol.types import ClientInfo
 from sepal.rng import derive
 from sepal.server.rules import check_novel
 

@@ -21,10 +21,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sepal.config import RunConfig
-from sepal.protocol.method import Method, Plan
-from sepal.protocol.tasks.scoring import BY_ACCURACY, Scoring
+from sepal.method.interface import Method
+from sepal.protocol.types import Plan
 from sepal.server.accuracy import view_figures
 from sepal.server.run_state import RoundRecord
+from sepal.tasks.scoring import BY_ACCURACY, Scoring
 
 POINTS = 5  # in the mean that is followed
 RISE = 0.005  # accuracy, as a fraction

@@ -1,7 +1,7 @@
 """SepalStrategy: the Flower Strategy that runs the rounds of every method.
 
 It decides who takes part, sends and receives messages, writes records and checkpoints, and resumes a run. The method's
-server algorithm (:mod:`sepal.protocol.method`) decides what is sent and how uploads are aggregated.
+server algorithm (:mod:`sepal.method.interface`) decides what is sent and how uploads are aggregated.
 :class:`sepal.server.run.Run` has the state and the figures, :class:`sepal.server.contact.Contact` speaks to the nodes.
 """
 
@@ -21,9 +21,8 @@ from flwr.serverapp.strategy import Result
 
 from sepal.config import RunConfig
 from sepal.errors import ConfigError, DamagedError, RoundError
-from sepal.protocol.algorithms import ServerAlgorithm
-from sepal.protocol.method import Method, Task
-from sepal.protocol.threads import set_threads
+from sepal.method.algorithms import ServerAlgorithm
+from sepal.method.interface import Method, Task
 from sepal.server.contact import Contact
 from sepal.server.observer import Observer, UndoObserver
 from sepal.server.opening import await_clients
@@ -39,6 +38,7 @@ from sepal.server.start_only import StartOnly
 from sepal.server.status import Status
 from sepal.server.uploads import RoundUploads, replayed_uploads
 from sepal.storage.serialize import digest_arrays
+from sepal.training.threads import set_threads
 
 log = logging.getLogger("sepal")
 

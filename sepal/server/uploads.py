@@ -9,11 +9,12 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from sepal.protocol.algorithms import HasReference
-from sepal.protocol.means import values
+from sepal.method.algorithms import HasReference
+from sepal.method.interface import Task
+from sepal.method.means import values
 from sepal.protocol.messages import Content
-from sepal.protocol.method import ClientInfo, Kind, Payload, Task, Upload, Weights
 from sepal.protocol.payloads import unseal
+from sepal.protocol.types import ClientInfo, Kind, Payload, Upload, Weights
 from sepal.server.downloads import Downloads, payload_bytes, room
 from sepal.server.run_state import RoundRecord, RoundStart
 from sepal.server.run_store import RunStore

@@ -23,6 +23,7 @@ from sepal.errors import DamagedError, StateError
 from sepal.storage.regular import check_regular
 
 log = logging.getLogger("sepal")
+FORMAT = "1"  # docs/versioning.md; files from before there was the number have this one
 LARGEST = 64 << 30  # bytes; a larger state is refused as a mistake
 LARGEST_HEADER = 100_000_000  # bytes; the limit of safetensors
 _BEFORE_DIGEST = b'{"__metadata__":{"sha256":"'
@@ -35,12 +36,16 @@ def read_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], str]:
 
     Raises:
         DamagedError: The file is missing, incomplete, or was changed.
+        StateError: The file is whole, and of another format.
     """
     try:
         _check_digest(path)
         with safe_open(path, "np") as file:
+            metadata = file.metadata()
+            if (written := metadata.get("format", FORMAT)) != FORMAT:
+                raise StateError(str(path), f"a state of format {FORMAT}", f"{written}, of another release of Sepal")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            text = file.metadata()["sepal"]
+            text = metadata["sepal"]
         if not isinstance(json.loads(text), dict):
             raise ValueError("its text is no JSON object")
         return arrays, text
@@ -85,7 +90,7 @@ def write_tensors(
 
 def _header(arrays: Mapping[str, npt.NDArray[Any]], names: list[str], text: str) -> bytes:
     """Return the header of a safetensors file, padded to 8 bytes, with zeros in place of the digest."""
-    head: dict[str, Any] = {"__metadata__": {"sha256": _NO_DIGEST.decode(), "sepal": text}}
+    head: dict[str, Any] = {"__metadata__": {"sha256": _NO_DIGEST.decode(), "sepal": text, "format": FORMAT}}
     at = 0
     for name in names:
         array = arrays[name]

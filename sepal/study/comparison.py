@@ -17,9 +17,8 @@ from sepal.config.elsewhere import PLACES
 from sepal.data.locations import data_directory
 from sepal.data.sources import FILES
 from sepal.errors import ConfigError, DataError, StateError, printable
-from sepal.protocol.tasks.scoring import ACCURACY, Measure
 from sepal.protocol.views import CLOSING_VIEWS
-from sepal.server_app.stored_run import NOTHING, Allowed, stored_config
+from sepal.runs.stored_run import NOTHING, Allowed, stored_config
 from sepal.storage.files import write_atomically
 from sepal.storage.regular import is_inside, is_regular
 from sepal.strategies.registry import as_begun
@@ -27,6 +26,7 @@ from sepal.study.plans.model import PlanFile, PlannedRun
 from sepal.study.results import Result, Variant, read_result
 from sepal.study.runs import INDEX, find_place, is_run, read_index, runs_of
 from sepal.study.statistics import Difference
+from sepal.tasks.scoring import ACCURACY, Measure
 
 SEEDS = 3  # below these there is no interval over seeds
 NEAR = 0.95  # the default target: this share of the best accuracy at the end

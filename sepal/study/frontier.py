@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sepal.protocol.tasks.scoring import ACCURACY, Measure
 from sepal.study.results import DIRECTIONS, LEAST_POINTS, Point, Variant
 from sepal.study.statistics import Estimate, over_seeds, paired_by_seed
+from sepal.tasks.scoring import ACCURACY, Measure
 
 CLOSE_TO, POINT = "fedavg-ft", 0.01  # the yardstick, and what counts as close to it
 SLACK = 1e-9  # a value that is a whole point below is still within it, whatever its last bits

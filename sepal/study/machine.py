@@ -15,7 +15,7 @@ from sepal.data.locations import cache_directory, data_directory, downloads_allo
 from sepal.data.sources import is_here
 from sepal.engines.flower.processes import unusable
 from sepal.errors import SepalError, one_line
-from sepal.protocol.flower.versions import RANGE, require_supported, transport
+from sepal.flower.versions import RANGE, require_supported, transport
 from sepal.storage.files import check_owner
 from sepal.storage.home import home
 
@@ -70,7 +70,7 @@ def torch_findings() -> Iterator[Finding]:
         return
     build = next((f"{name} {number}" for name, number in _builds(torch.version) if number), "the CPU build")
     yield Finding("torch", f"{torch.__version__}, {build}")
-    from sepal.client.devices import choose_device
+    from sepal.training.devices import choose_device
 
     device = choose_device("auto")
     if device == "cpu" and torch.version.cuda:

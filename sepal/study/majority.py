@@ -1,4 +1,4 @@
-"""Compares a run's accuracy with that of always answering a client's most frequent label."""
+"""Compares a run with the simplest answer: a client's most frequent label, or the mean of its targets."""
 
 from __future__ import annotations
 
@@ -18,37 +18,46 @@ if TYPE_CHECKING:
     from sepal.strategies.assembly import Assembly
 
 MOST = 100  # clients whose labels are counted
+RMSE, ERROR = "rmse", "error_of_the_mean"
+ADVICE = (
+    "the lr of {:g} may be too small or too large, the rounds too few or too many, or clients too different for one "
+    "model; `sepal tune` tries several rates"
+)
 MOST_READ = 1000  # examples of each part of a Dataset whose labels are read, evenly spaced
 
 
 def note(path: Path, summary: Mapping[str, Any], assembly: Assembly) -> None:
-    """Add ``majority`` to a complete run's summary.json: the accuracy that :func:`warning` compares with.
+    """Add ``majority`` or ``error_of_the_mean`` to a complete run's summary.json, with which :func:`warning` compares.
 
     Args:
         path: The run directory.
-        summary: Content of its summary.json; one of another headline than accuracy is left as it is.
+        summary: Content of its summary.json; one of another headline than accuracy or rmse is left as it is.
         assembly: The run's parts, in process: all clients' data is at hand.
     """
-    if "accuracy" not in summary:
+    data, clients = assembly.data, assembly.task.config.clients
+    if "accuracy" in summary:
+        found = {**summary, "majority": majority(data, clients)}
+    elif (summary.get("metric") or {}).get("name") == RMSE and assembly.task.config.task == "regression":
+        found = {**summary, **({} if (error := error_of_the_mean(data, clients)) is None else {ERROR: error})}
+    else:
         return
-    found = {**summary, "majority": majority(assembly.data, assembly.task.config.clients)}
     text = json.dumps(found, indent=2, ensure_ascii=False)
     write_atomically(path / "summary.json", f"{text}\n".encode())
 
 
 def warning(summaries: Sequence[Mapping[str, Any]], view: str, lr: float) -> str:
-    """Return a line if models are no better than the most frequent label, mean over runs; else nothing.
+    """Return a line if models are no better than the simplest answer, mean over runs; else nothing.
 
     Args:
-        summaries: Content of the summary.json of runs that differ in their seeds; those without ``majority`` are left
-            out.
+        summaries: Content of the summary.json of runs that differ in their seeds; those without its figure are
+            left out.
         view: The view, of deployed models.
         lr: The runs' learning rate.
     """
     ends = [(summary.get("majority"), (summary.get("accuracy") or {}).get(view)) for summary in summaries]
     found = [(end["mean"], share) for share, end in ends if share is not None and end]
     if not found:
-        return ""
+        return _warning_of_numbers(summaries, view, lr)
     mean, share = (sum(values) / len(found) for values in zip(*found, strict=True))
     if mean > share:
         return ""
@@ -57,6 +66,36 @@ def warning(summaries: Sequence[Mapping[str, Any]], view: str, lr: float) -> str
         f"frequent label of a client's training data: the lr of {lr:g} may be too small or too large, the rounds too "
         "few, or clients too different for one model; `sepal tune` tries several rates"
     )
+
+
+def _warning_of_numbers(summaries: Sequence[Mapping[str, Any]], view: str, lr: float) -> str:
+    """Return the line about a regression."""
+    ends = [(summary.get(ERROR), (summary.get("headline") or {}).get(view)) for summary in summaries]
+    found = [(end["mean"], error) for error, end in ends if error is not None and end]
+    if not found:
+        return ""
+    mean, error = (sum(values) / len(found) for values in zip(*found, strict=True))
+    if mean < error:
+        return ""
+    unit = next((f" {s['metric']['unit']}" for s in summaries if (s.get("metric") or {}).get("unit")), "")
+    return (
+        f"{RMSE} {mean:.4g}{unit} ({view}) is not below {error:.4g}{unit}, that of always predicting the mean of a "
+        f"client's training targets: {ADVICE.format(lr)}"
+    )
+
+
+def error_of_the_mean(data: FederatedData, clients: int) -> float | None:
+    """Return the mean over clients of the root mean squared error of the mean of a client's training targets.
+
+    None if no client has training and test examples.
+    """
+    errors = []
+    for number in range(min(clients, MOST)):
+        part = data.client(number, clients, f"client-{number:05d}")
+        if len(part.test) and len(part.train):
+            train, test = (_labels(each).astype(np.float64) for each in (part.train, part.test))
+            errors.append(float(np.sqrt(np.mean((test - train.mean(0)) ** 2))))
+    return float(np.mean(errors)) if errors else None
 
 
 def majority(data: FederatedData, clients: int) -> float:
@@ -69,6 +108,6 @@ def majority(data: FederatedData, clients: int) -> float:
     return float(np.mean(shares)) if shares else 0.0
 
 
-def _labels(part: Examples | Stream) -> npt.NDArray[np.int64]:
-    labels: npt.NDArray[np.int64] = (part.sample(MOST_READ) if isinstance(part, Stream) else part).y
+def _labels(part: Examples | Stream) -> npt.NDArray[Any]:
+    labels: npt.NDArray[Any] = (part.sample(MOST_READ) if isinstance(part, Stream) else part).y
     return labels

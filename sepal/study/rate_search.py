@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from sepal.config.run import SEARCH
 from sepal.errors import ConfigError, SepalError, one_line
-from sepal.protocol.tasks.scoring import Measure
+from sepal.study.search import choose, two_digits
+from sepal.tasks.scoring import Measure
 
 STEP, STEPS = 4.0, (1, 0, -1, 2, -2)  # rates: the calibrated one times STEP to these powers
 MOST_TRIALS = 9
@@ -84,19 +85,19 @@ def searched_rate(flat: Mapping[str, Any], workers: int = 0) -> Rate:
 
 
 def _rate(middle: float, power: int) -> float:
-    return float(f"{middle * STEP**power:.2g}")
+    return two_digits(middle * STEP**power)
 
 
 def _best(values: Mapping[int, float | None], measure: Measure) -> int | None:
     """Return the power with the best value, in a tie the nearest to 0; None without a value."""
     there = {power: measure.sign * value for power, value in values.items() if value is not None}
-    return max(there, key=lambda power: (there[power], -abs(power))) if there else None
+    return choose(list(there), there.__getitem__, abs) if there else None
 
 
 def _validation(flat: Mapping[str, Any], view: str, workers: int) -> float | None:
     """Run a trial in a directory that is then removed, and return its value on validation data."""
-    from sepal.study.plans.search import validation
     from sepal.study.run import execute, prepare
+    from sepal.study.search import validation
 
     with tempfile.TemporaryDirectory(prefix="sepal-") as scratch:
         run = prepare({**flat, "name": "trial", "out": scratch}, Path(scratch), workers)

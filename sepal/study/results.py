@@ -16,11 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sepal.protocol.tasks.scoring import Measure, headline
-from sepal.server_app.json_lines import Line, read_rows
-from sepal.server_app.stored_run import NOTHING, Allowed, StoredRun, read_run
+from sepal.runs.json_lines import Line, read_rows
+from sepal.runs.stored_run import NOTHING, Allowed, StoredRun, read_run
 from sepal.study import statistics
 from sepal.study.statistics import BySeed, Difference, Estimate, Rise
+from sepal.tasks.scoring import Measure, headline
 
 MEGA = 1e6  # bytes in a MB
 LEAST_POINTS = 3  # full evaluations, below which the first of them that has an accuracy says little of when it came

@@ -43,7 +43,7 @@ def prepare(flat: Flat, base: Path, workers: int = 0) -> Prepared:
     from sepal.data.federation import DealtData
     from sepal.data.locations import data_directory
     from sepal.engines.in_process import check_clients
-    from sepal.server_app.places import run_path
+    from sepal.runs.places import run_path
     from sepal.strategies.assembly import assemble
 
     if flat.get("data-dir"):  # so that reports and exports find the data from anywhere
@@ -67,8 +67,8 @@ def _with_rate(flat: Flat, base: Path, workers: int) -> tuple[Flat, tuple[str, .
 
     if flat.get("lr") != SEARCH:
         return flat, ()
-    from sepal.server_app.places import run_path
-    from sepal.server_app.stored_run import begun, stored_config
+    from sepal.runs.places import run_path
+    from sepal.runs.stored_run import begun, stored_config
     from sepal.strategies.assembly import assemble
     from sepal.study.rate_search import searched_rate
 
@@ -93,10 +93,10 @@ def execute(run: Prepared, workers: int = 0, from_round: int | None = None, obse
         SepalError: The run cannot be started or completed.
     """
     from sepal.engines.in_process import run_in_process
-    from sepal.protocol.repeats import told_once
-    from sepal.server_app.places import IN_PROCESS
-    from sepal.server_app.run_directory import RunDirectory
-    from sepal.server_app.stored_run import stored_summary
+    from sepal.operation.repeats import told_once
+    from sepal.runs.places import IN_PROCESS
+    from sepal.runs.run_directory import RunDirectory
+    from sepal.runs.stored_run import stored_summary
     from sepal.storage.regular import expanded
     from sepal.study.majority import note
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sepal.config import Flat, RunConfig, key_types, parse
 from sepal.errors import ConfigError
-from sepal.server_app.stored_run import FREE, begun, stored_config
+from sepal.runs.stored_run import FREE, begun, stored_config
 from sepal.storage.regular import expanded
 from sepal.storage.toml_text import parse_toml
 

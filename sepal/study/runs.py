@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sepal.errors import ConfigError, StateError
-from sepal.server_app.json_lines import cleaned
-from sepal.server_app.places import IN_PROCESS, default_base
+from sepal.runs.json_lines import cleaned
+from sepal.runs.places import IN_PROCESS, default_base
 from sepal.storage.regular import expanded, is_regular, read_text
 from sepal.user_modules import in_own_code
 
 if TYPE_CHECKING:
-    from sepal.client_app.client_model import ClientModel
+    from sepal.export.client_model import ClientModel
 
 # What Python, NumPy and torch raise for values of other types, numbers or shapes than a run writes.
 UNFIT = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -134,7 +134,7 @@ def _unknown(text: str, what: str) -> ConfigError:
 def model_of(
     path: Path, client: str | int, view: str = "", allow: Collection[str] = (), how: str = EXPORT
 ) -> ClientModel:
-    """Return a model of a client of the run at ``path`` (:func:`sepal.client_app.client_model.client_model`).
+    """Return a model of a client of the run at ``path`` (:func:`sepal.export.client_model.client_model`).
 
     Args:
         path: The run's directory.
@@ -146,10 +146,10 @@ def model_of(
     Raises:
         ConfigError: The run has no such client, its model cannot be exported, or it names code that is not allowed.
     """
-    from sepal.client_app.client_model import client_model
     from sepal.config.elsewhere import check_code
-    from sepal.protocol.fields import client_name
-    from sepal.server_app.stored_run import read_run, stored_config
+    from sepal.export.client_model import client_model
+    from sepal.names import client_name
+    from sepal.runs.stored_run import read_run, stored_config
 
     flat = stored_config(path) or {}
     check_code(flat, allow, how)

@@ -1,5 +1,11 @@
 """The statistics of every table and figure: over seeds, paired over clients, and whether a curve is still rising.
 
+Accuracies of one contender are a matrix float64 (seeds, clients), NaN where a client did not take part with that seed.
+An interval of Student's t is over what was drawn (:func:`interval`): seeds, with their means over clients; clients,
+with their means over seeds, as a guide; or both, where clients are the same people with every seed. Then the estimate's
+variance is that of the seeds' means plus that of the people's, and the degrees of freedom are Satterthwaite's (1946).
+Why not a bootstrap: docs/decisions/0025-intervals-of-t.md.
+
 A curve's points are the mean validation accuracies of the rounds' clients, or test accuracies if there is no validation
 data; in the received view for a method that deploys it, and otherwise in the trained view. Rounds that evaluate all
 clients are left out where there are enough others: in these, some methods tune the trained model further. The mean of
@@ -13,16 +19,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
-from sepal.protocol.tasks.scoring import ACCURACY, Measure, headline, measure_of
-from sepal.server_app.json_lines import Line
+from sepal.runs.json_lines import Line
+from sepal.tasks.scoring import ACCURACY, Measure, headline, measure_of
 
 LEAST_POINTS, PARTS = 3, 10
 LEAST_RISE, ERRORS = 0.005, 2.0  # accuracy; standard errors
-BySeed = Mapping[int, Mapping[str, float]]  # seed → client → accuracy
+BySeed: TypeAlias = Mapping[int, Mapping[str, float]]  # seed → client → accuracy
+Matrix: TypeAlias = NDArray[np.float64]
+Drawn: TypeAlias = Literal["seeds", "clients", "both"]
+LEVEL = 0.05
+LEAST_DRAWN = 3  # below these, a :class:`Difference` has no interval
+TIE = 0.005  # half a point
+DIGITS = 9  # below these, a difference is one of rounding
 
 
 @dataclass(frozen=True)
@@ -83,17 +97,76 @@ def over_seeds(values: Sequence[float]) -> Estimate | None:
     return Estimate(float(np.mean(values)), spread, len(values))
 
 
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its interval of Student's t, and the two-sided p-value of its being 0."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
+
+    def text(self) -> str:
+        """Return ``+1.2 [+0.3, +2.1]``, in points."""
+        values = (f"{100 * value:+.1f}" for value in (self.mean, self.low, self.high))
+        centre, low, high = (value.replace("-", "−") for value in values)
+        return f"{centre} [{low}, {high}]"
+
+
+def mean(values: Matrix) -> float:
+    """Return the mean over seeds of means over clients."""
+    return float(np.nanmean(values, axis=1).mean())
+
+
+def spread(values: Matrix) -> float | None:
+    """Return the standard deviation (ddof 1) over seeds of the means over clients; None for one seed."""
+    return float(np.nanmean(values, axis=1).std(ddof=1)) if len(values) > 1 else None
+
+
+def interval(values: Matrix, over: Drawn) -> Interval | None:
+    """Return the estimate of a contender's accuracies, or of paired differences of two contenders.
+
+    Args:
+        values: float64 (seeds, clients), NaN where there is none; no seed is empty.
+        over: What was drawn. The estimate is the mean over seeds of means over clients; over clients alone, the mean
+            over clients of means over seeds.
+
+    Returns:
+        None with fewer than two of what was drawn.
+    """
+    there = values[:, ~np.isnan(values).all(0)]
+    axes = {"seeds": (1,), "clients": (0,), "both": (1, 0)}[over]
+    drawn = [np.nanmean(there, axis=axis).round(DIGITS) for axis in axes]
+    if min(map(len, drawn)) < 2:
+        return None
+    parts = np.array([units.var(ddof=1) / len(units) for units in drawn])  # of the estimate's variance
+    centre, error = round(float(np.nanmean(there, axis=axes[0]).mean()), DIGITS), float(np.sqrt(parts.sum()))
+    if error == 0:
+        return Interval(centre, centre, centre, float(centre == 0))
+    freedom = parts.sum() ** 2 / sum(part**2 / (len(units) - 1) for part, units in zip(parts, drawn, strict=True))
+    half = float(special.stdtrit(freedom, 1 - LEVEL / 2) * error)
+    return Interval(centre, centre - half, centre + half, float(2 * special.stdtr(freedom, -abs(centre) / error)))
+
+
+def matrix(by_seed: BySeed, seeds: Sequence[int], names: Sequence[str]) -> Matrix:
+    """Return seed → client → accuracy as a matrix with NaN for what is missing, float64 (seeds, clients)."""
+    return np.array([[by_seed.get(seed, {}).get(name, np.nan) for name in names] for seed in seeds], np.float64)
+
+
+def paired_matrix(ours: BySeed, theirs: BySeed) -> Matrix:
+    """Return ours minus theirs, float64 (seeds in which both have a client, clients that both have in one of them)."""
+    both = [seed for seed in sorted(ours.keys() & theirs.keys()) if ours[seed].keys() & theirs[seed].keys()]
+    names = sorted({name for seed in both for name in ours[seed].keys() & theirs[seed].keys()})
+    return matrix(ours, both, names) - matrix(theirs, both, names)
+
+
 def paired(ours: BySeed, theirs: BySeed) -> Difference | None:
     """Return the paired difference of accuracies, ours minus theirs, with the 95 % interval of Student's t.
 
     Each client's difference is averaged over the seeds that both have. Clients of one federation are not independent,
     so the interval is a guide, not a test. With fewer than three clients there is no interval.
     """
-    pairs: dict[str, list[float]] = {}
-    for differences in _differences(ours, theirs).values():
-        for name, value in differences.items():
-            pairs.setdefault(name, []).append(value)
-    return _with_interval([float(np.mean(found)) for found in pairs.values()])
+    return _difference(paired_matrix(ours, theirs), "clients")
 
 
 def paired_by_seed(ours: BySeed, theirs: BySeed) -> Difference | None:
@@ -101,23 +174,41 @@ def paired_by_seed(ours: BySeed, theirs: BySeed) -> Difference | None:
 
     It is for claims about other draws of the data and of W_0. With fewer than three seeds there is no interval.
     """
-    return _with_interval([float(np.mean([*found.values()])) for found in _differences(ours, theirs).values() if found])
+    return _difference(paired_matrix(ours, theirs), "seeds")
 
 
-def _differences(ours: BySeed, theirs: BySeed) -> BySeed:
-    """Return seed → client → difference, for what both have."""
-    return {
-        seed: {name: clients[name] - theirs[seed][name] for name in clients if name in theirs[seed]}
-        for seed, clients in ours.items()
-        if seed in theirs
-    }
+def _difference(values: Matrix, over: Literal["seeds", "clients"]) -> Difference | None:
+    if not values.size:
+        return None
+    units = np.nanmean(values, axis=1 if over == "seeds" else 0)
+    found = interval(values, over) if len(units) >= LEAST_DRAWN else None
+    half = None if found is None else (found.high - found.low) / 2
+    return Difference(float(np.mean(units)), half, len(units))
 
 
-def _with_interval(values: Sequence[float]) -> Difference | None:
-    if len(values) < 3:
-        return Difference(float(np.mean(values)), None, len(values)) if len(values) else None
-    half = special.stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / np.sqrt(len(values))
-    return Difference(float(np.mean(values)), float(half), len(values))
+def wins(differences: Matrix, same_people: bool = False) -> tuple[int, int, int]:
+    """Return how many clients are ahead, even and behind; even is half a point or less (``TIE``).
+
+    Args:
+        differences: float64 (seeds, clients), NaN where there is none.
+        same_people: Whether a column is one person, who counts once, with the mean over seeds.
+    """
+    each = differences[:, ~np.isnan(differences).all(0)]
+    each = np.nanmean(each, axis=0) if same_people else each[~np.isnan(each)]
+    ahead, behind = int((each > TIE).sum()), int((each < -TIE).sum())
+    return ahead, each.size - ahead - behind, behind
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Return p-values corrected by Holm's method (1979), in the order given.
+
+    The k-th smallest of m is multiplied by m - k + 1; none is below a smaller one's, and none above 1.
+    """
+    corrected, least = [0.0] * len(p), 0.0
+    for place, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
+        least = max(least, min(1.0, (len(p) - place) * p[index]))
+        corrected[index] = least
+    return corrected
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,10 @@ statistics of normalisation layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +28,12 @@ from pydantic import Field
 from torch import nn
 from torch.func import functional_call
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.hooks import Hooks
 from sepal.config import Settings, ShareOrAuto, auto
-from sepal.protocol.layout import Layout, trained
-from sepal.protocol.method import Payload, Plan, Weights
-from sepal.protocol.tensors import dense
+from sepal.layout import Layout, trained
+from sepal.method import ClientBase, Hooks, Payload, Plan, Weights, dense
 from sepal.strategies.baselines.fedavg import FedAvgServer
 from sepal.strategies.registration import register
+from sepal.training.capturable import Capturable, Objective
 
 
 class Hyper(Settings):
@@ -57,16 +57,8 @@ class ClientState:
 class Mixture(nn.Module):
     """w_i, v_i and α in one module, trained on the same batch by one loss."""
 
-    def __init__(
-        self,
-        shared: nn.Module,
-        personal: nn.Module,
-        alpha: float,
-        adaptive: bool,
-        objective: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    ) -> None:
+    def __init__(self, shared: nn.Module, personal: nn.Module, alpha: float, adaptive: bool) -> None:
         super().__init__()
-        self.objective = objective
         self.shared, self.personal = shared, personal
         device = next(personal.parameters()).device
         self.alpha = nn.Parameter(torch.tensor(alpha, device=device), requires_grad=adaptive)
@@ -81,16 +73,50 @@ class Mixture(nn.Module):
         logits: torch.Tensor = functional_call(self.personal, mixed, (x,))
         return logits
 
-    def loss(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return F_i(w_i) + F_i(v̄_i). The first term has no gradient for v_i and α, the second none for w_i."""
-        return self.objective(self.shared(x), y) + self.objective(self(x), y)
 
-    def move_alpha(self, rate: float) -> None:
-        """Update α ← α - η·∂F_i(v̄_i)/∂α, clipped to [0, 1], at the first call only."""
-        if self.alpha.grad is not None:
+@dataclass(frozen=True)
+class BothLosses(Capturable):
+    """F_i(w_i) + F_i(v̄_i). The first term has no gradient for v_i and α, the second none for w_i."""
+
+    objective: Objective
+
+    def __call__(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the loss of a batch."""
+        both = typing.cast("Mixture", module)
+        return self.objective(both.shared(x), y) + self.objective(both(x), y)
+
+
+@dataclass(frozen=True)
+class MoveAlpha(Capturable):
+    """Updates α ← α - η·∂F_i(v̄_i)/∂α, clipped to [0, 1], at the first step only."""
+
+    TENSORS: typing.ClassVar[tuple[str, ...]] = ("rate",)
+    rate: float
+
+    def __call__(self, module: nn.Module) -> None:
+        """Move α, if it is adaptive and has not been moved."""
+        alpha = typing.cast("Mixture", module).alpha
+        if alpha.grad is not None:
             with torch.no_grad():
-                self.alpha.sub_(rate * self.alpha.grad).clamp_(0, 1)
-            self.alpha.requires_grad_(False)
+                alpha.sub_(self.rate * alpha.grad).clamp_(0, 1)
+            alpha.requires_grad_(False)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the rate, and whether the next step is the first."""
+        return {**super().tensors(), "first": torch.tensor(True)}
+
+    def captured(self, tensors: Mapping[str, torch.Tensor], objective: Objective, optimizer: Any) -> Callable[..., Any]:
+        """Return what says on the device whether it is the first step: a captured step is always the same."""
+        rate, first = tensors["rate"], tensors["first"]
+
+        def move(module: nn.Module) -> None:
+            alpha = typing.cast("Mixture", module).alpha
+            if alpha.grad is not None:
+                with torch.no_grad():
+                    alpha.copy_(torch.where(first, (alpha - rate * alpha.grad).clamp(0, 1), alpha))
+                    first.fill_(False)
+
+        return move
 
 
 def mix(personal: Weights, shared: Weights, alpha: float, parts: Layout) -> Weights:
@@ -121,10 +147,10 @@ class APFLClient(ClientBase[ClientState]):
         shared, personal = self.trainer.network(), self.trainer.network("personal")
         shared.load(super().arrived(state, download, plan))
         personal.load(state.personal)
-        both = Mixture(shared.module, personal.module, state.alpha, self.hyper.adaptive, self.trainer.loss)
+        both = Mixture(shared.module, personal.module, state.alpha, self.hyper.adaptive)
         rate = self.trainer.learning_rate(plan.round)
         parts = [*shared.module.parameters(), *personal.module.parameters()]
-        hooks = Hooks(loss=both.loss, after_step=lambda module: both.move_alpha(rate))
+        hooks = Hooks(loss=BothLosses(self.trainer.loss), after_step=MoveAlpha(rate))
         self.trainer.fit(both, plan.round, hooks, parameters=parts)
         epochs = self.task.config.local_epochs
         self.trainer.account(shared.module, epochs * len(self.trainer.y))  # fit counts the pass of v̄_i only

@@ -18,13 +18,11 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.hooks import proximal
 from sepal.config import NotNegativeOrAuto, Settings, auto
-from sepal.protocol.method import Payload, Plan, Weights
-from sepal.protocol.tensors import dense
+from sepal.method import ClientBase, Payload, Plan, Weights, dense
 from sepal.strategies.baselines.fedavg import FedAvgServer
 from sepal.strategies.registration import register
+from sepal.training.hooks import proximal
 
 
 class Hyper(Settings):

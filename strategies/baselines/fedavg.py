@@ -16,13 +16,21 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from sepal.client.algorithm import ClientBase
 from sepal.config import Settings
 from sepal.masks.flat import Flat
-from sepal.protocol.means import weighted_mean
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Upload, Uploads, Weights
-from sepal.protocol.server_base import ServerBase
-from sepal.protocol.tensors import dense
+from sepal.method import (
+    ClientBase,
+    ClientInfo,
+    Metrics,
+    Payload,
+    Plan,
+    ServerBase,
+    Upload,
+    Uploads,
+    Weights,
+    dense,
+    weighted_mean,
+)
 from sepal.strategies.registration import register
 
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from sepal.config import Settings
-from sepal.protocol.method import Payload, Plan
-from sepal.protocol.tensors import dense
+from sepal.method import Payload, Plan, dense
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer
 from sepal.strategies.registration import register
 

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from pydantic import Field
 
 from sepal.config import PositiveOrAuto, Settings, auto
-from sepal.protocol.layout import trained
-from sepal.protocol.method import Weights
+from sepal.layout import trained
+from sepal.method import Weights
 from sepal.strategies.baselines.fedavg import FedAvgClient, FedAvgServer, ServerState
 from sepal.strategies.registration import register
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from sepal.config import Settings
-from sepal.protocol.layout import Layout, layers
-from sepal.protocol.method import Payload, Plan, Task, Weights
+from sepal.layout import Layout, layers
+from sepal.method import Payload, Plan, Task, Weights
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer
 from sepal.strategies.registration import register
 

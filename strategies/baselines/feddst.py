@@ -23,28 +23,28 @@ bit per weight), and uploaded in readjusting rounds only.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import nn
 
-from sepal.client.hooks import Hooks
-from sepal.client.network import read_gradients
 from sepal.config import Settings
+from sepal.layout import Layout, Role
 from sepal.masks.budgets import erk, uniform
 from sepal.masks.packed import Mask, Masks, density, masked
 from sepal.masks.schedules import prune, regrow
 from sepal.masks.selection import largest
-from sepal.protocol.layout import Layout, Role
-from sepal.protocol.means import mean_of_holders
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Uploads, Weights
-from sepal.protocol.server_base import ServerBase
-from sepal.protocol.tensors import at_masks, at_masks_specs
+from sepal.method import ClientInfo, Hooks, Metrics, Payload, Plan, Schema, ServerBase, Task, Uploads, Weights
+from sepal.method.means import mean_of_holders
+from sepal.method.tensors import at_masks, at_masks_specs
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient
 from sepal.strategies.registration import register
+from sepal.training.capturable import Capturable, Objective
+from sepal.training.network import read_gradients
 
 
 class Hyper(Settings):
@@ -130,6 +130,44 @@ class FedDSTServer(ServerBase[ServerState]):
         return state.weights
 
 
+@dataclass(frozen=True)
+class LastBatchLoss(Capturable):
+    """The loss, which keeps the inputs and targets of the last batch in ``batch``."""
+
+    HELD: ClassVar[tuple[str, ...]] = ("batch",)
+    objective: Objective
+    batch: list[torch.Tensor]
+
+    def __call__(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the loss of a batch."""
+        self.batch[:] = x, y
+        return self.objective(module(x), y)
+
+    def captured(self, tensors: Any, objective: Objective, optimizer: Any) -> Callable[..., Any]:
+        """Return the loss alone: the tensors of a captured step are those of every batch."""
+        return lambda module, x, y: objective(module(x), y)
+
+    def ended(self, batches: Sequence[int], last: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Keep the last batch."""
+        self.batch[:] = last()
+
+
+@dataclass(frozen=True)
+class ApplyMasks(Capturable):
+    """Multiplies weights by their masks, bool by name."""
+
+    TENSORS: ClassVar[tuple[str, ...]] = ("masks",)
+    HELD: ClassVar[tuple[str, ...]] = ("held",)
+    masks: Mapping[str, torch.Tensor]
+    held: Mapping[str, torch.Tensor]
+
+    def __call__(self, module: nn.Module) -> None:
+        """Apply the masks."""
+        with torch.no_grad():
+            for name, mask in self.masks.items():
+                self.held[name].mul_(mask)
+
+
 class FedDSTClient(FedAvgClient):
     """Trains with a mask, and readjusts it if the plan says so."""
 
@@ -177,17 +215,8 @@ class FedDSTClient(FedAvgClient):
         network.load(start)
         factors = {name: torch.from_numpy(mask).to(self.trainer.device) for name, mask in masks.items()}
         batch: list[torch.Tensor] = []
-
-        def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            batch[:] = x, y
-            return self.trainer.loss_of(module, x, y)
-
-        def apply(module: nn.Module) -> None:
-            with torch.no_grad():
-                for name, factor in factors.items():
-                    network.tensors[name].mul_(factor)
-
-        hooks, share = Hooks(loss=loss, after_step=apply), density(masks)
+        hooks = Hooks(LastBatchLoss(self.trainer.loss, batch), after_step=ApplyMasks(factors, network.tensors))
+        share = density(masks)
         self.trainer.fit(network.module, plan.round, hooks, epochs=epochs, purpose=purpose, density=share)
         model = network.read()
         if not plan.scalars["fraction"]:

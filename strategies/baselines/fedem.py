@@ -29,17 +29,15 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.columns import split
-from sepal.client.hooks import Hooks
 from sepal.config import Settings
+from sepal.layout import Layout, Parameter
+from sepal.method import ClientBase, Hooks, Payload, Plan, Predictor, Task, Weights
 from sepal.models import initial_weights
-from sepal.protocol.layout import Layout, Parameter
-from sepal.protocol.method import Payload, Plan, Predictor, Task, Weights
-from sepal.protocol.tasks.learning import PER_EXAMPLE
 from sepal.rng import derive
 from sepal.strategies.baselines.fedavg import FedAvgServer, ServerState
 from sepal.strategies.registration import register
+from sepal.tasks.learning import PER_EXAMPLE
+from sepal.training.columns import split
 
 EXAMPLES = 512  # at once in the E-step
 

@@ -36,27 +36,27 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.hooks import frozen
-from sepal.client.optimizers import ParameterGroup
-from sepal.client.training import Trainer
+from sepal.layout import Layout
 from sepal.masks.packed import Mask, Masks, Packed, pack, unpack
 from sepal.masks.selection import count
-from sepal.protocol.layout import Layout
-from sepal.protocol.method import (
+from sepal.method import (
+    ClientBase,
     ClientInfo,
     Metrics,
     Payload,
     Plan,
     Schema,
-    SpecLike,
+    ServerBase,
     Task,
+    Trainer,
     Uploads,
     Weights,
 )
-from sepal.protocol.server_base import ServerBase
+from sepal.protocol.types import SpecLike
 from sepal.strategies.baselines.fedmask_parts import Hyper, Parts
 from sepal.strategies.registration import register
+from sepal.training.hooks import frozen
+from sepal.training.optimizers import ParameterGroup
 from sepal.wire.tensors import TensorSpec, members
 
 

@@ -10,10 +10,11 @@ import numpy.typing as npt
 from pydantic import Field
 
 from sepal.config import Settings
+from sepal.layout import Layout, Parameter, Role, layers
 from sepal.masks.packed import Mask, Masks, Packed, pack, unpack
 from sepal.masks.selection import count, largest
-from sepal.protocol.layout import Layout, Parameter, Role, layers
-from sepal.protocol.method import SpecLike, Task, Weights
+from sepal.method import Task, Weights
+from sepal.protocol.types import SpecLike
 from sepal.rng import derive
 from sepal.wire.tensors import SparseTensor, Tensors, TensorSpec, members
 

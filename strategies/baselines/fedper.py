@@ -6,7 +6,7 @@ the client and are not sent. Both are trained together. *Received* is the receiv
 *trained* is the same after the local epochs. A deployed client predicts with its base
 and head of the last local epochs, which is *kept*: *received* has a head that was trained on an older base.
 
-Layers are counted as in :func:`sepal.protocol.layout.layers`.
+Layers are counted as in :func:`sepal.layout.layers`.
 Deviations: heads start with W_0; statistics of normalisation layers belong to their layer and are averaged.
 """
 
@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from sepal.client.algorithm import ClientBase
 from sepal.config import Settings
-from sepal.protocol.layout import Layout, layers
-from sepal.protocol.method import Payload, Plan, Task, Weights
+from sepal.layout import Layout, layers
+from sepal.method import ClientBase, Payload, Plan, Task, Weights
 from sepal.strategies.baselines.fedavg import FedAvgServer
 from sepal.strategies.registration import register
 

@@ -10,11 +10,11 @@ the paper samples clients by n_i and weights them equally; statistics of normali
 
 from __future__ import annotations
 
-from sepal.client.hooks import Hooks, proximal
 from sepal.config import NotNegativeOrAuto, Settings, auto
-from sepal.protocol.method import Plan, Weights
+from sepal.method import Hooks, Plan, Weights
 from sepal.strategies.baselines.fedavg import FedAvgClient, FedAvgServer
 from sepal.strategies.registration import register
+from sepal.training.hooks import proximal
 
 
 class Hyper(Settings):

@@ -17,8 +17,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from sepal.config import Settings
-from sepal.protocol.layout import layers
-from sepal.protocol.method import Payload, Plan
+from sepal.layout import layers
+from sepal.method import Payload, Plan
 from sepal.strategies.baselines.fedper import Body, ClientState, FedPerServer, PartClient
 from sepal.strategies.registration import register
 

@@ -13,9 +13,9 @@ the window at which it was trained.
 
 from __future__ import annotations
 
-from sepal.protocol.tasks.learning import LABELS
 from sepal.strategies.baselines.heterofl import HeteroFLClient, HeteroFLServer, Hyper
 from sepal.strategies.registration import register
+from sepal.tasks.learning import LABELS
 
 
 class Rolling:

@@ -10,8 +10,8 @@ Deviations: the mean of A is weighted by n_i.
 
 from __future__ import annotations
 
-from sepal.protocol.layout import Layout
-from sepal.protocol.method import Task
+from sepal.layout import Layout
+from sepal.method import Task
 from sepal.strategies.baselines.fedavg import FedAvgServer
 from sepal.strategies.baselines.fedper import PartClient
 from sepal.strategies.registration import register

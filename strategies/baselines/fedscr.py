@@ -27,15 +27,27 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.training import Trainer
 from sepal.config import Settings
 from sepal.errors import SepalError
+from sepal.layout import Layout, statistics, trained
 from sepal.masks.selection import count
-from sepal.protocol.layout import Layout, statistics, trained
-from sepal.protocol.means import sparse_mean, weighted_mean
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, SpecLike, Task, Uploads, Weights
-from sepal.protocol.tensors import dense, dense_specs
+from sepal.method import (
+    ClientBase,
+    ClientInfo,
+    Metrics,
+    Payload,
+    Plan,
+    Schema,
+    Task,
+    Trainer,
+    Uploads,
+    Weights,
+    dense,
+    sparse_mean,
+    weighted_mean,
+)
+from sepal.method.tensors import dense_specs
+from sepal.protocol.types import SpecLike
 from sepal.strategies.baselines.fedavg import FedAvgServer, ServerState
 from sepal.strategies.registration import register
 from sepal.wire import rounded

@@ -2,7 +2,7 @@
 
 Sattler, Wiedemann, Müller, Samek, "Robust and Communication-Efficient Federated Learning from Non-IID Data", IEEE TNNLS
 2019 (https://arxiv.org/abs/1903.02891). It is FedAvg with ``compress.name = "stc"``, under the paper's name and with
-keys of its own; :mod:`sepal.protocol.compression` has the algorithm and its deviations. p_up = p_down is ``keep``.
+keys of its own; :mod:`sepal.method.compression` has the algorithm and its deviations. p_up = p_down is ``keep``.
 
 *Received* is the global model; *trained* is the client's model after its local epochs. A deployed client predicts with
 the global model; *kept* is the client's model of its last local epochs.
@@ -15,7 +15,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from sepal.config import Settings
-from sepal.protocol.method import Compression
+from sepal.method import Compression
 from sepal.strategies.baselines.fedavg import FedAvgClient, FedAvgServer
 from sepal.strategies.registration import register
 

@@ -15,19 +15,25 @@ another (:mod:`sepal.models.channels`).
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
 import torch
 from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
-from sepal.client.hooks import Hooks
-from sepal.client.multiply_adds import multiply_adds
 from sepal.config import Mark, marks
-from sepal.protocol.method import Plan, Weights
-from sepal.protocol.tasks.learning import LABELS
+from sepal.method import Hooks, Plan, Weights
 from sepal.rng import derive
 from sepal.strategies.baselines.widths import Dense, WidthClient, WidthServer, WidthSettings, numbers
 from sepal.strategies.registration import register
+from sepal.tasks.learning import LABELS
+from sepal.training.capturable import Capturable, Objective
+from sepal.training.multiply_adds import multiply_adds
 
 
 class Hyper(WidthSettings):
@@ -43,6 +49,72 @@ class Hyper(WidthSettings):
     distill: bool = Field(True, description="train the whole model on labels, its parts on the whole model's outputs")
 
 
+@dataclass(frozen=True)
+class PartLoss(Capturable):
+    """The loss of a part of a random width.
+
+    Attributes:
+        objective: The loss of outputs.
+        distill: Whether the whole model is trained on labels, and the part on the whole model's outputs.
+        widths: The widths, one of which is drawn for each batch.
+        parts: A module of each of them.
+        rng: What widths are drawn from.
+        drawn: The widths so far, and the sizes of their batches.
+    """
+
+    HELD: ClassVar[tuple[str, ...]] = ("parts", "rng", "drawn")
+    FILLED: ClassVar[bool] = False  # the distance from the whole model's outputs is a mean over the batch
+    objective: Objective
+    distill: bool
+    widths: tuple[float, ...]
+    parts: Mapping[float, nn.Module]
+    rng: np.random.Generator
+    drawn: list[tuple[float, int]]
+
+    def __call__(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Draw a width and return the loss of a batch."""
+        width = self._draw(self.rng)
+        self.drawn.append((width, len(y)))
+        return self.of(width, module, x, y)
+
+    def of(self, width: float, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the loss of a batch at ``width``."""
+        if not self.distill:
+            return self.objective(run_part(self.parts[width], module, x), y)
+        whole = module(x)
+        target = whole.detach().softmax(1)
+        return self.objective(whole, y) + functional.cross_entropy(run_part(self.parts[width], module, x), target)
+
+    def choices(self, batches: Sequence[int]) -> list[float]:
+        """Return the width of each batch."""
+        rng = copy.deepcopy(self.rng)
+        return [self._draw(rng) for _ in batches]
+
+    def chosen(self, choice: Any) -> OfWidth:
+        """Return the loss at one width."""
+        return OfWidth(self.objective, self, choice)
+
+    def ended(self, batches: Sequence[int], last: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Note the widths."""
+        self.drawn.extend(zip(self.choices(batches), batches, strict=True))
+
+    def _draw(self, rng: np.random.Generator) -> float:
+        return self.widths[rng.integers(len(self.widths))]
+
+
+@dataclass(frozen=True)
+class OfWidth(Capturable):
+    """The loss of a part of one width, for a captured step."""
+
+    objective: Objective
+    parts: PartLoss
+    width: float
+
+    def __call__(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the loss of a batch."""
+        return replace(self.parts, objective=self.objective).of(self.width, module, x, y)
+
+
 class FjordClient(WidthClient):
     """Trains a part of its model in each step."""
 
@@ -53,21 +125,12 @@ class FjordClient(WidthClient):
         module, x = network.module, self.trainer.x
         widths = [width for width in numbers(self.hyper.widths) if width <= self.own_width]
         parts = {width: self.network(width).module for width in widths}
-        rng, drawn = derive(self.task.config.seed, "fjord", self.trainer.client.name, plan.round), []
-
-        def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            width = widths[rng.integers(len(widths))]
-            drawn.append((width, len(y)))
-            if not self.hyper.distill:
-                return self.trainer.loss(run_part(parts[width], module, x), y)
-            whole = module(x)
-            target = whole.detach().softmax(1)
-            return self.trainer.loss(whole, y) + functional.cross_entropy(run_part(parts[width], module, x), target)
-
+        rng = derive(self.task.config.seed, "fjord", self.trainer.client.name, plan.round)
+        loss = PartLoss(self.trainer.loss, self.hyper.distill, tuple(widths), parts, rng, [])
         counted = 1.0 if self.hyper.distill else 0.0
         density = dict.fromkeys(multiply_adds(module, x[:1]), counted)
         self.trainer.fit(module, plan.round, Hooks(loss), density=density)
-        for width, examples in drawn:
+        for width, examples in loss.drawn:
             self.trainer.account(parts[width], examples)
         return network.read()
 

@@ -21,6 +21,7 @@ Deviations:
 from __future__ import annotations
 
 import typing
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -29,15 +30,15 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from sepal.client.hooks import Hooks
 from sepal.config import Mark, marks
+from sepal.layout import Layout
+from sepal.method import Hooks, Plan, Task, Upload, Weights
 from sepal.models.decomposed import Decomposed, cut, initial_weights
 from sepal.models.factors import LEAST, DecomposedLayer, Decomposition
 from sepal.models.weights import load_weights
-from sepal.protocol.layout import Layout
-from sepal.protocol.method import Plan, Task, Upload, Weights
 from sepal.strategies.baselines.widths import Place, WidthClient, WidthServer, WidthSettings, numbers
 from sepal.strategies.registration import register
+from sepal.training.capturable import Capturable, Objective
 
 
 class Hyper(WidthSettings):
@@ -135,17 +136,25 @@ class FlancServer(Levels, WidthServer):
         return 1
 
 
+@dataclass(frozen=True)
+class OrthogonalBases(Capturable):
+    """The loss plus λ times the bases' distance from orthogonal ones."""
+
+    objective: Objective
+    strength: float
+
+    def __call__(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the loss of a batch."""
+        pull: torch.Tensor = self.strength * typing.cast("Composed", module).distance()
+        return self.objective(module(x), y) + pull
+
+
 class FlancClient(Levels, WidthClient):
     """Trains basis and coefficients together."""
 
     def hooks(self, received: Weights, plan: Plan) -> Hooks:
         """Return the loss with the regulariser towards orthogonal bases."""
-
-        def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            pull: torch.Tensor = self.hyper.lambda_ * typing.cast("Composed", module).distance()
-            return self.trainer.loss(module(x), y) + pull
-
-        return Hooks(loss)
+        return Hooks(OrthogonalBases(self.trainer.loss, self.hyper.lambda_))
 
 
 Flanc = register(

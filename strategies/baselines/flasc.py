@@ -16,12 +16,23 @@ from typing import Any
 
 from pydantic import Field
 
+from sepal.layout import statistics, trained
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count, top_k
-from sepal.protocol.layout import statistics, trained
-from sepal.protocol.means import sparse_mean, weighted_mean
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Uploads, Weights
-from sepal.protocol.tensors import dense, dense_specs
+from sepal.method import (
+    ClientInfo,
+    Metrics,
+    Payload,
+    Plan,
+    Schema,
+    Task,
+    Uploads,
+    Weights,
+    dense,
+    sparse_mean,
+    weighted_mean,
+)
+from sepal.method.tensors import dense_specs
 from sepal.strategies.baselines import fedopt
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient
 from sepal.strategies.registration import register

@@ -22,22 +22,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import nn
 
-from sepal.client import columns
-from sepal.client.hooks import Hooks
-from sepal.client.training import Trainer
-from sepal.protocol.layout import Layout, layers
-from sepal.protocol.means import Part
-from sepal.protocol.method import ClientInfo, Payload, Plan, Schema, Task, Upload, Weights
-from sepal.protocol.tasks.learning import LABELS
+from sepal.layout import Layout, layers
+from sepal.method import ClientInfo, Hooks, Payload, Plan, Schema, Task, Trainer, Upload, Weights
+from sepal.method.means import Part
 from sepal.strategies.baselines.fedavg import ServerState
 from sepal.strategies.baselines.widths import ClientState, Cuts, Dense, WidthClient, WidthServer, WidthSettings
 from sepal.strategies.registration import register
+from sepal.tasks.learning import LABELS
+from sepal.training import columns
+from sepal.training.capturable import Capturable, Objective
+from sepal.training.hooks import ClipGradients
 from sepal.wire.tensors import TensorSpec, members
 
 CLASSES = "classes"  # in an upload, beside the model's tensors: which classes the client has
@@ -93,6 +95,19 @@ class HeteroFLServer(Output, WidthServer):
         return 1
 
 
+@dataclass(frozen=True)
+class MaskedLoss(Capturable):
+    """The loss of outputs that are 0 for the classes, bool (classes,), that are ``absent``."""
+
+    TENSORS: ClassVar[tuple[str, ...]] = ("absent",)
+    absent: torch.Tensor
+    objective: Objective
+
+    def __call__(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the loss of a batch."""
+        return self.objective(module(x).masked_fill(self.absent, 0), y)
+
+
 class HeteroFLClient(Output, WidthClient):
     """Trains with scaler, masked loss and clipped gradients."""
 
@@ -111,14 +126,7 @@ class HeteroFLClient(Output, WidthClient):
     def hooks(self, received: Weights, plan: Plan) -> Hooks:
         """Return the masked loss, and clipping."""
         absent = torch.from_numpy(~self.present & self.hyper.masked).to(self.trainer.device)
-
-        def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return self.trainer.loss(module(x).masked_fill(absent, 0), y)
-
-        def clip(module: nn.Module) -> None:
-            nn.utils.clip_grad_norm_(module.parameters(), self.hyper.clip)
-
-        return Hooks(loss=loss, before_step=clip)
+        return Hooks(MaskedLoss(absent, self.trainer.loss), before_step=ClipGradients(float(self.hyper.clip)))
 
     def trained(self, start: Weights, plan: Plan) -> Dense:
         """Return the model after E epochs, with its statistics over the training data."""

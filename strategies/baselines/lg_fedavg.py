@@ -22,8 +22,8 @@ from typing import Literal
 from pydantic import Field
 
 from sepal.config import Settings
-from sepal.protocol.layout import Layout, Role, layers
-from sepal.protocol.method import Task
+from sepal.layout import Layout, Role, layers
+from sepal.method import Task
 from sepal.strategies.baselines.fedavg import FedAvgServer
 from sepal.strategies.baselines.fedper import PartClient
 from sepal.strategies.registration import register

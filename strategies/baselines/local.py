@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sepal.protocol.layout import Layout
-from sepal.protocol.method import Metrics, Payload, Plan, Predictor, Uploads, Weights
-from sepal.protocol.server_base import ServerBase
+from sepal.layout import Layout
+from sepal.method import Metrics, Payload, Plan, Predictor, ServerBase, Uploads, Weights
 from sepal.strategies.baselines.fedper import ClientState, PartClient
 from sepal.strategies.registration import register
 

@@ -8,7 +8,7 @@ models without federation. A deployed client predicts with its own model, which 
 
 from __future__ import annotations
 
-from sepal.protocol.method import ClientInfo, Payload, Plan, Predictor, Schema, Weights
+from sepal.method import ClientInfo, Payload, Plan, Predictor, Schema, Weights
 from sepal.strategies.baselines.local import LocalServer, ServerState
 from sepal.strategies.baselines.widths import ClientState, Cuts, WidthClient, WidthSettings
 from sepal.strategies.registration import register

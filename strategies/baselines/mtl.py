@@ -29,15 +29,27 @@ import numpy.typing as npt
 import torch
 from pydantic import Field
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.hooks import Hooks, Pull
 from sepal.config import NotNegativeOrAuto, Settings, auto
-from sepal.protocol.layout import Layout, layers, trained
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Task, Uploads, Weights
-from sepal.protocol.server_base import ServerBase
-from sepal.protocol.tensors import dense, dense_specs
+from sepal.layout import Layout, layers, trained
+from sepal.method import (
+    ClientBase,
+    ClientInfo,
+    Hooks,
+    Metrics,
+    Payload,
+    Plan,
+    Predictor,
+    Schema,
+    ServerBase,
+    Task,
+    Uploads,
+    Weights,
+    dense,
+)
+from sepal.method.tensors import dense_specs
 from sepal.strategies.baselines.fedper import ClientState
 from sepal.strategies.registration import register
+from sepal.training.hooks import Pull
 
 
 class Hyper(Settings):

@@ -29,22 +29,32 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from pydantic import Field
-from torch import nn
 from torch.linalg import vector_norm
 from torch.nn import functional
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.hooks import Hooks
-from sepal.client.optimizers import ParameterGroup
 from sepal.config import NotNegativeOrAuto, Settings, auto
 from sepal.errors import ConfigError, ModelError, RoundError
-from sepal.protocol.layout import Layout, trained
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Uploads, Weights
-from sepal.protocol.server_base import ServerBase
-from sepal.protocol.tensors import dense, dense_schema
+from sepal.layout import Layout, trained
+from sepal.method import (
+    ClientBase,
+    ClientInfo,
+    Hooks,
+    Metrics,
+    Payload,
+    Plan,
+    Schema,
+    ServerBase,
+    Task,
+    Uploads,
+    Weights,
+    dense,
+    dense_schema,
+)
 from sepal.rng import derive
 from sepal.strategies.baselines.fedper import ClientState
 from sepal.strategies.registration import register
+from sepal.training.hooks import ClipGradients
+from sepal.training.optimizers import ParameterGroup
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 EMBEDDING = "embedding/"
@@ -243,11 +253,8 @@ class PFedHNClient(Generated, ClientBase[ClientState]):
         epochs = max(1, round(hyper.steps / batches)) if hyper.steps else None
         own = (hyper.inner_rate or None, hyper.inner_momentum, hyper.inner_decay)
         group = ParameterGroup(list(network.module.parameters()), *own)
-
-        def clip(module: nn.Module) -> None:
-            nn.utils.clip_grad_norm_(module.parameters(), hyper.clip)
-
-        self.trainer.fit(network.module, plan.round, Hooks(before_step=clip), epochs=epochs, parameters=[group])
+        hooks = Hooks(before_step=ClipGradients(float(hyper.clip)))
+        self.trainer.fit(network.module, plan.round, hooks, epochs=epochs, parameters=[group])
         return ClientState(network.read(), state.rounds + 1)
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:

@@ -15,18 +15,20 @@ tests w_i as the personal model; the paper's personal model is θ_i, and it is w
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 import torch
 from pydantic import Field
 from torch import nn
 
-from sepal.client.hooks import Hooks
 from sepal.config import PositiveOrAuto, Settings, auto
-from sepal.protocol.layout import trained
-from sepal.protocol.method import Payload, Plan, Weights
-from sepal.protocol.tensors import dense
+from sepal.layout import trained
+from sepal.method import Hooks, Payload, Plan, Weights, dense
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer, ServerState
 from sepal.strategies.registration import register
+from sepal.training.capturable import Capturable, Objective, Steps
 
 
 class Hyper(Settings):
@@ -50,6 +52,58 @@ class PFedMeServer(FedAvgServer):
         return ServerState({**mean, **moved})
 
 
+@dataclass(frozen=True)
+class PullTowards(Capturable):
+    """Adds λ(θ - w) + μθ to the gradient of θ."""
+
+    TENSORS: ClassVar[tuple[str, ...]] = ("local",)
+    local: dict[str, torch.Tensor]
+    strength: float
+    decay: float
+
+    def __call__(self, module: nn.Module) -> None:
+        """Pull the parameters."""
+        for name, parameter in module.named_parameters():
+            if parameter.grad is not None:
+                theta = parameter.detach()
+                parameter.grad.add_(self.strength * (theta - self.local[name]) + self.decay * theta)
+
+
+@dataclass(frozen=True)
+class InnerSteps(PullTowards):
+    """Takes K - 1 steps of θ on a batch and returns the loss for the last one, which the loop takes."""
+
+    objective: Objective
+    optimizer: Steps
+    steps: int
+
+    def __call__(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """Take the steps."""
+        for _ in range(self.steps - 1):
+            self.optimizer.zero_grad()
+            self.objective(module(x), y).backward()  # type: ignore[no-untyped-call]
+            super().__call__(module)
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return self.objective(module(x), y)
+
+
+@dataclass(frozen=True)
+class DrawLocal(Capturable):
+    """Moves w towards θ after each batch: w ← w - ηλ(w - θ)."""
+
+    TENSORS: ClassVar[tuple[str, ...]] = ("local",)
+    MOVED: ClassVar[tuple[str, ...]] = ("local",)
+    local: dict[str, torch.Tensor]
+    rate: float
+
+    def __call__(self, module: nn.Module) -> None:
+        """Move w."""
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                self.local[name].sub_(self.rate * (self.local[name] - parameter))
+
+
 class PFedMeClient(FedAvgClient):
     """Takes K steps of θ on each batch, and moves w towards θ."""
 
@@ -62,27 +116,9 @@ class PFedMeClient(FedAvgClient):
         module = network.module
         local = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
         optimizer = self.trainer.optimizer(module, plan.round)
-
-        def pull(module: nn.Module) -> None:
-            for name, parameter in module.named_parameters():
-                if parameter.grad is not None:
-                    theta = parameter.detach()
-                    parameter.grad.add_(float(self.hyper.lam) * (theta - local[name]) + self.hyper.mu * theta)
-
-        def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            for _ in range(self.hyper.steps - 1):  # the loop takes the last step
-                optimizer.zero_grad()
-                self.trainer.loss_of(module, x, y).backward()  # type: ignore[no-untyped-call]
-                pull(module)
-                optimizer.step()
-            optimizer.zero_grad()
-            return self.trainer.loss_of(module, x, y)
-
-        def draw(module: nn.Module) -> None:
-            with torch.no_grad():
-                for name, parameter in module.named_parameters():
-                    local[name] -= float(self.hyper.rate) * float(self.hyper.lam) * (local[name] - parameter)
-
+        pull = PullTowards(local, float(self.hyper.lam), float(self.hyper.mu))
+        loss = InnerSteps(pull.local, pull.strength, pull.decay, self.trainer.loss, optimizer, self.hyper.steps)
+        draw = DrawLocal(local, float(self.hyper.rate) * float(self.hyper.lam))
         before = self.trainer.steps
         self.trainer.fit(module, plan.round, Hooks(loss, pull, draw), optimizer=optimizer)
         passes = (self.hyper.steps - 1) * self.task.config.local_epochs if self.trainer.steps > before else 0

@@ -25,6 +25,7 @@ Deviations:
 from __future__ import annotations
 
 import math
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -33,17 +34,29 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from sepal.client.hooks import Hooks
 from sepal.config import Mark, marks
+from sepal.layout import Role
 from sepal.masks.cuts import ChannelGroup, Cut, Index, windows
-from sepal.protocol.layout import Role
-from sepal.protocol.means import Part, mean_of_parts
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Upload, Uploads, Weights
-from sepal.protocol.server_base import ServerBase
-from sepal.protocol.tensors import dense, dense_schema
+from sepal.method import (
+    ClientInfo,
+    Hooks,
+    Metrics,
+    Payload,
+    Plan,
+    Predictor,
+    Schema,
+    ServerBase,
+    Upload,
+    Uploads,
+    Weights,
+    dense,
+    dense_schema,
+)
+from sepal.method.means import Part, mean_of_parts
 from sepal.strategies.baselines.tailorfl_filters import correlations, norms, top, tuned
 from sepal.strategies.baselines.widths import ClientState, Cuts, Dense, WidthClient, WidthSettings
 from sepal.strategies.registration import register
+from sepal.training.capturable import Capturable, Objective
 from sepal.wire.tensors import TensorSpec, whole
 
 Filters = Mapping[str, Index]  # by group: the units of channels that a client keeps, increasing
@@ -234,6 +247,33 @@ def weighed(out: torch.Tensor, importance: torch.Tensor) -> torch.Tensor:
     return product
 
 
+@dataclass(frozen=True)
+class PenalisedLoss(Capturable):
+    """The loss plus λ times the mean square of the importances."""
+
+    objective: Objective
+    strength: float
+
+    def __call__(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the loss of a batch."""
+        values = list(typing.cast("Importance", module).values)
+        entries = sum(value.numel() for value in values)
+        penalty = torch.stack([value.square().sum() for value in values]).sum() / entries
+        total: torch.Tensor = self.objective(module(x), y) + self.strength * penalty
+        return total
+
+
+@dataclass(frozen=True)
+class Limit(Capturable):
+    """Keeps importances in [0, 1]."""
+
+    def __call__(self, module: nn.Module) -> None:
+        """Limit them."""
+        with torch.no_grad():
+            for value in typing.cast("Importance", module).values:
+                value.clamp_(0, 1)
+
+
 class TailorClient(Tailored, WidthClient):
     """Sends importances of channels in round 1, then trains its part of the model."""
 
@@ -261,22 +301,10 @@ class TailorClient(Tailored, WidthClient):
         ones = {f"values.{at}": np.ones(group.size, np.float32) for at, group in enumerate(self.coupling)}
         network.load({**ones, **start})
         values: list[nn.Parameter] = list(network.module.values)  # type: ignore[arg-type]
-        entries = sum(value.numel() for value in values)
-
-        def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            penalty = torch.stack([value.square().sum() for value in values]).sum() / entries
-            total: torch.Tensor = self.trainer.loss(module(x), y) + self.hyper.lambda_ * penalty
-            return total
-
-        def limit(module: nn.Module) -> None:
-            with torch.no_grad():
-                for value in values:
-                    value.clamp_(0, 1)
-
         batches = math.ceil(len(self.trainer.y) / self.task.config.batch_size)
         epochs = max(1, round(self.hyper.steps / batches))
         if values:
-            hooks = Hooks(loss, after_step=limit)
+            hooks = Hooks(PenalisedLoss(self.trainer.loss, self.hyper.lambda_), after_step=Limit())
             self.trainer.fit(network.module, plan.round, hooks, epochs=epochs, purpose="importance", parameters=values)
         found = {g.name: v.detach().cpu().numpy().copy() for g, v in zip(self.coupling, values, strict=True)}
         return {group.name: found[group.name] for group in self.personal}

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.masks.cuts import ChannelGroup, Index
-from sepal.protocol.method import Weights
+from sepal.method import Weights
 
 
 def norms(group: ChannelGroup, weights: Weights) -> npt.NDArray[np.float64]:

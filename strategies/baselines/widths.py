@@ -21,18 +21,30 @@ import numpy.typing as npt
 from pydantic import Field, field_validator
 from torch import nn
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.network import Network
-from sepal.client.training import Trainer
 from sepal.config import Mark, Settings, marks
 from sepal.errors import ModelError
+from sepal.layout import Layout
 from sepal.masks.cuts import Coupling, Cut, parameters, windows
+from sepal.method import (
+    ClientBase,
+    ClientInfo,
+    Metrics,
+    Payload,
+    Plan,
+    Predictor,
+    Schema,
+    Task,
+    Trainer,
+    Upload,
+    Uploads,
+    Weights,
+    dense,
+    dense_schema,
+)
+from sepal.method.means import Part, mean_of_parts
 from sepal.models import coupling, cut_model
-from sepal.protocol.layout import Layout
-from sepal.protocol.means import Part, mean_of_parts
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Predictor, Schema, Task, Upload, Uploads, Weights
-from sepal.protocol.tensors import dense, dense_schema
 from sepal.strategies.baselines.fedavg import FedAvgServer, ServerState
+from sepal.training.network import Network
 
 Dense = dict[str, npt.NDArray[np.float32]]
 Place = tuple[Any, ...]

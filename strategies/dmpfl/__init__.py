@@ -1,6 +1,6 @@
 """DM-PFL and DM-PFL+: dual-masked personalized federated learning. Zhang et al., KDD 2023."""
 
-from sepal.protocol.learned import Reader
+from sepal.method.learned import Reader
 from sepal.strategies.dmpfl.contract import Hyper
 from sepal.strategies.registration import register
 

@@ -13,16 +13,11 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.columns import split
-from sepal.client.hooks import frozen
-from sepal.client.network import Network, NetworkPredictor
-from sepal.client.training import Trainer
 from sepal.errors import ProtocolError
 from sepal.masks.packed import Masks, density, pack, spread, take, unpack
 from sepal.masks.schedules import prune_and_regrow
-from sepal.protocol.method import Payload, Plan, Predictor, Schema, Task, Weights
-from sepal.protocol.tensors import at_masks
+from sepal.method import ClientBase, Payload, Plan, Predictor, Schema, Task, Trainer, Weights
+from sepal.method.tensors import at_masks
 from sepal.strategies.dmpfl.contract import (
     ClientState,
     budgets,
@@ -31,6 +26,9 @@ from sepal.strategies.dmpfl.contract import (
     masked_parts,
     parse_schedule,
 )
+from sepal.training.columns import split
+from sepal.training.hooks import frozen
+from sepal.training.network import Network, NetworkPredictor
 from sepal.wire.tensors import Support
 
 Dense = dict[str, npt.NDArray[np.float32]]

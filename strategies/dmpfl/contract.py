@@ -21,12 +21,12 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from sepal.config import Mark, Settings, ShareOrAuto, auto, marks
+from sepal.layout import Layout, Role
 from sepal.masks.budgets import erk, uniform
 from sepal.masks.packed import Masks, Packed, pack
 from sepal.masks.selection import largest, random_subset
-from sepal.protocol.layout import Layout, Role
-from sepal.protocol.method import Schema, Task, Weights
-from sepal.protocol.tensors import at_masks_specs
+from sepal.method import Schema, Task, Weights
+from sepal.method.tensors import at_masks_specs
 from sepal.rng import derive
 
 Phase: TypeAlias = Literal["1", "2a", "2b"]

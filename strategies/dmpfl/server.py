@@ -15,14 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.errors import ConfigError
+from sepal.layout import Layout
 from sepal.masks.packed import Masks, Packed, masked, pack, unpack
 from sepal.masks.schedules import cosine
 from sepal.masks.selection import largest
-from sepal.protocol.layout import Layout
-from sepal.protocol.means import mean_of_holders
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Upload, Uploads, Weights
-from sepal.protocol.server_base import ServerBase
-from sepal.protocol.tensors import at_masks, at_masks_specs
+from sepal.method import ClientInfo, Metrics, Payload, Plan, Schema, ServerBase, Task, Upload, Uploads, Weights
+from sepal.method.means import mean_of_holders
+from sepal.method.tensors import at_masks, at_masks_specs
 from sepal.strategies.dmpfl.contract import (
     ClientHolds,
     ServerState,

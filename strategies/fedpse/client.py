@@ -10,14 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.training import Trainer, read_state
+from sepal.layout import statistics, trained
 from sepal.masks.flat import Flat
 from sepal.masks.selection import per_layer_top_k, top_k
-from sepal.protocol.layout import statistics, trained
-from sepal.protocol.method import Payload, Plan, Schema, Task, Weights
-from sepal.protocol.tensors import dense
+from sepal.method import ClientBase, Payload, Plan, Schema, Task, Trainer, Weights, dense
 from sepal.strategies.fedpse.contract import ClientState, budget, by_layer, download_schema, moved
+from sepal.training.trainer import read_state
 from sepal.wire import rounded
 from sepal.wire.tensors import Index, SparseTensor, Values
 

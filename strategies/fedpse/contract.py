@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from sepal.config import Settings
+from sepal.layout import Layout, statistics, trained
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count
-from sepal.protocol.layout import Layout, statistics, trained
-from sepal.protocol.method import Schema, SpecLike, Task, Weights
-from sepal.protocol.tensors import dense_specs
+from sepal.method import Schema, Task, Weights
+from sepal.method.tensors import dense_specs
+from sepal.protocol.types import SpecLike
 from sepal.wire.tensors import SparseTensor, Tensors, TensorSpec
 
 

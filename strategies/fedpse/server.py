@@ -12,13 +12,23 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from sepal.layout import statistics, trained
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count, random_subset, top_k
-from sepal.protocol.layout import statistics, trained
-from sepal.protocol.means import weighted_mean
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Upload, Uploads, Weights
-from sepal.protocol.server_base import ServerBase
-from sepal.protocol.tensors import dense
+from sepal.method import (
+    ClientInfo,
+    Metrics,
+    Payload,
+    Plan,
+    Schema,
+    ServerBase,
+    Task,
+    Upload,
+    Uploads,
+    Weights,
+    dense,
+    weighted_mean,
+)
 from sepal.rng import derive
 from sepal.strategies.fedpse.contract import ServerState, budget, by_layer, upload_schema
 from sepal.wire.tensors import Array, Index, SparseTensor, Values

@@ -1,9 +1,9 @@
 """Pa3dFL: selective knowledge sharing under capacity heterogeneity. Wang, Wang, Peng, Wang, Wang, 2024."""
 
-from sepal.protocol.learned import Reader
-from sepal.protocol.tasks.learning import LABELS
+from sepal.method.learned import Reader
 from sepal.strategies.pa3dfl.contract import Hyper
 from sepal.strategies.registration import register
+from sepal.tasks.learning import LABELS
 
 Pa3dFL = register(
     "pa3dfl",

@@ -7,25 +7,49 @@ Deviations: see NOTES.md.
 from __future__ import annotations
 
 import typing
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.evaluation import score
-from sepal.client.hooks import Hooks
-from sepal.client.multiply_adds import multiply_adds
-from sepal.client.network import Network
-from sepal.client.training import Trainer
+from sepal.layout import Layout
+from sepal.method import (
+    ClientBase,
+    Hooks,
+    Payload,
+    Plan,
+    Predictor,
+    Schema,
+    Task,
+    Trainer,
+    Weights,
+    dense,
+    dense_schema,
+)
 from sepal.models.decomposed import Decomposed, cut, initial_weights
 from sepal.models.weights import read_weights
-from sepal.protocol.layout import Layout
-from sepal.protocol.method import Payload, Plan, Predictor, Schema, Task, Weights
-from sepal.protocol.tensors import dense, dense_schema
 from sepal.strategies.pa3dfl.contract import Array, ClientState, Hyper, Shape
+from sepal.training.capturable import Capturable, Objective
+from sepal.training.evaluation import score
+from sepal.training.multiply_adds import multiply_adds
+from sepal.training.network import Network
 
 Dense = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class BothHeads(Capturable):
+    """The loss of Algorithm 3: of the global head, of the local head (features detached), and λ·regulariser."""
+
+    objective: Objective
+    strength: float
+
+    def __call__(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the loss of a batch."""
+        logits = module(x)
+        fit = self.objective(logits[0], y) + self.objective(logits[1], y)
+        return fit + self.strength * typing.cast("Decomposed", module).regulariser()
 
 
 class Pa3dFLClient(ClientBase[ClientState]):
@@ -72,20 +96,18 @@ class Pa3dFLClient(ClientBase[ClientState]):
         start = self.arrived(state, download, plan)
         network = self._network()
         network.load(start)
-        self.trainer.fit(network.module, plan.round, Hooks(self.loss), density=self.density(network.module))
+        self.trainer.fit(
+            network.module,
+            plan.round,
+            Hooks(BothHeads(self.trainer.loss, self.hyper.lambda_)),
+            density=self.density(network.module),
+        )
         trained = network.read()
         alpha, model = self.choose(self.recovered(start, "global_head"), self.recovered(trained, "local_head"))
         for name, figure in (("width", self.shape.width), ("share", self.shape.share), ("alpha", alpha)):
             self.trainer.report(name, figure)
         kept = {name: trained[name] for name in state.personal}
         return ClientState(model, alpha, kept), trained
-
-    def loss(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the loss of Algorithm 3: of the global head, of the local head (features detached), λ·regulariser."""
-        logits = module(x)
-        model = typing.cast("Decomposed", module)
-        fit = self.trainer.loss(logits[0], y) + self.trainer.loss(logits[1], y)
-        return fit + self.hyper.lambda_ * model.regulariser()
 
     def density(self, module: nn.Module) -> dict[str, float]:
         """Return the factor on an example's multiply-adds that counts recovered weights once a batch."""

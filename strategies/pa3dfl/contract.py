@@ -19,11 +19,11 @@ import numpy.typing as npt
 from pydantic import Field
 
 from sepal.config import Mark, NotNegativeOrAuto, Settings, auto, marks
+from sepal.layout import Layout
+from sepal.method import Task, Weights
 from sepal.models.decomposed import Decomposed
 from sepal.models.factors import Decomposition, width_for
 from sepal.models.weights import load_weights
-from sepal.protocol.layout import Layout
-from sepal.protocol.method import Task, Weights
 
 Array: TypeAlias = npt.NDArray[np.float32]
 

@@ -36,8 +36,8 @@ import torch
 from torch.nn import functional as F
 
 from sepal.errors import ModelError
-from sepal.protocol.layout import Layout
-from sepal.protocol.method import Weights
+from sepal.layout import Layout
+from sepal.method import Weights
 from sepal.rng import derive
 from sepal.strategies.pa3dfl.contract import Array, Hyper, State
 

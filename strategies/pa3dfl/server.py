@@ -13,13 +13,24 @@ from dataclasses import replace
 from functools import cache, partial
 
 from sepal.errors import RoundError
+from sepal.method import (
+    ClientInfo,
+    Metrics,
+    Payload,
+    Plan,
+    Schema,
+    ServerBase,
+    Task,
+    Uploads,
+    Weights,
+    dense,
+    dense_schema,
+    weighted_mean,
+)
+from sepal.method.means import equally, mean_of_prefixes
 from sepal.models.decomposed import cut, initial_weights
 from sepal.models.factors import width_for
-from sepal.protocol.means import equally, mean_of_prefixes, weighted_mean
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Uploads, Weights
 from sepal.protocol.payloads import delivered
-from sepal.protocol.server_base import ServerBase
-from sepal.protocol.tensors import dense, dense_schema
 from sepal.strategies.pa3dfl.contract import Hyper, ServerState, Shape, State
 from sepal.strategies.pa3dfl.hypernetwork import Hypernetwork
 

@@ -1,6 +1,6 @@
 """pFedGate: sparse models made per example, batch or client by a private gating layer. Chen et al., ICML 2023."""
 
-from sepal.protocol.learned import Reader
+from sepal.method.learned import Reader
 from sepal.strategies.pfedgate.contract import Hyper
 from sepal.strategies.registration import register
 

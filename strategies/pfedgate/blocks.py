@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sepal.errors import ConfigError, ProtocolError
-from sepal.protocol.layout import Layout, Role
+from sepal.layout import Layout, Role
 
 Mask = npt.NDArray[np.bool_]
 Index = npt.NDArray[np.int64]

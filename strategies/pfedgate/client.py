@@ -15,16 +15,14 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.columns import Part, equal_parts
-from sepal.client.evaluation import ByBatch
-from sepal.client.hooks import Hooks
-from sepal.client.network import Network
-from sepal.client.training import ParameterGroup, Trainer, read_state
+from sepal.method import ClientBase, Hooks, Payload, Plan, Predictor, Task, Trainer, Weights
 from sepal.models.gated import GatedModule
-from sepal.protocol.method import Payload, Plan, Predictor, Task, Weights
 from sepal.strategies.pfedgate.blocks import Mask
 from sepal.strategies.pfedgate.contract import ClientState, Gated, Hyper
+from sepal.training.columns import Part, equal_parts
+from sepal.training.evaluation import ByBatch
+from sepal.training.network import Network
+from sepal.training.trainer import ParameterGroup, read_state
 
 EXAMPLES = 512  # evaluated at once where predictions do not depend on it
 

@@ -22,12 +22,12 @@ from pydantic import Field
 
 from sepal.config import AUTO, PositiveOrAuto, Settings, ShareOrAuto, auto, renewed
 from sepal.errors import ConfigError
+from sepal.layout import trained
 from sepal.masks.flat import Flat
+from sepal.method import ClientInfo, Schema, Task, Weights
 from sepal.models.gated import GatedModule
 from sepal.models.narrow import forward_multiply_adds
 from sepal.models.weights import initial_weights
-from sepal.protocol.layout import trained
-from sepal.protocol.method import ClientInfo, Schema, Task, Weights
 from sepal.strategies.pfedgate.blocks import Blocks, Mask, split
 from sepal.strategies.pfedgate.knapsack import Knapsack
 from sepal.wire.tensors import Index, SparseTensor, Support, Tensors, TensorSpec, ValueCoding, Values, members

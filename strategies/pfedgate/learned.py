@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from sepal.errors import ConfigError
-from sepal.protocol.layout import Layout, Parameter, Role
-from sepal.protocol.learned import ClientMasks, EndedRun, Matrix
+from sepal.layout import Layout, Parameter, Role
+from sepal.method.learned import ClientMasks, EndedRun, Matrix
 
 MOSTLY = 0.5  # of a client's training examples: a block that is on for at least this share is in its mask
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sepal.protocol.means import mean_of_holders
-from sepal.protocol.method import ClientInfo, Metrics, Plan, Schema, Task, Upload, Uploads, Weights
-from sepal.protocol.server_base import ServerBase
+from sepal.method import ClientInfo, Metrics, Plan, Schema, ServerBase, Task, Upload, Uploads, Weights
+from sepal.method.means import mean_of_holders
 from sepal.strategies.pfedgate.contract import Gated, ServerState
 
 

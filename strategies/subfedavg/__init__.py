@@ -1,9 +1,9 @@
 """Sub-FedAvg, unstructured and hybrid: clients prune their models step by step. Vahidian et al., 2021."""
 
-from sepal.protocol.learned import Reader
-from sepal.protocol.tasks.learning import SHARE
+from sepal.method.learned import Reader
 from sepal.strategies.registration import register
 from sepal.strategies.subfedavg.contract import Hyper
+from sepal.tasks.learning import SHARE
 
 SubFedAvg = register(
     "subfedavg",

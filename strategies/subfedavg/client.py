@@ -13,18 +13,16 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from sepal.client.algorithm import ClientBase
-from sepal.client.evaluation import share
-from sepal.client.hooks import frozen
-from sepal.client.training import Trainer
 from sepal.masks.cuts import Cut, parameters
 from sepal.masks.packed import Mask, Masks, density, spread, take, unpack
+from sepal.method import ClientBase, Payload, Plan, Predictor, Schema, Task, Trainer, Weights
+from sepal.method.tensors import at_masks
 from sepal.models import cut_model, forward_multiply_adds
-from sepal.protocol.method import Payload, Plan, Predictor, Schema, Task, Weights
-from sepal.protocol.tensors import at_masks
 from sepal.strategies.subfedavg.contract import ClientState
 from sepal.strategies.subfedavg.parts import Prunable
 from sepal.strategies.subfedavg.pruning import distance
+from sepal.training.evaluation import share
+from sepal.training.hooks import frozen
 
 Dense = dict[str, npt.NDArray[np.float32]]
 

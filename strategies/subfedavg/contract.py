@@ -15,7 +15,7 @@ from pydantic import Field
 
 from sepal.config import Settings
 from sepal.masks.packed import Packed
-from sepal.protocol.method import Weights
+from sepal.method import Weights
 
 
 class Hyper(Settings):

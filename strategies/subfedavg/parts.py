@@ -22,12 +22,13 @@ from typing import TypeVar
 import numpy as np
 
 from sepal.errors import ConfigError, ModelError, ProtocolError
+from sepal.layout import Layout, Parameter, Role, trained
 from sepal.masks.cuts import Cut, parameters
 from sepal.masks.packed import Mask, Masks, Packed, pack, unpack
+from sepal.method import Schema, Task, Weights
+from sepal.method.tensors import at_masks_specs, positions
 from sepal.models import coupling
-from sepal.protocol.layout import Layout, Parameter, Role, trained
-from sepal.protocol.method import Schema, SpecLike, Task, Weights
-from sepal.protocol.tensors import at_masks_specs, positions
+from sepal.protocol.types import SpecLike
 from sepal.strategies.subfedavg.contract import Hyper
 from sepal.strategies.subfedavg.pruning import cut_at_once, distance, floor, pruned_step
 from sepal.wire.tensors import SparseTensor, Support, Tensors, TensorSpec, members

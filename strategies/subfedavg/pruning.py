@@ -8,10 +8,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from sepal.layout import Layout
 from sepal.masks.packed import Dense, Mask, Masks
 from sepal.masks.selection import count, largest
-from sepal.protocol.layout import Layout
-from sepal.protocol.method import Weights
+from sepal.method import Weights
 
 AT_ONCE = 0.45  # share of a convolution's channels that the authors cut in one step
 StepBy: TypeAlias = Literal["count", "percentile"]

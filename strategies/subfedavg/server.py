@@ -9,10 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from sepal.masks.packed import Mask, Packed, unpack
-from sepal.protocol.means import mean_of_holders
-from sepal.protocol.method import ClientInfo, Metrics, Payload, Plan, Schema, Task, Upload, Uploads, Weights
-from sepal.protocol.server_base import ServerBase
-from sepal.protocol.tensors import at_masks
+from sepal.method import ClientInfo, Metrics, Payload, Plan, Schema, ServerBase, Task, Upload, Uploads, Weights
+from sepal.method.means import mean_of_holders
+from sepal.method.tensors import at_masks
 from sepal.strategies.subfedavg.contract import ServerState
 from sepal.strategies.subfedavg.parts import Prunable
 from sepal.strategies.subfedavg.pruning import paper_cost

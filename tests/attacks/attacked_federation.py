@@ -7,7 +7,7 @@ from dataclasses import replace
 from flwr.app import Error, Message
 
 from sepal.protocol.messages import read_order, read_reply, version, write_reply
-from sepal.protocol.method import Kind
+from sepal.protocol.types import Kind
 from tests.contract.fakes import FAKES
 from tests.contract.harness import Federation
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 import sepal
 from sepal.api.results import Compared, Run
 from sepal.cli.main import app
-from sepal.cli.report.data import datasets
-from sepal.cli.report.live import Handler, ReportServer
 from sepal.errors import SepalError
+from sepal.report.data import datasets
+from sepal.report.live import Handler, ReportServer
 from sepal.study.comparison import read_comparison
 from sepal.study.runs import UNFIT
 

@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from sepal.client.state_store import DiskStateStore
+from sepal.client_app.state_store import DiskStateStore
 from sepal.errors import StateError
+from sepal.runs.places import IN_PROCESS
+from sepal.runs.run_directory import RunDirectory
 from sepal.server.run_store import evict
-from sepal.server_app.places import IN_PROCESS
-from sepal.server_app.run_directory import RunDirectory
 from sepal.storage.home import private_home
 from sepal.strategies.assembly import assemble
 

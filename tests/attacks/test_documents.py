@@ -15,7 +15,7 @@ from tests.attacks.test_hostile_replies import ATTACKS
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 MODEL = ROOT / "docs" / "threat-model.md"
-PAGES = (ROOT / "docs" / "threat-model-tests.md", TESTS / "attacks" / "README.md")
+PAGES = (TESTS / "attacks" / "THREAT_MODEL.md", TESTS / "attacks" / "README.md")
 PARTIES = 10
 KINDS = ("Sees:", "Refused:", "Refused, if set:", "Not defended:")
 

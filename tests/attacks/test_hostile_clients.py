@@ -10,8 +10,8 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from sepal.errors import DataError, DivergedError, RosterError, RoundError
 from sepal.protocol.messages import read_order, read_reply, write_error, write_reply
-from sepal.protocol.method import Kind, Payload
 from sepal.protocol.payloads import seal
+from sepal.protocol.types import Kind, Payload
 from sepal.server.exchange import Exchange
 from sepal.storage.serialize import digest
 from sepal.wire.tensors import Support, at, members, whole

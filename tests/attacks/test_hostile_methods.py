@@ -17,8 +17,8 @@ from sepal.client_app import host
 from sepal.engines.in_process import run_in_process
 from sepal.engines.in_process.grid import InProcessGrid
 from sepal.protocol.messages import read_order, read_reply, version, write_reply
-from sepal.protocol.method import ClientInfo, Kind, Payload, Upload
 from sepal.protocol.payloads import seal
+from sepal.protocol.types import ClientInfo, Kind, Payload, Upload
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import SparseTensor, Support, ValueCoding, at, members, whole
 from tests.strategies.baselines import Sent

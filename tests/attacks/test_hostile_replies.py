@@ -15,8 +15,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from sepal.protocol.messages import Content, version
-from sepal.protocol.method import Kind, Payload
 from sepal.protocol.payloads import seal
+from sepal.protocol.types import Kind, Payload
 from sepal.storage.serialize import digest
 from sepal.wire.tensors import at, whole
 from tests.attacks.attacked_federation import EVIL, ROUND, Hostile, changed, renamed, silence

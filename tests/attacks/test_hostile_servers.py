@@ -11,14 +11,14 @@ import threading
 import pytest
 
 from sepal.engines.flower import probe, processes
-from sepal.protocol.flower import fleet
+from sepal.flower import fleet
 from tests.test_imports import PACKAGES, ROOT
 
 READS = r"urllib\.request|http\.client|httpx|create_connection|urlopen|import requests|hf_hub_download|secure_channel"
 READERS = {
     "sepal/engines/flower/probe.py",  # what this file tries
     "sepal/engines/flower/processes.py",
-    "sepal/protocol/flower/fleet.py",
+    "sepal/flower/fleet.py",
     "sepal/data/sources/hub.py",  # downloads of a data set that the operator named: as long and as large as it is
 }
 OPENING = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"

@@ -11,7 +11,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.superlink.grid import http_grid
 
 from sepal.errors import RosterError
-from sepal.protocol.flower.replies import MOST_OBJECTS, arrays_bytes, bound_replies, enter_run
+from sepal.flower.replies import MOST_OBJECTS, arrays_bytes, bound_replies, enter_run
 from sepal.server.downloads import largest_reply
 from sepal.server.strategy import SepalStrategy
 from sepal.strategies import registry

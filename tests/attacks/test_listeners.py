@@ -10,7 +10,8 @@ import threading
 import pytest
 
 from sepal.engines.flower.processes import free_port
-from sepal.protocol import listener, operation
+from sepal.operation import figures as operation
+from sepal.operation import listener
 from sepal.server.status import Status
 from sepal.server_app.metrics import ServerFigures
 from tests.sepal.cli.runs_for_tests import write_run
@@ -18,8 +19,8 @@ from tests.test_imports import PACKAGES, ROOT
 
 OPENS = r"from http\.server|socketserver|uvicorn|create_server|start_server|\.listen\(\)|add_\w*secure_port"
 LISTENERS = {
-    "sepal/protocol/listener.py",  # what this file tries
-    "sepal/protocol/flower/superlink.py",  # the SuperLink: tests/e2e/test_refusals.py and test_control_api.py
+    "sepal/operation/listener.py",  # what this file tries
+    "sepal/flower/superlink.py",  # the SuperLink: tests/e2e/test_refusals.py and test_control_api.py
     "sepal/engines/flower/processes.py",  # only asks whether a port is free
 }
 
@@ -32,7 +33,7 @@ def figures(tmp_path, host="127.0.0.1"):
 
 def page(tmp_path, host="127.0.0.1"):
     pytest.importorskip("altair", reason="the extra report is not installed")
-    from sepal.cli.report.live import ReportServer
+    from sepal.report.live import ReportServer
 
     server = ReportServer([str(write_run(tmp_path / "run"))], 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()

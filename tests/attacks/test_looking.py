@@ -17,17 +17,17 @@ import pytest
 from PIL import Image
 
 import sepal
-from sepal.cli.report import learned
-from sepal.cli.report.data import datasets, views
-from sepal.cli.report.page import render
 from sepal.config import RunConfig, key_fields
 from sepal.config.elsewhere import CODE, PLACES
 from sepal.errors import SepalError, StateError
-from sepal.protocol.flower import simulation
-from sepal.server_app import run_directory
-from sepal.server_app.about import ABOUT, labels_of, write_about
-from sepal.server_app.run_directory import RunDirectory
-from sepal.server_app.stored_run import Allowed, read_run
+from sepal.flower import simulation
+from sepal.report import learned
+from sepal.report.data import datasets, views
+from sepal.report.page import render
+from sepal.runs import run_directory
+from sepal.runs.about import ABOUT, labels_of, write_about
+from sepal.runs.run_directory import RunDirectory
+from sepal.runs.stored_run import Allowed, read_run
 from sepal.storage import regular
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
@@ -312,8 +312,8 @@ def test_a_name_that_no_file_can_have_ends_in_one_line(key, value, tmp_path):
 OWN = textwrap.dedent(
     """
     from sepal.config import Settings
-    from sepal.protocol.tasks.scoring import Metric, Scoring
-    from sepal.protocol.tasks.learning import LearningTask, Targets
+    from sepal.tasks.scoring import Metric, Scoring
+    from sepal.tasks.learning import LearningTask, Targets
     from sepal.strategies.baselines.fedavg_ft import FedAvgFt
     from sepal.strategies.registration import register
     from dataclasses import replace
@@ -358,7 +358,7 @@ def test_a_run_of_an_own_method_and_task_has_stored_what_its_report_says(tmp_pat
 def test_labels_are_stored_where_the_process_holds_the_data(tmp_path, monkeypatch):
     assembly = assemble({"dataset": "digits", "clients": 2, "rounds": 1, "method": "fedavg"})
     write_about(tmp_path, assembly, alone=False)
-    assert json.loads((tmp_path / ABOUT).read_text()).keys() == {"method"}
+    assert json.loads((tmp_path / ABOUT).read_text()).keys() == {"format", "method"}
     for ray, stored in ((False, False), (True, True)):
         monkeypatch.setattr(run_directory, "on_one_machine", lambda ray=ray: ray)
         with RunDirectory(tmp_path / str(ray), assembly, "flower") as made:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sepal.errors import ProtocolError
-from sepal.protocol.tasks import Metric, Scoring
-from sepal.protocol.tasks.making import made
 from sepal.server.accuracy import merged, view_figures
+from sepal.tasks import Metric, Scoring
+from sepal.tasks.making import made
 
 TASKS = [
     ("multilabel", "auto", (4,), 3),

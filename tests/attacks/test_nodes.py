@@ -14,9 +14,9 @@ from flwr.app import Context, Message, RecordDict
 from sepal.client_app import guard
 from sepal.client_app.app import handle
 from sepal.errors import ProtocolError, SepalError
-from sepal.protocol.flower.replies import enter_run
+from sepal.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, read_reply, write_order
-from sepal.protocol.method import Kind, Plan
+from sepal.protocol.types import Kind, Plan
 
 SECRET = "row 17: patient 'Jane Roe'"
 OWN = {"dataset": "own", "own.shape": "1x8x8", "own.classes": 2, "model": "digits-cnn", "clients": 1}
@@ -75,7 +75,7 @@ def test_an_exception_in_the_training_of_a_node_stays_on_the_node(module, monkey
     def fit(*arguments, **keys):
         raise RuntimeError(SECRET)
 
-    monkeypatch.setattr("sepal.client.training.Trainer.fit", fit)
+    monkeypatch.setattr("sepal.training.trainer.Trainer.fit", fit)
     records = query({**OWN, "method": "local"}, {"data": f"{name}:data"}, Kind.TRAIN)
     assert "Jane" not in str(records)
     with pytest.raises(SepalError, match=r"RuntimeError, code [0-9a-f]{8}"):

@@ -14,14 +14,14 @@ from safetensors.numpy import save as to_bytes
 from torch import nn
 
 import sepal
-from sepal.client.module_state import ModuleState
-from sepal.client_app.portable import Origin, load, save
 from sepal.errors import ModelError, StateError
+from sepal.export.portable import Origin, load, save
 from sepal.modules import floating
+from sepal.runs.run_directory import RunDirectory
 from sepal.server.run_store import evict
-from sepal.server_app.run_directory import RunDirectory
 from sepal.storage.files import read_tensors, write_tensors
 from sepal.strategies.assembly import assemble
+from sepal.training.module_state import ModuleState
 from tests.attacks.looking import LOOKS
 from tests.attacks.test_looking import ODD, places, with_odd
 from tests.sepal.engines import modules_with_state

@@ -61,6 +61,7 @@ def test_a_resumed_run_refuses_a_client_with_other_data_of_the_same_size(tmp_pat
     with pytest.raises(DataError) as caught:
         federation.run(DiskRunStore(tmp_path / "server", METHOD.server_state))
     assert str(caught.value).startswith(words)
+    assert all(cause in str(caught.value) for cause in ("schema.toml", "another version of Sepal"))
     federation.data.clear()
     assert federation.run(DiskRunStore(tmp_path / "server", METHOD.server_state)).progress.closed
 

@@ -28,15 +28,15 @@ from typer.testing import CliRunner
 from sepal import models, user_modules
 from sepal.cli import tracking
 from sepal.cli.main import app
-from sepal.cli.report.data import datasets
-from sepal.cli.report.live import ReportServer
-from sepal.cli.report.page import _json, _overview
-from sepal.client_app.portable import FORMAT, Origin, load, save
 from sepal.data.sources.folder import read
 from sepal.errors import ConfigError, DataError, ModelError, StateError
+from sepal.export.portable import FORMAT, Origin, load, save
 from sepal.models.weights import read_weights
+from sepal.report.data import datasets
+from sepal.report.live import ReportServer
+from sepal.report.page import _json, _overview
+from sepal.runs.stored_run import read_run
 from sepal.server.run_store import evict
-from sepal.server_app.stored_run import read_run
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import read_comparison
 from sepal.study.plans.execute import execute

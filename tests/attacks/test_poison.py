@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from sepal.cli.main import app
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError
-from sepal.protocol.means import sparse_mean, weighted_mean
-from sepal.protocol.method import ClientInfo, Payload, Upload, resolve
+from sepal.method.interface import resolve
+from sepal.method.means import sparse_mean, weighted_mean
+from sepal.protocol.types import ClientInfo, Payload, Upload
 from sepal.server.outcome import too_large
 from sepal.storage.serialize import digest, flatten
 from sepal.strategies import registry

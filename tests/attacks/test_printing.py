@@ -15,11 +15,11 @@ import pytest
 import tomli_w
 
 from sepal.api.results import Compared
-from sepal.cli.console import console
 from sepal.cli.export import write_predictions
-from sepal.cli.files import csv_text, write_csv
-from sepal.cli.printing import say
 from sepal.errors import printable
+from sepal.report.console import console
+from sepal.report.files import csv_text, write_csv
+from sepal.report.printing import say
 from tests.attacks.looking import LOOKS, QUICK, compared
 from tests.sepal.cli.runs_for_tests import write_run
 
@@ -196,7 +196,7 @@ def test_every_table_is_written_by_the_one_function_that_knows_formulas():
         for path in (ROOT / folder).rglob("*.py")
         if any(word in path.read_text() for word in ("csv.writer", "csv.DictWriter", ".to_csv("))
     ]
-    assert found == ["sepal/cli/files.py"]
+    assert found == ["sepal/report/files.py"]
     assert write_predictions.__module__ == "sepal.cli.export"
 
 
@@ -222,7 +222,7 @@ def printing(path):
 
 def test_commands_print_through_one_function():
     """``starting`` takes a line of its own back, with a control character."""
-    folders = (ROOT / "sepal" / "cli", ROOT / "sepal" / "api")
+    folders = [ROOT / "sepal" / room for room in ("cli", "api", "report")]
     found = {path.name: set(printing(path)) for folder in folders for path in folder.rglob("*.py")}
     assert {name: calls for name, calls in found.items() if calls} == {
         "printing.py": {"typer.echo"},

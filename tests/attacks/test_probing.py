@@ -10,10 +10,10 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from sepal.client_app.build import Node, Shared, build_host, open_store
 from sepal.errors import ConfigError, DataError, ProtocolError, SepalError
+from sepal.method.tensors import dense
 from sepal.protocol.messages import Content, Order, read_reply, write_order, write_reply
-from sepal.protocol.method import Kind, Payload, Plan
 from sepal.protocol.payloads import seal
-from sepal.protocol.tensors import dense
+from sepal.protocol.types import Kind, Payload, Plan
 from sepal.wire.tensors import ValueCoding
 from tests.attacks.attacked_federation import EVIL, Hostile, changed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sepal.errors import RosterError
-from sepal.protocol.flower.replies import set_message_id
+from sepal.flower.replies import set_message_id
 from sepal.server import contact, drawing, exchange, opening, questions, roster, round, strategy
 from sepal.server.roster import PATIENCE
 from tests.contract.fakes import FAKES

@@ -11,14 +11,14 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.client.state_store import DiskStateStore
+from sepal.client_app.state_store import DiskStateStore
 from sepal.errors import ProtocolError, StateError
 from sepal.protocol.messages import read_reply
-from sepal.protocol.method import Kind
+from sepal.protocol.types import Kind
 from sepal.protocol.views import check_counts
+from sepal.runs.places import IN_PROCESS
+from sepal.runs.run_directory import RunDirectory
 from sepal.server.run_store import DiskRunStore
-from sepal.server_app.places import IN_PROCESS
-from sepal.server_app.run_directory import RunDirectory
 from sepal.storage.files import make_directory
 from sepal.strategies.assembly import assemble
 from tests.attacks.attacked_federation import EVIL, Hostile, changed
@@ -206,7 +206,7 @@ def test_a_device_is_a_word_that_is_known():
 
 def _query():
     from sepal.protocol.messages import Content, Order, write_order
-    from sepal.protocol.method import Plan
+    from sepal.protocol.types import Plan
 
     return write_order(Order("0" * 32, Kind.QUERY, Plan(0)), Content())
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from sepal.client.state_store import DiskStateStore, Origin, Stored
+from sepal.client_app.state_store import DiskStateStore, Origin, Stored
 from sepal.errors import StateError
 from sepal.protocol.messages import Content, Order, Reply, version
-from sepal.protocol.method import ClientInfo, Kind, Plan
+from sepal.protocol.types import ClientInfo, Kind, Plan
 from sepal.server.run_store import DiskRunStore
 from tests.sepal.server.test_resume import federation, killed, outcome, serve
 

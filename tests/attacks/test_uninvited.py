@@ -8,7 +8,7 @@ import pytest
 
 from sepal.errors import RosterError
 from sepal.protocol.messages import read_order
-from sepal.protocol.method import Kind
+from sepal.protocol.types import Kind
 from sepal.server.contact import Contact
 from sepal.server.run_store import DiskRunStore, evict
 from tests.attacks.attacked_federation import Hostile, silence

@@ -16,9 +16,9 @@ from sepal.client_app.app import handle
 from sepal.client_app.audit import Audit
 from sepal.engines.flower import rejoining
 from sepal.errors import StateError
-from sepal.protocol.flower.replies import enter_run
+from sepal.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, read_reply, write_order
-from sepal.protocol.method import Kind, Plan
+from sepal.protocol.types import Kind, Plan
 from sepal.server.ledger import message_bytes
 
 KEYS = {"dataset": "digits", "clients": 3, "rounds": 2, "partition.subsample": 160, "method": "fedavg"}

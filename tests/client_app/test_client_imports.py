@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from sepal.protocol.method import ClientInfo
+from sepal.protocol.types import ClientInfo
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 
@@ -48,8 +48,8 @@ for name in registry.names():
 
 
 def one_fit() -> None:
-    from sepal.client.training import Trainer
     from sepal.config import RunConfig
+    from sepal.training.trainer import Trainer
 
     x, y = torch.linspace(-1, 1, 21).reshape(7, 3), torch.tensor([0, 1, 0, 1, 1, 0, 1])
     config = RunConfig(batch_size=4, local_epochs=1, optimizer="sgd", lr=0.5, momentum=0.5)
@@ -82,7 +82,7 @@ def process():
 def test_a_process_that_trains_once_imports_no_compiler(process):
     done, imported = process
     assert imported, done.stderr.decode()
-    assert "sepal.client.training" in imported[0]
+    assert "sepal.training.trainer" in imported[0]
     assert not imported[0] & {"torch._dynamo", "sympy", "sklearn", "torchvision"}
 
 

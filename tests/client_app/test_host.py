@@ -10,12 +10,12 @@ import numpy.typing as npt
 import pytest
 from flwr.app import RecordDict
 
-from sepal.client.state_store import DiskStateStore
 from sepal.client_app.host import ClientHost
+from sepal.client_app.state_store import DiskStateStore
 from sepal.errors import DataError, ProtocolError, StateError
 from sepal.protocol.messages import Content, Order, read_reply, version, write_order
-from sepal.protocol.method import ClientInfo, Kind, Payload, Plan, Schema
 from sepal.protocol.payloads import seal
+from sepal.protocol.types import ClientInfo, Kind, Payload, Plan, Schema
 from sepal.wire.tensors import TensorSpec, whole
 
 RUN = "run-1"

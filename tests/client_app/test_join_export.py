@@ -9,10 +9,10 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from sepal.client_app.app import handle
-from sepal.client_app.portable import load
-from sepal.protocol.flower.replies import enter_run
+from sepal.export.portable import load
+from sepal.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, read_reply, write_order
-from sepal.protocol.method import Kind, Plan
+from sepal.protocol.types import Kind, Plan
 from sepal.strategies.assembly import assemble
 
 KEYS = {"dataset": "digits", "clients": 3, "partition.subsample": 160, "method": "fedavg-ft"}
@@ -58,7 +58,7 @@ def test_a_model_that_cannot_be_made_leaves_the_last_one_and_the_run(ask, tmp_pa
     def fail(*arguments):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("sepal.client_app.client_model.load", fail)
+    monkeypatch.setattr("sepal.export.client_model.load", fail)
     assert "trained.correct" in ask(True, file).metrics
     assert file.read_text() == "the last one"
     assert list(tmp_path.glob(".sepal-*")) == []

@@ -7,9 +7,9 @@ import shutil
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.client_app.client_model import newest_state
+from sepal.export.client_model import newest_state
+from sepal.runs.stored_run import read_run
 from sepal.server.run_store.disk import read_checkpoint
-from sepal.server_app.stored_run import read_run
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 

@@ -21,9 +21,9 @@ from sepal.config.data import PartitionName
 from sepal.data.federation import federated_data
 from sepal.engines.in_process import worker
 from sepal.errors import ConfigError, ProtocolError
-from sepal.protocol.flower.replies import enter_run
+from sepal.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, read_reply, write_order
-from sepal.protocol.method import Kind, Plan
+from sepal.protocol.types import Kind, Plan
 from sepal.protocol.views import CLOSING_VIEWS, further_views
 
 COSTS = {"seconds", "steps", "multiply-adds"}
@@ -55,7 +55,7 @@ def ask(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", [Kind.TRAIN, Kind.ADAPT])
 def test_whatever_the_server_asks_for_no_model_is_evaluated_and_only_costs_are_sent(kind, ask, monkeypatch):
     for name in ("correct", "score"):
-        monkeypatch.setattr(f"sepal.client.evaluation.{name}", None)
+        monkeypatch.setattr(f"sepal.training.evaluation.{name}", None)
     reply, _ = ask(kind, **{"no-accuracies": True})
     assert set(reply.metrics) == COSTS
 

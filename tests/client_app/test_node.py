@@ -11,8 +11,8 @@ import pytest
 from sepal.client_app.build import Node, Shared, build_host, open_store
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
-from sepal.protocol.fields import client_name
-from sepal.server_app.places import default_base
+from sepal.names import client_name
+from sepal.runs.places import default_base
 from sepal.storage.home import home
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble

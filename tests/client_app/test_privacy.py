@@ -12,11 +12,11 @@ from flwr.app import Context, Message, RecordDict
 from sepal.client_app.app import handle
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ProtocolError, SepalError
-from sepal.protocol.flower.replies import enter_run
+from sepal.flower.replies import enter_run
+from sepal.method.tensors import dense, dense_schema
 from sepal.protocol.messages import Content, Order, read_reply, write_order
-from sepal.protocol.method import Kind, Payload, Plan
 from sepal.protocol.payloads import seal, unseal
-from sepal.protocol.tensors import dense, dense_schema
+from sepal.protocol.types import Kind, Payload, Plan
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import ValueCoding
 

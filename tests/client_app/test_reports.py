@@ -8,7 +8,7 @@ import pytest
 
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError
-from sepal.protocol.method import resolve
+from sepal.method.interface import resolve
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines.fedavg import FedAvgServer

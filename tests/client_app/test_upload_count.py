@@ -11,16 +11,16 @@ from typer.testing import CliRunner
 
 from sepal.cli.joining import STRICT_NOISE, STRICT_UPLOADS
 from sepal.cli.main import app
-from sepal.client.training import Trainer
 from sepal.client_app.app import handle
 from sepal.client_app.build import Node
 from sepal.client_app.upload_count import UploadCount
 from sepal.engines.flower import rejoining
 from sepal.errors import ConfigError, ModelError, ProtocolError, SepalError, StateError
-from sepal.protocol.flower.replies import enter_run
+from sepal.flower.replies import enter_run
 from sepal.protocol.messages import Content, Order, read_reply, write_order
-from sepal.protocol.method import Kind, Plan
-from sepal.server_app.privacy import epsilon
+from sepal.protocol.types import Kind, Plan
+from sepal.runs.privacy import epsilon
+from sepal.training.trainer import Trainer
 
 RUN = {"dataset": "digits", "clients": 2, "partition.subsample": 100, "privacy.clip": 1.0, "privacy.noise": 1.0}
 WORDS = r"uploads: expected at most 2 over all runs, as this node demands .*, got a request for one more"

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
-from sepal.protocol.method import ClientInfo, Method, Metrics, Payload, Plan, Schema, Task, Uploads
+from sepal.method.interface import Method, Task
+from sepal.protocol.types import ClientInfo, Metrics, Payload, Plan, Schema, Uploads
 from sepal.wire.tensors import Support, TensorSpec, at, members, whole
 
 Vector = npt.NDArray[np.float32]

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 import numpy as np
 from flwr.app import Error, Message
 
-from sepal.client.state_store import DiskStateStore, StateStore
 from sepal.client_app.host import ClientHost
+from sepal.client_app.state_store import DiskStateStore, StateStore
 from sepal.config import RunConfig, Settings
 from sepal.engines.in_process.grid import InProcessGrid
-from sepal.protocol.layout import Parameter, Role
+from sepal.layout import Parameter, Role
+from sepal.method.interface import Method, Task
 from sepal.protocol.messages import read_order
-from sepal.protocol.method import ClientInfo, Kind, Method, Task
+from sepal.protocol.types import ClientInfo, Kind
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import MemoryRunStore, RunStore
 from sepal.server.strategy import SepalStrategy

@@ -18,7 +18,7 @@ from flwr.app import Message
 
 from sepal.errors import DivergedError, RoundError
 from sepal.protocol.messages import read_order, write_error
-from sepal.protocol.method import Kind
+from sepal.protocol.types import Kind
 from sepal.server.run_store import DiskRunStore, MemoryRunStore
 from tests.contract.fakes import FAKES, QueueServer
 from tests.contract.harness import Federation, Killed

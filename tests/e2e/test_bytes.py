@@ -14,7 +14,7 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 
 from sepal.engines.flower.engine import CONNECTION, Flower
-from sepal.protocol.flower.versions import speaks_http
+from sepal.flower.versions import speaks_http
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from sepal.engines.in_process import run_in_process
-from sepal.server_app.places import IN_PROCESS
-from sepal.server_app.run_directory import RunDirectory
+from sepal.runs.places import IN_PROCESS
+from sepal.runs.run_directory import RunDirectory
 from sepal.strategies.assembly import assemble
 
 docker = pytest.importorskip("docker", reason="the Docker SDK for Python is not installed")
@@ -61,7 +61,7 @@ def image(engine, request):
     name = f"sepal:test-{request.param}"
     environment = {**os.environ, "SEPAL_IMAGE": name, "FLOWER": request.param}
     subprocess.run([*compose_command(), "build", "certs"], cwd=ROOT, env=environment, check=True)
-    asked = ["-P", "-c", "from sepal.protocol.flower.versions import transport; print(transport())"]
+    asked = ["-P", "-c", "from sepal.flower.versions import transport; print(transport())"]
     answer = engine.containers.run(name, asked, entrypoint="python3", remove=True, network_mode="none")
     assert answer.decode().lower().startswith(request.param), "it has another Flower"
     return name

@@ -13,8 +13,8 @@ import pytest
 from flwr.proto.control_pb2 import ListRunsRequest, ListRunsResponse
 
 from sepal.engines.flower.engine import Flower
-from sepal.protocol.flower.superlink import LOOPBACK, NoPages
-from sepal.protocol.flower.versions import speaks_http
+from sepal.flower.superlink import LOOPBACK, NoPages
+from sepal.flower.versions import speaks_http
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sepal.server_app.stored_run import read_run
+from sepal.runs.stored_run import read_run
 from sepal.strategies import registry
 from tools.demo import BESIDE, compared
 

@@ -19,8 +19,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.flower.engine import Flower
 from sepal.protocol.messages import Content, read_order, read_reply, version, write_reply
-from sepal.protocol.method import ClientInfo, Kind, Payload
 from sepal.protocol.payloads import seal
+from sepal.protocol.types import ClientInfo, Kind, Payload
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole

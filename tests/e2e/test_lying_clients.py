@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, Message
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.flower.credentials import NodeCredentials
 from sepal.protocol.messages import Content, read_order, read_reply, write_reply
-from sepal.protocol.method import Kind
+from sepal.protocol.types import Kind
 from tests.e2e.attacking_client import EVIL, GUEST, HONEST, light_client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]

@@ -11,7 +11,7 @@ from sepal.client_app import host
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.flower.credentials import NodeCredentials
 from sepal.protocol.messages import read_order, read_reply, write_reply
-from sepal.protocol.method import Kind
+from sepal.protocol.types import Kind
 from tests.attacks.test_hostile_methods import DIGITS, LIES, METHODS, Seals
 from tests.e2e.attacking_client import EVIL, HONEST, light_client
 

@@ -15,8 +15,8 @@ import pytest
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.flower.engine import Flower
 from sepal.engines.in_process import run_in_process
-from sepal.server_app.places import IN_PROCESS
-from sepal.server_app.run_directory import RunDirectory
+from sepal.runs.places import IN_PROCESS
+from sepal.runs.run_directory import RunDirectory
 from sepal.strategies.assembly import assemble
 from tests.sepal.engines import modules_with_state
 from tests.sepal.engines.test_modules_with_state import FLAT, HERE

@@ -13,9 +13,9 @@ import pytest
 
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.in_process import run_in_process
-from sepal.protocol.flower.versions import speaks_http
-from sepal.server_app.places import IN_PROCESS
-from sepal.server_app.run_directory import RunDirectory
+from sepal.flower.versions import speaks_http
+from sepal.runs.places import IN_PROCESS
+from sepal.runs.run_directory import RunDirectory
 from sepal.strategies.assembly import assemble
 from tools.hosts.federation import Hosts, counted, cut_after
 from tools.hosts.network import Network, unavailable

@@ -33,9 +33,9 @@ from sepal.engines.flower.processes import free_port, healthy
 from sepal.engines.flower.registration import Registry
 from sepal.engines.flower.rejoining import wait_until_welcome
 from sepal.errors import ConfigError
-from sepal.protocol.flower import fleet
-from sepal.protocol.flower.admission import MOST_CALL, MOST_STRANGERS
-from sepal.protocol.flower.versions import speaks_http
+from sepal.flower import fleet
+from sepal.flower.admission import MOST_CALL, MOST_STRANGERS
+from sepal.flower.versions import speaks_http
 from tests.e2e.attacking_client import HONEST
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]

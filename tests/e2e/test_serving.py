@@ -19,13 +19,13 @@ import numpy as np
 import psutil
 import pytest
 
-from sepal.client_app.portable import load
 from sepal.engines.flower.certificates import make_certificates
 from sepal.engines.flower.credentials import NodeCredentials
 from sepal.engines.flower.probe import examine
 from sepal.engines.flower.processes import free_port, listening
 from sepal.engines.in_process import run_in_process
-from sepal.protocol.flower.versions import speaks_http
+from sepal.export.portable import load
+from sepal.flower.versions import speaks_http
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import assemble
 from tests.test_readme import BLOCKS

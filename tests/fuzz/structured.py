@@ -22,8 +22,8 @@ import numpy as np
 
 from sepal.errors import SepalError
 from sepal.protocol.messages import Content, Reply, read_reply, version, write_reply
-from sepal.protocol.method import ClientInfo, Kind, Payload
 from sepal.protocol.payloads import GREATEST_VALUE, seal, unseal
+from sepal.protocol.types import ClientInfo, Kind, Payload
 from sepal.wire import SparseTensor, Support, TensorSpec, inspect
 from tests.fuzz.changes import CHANGES, Draft, assembled, draft
 from tests.fuzz.uploads import Valid, valid

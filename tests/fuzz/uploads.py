@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sepal.protocol.method import Payload, Schema
+from sepal.protocol.types import Payload, Schema
 from sepal.wire import SparseTensor, Support, TensorSpec, ValueCoding, rounded
 
 CODINGS = (ValueCoding.FP32, ValueCoding.FP16, ValueCoding.BF16, ValueCoding.SIGN)

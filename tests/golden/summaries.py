@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from sepal.client.state_store import DiskStateStore
+from sepal.client_app.state_store import DiskStateStore
 from sepal.engines.in_process import run_in_process
-from sepal.protocol.method import resolve
+from sepal.method.interface import resolve
 from sepal.server.run_store import MemoryRunStore
 from sepal.storage.serialize import flatten
 from sepal.strategies.assembly import assemble

@@ -11,12 +11,12 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from sepal import models
-from sepal.client.multiply_adds import multiply_adds
 from sepal.errors import ModelError
 from sepal.models.gated import GatedModule
 from sepal.models.gated_layers import affine
 from sepal.strategies.pfedgate.blocks import split
 from sepal.strategies.pfedgate.knapsack import Knapsack
+from sepal.training.multiply_adds import multiply_adds
 from tests.models.gated import PLAIN, batch, gated
 
 

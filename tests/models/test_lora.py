@@ -12,13 +12,13 @@ from referee.matrix import models as kinds
 from referee.matrix.__main__ import KEYS
 from sepal import models
 from sepal.cli.main import app
-from sepal.client_app.portable import load
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError
+from sepal.export.portable import load
+from sepal.layout import Role
 from sepal.models.lora import LoRA, add_adapters, merged
 from sepal.models.weights import read_weights
 from sepal.modules import floating, frozen_tensors
-from sepal.protocol.layout import Role
 from sepal.strategies.assembly import assemble, torch_seed
 from sepal.study.runs import model_of
 from tests.strategies import own_models

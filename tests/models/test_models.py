@@ -10,7 +10,7 @@ from torch import nn
 
 from sepal import models
 from sepal.errors import ModelError
-from sepal.protocol.layout import Role
+from sepal.layout import Role
 
 # name: (shape of an example, classes, vocabulary, parameters), the last from the papers' and methods' pages
 PUBLISHED = {

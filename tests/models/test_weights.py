@@ -7,7 +7,7 @@ from torch import nn
 
 from sepal import models, rng
 from sepal.errors import ModelError
-from sepal.protocol.layout import Parameter, Role
+from sepal.layout import Parameter, Role
 
 
 class Scale(nn.Module):

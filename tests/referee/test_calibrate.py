@@ -1,4 +1,4 @@
-"""The search for default rates, and that the stored table and page follow from the stored trials."""
+"""The search for default rates."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import math
 
 import pytest
 
-from referee.calibrate import trial as trial_module
-from referee.calibrate.pages import PAGE, TABLE, markdown, toml
-from referee.calibrate.rows import Evidence
-from referee.calibrate.search import GROWTH, MOST, SEEDS, Trial, Trials
-from referee.calibrate.settings import SETTINGS
-from referee.calibrate.trial import run_trial
+from referee.calibrate.search import MOST, SEEDS, Evidence, Trial, Trials, run_trial
+from referee.calibrate.settings import GROWTH, SETTINGS
 from sepal.strategies import registry
+from sepal.study.record import RunRecord
 
 
 def search(accuracy, grid=(0.1, 0.2, 0.4), own=None):
@@ -150,23 +147,18 @@ def test_nothing_is_tried_below_0_or_above_a_whole():
     assert len(whole._grown(grown, "apfl.alpha")) == 2  # not 1.1
 
 
-def test_a_stored_trial_is_not_needed_again(tmp_path):
-    from referee.calibrate.rows import Row
-    from referee.calibrate.search import Result
-
-    stored = Evidence(tmp_path / "trials.ndjson")
-    first = stored.trials("digits", "fedavg", (0.1, 0.2), {})
-    wanted = first.needed()
-    stored.add(Row.of(wanted[0], Result(0.5, 30, 1.0), "abc"), [first])
-    assert wanted[0] not in first.needed()
-    again = Evidence.read(tmp_path / "trials.ndjson").trials("digits", "fedavg", (0.1, 0.2), {})
-    assert again.needed() == first.needed()
-
-
-def test_table_and_page_are_made_from_the_stored_trials():
-    evidence = Evidence.read()
-    assert TABLE.read_text() == toml(evidence), "run `python -m referee.calibrate --pages`"
-    assert PAGE.read_text() == markdown(evidence), "run `python -m referee.calibrate --pages`"
+@pytest.mark.parametrize("clip", [0.0, 10.0])
+def test_a_stored_trial_is_not_needed_again(clip):
+    """All keys that its record has but those of the search are the setting's, or were the defaults of then."""
+    evidence, setting = Evidence([]), SETTINGS["digits"]
+    first = evidence.trials("digits", "pfedgate", setting, clip)
+    wanted = first.needed()[0]
+    evidence.add(RunRecord(config=wanted.config, deployed="trained", validation={"trained": 0.5}, diverged=2))
+    assert wanted not in first.needed()
+    assert first.found == {wanted.keys: {wanted.seed: 0.5}}
+    assert first.diverged == {wanted.keys: {wanted.seed: 2}}
+    assert evidence.trials("digits", "pfedgate", setting, clip).needed() == first.needed()
+    assert not evidence.trials("digits", "pfedgate", setting, 10.0 - clip).found
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpse"])
@@ -176,26 +168,19 @@ def test_a_cell_again(method):
     Measured on an AMD EPYC, ATEN_CPU_CAPABILITY = default, avx2 and avx512, each with ONEDNN_MAX_CPU_ISA = SSE41 and
     AVX512_CORE: FedAvg is the stored figure in all six, FedPSE in four; in two it is .0053 above, which is one example.
     """
-    trials = Evidence.read().trials("digits", method, (), {})
+    trials = Evidence.read().trials("digits", method, SETTINGS["digits"])
     keys = min((keys for keys in trials.found), key=lambda keys: dict(keys)["lr"])
-    result = run_trial(Trial("digits", method, keys, SEEDS[0]))
-    assert result.validation == pytest.approx(trials.found[keys][SEEDS[0]], abs=0.01)
-    assert not result.diverged
+    record = run_trial(Trial("digits", method, keys, SEEDS[0]), "abc")
+    assert record.held_out == pytest.approx(trials.found[keys][SEEDS[0]], abs=0.01)
+    assert (record.diverged, record.accuracy) == (0, {})
 
 
-def test_a_trial_of_before_has_the_defaults_of_then_and_one_with_a_margin_those_of_now(monkeypatch):
+def test_a_trial_of_before_has_the_defaults_of_then_and_one_with_a_margin_those_of_now():
     """pFedGate's stored trials without clipping had s = 1 without a key; a search with a margin clips, and names it."""
-    seen = []
-
-    def assembled(flat):
-        seen.append(flat)
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(trial_module, "assemble", assembled)
-    for keys in ((("lr", 0.2),), (("clip-gradient", 10.0), ("lr", 0.2))):
-        with pytest.raises(ZeroDivisionError):
-            run_trial(Trial("digits", "pfedgate", keys, SEEDS[0]))
-    before, now = seen
+    before, now = (
+        Trial("digits", "pfedgate", keys, SEEDS[0]).config
+        for keys in ((("lr", 0.2),), (("clip-gradient", 10.0), ("lr", 0.2)))
+    )
     assert {key: before[key] for key in registry.former("pfedgate")} == registry.former("pfedgate")
     assert before["pfedgate.keep"] == 0.0
     assert now["clip-gradient"] == 10.0

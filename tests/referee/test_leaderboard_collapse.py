@@ -8,8 +8,8 @@ from referee.leaderboard.design import Design
 from referee.leaderboard.measures import HOLDS, NEWCOMER, Measures
 from referee.leaderboard.pages import _headline
 from referee.leaderboard.points import points_of
-from referee.leaderboard.statistics import Interval
 from referee.leaderboard.tables import block_tables
+from sepal.study.statistics import Interval
 from tests.referee.test_leaderboard_design import BLOCK, OWN
 from tests.referee.test_leaderboard_pages import stored
 
@@ -17,12 +17,12 @@ from tests.referee.test_leaderboard_pages import stored
 def measured(*levels):
     """Return a block in which Ditto has these levels, a seed each; all others have the same."""
     block = BLOCK.model_copy(update={"seeds": tuple(range(len(levels)))})
-    rows = [each for each in stored() if each["config"]["seed"] != 1]
-    for each in [each for each in rows if each["config"]["seed"] == 0]:
+    rows = [each for each in stored() if each.seed != 1]
+    for each in [each for each in rows if each.seed == 0]:
         for seed, level in enumerate(levels):
-            held = [level, level, 0.3] if each["contender"] == "ditto" else [0.6, 0.6, 0.3]
-            clients = {**each["clients"], "trained": held}
-            rows.append({**each, "config": {**each["config"], "seed": seed}, "clients": clients})
+            held = [level, level, 0.3] if each.labels["contender"] == "ditto" else [0.6, 0.6, 0.3]
+            clients = {**each.clients, "trained": held}
+            rows.append(each.model_copy(update={"config": {**each.config, "seed": seed}, "clients": clients}))
     return Measures(Design(block, rows))
 
 
@@ -56,7 +56,7 @@ def test_a_budget_that_buys_all_rounds_is_judged_and_one_that_does_not_is_not():
     found = Measures(Design(dear.model_copy(update={"seeds": found.block.seeds}), list(found.design.rows.values())))
     assert found.figure(OWN, HOLDS, 1.0).collapsed == (0.46,)
     fewer = measured(0.88, 0.46, 0.9, 0.8).figure(OWN, HOLDS, 0.3)  # 6 rounds
-    assert (fewer.seeds, fewer.collapsed) == (4, ())
+    assert (fewer.count, fewer.collapsed) == (4, ())
 
 
 def test_what_has_no_verdict_is_not_bold():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import pytest
 
-from referee.leaderboard import rows
+from referee.leaderboard import runs
 from referee.leaderboard.blocks import (
-    EVERYWHERE,
     LAST_RATE,
     NAMES,
     TUNING,
@@ -26,6 +24,7 @@ from referee.leaderboard.tables import _edge, tuning
 from sepal.config import parse
 from sepal.errors import ConfigError
 from sepal.strategies import registry
+from sepal.study.record import RunRecord, append
 
 OWN = Contender(name="ditto", own={"ditto.lambda": (1.0, 0.3, 0.1)})
 BLOCK = Block(
@@ -50,11 +49,12 @@ BLOCK = Block(
 EACH = {"fedavg": 1.0, "ditto": 2.0, "local": 0.0, "ditto-small": 0.1}  # MB a round
 
 
-def row(run: Run, validation: float) -> dict[str, Any]:
+def row(run: Run, validation: float, **more: object) -> RunRecord:
     """Return a row as a run would."""
     spent = [EACH[run.contender] * (number + 1) for number in range(run.config["rounds"])]
-    about = {"block": run.block, "contender": run.contender, "kind": run.kind, "config": run.config}
-    return {**about, "validation": {"trained": validation}, "closing": 0.0, "spent": spent}
+    labels = {"block": run.block, "contender": run.contender, "kind": run.kind}
+    found = {"labels": labels, "config": run.config, "validation": {"trained": validation}, "spent": spent, **more}
+    return RunRecord(rounds=run.config["rounds"], **found)
 
 
 @cache
@@ -105,7 +105,9 @@ def test_the_grid_goes_on_beyond_its_ends():
 
 
 def test_a_trial_that_ended_with_an_error_counts_as_nothing():
-    stored = [{**row(run, 0.5), "validation": {}, "error": "not finite"} for run in Design(BLOCK, []).needed()]
+    stored = [
+        row(run, 0.5).model_copy(update={"validation": {}, "error": "not finite"}) for run in Design(BLOCK, []).needed()
+    ]
     assert Design(BLOCK, stored).validation(OWN, OWN_START, TUNING[0]) == 0.0
 
 
@@ -177,13 +179,16 @@ def test_further_keys_are_tried_in_turn_at_the_chosen_point_where_the_block_says
     assert (design.tried(wider), before.tried(OWN)) == (TRIALS + 9, TRIALS)
     assert design.chosen(BLOCK.contenders[0])["momentum"] == 0.5
     assert "ditto.epochs" not in design.chosen(BLOCK.contenders[2])
-    assert {row["config"].get("ditto.epochs") for row in design.counted() if row["kind"] == "rounds"} == {None, 2}
+    assert {row.config.get("ditto.epochs") for row in design.counted() if row.labels["kind"] == "rounds"} == {None, 2}
     words = "\n".join(tuning(Measures(design)))
     assert "0.125, 0.3, momentum = 0.5, ditto.epochs = 2" in words
 
 
-def test_every_planned_run_names_every_key_whose_default_has_changed_and_older_rows_have_its_former_value(tmp_path):
+def test_every_planned_run_names_every_key_whose_default_has_changed_and_older_rows_have_its_former_value(
+    tmp_path, monkeypatch
+):
     """Else the rows of before would be another run's now, or be made again with other keys."""
+    monkeypatch.setattr(runs, "PLACE", tmp_path)
     for name in NAMES:
         block = read_block(name)
         for contender in block.everybody:
@@ -193,8 +198,8 @@ def test_every_planned_run_names_every_key_whose_default_has_changed_and_older_r
             config = block.config(contender, chosen, TUNING[0])
             assert former.keys() <= config.keys(), contender.name
             older = {key: value for key, value in config.items() if key not in former}
-            rows.add(name, {"config": older}, tmp_path)
-            read = rows.read(name, tmp_path)[-1]["config"]
+            append(runs.path_of(name), RunRecord(config=older))
+            read = runs.read(name)[-1].config
             assert read == {**older, **former}
 
 
@@ -278,8 +283,8 @@ def spending(who, seed, each, closing=0.0):
     design, _ = searched(quality)
     config = design.reported(who, seed)
     spent = [closing + sum(each[: number + 1]) for number in range(40)]
-    others = [row for row in design.rows.values() if row["config"] != config]
-    return Design(BLOCK, [*others, {**design.row(config), "closing": closing, "spent": spent}])
+    others = [row for row in design.rows.values() if row.config != config]
+    return Design(BLOCK, [*others, design.row(config).model_copy(update={"closing": closing, "spent": spent})])
 
 
 @pytest.mark.parametrize(
@@ -305,7 +310,7 @@ def test_a_budget_buys_what_no_seed_exceeds_with_the_closing_download(each, clos
 def test_the_first_round_has_no_download(budget, bought):
     # 1 MB up, from the second round on 1 MB down, and 1 MB down at the end: 2 MB for each round, 80 in all.
     rows = [
-        {**each, "closing": 1.0, "spent": [2.0 * (n + 1) for n in range(len(each["spent"]))]}
+        each.model_copy(update={"closing": 1.0, "spent": [2.0 * (n + 1) for n in range(len(each.spent))]})
         for each in searched(quality)[0].rows.values()
     ]
     assert Design(BLOCK, rows).bought(BLOCK.contenders[0], budget) == bought
@@ -323,36 +328,26 @@ def test_the_budget_has_dense_fedavgs_closing_download_too_and_needs_all_seeds()
     assert spending(BLOCK.contenders[0], 0, [1.0] * 40, 40.0).bought(OWN, 0.1) == 2
     design, _ = searched(quality)
     config = design.reported(OWN, 1)
-    assert Design(BLOCK, [row for row in design.rows.values() if row["config"] != config]).bought(OWN, 0.1) is None
+    assert Design(BLOCK, [row for row in design.rows.values() if row.config != config]).bought(OWN, 0.1) is None
 
 
 def test_a_row_of_other_keys_does_not_count():
     design, _ = searched(quality)
-    old = {**row(next(Design(BLOCK, []).needed()), 0.5)}
-    old["config"] = {**old["config"], "clients": 5}
+    run = next(Design(BLOCK, []).needed())
+    old = row(replace(run, config={**run.config, "clients": 5}), 0.5)
     more = Design(BLOCK, [*design.rows.values(), old])
     assert len(more.counted()) == len(more.rows) - 1 == len(design.counted())
 
 
 def test_hours_left_are_those_of_the_whole_less_those_of_rows_that_count():
     _, done = searched(quality)
-    half = [{**row(run, quality(run.config)), "cpu_seconds": 36.0} for run in done[:20]]
-    old = {**half[0], "kind": "rounds", "cpu_seconds": 3600.0, "config": {**half[0]["config"], "clients": 5}}
+    half = [row(run, quality(run.config), cpu_seconds=36.0) for run in done[:20]]
+    old = row(replace(done[0], kind="rounds", config={**done[0].config, "clients": 5}), 0.5, cpu_seconds=3600.0)
     assert hours_left(Design(BLOCK, [])) == pytest.approx(hours_whole(Design(BLOCK, [])))
     for stored in (half, [*half, old]):
         design = Design(BLOCK, stored)
         assert hours_left(design) == pytest.approx(hours_whole(design) - 20 * 0.01)
         assert hours_left(design) > 0.1
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "a"])
-def test_a_block_says_how_its_images_are_split(name):
-    block = read_block(name)
-    images, test = block.keys["partition.subsample"], block.keys["split.test-fraction"]
-    parts = [images * (1 - test) * 0.8, images * (1 - test) * 0.2, images * test]
-    words = "about {:,.0f} to train, {:,.0f} for validation, {:,.0f} for test".format(*parts)
-    assert words in block.reduced
-    assert (EVERYWHERE["split.validation"], block.keys["novel-clients"]) == (0.2, 0.2)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -374,23 +369,3 @@ def test_the_blocks_are_whole(name):
 def test_an_unknown_block_is_refused():
     with pytest.raises(ConfigError, match=r"block: expected one of a, b, c, d, e, got f"):
         read_block("f")
-
-
-def test_rows_are_appended_and_a_cut_line_is_dropped(tmp_path):
-    rows.add("a", {"config": {}, "n": 1}, tmp_path)
-    path = rows.path_of("a", tmp_path)
-    with path.open("a") as file:
-        file.write('{"config": {"lr"')
-    assert [each["n"] for each in rows.read("a", tmp_path)] == [1]
-    rows.add("a", {"config": {}, "n": 2}, tmp_path)
-    assert [json.loads(line)["n"] for line in path.read_text().splitlines()] == [1, 2]
-    assert rows.read("b", tmp_path) == []
-
-
-def test_a_block_is_run_by_one_process(tmp_path):
-    with (
-        rows.alone("a", tmp_path),
-        pytest.raises(ConfigError, match="one that no other process runs"),
-        rows.alone("a", tmp_path),
-    ):
-        pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import numpy as np
@@ -12,13 +11,14 @@ from scipy import stats
 from referee.leaderboard.blocks import TUNING, read_block
 from referee.leaderboard.design import Design, Run
 from referee.leaderboard.measures import DEPLOYED, HOLDS, NEWCOMER, SHIFT, Measures, corrected
-from referee.leaderboard.pages import PAGE, TABLES, _headline, _missing, _reruns, counted, pages, write_pages
+from referee.leaderboard.pages import _headline, _missing, _reruns, write_pages
 from referee.leaderboard.points import points_of
-from referee.leaderboard.runs import again, run
-from referee.leaderboard.statistics import Interval
+from referee.leaderboard.runs import VIEWS, again, run
 from referee.leaderboard.tables import _edge, _trajectory, block_tables
+from sepal.study.record import RunRecord
+from sepal.study.statistics import Interval
 from tests.referee.test_leaderboard_design import BLOCK, OWN, quality, searched
-from tests.referee.test_readme_parts import block
+from tests.referee.test_leaderboard_findings import block
 
 LEVELS = {"fedavg": 0.6, "ditto": 0.7, "local": 0.5, "ditto-small": 0.65}
 
@@ -27,13 +27,13 @@ def stored():
     """Return rows of the whole block. Ditto: the second client has .2 more, .1 with seed 1; .2 more at equal bytes."""
     found = []
     for row in searched(quality)[0].rows.values():
-        who, seed = row["contender"], row["config"]["seed"]
-        held = [LEVELS["fedavg"], LEVELS[who] + (who == "ditto") * (0.1 * (seed == 0) + 0.2 * (row["kind"] == "bytes"))]
+        who, seed, kind = row.labels["contender"], row.seed, row.labels["kind"]
+        held = [LEVELS["fedavg"], LEVELS[who] + (who == "ditto") * (0.1 * (seed == 0) + 0.2 * (kind == "bytes"))]
         columns = {"name": ["a", "b", "new"], "novel": [False, False, True], "trained": [*held, 0.3]}
         columns |= {"steps": [6, 6, 6], "trained-shift-100": [0.2, 0.2, 0.1]}
         columns |= {} if who == "local" else {"received": [0.1, 0.1, 0.4]}
         about = {"clients": columns, "deployed": "received" if who == "fedavg" else "trained", "cpu_seconds": 36.0}
-        found.append({**row, **about, "commit": "abc", "machine": "M"})
+        found.append(row.model_copy(update={**about, "commit": "abc", "machine": "M"}))
     return found
 
 
@@ -69,9 +69,9 @@ def test_differences_are_paired_with_the_yardstick(measures):
 
 
 def test_a_contender_without_all_seeds_is_shown_but_not_tested():
-    rows = [r for r in stored() if (r["contender"], r["kind"], r["config"]["seed"]) != ("ditto", "rounds", 1)]
+    rows = [r for r in stored() if (r.labels["contender"], r.labels["kind"], r.seed) != ("ditto", "rounds", 1)]
     some = Measures(Design(BLOCK, rows))
-    assert some.figure(OWN, HOLDS).seeds == 1
+    assert some.figure(OWN, HOLDS).count == 1
     assert "ditto" not in {name for _, name, _ in corrected([some])}
     more = Measures(Design(BLOCK.model_copy(update={"seeds": (0, 1, 2)}), stored()))
     assert more.difference(OWN, HOLDS) is not None
@@ -130,10 +130,13 @@ def test_what_is_bold_is_so_after_the_correction(measures, p, bold):
 
 
 def test_a_contender_with_a_run_that_ended_with_an_error_has_no_figure_anywhere():
-    rows = stored()
-    for row in rows:
-        if (row["contender"], row["config"]["seed"]) == ("ditto", 1) and row["kind"] != "trial":
-            row.update(error="not finite", validation={}, clients={}, spent=[])
+    nothing = {"error": "not finite", "validation": {}, "clients": {}, "spent": ()}
+    rows = [
+        row.model_copy(update=nothing)
+        if (row.labels["contender"], row.seed) == ("ditto", 1) and row.labels["kind"] != "trial"
+        else row
+        for row in stored()
+    ]
     some = Measures(Design(BLOCK, rows))
     assert some.figure(OWN, HOLDS) is some.difference(OWN, HOLDS) is some.wins(OWN) is some.megabytes(OWN) is None
     assert "ditto" not in {point.contender.name for point in points_of(some)}
@@ -147,10 +150,12 @@ def test_a_contender_with_a_run_that_ended_with_an_error_has_no_figure_anywhere(
 
 def test_a_run_that_has_spent_more_than_its_budget_is_marked():
     def text(factor):
-        rows = stored()
-        for row in rows:
-            if (row["contender"], row["kind"], row["config"]["rounds"]) == ("ditto", "bytes", 6):
-                row["spent"] = [factor * mb for mb in row["spent"]]
+        rows = [
+            row.model_copy(update={"spent": [factor * mb for mb in row.spent]})
+            if (row.labels["contender"], row.labels["kind"], row.rounds) == ("ditto", "bytes", 6)
+            else row
+            for row in stored()
+        ]
         return "\n".join(block_tables(Measures(Design(BLOCK, rows))))
 
     assert "**over**: 102 % of the budget" in text(1.02)  # 6 rounds of 2 MB are 12 of 12 MB
@@ -213,55 +218,27 @@ def test_there_is_a_point_for_all_rounds_and_for_all_that_bytes_buy(measures):
     assert rounds == {"fedavg": [40, 1, 4, 12], "ditto": [40, 2, 6, 20]}
 
 
-def planned(seed):
-    keys = {"dataset": "digits", "clients": 3, "novel-clients": 0.3, "partition.subsample": 200, "rounds": 2}
-    more = {"evaluate-every": 1, "evaluate.shift": True, "lr": 0.1, "method": "fedavg", "seed": seed}
-    return Run("x", "fedavg", "trial" if seed in TUNING else "rounds", {**keys, **more})
+def test_a_stored_row_is_run_again_and_its_digests_compared():
+    keys = {"dataset": "digits", "clients": 3, "partition.subsample": 200, "rounds": 1, "lr": 0.1, "method": "fedavg"}
+    row = run(Run("x", "fedavg", "rounds", {**keys, "seed": 0}), "abc")
+    assert set(row.clients) <= {"name", "novel", "steps", *VIEWS}
+    assert again(row, "def").figures["same"]
+    assert not again(row.model_copy(update={"weights_sha256": "0"}), "def").figures["same"]
+    assert run(Run("x", "fedavg", "trial", {**keys, "seed": TUNING[0]}), "abc").clients == {}
 
 
-def test_a_row_has_what_the_page_needs_and_gives_the_same_weights_again():
-    row = json.loads(json.dumps(run(planned(0), "abc")))
-    assert row["config"] == planned(0).config
-    assert len(row["spent"]) == 2
-    # Training, and a model for each of the two clients that train; the third never did
-    model = row["bytes"]["down_dense"] / 4
-    assert row["closing"] * 1e6 == pytest.approx(2 * model, rel=0.01)
-    sent = row["bytes"]["up"] + row["bytes"]["down"]
-    assert row["spent"][1] * 1e6 == pytest.approx(sent + row["closing"] * 1e6, abs=20)
-    clients = row["clients"]
-    assert sorted(clients["novel"]) == [False, False, True]
-    assert {"received", "trained", "kept", "trained-shift-100"} <= clients.keys()
-    ours = [v for v, new in zip(clients["trained"], clients["novel"], strict=True) if not new]
-    assert sum(ours) / 2 == pytest.approx(row["accuracy"]["trained"], abs=1e-4)
-    assert row["curve"]["round"] == [1, 2, 3]
-    assert min(row["seconds"], row["cpu_seconds"]) >= 0
-    assert again(row, "def")["same"]
-    assert not again({**row, "weights_sha256": "0"}, "def")["same"]
-
-
-def test_a_trial_has_nothing_of_the_test_data():
-    row = run(planned(TUNING[0]), "abc")
-    assert "trained" in row["validation"]
-    assert not {"accuracy", "clients", "curve"} & row.keys()
-
-
-def test_a_run_that_ends_with_an_error_has_a_row():
-    wild = planned(0)
-    row = run(Run("x", "fedavg", "rounds", {**wild.config, "lr": 1e30}), "abc")
-    assert row["error"]
-    assert (row["validation"], row["spent"]) == ({}, [])
-
-
-def test_the_page_says_how_late_reruns_were_and_how_many_gave_the_same():
+def test_reruns_are_counted_with_how_late_they_were():
     at = "2026-11-2{}T{}:00:00+00:00".format
     lines = [
-        {"first": {"written": at(6, "23"), "machine": "M"}, "written": at(7, "02"), "same": True, "block": "d"},
-        {"first": {"written": at(6, "12"), "machine": "M"}, "written": at(7, "14"), "same": False, "block": "a"},
+        RunRecord(labels={"block": block}, machine="M", written=later, figures={"first": first, "same": same})
+        for block, first, later, same in (
+            ("d", {"written": at(6, "23"), "machine": "M"}, at(7, "02"), True),
+            ("a", {"written": at(6, "12"), "machine": "M"}, at(7, "14"), False),
+        )
     ]
-    words = "(`--rerun`; a 1, d 1), up to 26 hours later: 1 of 2 gave the same weights, bit for bit, on "
-    for machine, kinds in (("M", "one kind of CPU (M)"), ("N", "2 kinds of CPU")):
-        assert next(_reruns([{**line, "machine": machine} for line in lines])).endswith(f"{words}{kinds}.")
-    assert next(_reruns([])).endswith("none yet.")
+    found = _reruns(lines)
+    assert (found["same"], found["count"], found["later"], found["blocks"]) == (1, 2, 26.0, [("a", 1), ("d", 1)])
+    assert _reruns([]) == {}
 
 
 def test_a_run_beside_that_is_another_ones_counts_once(measures):
@@ -272,13 +249,6 @@ def test_a_run_beside_that_is_another_ones_counts_once(measures):
     assert runs == [["8 of 8"], ["6 of 6"]]
 
 
-def test_the_page_is_made_from_the_stored_rows():
-    made = pages(counted(PAGE.read_text()))
-    assert {PAGE, TABLES} <= made.keys()
-    for path, text in made.items():
-        assert path.read_text() == text, "run `python -m referee.leaderboard --pages`"
-
-
 def test_the_picture_is_made_from_the_rows_of_the_page(monkeypatch):
     rows, seen, asked = stored(), [], []
 
@@ -286,7 +256,7 @@ def test_the_picture_is_made_from_the_rows_of_the_page(monkeypatch):
         asked.append(name)  # a run ends each time
         return rows[: 20 + len(asked)] if name == "a" else []
 
-    monkeypatch.setattr("referee.leaderboard.rows.read", read)
+    monkeypatch.setattr("referee.leaderboard.pages.read", read)
     monkeypatch.setattr("referee.leaderboard.pages.read_block", lambda name: BLOCK.model_copy(update={"name": name}))
     monkeypatch.setattr("referee.leaderboard.pages.pictures", lambda found: seen.append(found) or {})
     monkeypatch.setattr("referee.leaderboard.pages.write_atomically", lambda path, text: None)

@@ -13,7 +13,7 @@ from referee.leaderboard.design import Design
 from referee.leaderboard.looks import BASELINES, GREY, LOOKS, PAPERS, SAME
 from referee.leaderboard.measures import Measures
 from referee.leaderboard.pages import PAGE, counted, measured, pictures
-from tests.referee.test_readme_parts import block
+from tests.referee.test_leaderboard_findings import block, changed, holding
 
 
 def test_a_method_has_one_look_and_no_other_has_it():
@@ -67,11 +67,7 @@ def test_the_results_picture_has_the_held_difference_of_each_method_and_block(tw
 
 
 def test_a_seed_that_collapsed_is_marked():
-    rows = [{**each} for each in block("a").design.rows.values()]
-    for each in rows:
-        if (each["contender"], each["kind"], each["config"]["seed"]) == ("dmpfl", "rounds", 4):
-            each["clients"] = {**each["clients"], "trained": [0.1] * 3}
-    fallen = Measures(Design(read_block("a"), rows))
+    fallen = changed(lambda *run: run == ("dmpfl", "rounds", 4), holding(0.1))
     assert {cell["key"] for cell in forest.cells([fallen]) if cell["fell"]} == {"dmpfl"}
     assert {spot.key for spot in overview.spots([fallen]) if spot.collapsed} == {"dmpfl"}
 
@@ -81,16 +77,14 @@ def test_density_is_from_trials_of_the_same_seeds_as_the_yardsticks(two):
     # all trials of a contender have its level: .9 of fine-tuning, .895 of FedPSE
     assert density.behind(found, found.named("fedpse"), 0.1) == (pytest.approx(-0.5), 3)
     assert density.behind(found, found.named("fedpse"), 0.9) is None
-    rows = {str(each["config"]): each for each in found.design.rows.values()}
+    rows = list(found.design.rows.values())
     better = next(
         each
-        for each in rows.values()
-        if each["contender"] == "subfedavg"
-        and each["config"]["seed"] == TUNING[0]
-        and each["config"]["subfedavg.target"] == 0.7
+        for each in rows
+        if each.labels["contender"] == "subfedavg" and each.seed == TUNING[0] and each.config["subfedavg.target"] == 0.7
     )
-    changed = [each if each is not better else {**each, "validation": {"trained": 0.59}} for each in rows.values()]
-    other = Measures(Design(read_block("a"), changed))
+    worse = better.model_copy(update={"validation": {"trained": 0.59}})
+    other = Measures(Design(read_block("a"), [worse if each is better else each for each in rows]))
     assert density.behind(other, other.named("subfedavg"), 0.7) == (pytest.approx(-31), 1)
     shown = {(row["key"], round(row["density"])): row for row in density.points([other])}
     assert (shown["subfedavg", 30]["mean"], shown["subfedavg", 30]["published"]) == (pytest.approx(-31), False)

@@ -9,9 +9,9 @@ from torch import nn
 
 from referee.matrix import models
 from referee.matrix.__main__ import KEYS, PAGE, page
+from sepal.layout import Role
 from sepal.models.gated import GatedModule
 from sepal.models.weights import layout
-from sepal.protocol.layout import Role
 from sepal.strategies.assembly import assemble
 from sepal.strategies.dmpfl.contract import budgets, masked_parts
 from sepal.strategies.subfedavg.parts import Prunable

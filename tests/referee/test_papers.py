@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,13 @@ from referee.paper.some_runs import (
     of_the_method,
     privacy_table,
 )
-from sepal.cli.markdown import table
-from sepal.cli.report.data import datasets
-from sepal.cli.report.learned import masks as analyse
 from sepal.errors import ConfigError
+from sepal.report.data import datasets
+from sepal.report.learned import masks as analyse
+from sepal.report.markdown import table
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import read_comparison
+from sepal.study.record import RunRecord, read
 
 PLANS = Path(__file__).parents[2] / "referee" / "papers"
 NAMES = sorted(path.stem for path in PLANS.glob("*.toml"))
@@ -129,14 +129,15 @@ def test_a_small_paper(tmp_path: Path, capsys: Any, runs_in_this_process: None) 
     assert "| half − local |" in tables
     assert "| published beside measured, view | accuracy, published | accuracy, measured | accuracy, diff" in tables
     assert "| other, trained | 10.0 | – | – |" in tables
-    found = [json.loads(line) for line in (out / "results.ndjson").read_text().splitlines()]
-    assert [(one["variant"], one["seed"]) for one in found] == [("half", 0), ("local", 0), ("half", 1), ("local", 1)]
-    assert found[0]["megabytes"]["up"] > 0 == found[1]["megabytes"]["up"]
-    assert 0 < found[0]["multiply_adds"] < found[1]["multiply_adds"]
-    assert set(found[0]["clients"]) >= {"trained", "trained-shift-100", "received-shift-20"}
-    assert found[0]["clients"]["name"] == [f"client-0000{number}" for number in range(3)]
-    assert found[0]["method"]["round"] == [1, 2]
-    assert 0 < found[0]["method"]["overlap-mean"][0] < 1
+    found = read(out / "results.ndjson")
+    names = [(one.labels["variant"], one.seed) for one in found]
+    assert names == [("half", 0), ("local", 0), ("half", 1), ("local", 1)]
+    assert found[0].bytes["up"] > 0 == found[1].bytes["up"]
+    assert 0 < found[0].figures["multiply_adds"] < found[1].figures["multiply_adds"]
+    assert set(found[0].clients) >= {"trained", "trained-shift-100", "received-shift-20"}
+    assert found[0].clients["name"] == [f"client-0000{number}" for number in range(3)]
+    assert found[0].figures["method"]["round"] == [1, 2]
+    assert 0 < found[0].figures["method"]["overlap-mean"][0] < 1
 
     plan.write_text(SMALL.replace('"local"]', '"local", "no-method"]'))
     before = (out / "first-half-seed0" / "summary.json").stat().st_mtime_ns
@@ -167,11 +168,16 @@ def test_a_small_paper(tmp_path: Path, capsys: Any, runs_in_this_process: None) 
         analyse(out / "first-local-seed0")
 
 
-def run_of(seed: int, values: dict[str, float]) -> dict[str, Any]:
+def run_of(seed: int, values: dict[str, float]) -> RunRecord:
     """Make a run's figures."""
     views = {"name": list(values), "trained": list(values.values())}
     mean = sum(values.values()) / len(values)
-    return {"seed": seed, "clients": views, "accuracy": {"trained": {"mean": mean}, "received": None}}
+    return RunRecord(config={"seed": seed}, clients=views, accuracy={"trained": {"mean": mean}, "received": None})
+
+
+def having(seed: int = 0, accuracy: Any = None, **figures: Any) -> RunRecord:
+    """Make a run with figures of its own."""
+    return RunRecord(config={"seed": seed}, accuracy=accuracy or {}, figures=figures)
 
 
 def test_figures_over_seeds_and_pairs() -> None:
@@ -198,20 +204,20 @@ def test_a_difference_over_seeds_counts_each_seed_once() -> None:
 
 def test_accuracy_by_capacity_is_a_mean_over_seeds_in_each_variants_view() -> None:
     """.5 and .7 of two seeds: 60.0; without clients of a quarter a dash, without any clients no table."""
-    ours = [{"by_capacity": {"0-0.25": {"kept": {"mean": 0.1}, "trained": {"mean": mean}}}} for mean in (0.5, 0.7)]
-    theirs = [{"by_capacity": {"0.75-1": {"received": {"mean": 0.9}, "trained": {"mean": 0.2}}}}]
+    ours = [having(by_capacity={"0-0.25": {"kept": {"mean": 0.1}, "trained": {"mean": mean}}}) for mean in (0.5, 0.7)]
+    theirs = [having(by_capacity={"0.75-1": {"received": {"mean": 0.9}, "trained": {"mean": 0.2}}})]
     views = {"ours": "trained", "theirs": "received", "old": "kept"}
-    header, rows = by_capacity({"ours": ours, "theirs": theirs, "old": [{}]}, "deployed", views)
+    header, rows = by_capacity({"ours": ours, "theirs": theirs, "old": [having()]}, "deployed", views)
     assert header == ["deployed by capacity", "0-0.25", "0.75-1"]
     assert rows == [["ours", "60.0", "–"], ["theirs", "–", "90.0"], ["old", "–", "–"]]
-    assert by_capacity({"old": [{}]}, "deployed", views)[1] == []
+    assert by_capacity({"old": [having()]}, "deployed", views)[1] == []
 
 
 def test_the_tables_of_a_plan_have_it():
     """The largest ε of a variant's seeds; none where one of them has none."""
     settings = {"clip": 1.0, "noise": 2.0, "delta": 1e-5}
     found = [{**settings, "epsilon": e, "epsilon_zero_out": e and e / 3, "uploads": 4} for e in (1.0, 3.0, None)]
-    groups = {"plain": [{}], "two": [{"privacy": found[0]}, {"privacy": found[1]}], "odd": [{"privacy": found[2]}]}
+    groups = {"plain": [having()], "two": [having(privacy=one) for one in found[:2]], "odd": [having(privacy=found[2])]}
     assert list(privacy_table(groups)[1]) == [
         ["two", "1", "2", "1e-05", "3", "1", "4"],
         ["odd", "1", "2", "1e-05", "none", "none", "4"],
@@ -220,17 +226,17 @@ def test_the_tables_of_a_plan_have_it():
 
 def test_clients_own_figures_novel_clients_and_running_totals() -> None:
     """Shares .2 and .4 of one seed, .6 of another: .4. Novel clients are apart. paper-cost of rounds adds up."""
-    own = [{"own": {"name": ["a", "b"], "share": [0.2, 0.4]}}, {"own": {"name": ["a"], "share": [0.6]}}]
-    header, rows = of_the_clients({"gate": own, "local": [{}]})
+    own = [having(own={"name": ["a", "b"], "share": [0.2, 0.4]}), having(own={"name": ["a"], "share": [0.6]})]
+    header, rows = of_the_clients({"gate": own, "local": [having()]})
     assert header[1:] == ["share"]
     assert rows == [["gate", "0.4 (0.2 to 0.6)"]]
     trained = [{"trained": {"mean": mean}, "received": None, "pooled": None} for mean in (0.8, 0.7)]
-    seeds = [{"accuracy": trained[0], "novel": {"accuracy": trained[1], "gap": {}}}]
-    header, rows = of_novel_clients({"gate": seeds, "local": [{"accuracy": trained[0]}]})
+    seeds = [having(accuracy=trained[0], novel={"accuracy": trained[1], "gap": {}})]
+    header, rows = of_novel_clients({"gate": seeds, "local": [having(accuracy=trained[0])]})
     assert header[4:7] == ["trained, participants", "trained, novel", "trained, gap"]
     assert rows == [["gate", "–", "–", "–", "80.0", "70.0", "+10.0", "–", "–", "–"]]
     method = {"round": [1, 2], "paper-cost": [1e6, 3e6], "pruned": [0.1, 0.3]}
-    header, rows = of_the_method({"un": [{"seed": 0, "method": method}]})
+    header, rows = of_the_method({"un": [having(method=method)]})
     assert dict(zip(header[1:], rows[0][1:], strict=True)) == {"paper-cost, MB in all": "3.000", "pruned": "0.200"}
 
 
@@ -241,14 +247,14 @@ def test_deployed_is_the_view_of_the_method_and_differences_are_across_views(tmp
     """
     text = SMALL.replace('"half", "local"', '"ditto", "fedavg"').replace("half", "ditto")
     plan = read_plan(plan_file(tmp_path, text))
-    sizes = dict.fromkeys(("up", "down", "up_dense", "down_dense"), 1.0)
+    sizes = dict.fromkeys(("up", "down", "up_dense", "down_dense"), 1e6)
     results = {}
     for name, kept, received in (("ditto", 0.8, 0.2), ("fedavg", 0.9, 0.5)):
         views = {"kept": kept, "received": received, "trained": 0.1}
         accuracy = {view: {"mean": mean, "std": 0.0, "bottom_decile": mean} for view, mean in views.items()}
         clients = {"name": ["a", "b", "c"], **{view: [mean] * 3 for view, mean in views.items()}}
-        rest = {"seed": 0, "megabytes": sizes, "multiply_adds": 1.0, "seconds": 1.0, "curve": [], "method": {}}
-        results[f"first-{name}-seed0"] = {**rest, "accuracy": accuracy, "clients": clients}
+        rest = {"config": {"seed": 0}, "bytes": sizes, "seconds": 1.0, "figures": {"multiply_adds": 1.0}}
+        results[f"first-{name}-seed0"] = RunRecord(**rest, accuracy=accuracy, clients=clients)
     text = "\n".join(block_tables(plan, "first", results))
     assert "| ditto | 80.0 | 80.0 (0.0) |" in text
     assert "| fedavg | 50.0 | 90.0 (0.0) |" in text
@@ -260,10 +266,9 @@ def test_the_grid_of_trials_stands_on_the_page(tmp_path: Path) -> None:
     """Validation accuracy by variant and rate, mean over seeds; a trial at 1 has none, as where training diverged."""
     text = SMALL[: SMALL.index("seeds")] + "seeds = [0, 1]\ngrid = { lr = [0.1, 1.0] }\n"
     plan = read_plan(plan_file(tmp_path, text))
-    found = {"first-lr_0.1-half-seed0": {"validation": {"received": 0.9, "trained": 0.7}}}
-    found["first-lr_0.1-local-seed0"] = {"validation": {"trained": 0.375}}
-    found["first-lr_0.1-local-seed1"] = {"validation": {"trained": 0.625}}
-    found["first-lr_1.0-local-seed0"] = {"validation": {"trained": 0.625}}
+    found = {"first-lr_0.1-half-seed0": RunRecord(validation={"received": 0.9, "trained": 0.7})}
+    for name, value in (("0.1-local-seed0", 0.375), ("0.1-local-seed1", 0.625), ("1.0-local-seed0", 0.625)):
+        found[f"first-lr_{name}"] = RunRecord(validation={"trained": value})
     made = list(trial_tables(plan, "first", found))
     assert "| validation, % | lr = 0.1 | lr = 1.0 |" in made
     assert "| half | **70.0** | – |" in made
@@ -273,10 +278,10 @@ def test_the_grid_of_trials_stands_on_the_page(tmp_path: Path) -> None:
 def test_a_methods_own_figures_by_round() -> None:
     """The first of six rounds, then those at a sixth, a third, two thirds and the end. Others have no table."""
     method = {"round": [1, 2, 3, 5, 6, 8], "absorbed": [0.1, 0.2, 0.3, None, 0.5, 60.0]}
-    header, rows = by_round("pa3dfl", [{"seed": 1, "method": method}, {"seed": 2, "method": {}}])
+    header, rows = by_round("pa3dfl", [having(1, method=method), having(2)])
     assert header == ["pa3dfl by round, seed 1", "1", "2", "5", "8"]
     assert rows == [["absorbed", "0.1", "0.2", "–", "60"]]
-    assert by_round("local", [{"seed": 1, "method": {}}])[1] == []
+    assert by_round("local", [having(1)])[1] == []
 
 
 def test_two_clients_give_a_difference_without_an_interval() -> None:
@@ -287,14 +292,13 @@ def test_two_clients_give_a_difference_without_an_interval() -> None:
 
 def test_a_block_s_tables_say_what_is_missing_and_where_the_runs_are_from(tmp_path: Path) -> None:
     plan, run = read_plan(plan_file(tmp_path, SMALL)), run_of(0, {"a": 0.5, "b": 0.75})
-    sizes = dict.fromkeys(("up", "down", "up_dense", "down_dense"), 1.0)
+    sizes = dict.fromkeys(("up", "down", "up_dense", "down_dense"), 1e6)
     accuracy = {view: {"mean": 0.625, "std": 0.125, "bottom_decile": 0.5} for view in ("kept", "trained")}
-    point = {"round": 2, "megabytes": 2.0, "trained": 0.625}
-    rest = {"megabytes": sizes, "multiply_adds": 2e9, "seconds": 1.0, "curve": [point], "method": {}}
-    rest["versions"] = {"commit": "abc1234", "cpu": "a processor"}
-    row = {**run, **rest, "name": "first-half-seed0", "accuracy": accuracy}
-    old = {**row, "name": "first-local-seed0", "variant": "local", "versions": {"cpu": "a processor"}}
-    lines = list(all_tables(plan, {row["name"]: row, old["name"]: old}))
+    rest = {"bytes": sizes, "seconds": 1.0, "figures": {"multiply_adds": 2e9}, "machine": "a processor"}
+    rest |= {"curve": {"round": [2], "megabytes": [2.0], "trained": [0.625]}, "accuracy": accuracy}
+    row = run.model_copy(update={**rest, "commit": "abc1234"})
+    rows = {"first-half-seed0": row, "first-local-seed0": row.model_copy(update={"commit": ""})}
+    lines = list(all_tables(plan, rows))
     assert list(all_tables(plan, {})) == []
     assert "Not there: 2 of 4 runs: first-half-seed1, first-local-seed1." in lines
     header = next(line for line in lines if line.startswith("| method |"))

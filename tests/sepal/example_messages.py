@@ -5,7 +5,7 @@ from __future__ import annotations
 from flwr.app import RecordDict
 
 from sepal.protocol.messages import Content, Order, Reply, version
-from sepal.protocol.method import ClientInfo, Kind, Plan
+from sepal.protocol.types import ClientInfo, Kind, Plan
 
 RUN = "0123456789abcdef" * 2
 BASE = version(3, "", "d", "u")

@@ -18,7 +18,7 @@ from sepal import user_modules
 from sepal.cli.main import app
 from sepal.engines.in_process.grid import InProcessGrid, answer
 from sepal.errors import ConfigError, ModelError
-from sepal.protocol.flower.replies import enter_run
+from sepal.flower.replies import enter_run
 
 
 def helper(argument):

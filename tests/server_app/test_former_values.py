@@ -7,8 +7,8 @@ import tomli_w
 
 from sepal.config import RunConfig, Settings, former_values, renewed
 from sepal.errors import ConfigError
-from sepal.server_app.run_directory import RunDirectory
-from sepal.server_app.stored_run import read_run, stored_config
+from sepal.runs.run_directory import RunDirectory
+from sepal.runs.stored_run import read_run, stored_config
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import _differing

@@ -14,16 +14,16 @@ from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant
 from rich.console import Console
 
-from sepal.cli.report.page import render
-from sepal.cli.sheets import privacy_line
-from sepal.cli.tables import print_run
 from sepal.config import RunConfig
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError
-from sepal.server_app import privacy as privacy_module
-from sepal.server_app.privacy import epsilon, privacy
-from sepal.server_app.run_directory import RunDirectory
-from sepal.server_app.stored_run import read_run
+from sepal.report.page import render
+from sepal.report.sheets import privacy_line
+from sepal.report.tables import print_run
+from sepal.runs import privacy as privacy_module
+from sepal.runs.privacy import epsilon, privacy
+from sepal.runs.run_directory import RunDirectory
+from sepal.runs.stored_run import read_run
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import read_comparison
 

@@ -11,15 +11,19 @@ import numpy as np
 import pytest
 
 from sepal.config import RunConfig
+from sepal.data.schema import Column, Schema, written
 from sepal.errors import ConfigError, StateError
+from sepal.runs import run_directory
+from sepal.runs.places import default_base, run_path
+from sepal.runs.run_directory import RunDirectory, plain
+from sepal.runs.stored_run import FREE, stored_config
 from sepal.server.ledger import LedgerEntry
 from sepal.server.run_state import RoundRecord, RunState
-from sepal.server_app import run_directory
-from sepal.server_app.places import default_base, run_path
-from sepal.server_app.run_directory import RunDirectory, plain
-from sepal.server_app.stored_run import FREE, stored_config
 from sepal.strategies.assembly import assemble
 from tests.server_app.json_lines import lines
+
+AGE = Column(name="age", kind="number")
+SMOKER = Column(name="smoker", kind="category", values=("no", "yes"))
 
 
 def record(round):
@@ -176,7 +180,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, assembly):
 HOLD = """
 import sys
 from pathlib import Path
-from sepal.server_app.run_directory import _lock
+from sepal.runs.run_directory import _lock
 lock = _lock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -267,3 +271,52 @@ def test_a_directory_that_cannot_be_appended_to_is_named(tmp_path, assembly):
         (tmp_path / "ledger.jsonl").mkdir()
         with pytest.raises(StateError, match=r"ledger\.jsonl: expected room and permission to write"):
             write(directory, 1)
+
+
+# How a table is read
+
+
+TABLE = "age,smoker,label\n" + "".join(
+    f"{20 + n},{('no', 'yes')[n % 2]},{('ill', 'well')[n // 2 % 2]}\n" for n in range(60)
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        ({}, False),
+        ({"column": (Column(name="age", kind="number", unit="years"), SMOKER)}, False),
+        ({"classes": ("well", "ill")}, True),
+        ({"column": (AGE, Column(name="smoker", kind="category", values=("yes", "no")))}, True),
+        ({"column": (AGE, Column(name="smoker", kind="left-out"))}, True),
+    ],
+)
+def test_a_run_whose_table_is_read_otherwise_than_at_its_start_is_refused_and_says_why(tmp_path, change, refused):
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table" / "all.csv").write_text(TABLE)
+    schema = Schema(label="label", classes=("ill", "well"), column=(AGE, SMOKER))
+    (tmp_path / "table" / "schema.toml").write_text(written(schema))
+    keys = {"method": "fedavg", "dataset": "folder", "data-dir": str(tmp_path / "table"), "clients": 2}
+    with RunDirectory(tmp_path / "a", assemble(keys), "in-process") as directory:
+        directory.opened(at(0), 2)
+        write(directory, 1)
+    (tmp_path / "table" / "schema.toml").write_text(written(schema.model_copy(update=change)))
+    if not refused:
+        RunDirectory(tmp_path / "a", assemble(keys), "in-process").close()
+        return
+    with pytest.raises(ConfigError, match=r"^schema.toml: expected .*run a was started \(digest .*give another --name"):
+        RunDirectory(tmp_path / "a", assemble(keys), "in-process")
+    (tmp_path / "table" / "schema.toml").write_text(written(schema))
+    RunDirectory(tmp_path / "a", assemble(keys), "in-process").close()
+
+
+def test_a_table_without_a_schema_whose_categories_have_changed_is_refused_too(tmp_path):
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table" / "all.csv").write_text(TABLE)
+    keys = {"method": "fedavg", "dataset": "folder", "data-dir": str(tmp_path / "table"), "clients": 2}
+    with RunDirectory(tmp_path / "a", assemble(keys), "in-process") as directory:
+        directory.opened(at(0), 2)
+        write(directory, 1)
+    (tmp_path / "table" / "all.csv").write_text(TABLE + "50,sometimes,ill\n")
+    with pytest.raises(ConfigError, match=r"^schema.toml: expected"):
+        RunDirectory(tmp_path / "a", assemble(keys), "in-process")

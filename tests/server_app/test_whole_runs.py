@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from sepal.cli.sheets import novel_line
-from sepal.cli.tables import capacity_table, headline
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, RosterError
 from sepal.protocol.views import CLOSING_VIEWS
+from sepal.report.sheets import novel_line
+from sepal.report.tables import capacity_table, headline
+from sepal.runs import json_lines, stored_run
+from sepal.runs.run_directory import RunDirectory
+from sepal.runs.stored_run import FREE, read_run, stored_summary
+from sepal.runs.summary import digest_clients
 from sepal.server.accuracy import capacity_group
-from sepal.server_app import json_lines, stored_run
-from sepal.server_app.run_directory import RunDirectory
-from sepal.server_app.stored_run import FREE, read_run, stored_summary
-from sepal.server_app.summary import digest_clients
 from sepal.strategies.assembly import assemble
 from tests.server_app.json_lines import lines
 

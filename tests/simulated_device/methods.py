@@ -10,25 +10,27 @@ import sys
 import tempfile
 import time
 import traceback
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from sepal.client import stacked
-from sepal.client.devices import choose_device, spread
-from sepal.client.training import Trainer
-from sepal.client_app.client_model import client_model
 from sepal.engines.in_process import run_in_process
 from sepal.engines.in_process.worker import Clients
 from sepal.errors import ConfigError
-from sepal.protocol.method import resolve
+from sepal.export.client_model import client_model
+from sepal.method.interface import resolve
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.serialize import flatten
 from sepal.strategies.assembly import assemble
 from sepal.study.method_checks.cases import Lines, Stop, StopAfter
+from sepal.training import stacked
+from sepal.training.devices import choose_device, spread
+from sepal.training.programs import Program
+from sepal.training.trainer import Trainer
+from tests.captured import capturing
 from tests.methods import CASES, flat
 from tests.simulated_device import load
 
@@ -265,7 +267,51 @@ def check_at_once():
         stacked._Stack.losses, stacked._Stack._write, stacked._Stack.train = losses, write, train
 
 
-CHECKS = {"mixes": check_mixes, "names": check_names, "memory": check_memory, "at once": check_at_once}
+# One of each kind: no hooks, statistics, twins, an optimizer or a module of its own, a step for each width.
+CAPTURED = ("fedavg", "fedper-topk", "fedprox", "fedmask", "feddst", "apfl", "pfedme", "heterofl", "tailorfl", "fjord")
+
+
+def check_captured():
+    """Captured steps give what the usual ones give on the CPU; none waits, and a client's training reads one value.
+
+    On the simulated device what is replayed is the step's code, on CUDA a graph.
+    """
+    plain, counts = Program.end, set()
+
+    def watched_step(step):
+        def replay():
+            refuse_waits(True)
+            try:
+                step()
+            finally:
+                refuse_waits(False)
+
+        return replay
+
+    def counted_end(self, *args):
+        events()
+        found = plain(self, *args)
+        counts.add((name, len(events())))
+        return found
+
+    Program.end = counted_end
+    try:
+        for name in CAPTURED:
+            keys = flat(name, **SMALL, **{"momentum": 0.9, "local-epochs": 2})
+            here = run_in_process(assemble({**keys, "device": "cpu"}))
+            with capturing(watched_step) if DEVICE == SIM else nullcontext():
+                there = run_in_process(assemble({**keys, "device": DEVICE, "engine.capture": True}))
+            assert_close(here, there)
+    finally:
+        Program.end = plain
+    if DEVICE == SIM:  # FedDST asks for its last batch
+        assert counts == {(name, 2 if name == "feddst" else 1) for name in CAPTURED}
+    else:
+        assert {name for name, _ in counts} == set(CAPTURED)
+
+
+CHECKS = {"mixes": check_mixes, "names": check_names, "memory": check_memory}
+CHECKS |= {"at once": check_at_once, "captured": check_captured}
 
 
 def main(out, device=SIM, *names):
@@ -276,7 +322,7 @@ def main(out, device=SIM, *names):
         load()
     else:  # so that it computes as exactly as the CPU
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    for name in names or ((*CHECKS, *CASES) if device == SIM else ("at once", *CASES)):
+    for name in names or ((*CHECKS, *CASES) if device == SIM else ("at once", "captured", *CASES)):
         try:
             figures = (CHECKS[name]() or {}) if name in CHECKS else compare(name)
             found[name] = {"error": "", **figures}

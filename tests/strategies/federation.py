@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from sepal.client_app.build import Node, Shared, build_host
-from sepal.protocol.method import Upload
+from sepal.method import Upload
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies.assembly import assemble
 from tests.scratch_store import ScratchStore

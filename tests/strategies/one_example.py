@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from sepal.client.training import Trainer
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import ClientInfo, Payload, Task
+from sepal.layout import Parameter, Role
+from sepal.method import ClientInfo, Payload, Task, Trainer
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import SparseTensor, whole
 from tests.strategies.baselines import BASE

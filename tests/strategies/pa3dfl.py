@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from sepal.client_app.build import Node, Shared, build_host
-from sepal.protocol.method import Upload
+from sepal.method import Upload
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies.assembly import assemble
 from tests.scratch_store import ScratchStore

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from sepal.client.training import Trainer
 from sepal.client_app.build import Node, Shared, build_host
-from sepal.protocol.method import ClientInfo
+from sepal.method import ClientInfo, Trainer
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.client import PFedGateClient
 from tests.scratch_store import ScratchStore

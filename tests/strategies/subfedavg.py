@@ -9,9 +9,9 @@ import torch
 
 from sepal import models
 from sepal.client_app.build import Node, Shared, build_host
-from sepal.protocol.method import Payload, Upload
+from sepal.method import Payload, Upload
+from sepal.method.tensors import at_masks
 from sepal.protocol.payloads import seal, unseal
-from sepal.protocol.tensors import at_masks
 from sepal.strategies.assembly import assemble
 from sepal.strategies.subfedavg.client import SubFedAvgClient
 from tests.scratch_store import ScratchStore

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from sepal.client.training import Trainer
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import ClientInfo, Payload, Plan, Task, Upload
+from sepal.layout import Parameter, Role
+from sepal.method import ClientInfo, Payload, Plan, Task, Trainer, Upload
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines import feddst
 from sepal.wire.tensors import SparseTensor, Support, whole

@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from sepal.client.training import Trainer
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import ClientInfo, Task, Upload
+from sepal.layout import Parameter, Role
+from sepal.method import ClientInfo, Task, Trainer, Upload
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines import feddst

@@ -7,7 +7,7 @@ import pytest
 
 from sepal.errors import SepalError
 from sepal.masks.packed import unpack
-from sepal.protocol.method import ClientInfo, Payload, Upload
+from sepal.method import ClientInfo, Payload, Upload
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies.baselines.fedmask import signed
 from sepal.wire import inspect

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sepal.config import RunConfig
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import ClientInfo, Payload, Plan, Task, Upload
+from sepal.layout import Parameter, Role
+from sepal.method import ClientInfo, Payload, Plan, Task, Upload
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from sepal import models
-from sepal.client.training import Trainer
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import ClientInfo, Payload, Plan, Task, Upload
+from sepal.layout import Parameter, Role
+from sepal.method import ClientInfo, Payload, Plan, Task, Trainer, Upload
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from sepal.client.training import Trainer
-from sepal.protocol.layout import Parameter, Role, layers
-from sepal.protocol.method import ClientInfo, Payload, Plan, Task
+from sepal.layout import Parameter, Role, layers
+from sepal.method import ClientInfo, Payload, Plan, Task, Trainer
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sepal.client.training import Trainer
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import ClientInfo, Payload, Plan, Task
+from sepal.layout import Parameter, Role
+from sepal.method import ClientInfo, Payload, Plan, Task, Trainer
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole

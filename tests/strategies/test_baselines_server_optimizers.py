@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from sepal.config import RunConfig
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import ClientInfo, Payload, Plan, Task, Upload
+from sepal.layout import Parameter, Role
+from sepal.method import ClientInfo, Payload, Plan, Task, Upload
 from sepal.strategies import registry
 from sepal.wire.tensors import whole
 from tests.strategies.baselines import Sent, assert_same_model, run

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sepal.protocol.method import ClientInfo, Payload
+from sepal.method import ClientInfo, Payload
 from sepal.strategies.baselines.tailorfl import Tailored
 from sepal.strategies.baselines.tailorfl_filters import correlations, top, tuned
 from tests.strategies.by_hand import data, gradients, softmax

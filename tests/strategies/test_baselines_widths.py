@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sepal.errors import ConfigError, ModelError, SepalError
-from sepal.protocol.method import ClientInfo, Payload
+from sepal.method import ClientInfo, Payload
 from sepal.protocol.payloads import seal, unseal
 from sepal.rng import derive
 from sepal.server.downloads import most_message_bytes

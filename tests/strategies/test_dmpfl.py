@@ -10,10 +10,10 @@ import torch
 
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError
+from sepal.layout import Parameter, Role
 from sepal.masks.packed import spread, unpack
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.means import mean_of_holders
-from sepal.protocol.method import ClientInfo, Payload, Plan, Upload
+from sepal.method import ClientInfo, Payload, Plan, Upload
+from sepal.method.means import mean_of_holders
 from sepal.storage.serialize import digest
 from sepal.strategies.assembly import assemble
 from sepal.strategies.dmpfl.client import adaptive, entropy, prefers_personal

@@ -10,7 +10,7 @@ import pytest
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ProtocolError, WireError
 from sepal.masks.packed import pack, unpack
-from sepal.protocol.method import Payload, Plan
+from sepal.method import Payload, Plan
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies.assembly import assemble
 from sepal.strategies.dmpfl.contract import PHASES, ClientHolds

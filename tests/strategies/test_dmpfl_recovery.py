@@ -9,7 +9,7 @@ import pytest
 
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.masks.packed import spread, unpack
-from sepal.protocol.fields import client_name
+from sepal.names import client_name
 from sepal.storage.serialize import digest
 from sepal.strategies.assembly import assemble
 from sepal.strategies.dmpfl import DmPfl

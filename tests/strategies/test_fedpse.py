@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sepal.engines.in_process import run_in_process
+from sepal.layout import Parameter, Role
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import ClientInfo, Payload, Upload
+from sepal.method import ClientInfo, Payload, Upload
 from sepal.rng import derive
 from sepal.strategies.assembly import assemble
 from sepal.strategies.fedpse.server import aggregate, correlation_distance, members, personal_support

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sepal.client.training import Trainer
 from sepal.engines.in_process import run_in_process
+from sepal.method import Trainer
 from sepal.server.strategy import SepalStrategy
 from sepal.strategies.assembly import assemble
 from sepal.strategies.fedpse.server import FedPSEServer

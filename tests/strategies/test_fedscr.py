@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sepal.client_app.build import Node, Shared, build_host
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import ClientInfo, Payload, Plan, Task, Upload
+from sepal.layout import Parameter, Role
+from sepal.method import ClientInfo, Payload, Plan, Task, Upload
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines import fedscr
 from sepal.wire import IndexCoding, encode, inspect

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from sepal.engines.in_process import run_in_process
-from sepal.protocol.method import Payload, resolve
+from sepal.method import Payload
+from sepal.method.interface import resolve
 from sepal.server.guard import Guard
 from sepal.storage.serialize import flatten, restore
 from sepal.strategies import registry

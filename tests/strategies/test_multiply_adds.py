@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sepal.client.multiply_adds import multiply_adds
 from sepal.client_app.build import Node, Shared, build_host
-from sepal.protocol.method import Payload
+from sepal.method import Payload
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
+from sepal.training.multiply_adds import multiply_adds
 from tests.scratch_store import ScratchStore
 from tests.strategies.baselines import BASE
 

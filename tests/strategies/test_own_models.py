@@ -13,7 +13,7 @@ from sepal.engines.in_process.worker import Clients
 from sepal.errors import ConfigError, ModelError, RosterError
 from sepal.modules import tied_names
 from sepal.protocol.messages import read_order
-from sepal.protocol.method import Kind
+from sepal.protocol.types import Kind
 from sepal.server.strategy import SepalStrategy
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies import registry

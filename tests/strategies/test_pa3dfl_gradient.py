@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sepal.protocol.layout import Parameter, Role
+from sepal.layout import Parameter, Role
 from sepal.strategies.pa3dfl.contract import Hyper, State
 from sepal.strategies.pa3dfl.hypernetwork import Hypernetwork
 from sepal.wire import ValueCoding, rounded

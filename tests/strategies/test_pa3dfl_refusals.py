@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from sepal.errors import ModelError, RoundError, SepalError
-from sepal.protocol.method import ClientInfo, Payload
+from sepal.method import ClientInfo, Payload, dense
 from sepal.protocol.payloads import seal, unseal
-from sepal.protocol.tensors import dense
 from sepal.storage.serialize import digest
 from sepal.strategies.assembly import assemble
 from tests.strategies.baselines import Sent

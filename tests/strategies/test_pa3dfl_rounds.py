@@ -17,9 +17,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sepal.client.training import Trainer
+from sepal.method import ClientInfo, Trainer, Upload
 from sepal.models.weights import layout
-from sepal.protocol.method import ClientInfo, Upload
 from sepal.rng import derive
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pa3dfl.client import Pa3dFLClient

@@ -8,9 +8,10 @@ import pytest
 from sepal import models
 from sepal.client_app.build import Node
 from sepal.engines.in_process import run_in_process, worker
-from sepal.protocol.method import ClientInfo, resolve
+from sepal.method import ClientInfo
+from sepal.method.interface import resolve
+from sepal.method.tensors import dense_specs
 from sepal.protocol.payloads import seal
-from sepal.protocol.tensors import dense_specs
 from sepal.server.downloads import most_message_bytes
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.serialize import digest, digest_arrays

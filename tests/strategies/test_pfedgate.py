@@ -11,9 +11,9 @@ import torch
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.engines.in_process import run_in_process
 from sepal.engines.in_process.cache import CachedStore
+from sepal.method import ClientInfo, Payload, Plan, Upload
 from sepal.models.gated import GatedModule
 from sepal.protocol.messages import read_reply
-from sepal.protocol.method import ClientInfo, Payload, Plan, Upload
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.server import PFedGateServer

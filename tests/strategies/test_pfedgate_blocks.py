@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from sepal import models
 from sepal.errors import ConfigError, ProtocolError
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.means import mean_of_holders
-from sepal.protocol.method import ClientInfo, Payload, Upload
+from sepal.layout import Parameter, Role
+from sepal.method import ClientInfo, Payload, Upload
+from sepal.method.means import mean_of_holders
 from sepal.strategies.pfedgate.blocks import exact, split
 from sepal.wire.tensors import SparseTensor
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, ModelError, ProtocolError, SepalError, WireError
-from sepal.protocol.method import ClientInfo, Payload, Plan
+from sepal.method import ClientInfo, Payload, Plan
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.contract import Gated

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sepal import models
 from sepal.errors import ConfigError
-from sepal.protocol.layout import Parameter, Role
+from sepal.layout import Parameter, Role
 from sepal.strategies.pfedgate import knapsack
 from sepal.strategies.pfedgate.blocks import Blocks, split
 from sepal.strategies.pfedgate.knapsack import Knapsack

@@ -16,9 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sepal.client.training import Trainer
+from sepal.method import ClientInfo, Payload, Plan, Trainer
 from sepal.models.weights import layout
-from sepal.protocol.method import ClientInfo, Payload, Plan
 from sepal.rng import derive
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.client import PFedGateClient

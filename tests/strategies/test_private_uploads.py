@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sepal.client.privacy import release
-from sepal.client.training import Trainer
 from sepal.config import PrivacySettings
 from sepal.errors import ConfigError
+from sepal.layout import trained
 from sepal.masks.flat import Flat
 from sepal.masks.selection import count, top_k
-from sepal.protocol.layout import trained
+from sepal.method import Trainer
 from sepal.rng import derive_seed
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.study.plans.plan import check_keys, make_plan
+from sepal.training.privacy import release
 from tests.strategies import own_models
 from tests.strategies.baselines import Sent
 from tests.strategies.federation import Federation

@@ -9,9 +9,9 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from sepal.errors import ConfigError
-from sepal.server_app.places import run_path
-from sepal.server_app.run_directory import RunDirectory
-from sepal.server_app.stored_run import stored_config
+from sepal.runs.places import run_path
+from sepal.runs.run_directory import RunDirectory
+from sepal.runs.stored_run import stored_config
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines import local
@@ -60,7 +60,7 @@ def test_an_unknown_method_is_one_line_with_the_likely_one_first(name, words):
 
 def test_what_is_no_method_is_refused(monkeypatch):
     others(monkeypatch, mine="sepal.strategies.baselines.local:LocalServer")
-    with pytest.raises(ConfigError, match=r"method: expected .*LocalServer to be a sepal\.protocol\.method\.Method"):
+    with pytest.raises(ConfigError, match=r"method: expected .*LocalServer to be a sepal\.method\.interface\.Method"):
         registry.get("mine")
 
 

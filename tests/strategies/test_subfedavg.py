@@ -7,8 +7,8 @@ import pytest
 
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, ModelError
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import ClientInfo, Task, Upload
+from sepal.layout import Parameter, Role
+from sepal.method import ClientInfo, Task, Upload
 from sepal.strategies.assembly import assemble
 from sepal.strategies.subfedavg.contract import Hyper
 from sepal.strategies.subfedavg.pruning import distance, floor, paper_cost, pruned_step

@@ -8,7 +8,7 @@ import pytest
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.engines.in_process import run_in_process
 from sepal.errors import SepalError
-from sepal.protocol.method import ClientInfo
+from sepal.method import ClientInfo
 from sepal.protocol.payloads import seal, unseal
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble

@@ -7,7 +7,7 @@ import pytest
 
 from sepal.engines.in_process import run_in_process
 from sepal.errors import SepalError
-from sepal.protocol.method import Payload
+from sepal.method import Payload
 from sepal.protocol.payloads import seal, unseal
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.serialize import digest

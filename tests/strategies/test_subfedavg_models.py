@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sepal.client.multiply_adds import multiply_adds
 from sepal.masks.cuts import parameters
+from sepal.method import Payload
 from sepal.models import cut_model, forward_multiply_adds
-from sepal.protocol.method import Payload
+from sepal.training.multiply_adds import multiply_adds
 from tests.strategies.subfedavg import HYBRID, downloaded, exchange, of_model, rounds
 
 

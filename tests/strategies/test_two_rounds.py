@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sepal.masks.packed import pack, spread, unpack
-from sepal.protocol.method import Payload, Plan
+from sepal.method import Payload, Plan
 from sepal.rng import derive
 from sepal.strategies import registry
 from sepal.strategies.dmpfl.contract import ClientState as DualState

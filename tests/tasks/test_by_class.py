@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from sepal.cli.by_class import class_sheet
-from sepal.cli.report import render
-from sepal.protocol.tasks.builtin import classification, multilabel, regression, segmentation
+from sepal.report.by_class import class_sheet
+from sepal.report.page import render
 from sepal.study.comparison import read_comparison
+from sepal.tasks.builtin import classification, multilabel, regression, segmentation
 from tests.sepal.cli.runs_for_tests import write_run
 from tests.tasks.settings import closing
 

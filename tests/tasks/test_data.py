@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 import sepal
 from examples.tasks import shapes
 from sepal.cli.main import app
-from sepal.cli.report import render
 from sepal.client_app.views import class_weights
 from sepal.errors import ConfigError, DataError
-from sepal.protocol.tasks import Targets
+from sepal.report.page import render
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import read_comparison
+from sepal.tasks import Targets
 
 # Data
 

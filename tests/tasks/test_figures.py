@@ -14,13 +14,11 @@ import torch
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.cli.report import render
-from sepal.cli.sentences import headline as sentence
-from sepal.cli.sheets import accuracy_sheet, conclusions, cost_sheet
 from sepal.errors import ConfigError
-from sepal.protocol.method import Plan
-from sepal.protocol.tasks import Measure
-from sepal.protocol.tasks.builtin import regression
+from sepal.protocol.types import Plan
+from sepal.report.page import render
+from sepal.report.sentences import headline as sentence
+from sepal.report.sheets import accuracy_sheet, conclusions, cost_sheet
 from sepal.server.accuracy import figures, view_figures
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord
@@ -30,7 +28,10 @@ from sepal.server_app.metrics import ServerFigures
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import read_comparison
 from sepal.study.frontier import entries, frontier
-from sepal.study.plans.search import Trial, choose, measure_in, validation
+from sepal.study.plans.tune import Trial, choose
+from sepal.study.search import measure_in, validation
+from sepal.tasks import Measure
+from sepal.tasks.builtin import regression
 from tests.sepal.cli.runs_for_tests import write_run
 from tests.sepal.example_messages import REPLY
 from tests.tasks.settings import DIABETES, closing

@@ -17,12 +17,12 @@ from sepal.client_app.build import Node
 from sepal.client_app.guard import local_config
 from sepal.errors import ConfigError, ModelError, ProtocolError
 from sepal.protocol.messages import Content, read_reply, version, write_reply
-from sepal.protocol.tasks import LearningTask, Metric, Scoring, Targets
-from sepal.protocol.tasks.builtin import regression
-from sepal.protocol.tasks.learning import LABELS, PER_EXAMPLE
-from sepal.protocol.tasks.scoring import BY_ACCURACY
 from sepal.server.answers import check_reply
 from sepal.strategies.assembly import assemble
+from sepal.tasks import LearningTask, Metric, Scoring, Targets
+from sepal.tasks.builtin import regression
+from sepal.tasks.learning import LABELS, PER_EXAMPLE
+from sepal.tasks.scoring import BY_ACCURACY
 from tests.sepal.example_messages import CONTENT, ORDER, REPLY
 from tests.tasks.settings import DIABETES, ROOT
 

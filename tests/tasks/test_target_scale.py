@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 import sepal
 from sepal.cli.main import app
-from sepal.client.target_scale import TargetScale
-from sepal.client_app.portable import load
 from sepal.errors import ConfigError, RosterError, StateError
+from sepal.export.portable import load
 from sepal.strategies.assembly import assemble
 from sepal.strategies.registry import as_begun
+from sepal.training.target_scale import TargetScale
 from tests.tasks.settings import DIABETES, closing
 
 

@@ -7,7 +7,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from sepal.server_app.stored_run import read_run
+from sepal.runs.stored_run import read_run
 from sepal.strategies import registry
 from tests.sepal.cli.runs_for_tests import write_run
 from tools.demo import BESIDE, comparison, conclusion

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tools.bench.batch import KINDS
+from tools.bench.data import load
 from tools.gpu import __main__ as command
+from tools.gpu import captured
 from tools.gpu.parts import PARTS
 
 ROOT = Path(__file__).parents[2]
@@ -59,4 +62,26 @@ def test_what_fails_or_takes_too_long_is_an_entry(tmp_path, monkeypatch, capsys)
 
 def test_all_parts_fit_into_nine_minutes():
     assert sum(seconds for _, _, seconds in PARTS.values()) <= command.LIMIT <= 540
-    assert list(PARTS) == ["machine", "methods", "engine", "batch", "cold", "warm", "compose"]
+    assert list(PARTS) == ["machine", "captured", "methods", "engine", "batch", "cold", "warm", "compose"]
+
+
+def test_what_captured_steps_cost_is_measured_in_each_way(monkeypatch):
+    """On a CPU, where the body of a step is replayed as it is; what the figures are is not tested."""
+    monkeypatch.setattr(captured, "CLIENTS", 2)
+    monkeypatch.setattr(captured, "ROUNDS", 1)
+    monkeypatch.setattr(captured, "EPOCHS", (1, 2))
+    monkeypatch.setattr(captured, "STREAMS", (1, 2))
+    monkeypatch.setattr(captured, "load", lambda number: tuple(part[:24] for part in load(number)))
+    monkeypatch.setattr(captured, "floor", lambda batch, device: lambda: None)
+    small = {"partition.subsample": 40, "clients-per-round": 0}
+    monkeypatch.setattr(captured, "FLAT", {**KINDS["digits"], **small})
+    lines = list(captured.measure("cpu", (12,)))
+    rows = [line.split(" | ") for line in lines if line.startswith("| 12")]
+    whats = ["bare steps (floor)", "training, as usual", "training, captured, streams: 1"]
+    whats += ["training, captured, streams: 2", "a run, as usual", "a run, captured"]
+    assert [row[1] for row in rows] == whats
+    assert not any("failed" in line for line in lines)
+
+
+def test_a_line_through_two_points_gives_a_step_and_a_client():
+    assert captured.line([(10, 0.030), (30, 0.070)]) == pytest.approx((2.0, 10.0))

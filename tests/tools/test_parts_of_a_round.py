@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sepal.protocol.flower.versions import source_digest
+from sepal.flower.versions import source_digest
 from tools.bench.deployed import MOMENTS, PARTS, Moment, parts_of
 
 

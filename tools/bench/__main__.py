@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sepal.server_app.summary import processor
+from sepal.runs.summary import processor
 from tools.bench import (
     aggregation,
     batch,
@@ -26,6 +26,7 @@ from tools.bench import (
     engine,
     gate,
     hypernetwork,
+    peers,
     server_memory,
     size,
     small,
@@ -39,6 +40,7 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "batch": batch.measure,
     "clients": clients.measure,
     "small": small.measure,
+    "peers": peers.measure,
     "cuts": cuts.measure,
     "widths": widths.measure,
     "hypernetwork": hypernetwork.measure,

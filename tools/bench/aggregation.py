@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from sepal.layout import Parameter, Role
 from sepal.masks.flat import Flat
-from sepal.protocol.layout import Parameter, Role
 from sepal.protocol.messages import Content
-from sepal.protocol.method import ClientInfo, Schema, Upload
 from sepal.protocol.payloads import unseal
+from sepal.protocol.types import ClientInfo, Schema, Upload
 from sepal.rng import derive
 from sepal.server.run_store import DiskRunStore
 from sepal.wire import TensorSpec, encode
@@ -51,7 +51,7 @@ def spool(store: DiskRunStore) -> None:
 
 def whole_step(uploads: Any) -> float:
     """Return the seconds of FedPSE's whole server step after a round: EWA, top-k, and an update for each client."""
-    from sepal.protocol.method import Plan
+    from sepal.protocol.types import Plan
     from sepal.strategies.assembly import assemble
     from sepal.strategies.fedpse.server import FedPSEServer
 

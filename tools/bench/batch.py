@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sepal.client.devices import choose_device
+from sepal.training.devices import choose_device
 from tools.bench.engine import FLAT
 
 CLIENTS, ROUNDS, REPEATS = 20, 4, 2

@@ -17,10 +17,10 @@ from torch import nn
 from torch.nn import functional
 
 from sepal import models
-from sepal.client.multiply_adds import multiply_adds
 from sepal.models.gated import GatedModule
 from sepal.strategies.pfedgate.blocks import Blocks, split
 from sepal.strategies.pfedgate.knapsack import Knapsack
+from sepal.training.multiply_adds import multiply_adds
 
 DATA = {"lenet-cifar10": ((3, 32, 32), 10), "cnn-emnist": ((1, 28, 28), 62), "cnn-cifar100": ((3, 32, 32), 100)}
 BATCH, PARTS, REPEATS = 128, 5, 15

@@ -16,10 +16,10 @@ def _run(clients: int, queue: Any) -> None:
     from flwr.app import Message
 
     from sepal.engines.in_process.grid import InProcessGrid
-    from sepal.protocol.layout import Parameter, Role
+    from sepal.layout import Parameter, Role
     from sepal.protocol.messages import Content, Reply, read_order, version, write_reply
-    from sepal.protocol.method import ClientInfo, Kind, Payload
     from sepal.protocol.payloads import seal
+    from sepal.protocol.types import ClientInfo, Kind, Payload
     from sepal.server.strategy import SepalStrategy
     from sepal.strategies.assembly import assemble
     from sepal.strategies.baselines.fedavg import FedAvg

@@ -22,8 +22,8 @@ import numpy as np
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.in_process import run_in_process
 from sepal.rng import derive
-from sepal.server_app.places import IN_PROCESS
-from sepal.server_app.run_directory import RunDirectory
+from sepal.runs.places import IN_PROCESS
+from sepal.runs.run_directory import RunDirectory
 from sepal.strategies.assembly import assemble
 from sepal.strategies.registry import names
 from tools.chaos.events import KILLS, TROUBLES

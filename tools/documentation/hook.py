@@ -15,7 +15,6 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
-from tools.documentation.drawing import with_drawings
 from tools.documentation.links import DeadLinkError, outside, rewritten
 from tools.documentation.reference import PACKAGES, api_pages, commands_page, keys_page
 
@@ -25,8 +24,8 @@ TABLES = sorted((ROOT / "referee" / "results" / "tables").glob("*.md"))
 FROM_ELSEWHERE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
     "sepal/wire/FORMAT.md": "reference/wire-format.md",
-    "tests/attacks/README.md": "attacks.md",
     **{
         f"strategies/{notes.parent.name}/NOTES.md": f"reference/notes/{notes.parent.name}.md"
         for notes in sorted((ROOT / "strategies").glob("*/NOTES.md"))
@@ -118,13 +117,13 @@ def _shown(path: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite links, and draw graphs."""
+    """Rewrite links."""
     address = page.file.src_uri
     if address == "index.md":
         page.meta["hide"] = ["navigation"]  # a section of one page
     if address not in _places:
         return markdown
-    return with_drawings(rewritten(markdown, _places[address], address, _addresses))
+    return rewritten(markdown, _places[address], address, _addresses)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -15,8 +15,23 @@ from sepal.config import RunConfig
 from sepal.strategies import registry
 
 # Packages whose modules are listed, and modules of other packages that are meant to be called.
-PACKAGES = ("config", "wire", "masks", "data", "storage", "protocol", "server", "client", "models", "strategies")
-MODULES = ("client_app.portable", "errors", "modules", "rng")
+PACKAGES = (
+    "config",
+    "wire",
+    "masks",
+    "data",
+    "tasks",
+    "storage",
+    "protocol",
+    "method",
+    "training",
+    "server",
+    "runs",
+    "export",
+    "models",
+    "strategies",
+)
+MODULES = ("errors", "layout", "modules", "names", "rng")
 
 
 def keys_page() -> str:

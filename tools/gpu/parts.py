@@ -44,7 +44,8 @@ def methods(device: str) -> Iterator[str]:
         failed, told, worst = 0, set[str](), 0.0
         yield "Trained, uploaded, stopped after round 1, resumed, exported; results within rtol 10⁻³ and atol 10⁻⁴ of"
         yield "the CPU's; a step that waits for the device fails, except those of pFedGate."
-        yield "`at once` trains six methods with `engine.batch = 2`. The numbers of five cases are not compared:"
+        yield "`at once` trains six methods with `engine.batch = 2`, `captured` ten with `engine.capture`."
+        yield "The numbers of five cases are not compared:"
         yield "rounding moves them as far on a CPU (`ROUNDED` in tests/simulated_device/methods.py)."
         yield ""
         ended = False
@@ -74,6 +75,13 @@ def _written(out: Path) -> dict[str, dict[str, Any]]:
     except (OSError, ValueError):  # not there yet, or being written
         return {}
     return found
+
+
+def captured(device: str) -> Iterator[str]:
+    """Measure a step and a client by captured steps, and as usual."""
+    from tools.gpu.captured import measure
+
+    yield from measure(device)
 
 
 def engine(device: str) -> Iterator[str]:
@@ -163,10 +171,11 @@ def compose(device: str) -> Iterator[str]:
 # Name: what it does, its title, and the seconds that it may take. Together at most nine minutes.
 PARTS: dict[str, tuple[Callable[[str], Iterator[str]], str, float]] = {
     "machine": (machine, "Machine", 20),
-    "methods": (methods, "All methods", 150),
+    "captured": (captured, "Captured steps", 100),
+    "methods": (methods, "All methods", 120),
     "engine": (engine, "A round, the floor, and PFLlib's way", 85),
-    "batch": (batch, "Clients at once", 85),
-    "cold": (cold, "A deployed round, cold", 85),
+    "batch": (batch, "Clients at once", 60),
+    "cold": (cold, "A deployed round, cold", 50),
     "warm": (warm, "A deployed round, warm", 45),
-    "compose": (compose, "The Compose file's GPU override", 60),
+    "compose": (compose, "The Compose file's GPU override", 50),
 }

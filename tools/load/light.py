@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 
 from flwr.app import Message
 
-from sepal.protocol.flower.connection import connect, pulled, push
+from sepal.flower.connection import connect, pulled, push
 from sepal.protocol.messages import Content, Reply, read_order, version, write_reply
-from sepal.protocol.method import ClientInfo, Kind
+from sepal.protocol.types import ClientInfo, Kind
 
 Answer: TypeAlias = Callable[[Message, int, int], list[Message]]
 

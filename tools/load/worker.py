@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from sepal import user_modules
-from sepal.protocol.flower.connection import enter_task, watch_no_channels
-from sepal.protocol.method import ClientInfo, Payload
+from sepal.flower.connection import enter_task, watch_no_channels
 from sepal.protocol.payloads import seal
+from sepal.protocol.types import ClientInfo, Payload
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole

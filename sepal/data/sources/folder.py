@@ -43,10 +43,10 @@ from sepal.data.locations import home_of
 from sepal.data.schema import FILE, Schema, classes_of, reading, schema_of
 from sepal.data.sources.images import EXAMPLES, FILES, IMAGES, Look, check_alike, counted, left_out, read_example
 from sepal.data.sources.reading import Unpacked, load_arrays
-from sepal.data.sources.table import Roles, Table, count_gaps, read_table
+from sepal.data.sources.table import LABEL, TARGET, Roles, Table, count_gaps, read_table
 from sepal.errors import DataError
-from sepal.protocol.tasks.learning import CLASSIFICATION
-from sepal.protocol.tasks.making import targets_of
+from sepal.tasks.learning import CLASSIFICATION
+from sepal.tasks.making import targets_of
 
 PLAIN = FolderSettings()
 TABLES = (".npz", ".csv")
@@ -166,7 +166,8 @@ def roles_of(keys: FolderSettings) -> Roles:
     left_out = split_names(keys.leave_out)
     columns = tuple(column for column in schema.column if column.name not in left_out)
     classes = classes_of(keys) if task == CLASSIFICATION else ()
-    return Roles(label, keys.person, left_out, columns, classes, task != CLASSIFICATION)
+    codes = keys.leading_zeros == "category"
+    return Roles(label, keys.person, left_out, columns, classes, task != CLASSIFICATION, codes)
 
 
 def _csv(path: Path, keys: FolderSettings) -> Source:
@@ -203,6 +204,31 @@ def table_of(
     notes = (*source.info.notes, *((f"folder.missing: each client fills in its own mean: {counts}",) if counts else ()))
     facts = {"columns": schema.inputs, "schema": schema.text(), "notes": notes}
     return replace(source, info=replace(source.info, table=keys.standardize, **facts))
+
+
+def info_of_schema(keys: FolderSettings) -> DatasetInfo:
+    """Return the metadata of a table that is elsewhere, by the schema that has completed the keys.
+
+    Raises:
+        DataError: The schema does not say it all.
+    """
+    roles, task = roles_of(keys), task_of(keys)
+    labels = roles.label or (LABEL,)
+    names = tuple(roles.classes)
+    columns = tuple(column for column in roles.columns if column.inputs)
+    if task in ("regression", "multilabel"):
+        names = tuple(name.removeprefix(TARGET) for name in labels) if len(labels) > 1 else ()
+    elif task != CLASSIFICATION:
+        raise DataError("task", "classification, regression or multilabel, where there is a schema and no table", task)
+    elif not names:
+        expected = "the names of the classes, also where they are numbers: there is a schema and no table to count them"
+        raise DataError("folder.classes", expected, "none")
+    classified = task == CLASSIFICATION
+    schema = Schema(label=",".join(labels), client=roles.person, classes=names if classified else (), column=columns)
+    info = _info(np.empty((0, len(schema.inputs))), len(names) if classified else len(labels), bool(roles.person))
+    facts: dict[str, Any] = {"columns": schema.inputs, "schema": schema.text(), "table": keys.standardize}
+    shown = tuple(name if name.isprintable() else str(number) for number, name in enumerate(names))
+    return replace(info, labelled=classified, class_names=shown, **facts)
 
 
 def _classes(directory: Path, keys: FolderSettings) -> Source:

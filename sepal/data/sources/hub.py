@@ -38,9 +38,9 @@ from sepal.data.sources.images import Look, check_alike, from_cell
 from sepal.data.sources.reading import Unpacked, reading
 from sepal.data.sources.table import check_width, refuse_gaps
 from sepal.errors import DataError, one_line
-from sepal.protocol.numbers import check_whole
-from sepal.protocol.tasks.learning import CLASSIFICATION
 from sepal.storage.regular import expanded
+from sepal.tasks.learning import CLASSIFICATION
+from sepal.tasks.numbers import check_whole
 
 CONVERTED = "refs/convert/parquet"  # the hub's copy of a data set: CONFIGURATION/PART/0000.parquet
 INCOMPLETE = "partial-"  # begins a part's name where the hub converted its first rows only

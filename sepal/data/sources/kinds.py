@@ -20,6 +20,7 @@ NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 LIKE_NUMBER = r"(?i)^[+-]?([.,]?[0-9]|inf(inity)?$)"  # what may be meant as a number, such as 1,5 or 12 kg
 TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?)?$"
 ZONE = r"(Z|[+-][0-9]{2}:?[0-9]{2})$"
+CODE = r"^[0-9]{2,}$"
 MOST_CATEGORIES = 50  # of a column without a schema
 FEW = 10  # so many categories also where each row has its own
 MICRO = 1e6
@@ -50,6 +51,31 @@ def _matches(words: Any, pattern: str) -> NDArray[np.bool_]:
     return np.asarray(compute.match_substring_regex(words, pattern).to_numpy(zero_copy_only=False), bool)
 
 
+def present(cells: Any) -> Any:
+    """Return texts without white space at both ends and without missing cells, as one ``pyarrow.Array``."""
+    words = trimmed(cells)
+    return words.filter(~missing_in(words))
+
+
+def has_leading_zeros(cells: Any) -> bool:
+    """Return whether a cell is a whole number of several digits that begins with 0."""
+    return bool(_matches(present(cells), r"^0[0-9]+$").any())
+
+
+def are_codes(cells: Any) -> bool:
+    """Return whether all cells are digits of one width, of which one begins with 0, such as postal codes.
+
+    As numbers they would lose the zeros, and 01234 would be close to 01235.
+    """
+    from pyarrow import compute
+
+    words = present(cells)
+    if not len(words) or not _matches(words, CODE).all():
+        return False
+    widths = compute.min_max(compute.utf8_length(words)).as_py()
+    return bool(widths["min"] == widths["max"]) and has_leading_zeros(words)
+
+
 def kind_of(name: str, cells: Any) -> Column:
     """Return what a column is by its cells, texts.
 
@@ -58,8 +84,7 @@ def kind_of(name: str, cells: Any) -> Column:
     """
     from pyarrow import compute
 
-    words = trimmed(cells)
-    words = words.filter(~missing_in(words))
+    words = present(cells)
     if not len(words):
         return Column(name=name, kind="number")
     different = compute.unique(words)
@@ -74,8 +99,7 @@ def as_category(name: str, cells: Any) -> Column | None:
     """Return a column as a category; None if it has too many values, or hardly one twice."""
     from pyarrow import compute
 
-    words = trimmed(cells)
-    words = words.filter(~missing_in(words))
+    words = present(cells)
     values = sorted(compute.unique(words).to_pylist())
     if not values or len(values) > MOST_CATEGORIES or (len(values) > FEW and 2 * len(values) > len(words)):
         return None

@@ -7,6 +7,7 @@ until it is known what each is (:mod:`sepal.data.sources.kinds`).
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import re
 from collections import Counter
@@ -22,14 +23,27 @@ from numpy.typing import NDArray
 from sepal.data.examples import Labels
 from sepal.data.incoming import MOST_CLASSES
 from sepal.data.schema import FILE, Column
-from sepal.data.sources.kinds import MISSING, NUMBER, encoded, kind_of, missing_in, notes_on, trimmed
+from sepal.data.sources.kinds import (
+    MISSING,
+    MOST_CATEGORIES,
+    NUMBER,
+    are_codes,
+    as_category,
+    encoded,
+    kind_of,
+    missing_in,
+    notes_on,
+    present,
+    trimmed,
+)
 from sepal.data.sources.reading import reading
 from sepal.errors import DataError, one_line
-from sepal.protocol.numbers import WHOLE, WHOLE_WORDS
 from sepal.storage.regular import check_regular
+from sepal.tasks.numbers import WHOLE, WHOLE_WORDS
 
 LABEL, PERSON = "label", "person"  # columns with these names, where no key names others
 TARGET = "label:"  # begins the names of several target columns
+DELETE = "delete the rows without one"
 MOST_COLUMNS = 100_000  # of a table; more than a genome has genes
 NAMED = 4  # columns with missing cells that a message names, at most
 OTHER_MARKS = (";", "\t", "|")  # between cells in files that are no CSV of commas
@@ -52,6 +66,7 @@ class Roles:
         classes: Names of the classes; a label is then one of them or its number. If there are none, labels are whole
             numbers from 0, or texts, which become classes in sorted order.
         targets: Whether labels are numbers, in one column, several, or in columns ``label:NAME``.
+        codes: Whether columns of digits with leading zeros, all of one width, are categories, where no schema says it.
     """
 
     label: tuple[str, ...] = ()
@@ -60,6 +75,7 @@ class Roles:
     columns: tuple[Column, ...] = ()
     classes: Sequence[str] = ()
     targets: bool = False
+    codes: bool = False
 
 
 @dataclass
@@ -143,18 +159,18 @@ def read_table(
     cells = faults.cells = _cells(path, header)
     found = _places(path, header, cells, roles, labelled, faults)
     targets, person, features, ignored, notes = found
-    columns, x = _read_features(path, cells, features, roles.columns, faults)
+    columns, x = _read_features(path, cells, features, roles, faults)
     if not fill:
-        with faults.noting("folder.missing = mean"):
+        with faults.noting():
             refuse_gaps(str(path), x, columns, first=2)
     people: NDArray[Any] | None = None
     y: NDArray[Any] | None = None
     names = tuple[str, ...]()
     if labelled and person in cells:
-        with faults.noting("folder.person"):
+        with faults.noting():
             people = _people(path, person, cells[person])
     if (here := [name for name in targets if name in cells]) == list(targets) and here:
-        with faults.noting("task, folder.label"):
+        with faults.noting("task, folder.label" if roles.targets else "folder.classes" if roles.classes else ""):
             if roles.targets:
                 y = np.asarray(_numbers(path, cells, targets))
                 names = tuple(name.removeprefix(TARGET) for name in targets) if len(targets) > 1 else ()
@@ -215,10 +231,10 @@ def _targets(header: Sequence[str], roles: Roles) -> list[str]:
 
 
 def _read_features(
-    path: Path, cells: dict[str, Any], names: Sequence[str], known: Sequence[Column], faults: Faults
+    path: Path, cells: dict[str, Any], names: Sequence[str], roles: Roles, faults: Faults
 ) -> tuple[tuple[Column, ...], NDArray[np.float64]]:
     """Return what columns are, and what they become, float64 (n, inputs)."""
-    wanted: Sequence[Column | str] = known or names
+    wanted: Sequence[Column | str] = roles.columns or names
     numbers = np.empty((len(next(iter(cells.values()))), len(wanted)))
     columns, blocks = list[Column](), list[NDArray[np.float64]]()
     for place, column in enumerate(wanted):
@@ -226,11 +242,10 @@ def _read_features(
         if name not in cells:
             continue
         with faults.noting(f"folder.leave-out = {name}, or its kind in {FILE}"):
-            known_one = _kind(name, cells[name]) if isinstance(column, str) else column
+            known_one = _kind(name, cells[name], roles.codes) if isinstance(column, str) else column
             faults.kinds[name] = known_one
             if known_one.kind == "text":
-                expected = "numbers, at most 50 categories, or times (folder.leave-out leaves a column out)"
-                raise DataError(f"{path}, column {name}", expected, f"texts such as {_example(cells[name])}")
+                raise _unreadable(path, name, cells[name])
             if known_one.kind == "number":
                 numbers[:, place] = _column(path, name, cells[name], gaps=True)
                 blocks.append(numbers[:, place : place + 1])
@@ -243,15 +258,32 @@ def _read_features(
     return read, numbers if plain or not blocks else np.concatenate(blocks, axis=1)
 
 
-def _kind(name: str, cells: Any) -> Column:
+def _kind(name: str, cells: Any, codes: bool) -> Column:
     """Return what a column is by its cells; most are numbers as they are."""
-    first = cells.slice(0, FIRST).to_pylist()
-    plain = all(re.match(NUMBER, cell) for cell in first)
+    first = cells.slice(0, FIRST)
+    if codes and _may_be_codes(first) and are_codes(cells):
+        return as_category(name, cells) or Column(name=name, kind="text")
+    plain = all(re.match(NUMBER, cell) for cell in first.to_pylist())
     return Column(name=name, kind="number") if plain else kind_of(name, cells)
 
 
-def _example(cells: Any) -> str:
-    return one_line(repr(next((cell for cell in cells.to_pylist() if cell.strip()), "")), 60)
+def _may_be_codes(first: Any) -> bool:
+    """Return whether all of a column's first cells have one width, as codes do."""
+    return len({len(word) for word in present(first).to_pylist()}) <= 1
+
+
+def _unreadable(path: Path, name: str, cells: Any) -> DataError:
+    """Return the error about a column of texts or codes that are too many for categories."""
+    words = present(cells)
+    example = one_line(repr(words[0].as_py()), 60)
+    if not are_codes(cells):
+        expected = f"numbers, at most {MOST_CATEGORIES} categories, or times (folder.leave-out leaves a column out)"
+        return DataError(f"{path}, column {name}", expected, f"texts such as {example}")
+    expected = (
+        f"at most {MOST_CATEGORIES} codes with leading zeros, each twice in the mean (folder.leave-out = {name} leaves "
+        "them out, folder.leading-zeros = number takes them for numbers)"
+    )
+    return DataError(f"{path}, column {name}", expected, f"{len(words.unique())} codes such as {example}")
 
 
 def refuse_gaps(key: str, x: NDArray[Any], columns: Sequence[Column], first: int = 0) -> None:
@@ -266,7 +298,11 @@ def refuse_gaps(key: str, x: NDArray[Any], columns: Sequence[Column], first: int
     gaps = _gaps(x, columns)
     rows, places = np.nonzero(gaps)
     if len(rows):
-        expected = 'a number in every cell (a run with folder.missing = "mean" fills in the client\'s mean)'
+        lacking = {columns[place].kind for place in places.tolist()}
+        does = ["fills in the client's mean"] if lacking != {"category"} else []
+        does += ["takes a missing category for none of its values"] if "category" in lacking else []
+        what = "value" if "category" in lacking else "number"
+        expected = f'a {what} in every cell (a run with folder.missing = "mean" {" and ".join(does)})'
         where = f"{key}, row {rows[0] + first}, column {columns[places[0]].name}"
         raise DataError(where, expected, f"{len(rows)} without one: {count_gaps(x, columns)}")
 
@@ -310,7 +346,7 @@ def _header(path: Path, faults: Faults, verbatim: Collection[str] = ()) -> list[
         with path.open(newline="", encoding="utf-8-sig") as file:  # Excel writes a byte-order mark
             header = next(csv.reader(file, strict=True), [])
     except (OSError, ValueError, csv.Error) as error:
-        raise DataError(str(path), "a CSV file with a header", str(error)) from error
+        raise _not_utf8(path) or DataError(str(path), "a CSV file with a header", str(error)) from error
     check_width(str(path), len(header))
     if not header:
         raise DataError(str(path), "rows under a header", "no row")
@@ -368,10 +404,23 @@ def _cells(path: Path, header: Sequence[str]) -> dict[str, Any]:
         if wrong:
             expected = f"{len(header)} cells, as the header has"
             raise DataError(f"{path}, row {wrong[0].number}", expected, wrong[0].actual_columns) from None
-        raise DataError(str(path), "a CSV file with a header", one_line(str(error), 200)) from error
+        what = DataError(str(path), "a CSV file with a header", one_line(str(error), 200))
+        raise _not_utf8(path) or what from error
     if not len(table):
         raise DataError(str(path), "rows under a header", "no row")
     return dict(zip(header, table.columns, strict=True))
+
+
+def _not_utf8(path: Path) -> DataError | None:
+    """Return an error that names the first line of a file that is not UTF-8; None if all are."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as fault:
+                expected = "text in UTF-8 (in Excel: save as CSV UTF-8; elsewhere: iconv -f LATIN1 -t UTF-8 FILE > NEW)"
+                return DataError(f"{path}, line {number}", expected, f"the byte {line[fault.start]:#04x}")
+    return None
 
 
 def _check_quotes(path: Path) -> bool:
@@ -442,7 +491,7 @@ def _refuse(path: Path, name: str, cells: Any, bad: NDArray[Any], expected: str)
 def _people(path: Path, name: str, cells: Any) -> NDArray[Any]:
     """Return the person of each row, as a text."""
     words = trimmed(cells)
-    _refuse(path, name, cells, missing_in(words), "a person")
+    _refuse(path, name, cells, missing_in(words), f"an owner ({DELETE})")
     return np.array(words.to_pylist())
 
 
@@ -454,7 +503,10 @@ def _labels(path: Path, name: str, cells: Any, classes: Sequence[str]) -> tuple[
     def refuse(odd: Sequence[bool], expected: str) -> None:
         _refuse(path, name, cells, np.asarray(odd, bool)[codes], expected)
 
-    refuse([word.lower() in MISSING and word not in classes for word in words], "a label")
+    lacking = [word.lower() in MISSING and word not in classes for word in words]
+    spelt = next((word for word, lacks in zip(words, lacking, strict=True) if lacks and word), "")
+    named = f", or name {spelt!r} in folder.classes" if spelt else ""
+    refuse(lacking, f"a label ({DELETE}{named})")
     names = tuple(classes)
     if classes:
         refuse([_of(word, classes) < 0 for word in words], f"one of {', '.join(classes)}")

@@ -13,7 +13,7 @@ import tomli_w
 
 from sepal import __version__
 from sepal.engines.flower.protection import COMPONENTS, OURS
-from sepal.protocol.method import Scalar
+from sepal.protocol.types import Scalar
 from sepal.strategies import registry
 
 

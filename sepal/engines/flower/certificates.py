@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sepal.errors import ConfigError, StateError
-from sepal.protocol.fields import NAME
+from sepal.names import NAME
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # the server's own processes dial these
 CA_DAYS = 730

@@ -13,6 +13,7 @@ from pathlib import Path
 
 PRELOADED = ("sepal.client_app", "sepal.models", "sepal.strategies")  # and what they import
 FOLDERS = ("client_app", "models", "strategies")  # packages of sepal that stand beside it in a bundle
+NOT_ASKED = ("api", "cli", "engines", "report", "runs", "server_app", "study")  # rooms that answer no message
 LATE = ("numpy.ma", "numpy.random")  # NumPy imports them when they are first used
 
 
@@ -38,7 +39,7 @@ def sources(root: Path) -> dict[str, Path]:
     for top in (package, *outside):
         for directory, names, files in os.walk(top, followlinks=True):
             if Path(directory) == package:
-                names[:] = [name for name in names if name not in ("cli", "engines", "server_app", "study", "api")]
+                names[:] = [name for name in names if name not in NOT_ASKED]
             for file in (Path(directory, name) for name in files if name.endswith(".py")):
                 place = file.relative_to(root)
                 found[str(place if top == package else "sepal" / place)] = file

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sepal.engines.flower.credentials import NodeCredentials, ServerCredentials
-from sepal.protocol.method import Scalar
+from sepal.protocol.types import Scalar
 
-SUPERLINK = (sys.executable, "-P", "-m", "sepal.protocol.flower.superlink")  # flower-superlink, closed to web pages
+SUPERLINK = (sys.executable, "-P", "-m", "sepal.flower.superlink")  # flower-superlink, closed to web pages
 
 
 @dataclass(frozen=True)

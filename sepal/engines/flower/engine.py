@@ -23,8 +23,8 @@ from sepal.engines.flower.commands import Ports, needs_cold, simulation_command,
 from sepal.engines.flower.credentials import NodeCredentials, ServerCredentials
 from sepal.engines.flower.processes import FlowerError, Processes, dialled, free_port, healthy, listening
 from sepal.errors import one_line
-from sepal.protocol.flower.versions import require_supported
-from sepal.protocol.method import Scalar
+from sepal.flower.versions import require_supported
+from sepal.protocol.types import Scalar
 
 COMPLETED = "finished:completed"
 UNDER_WAY = ("pending", "starting", "running")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from sepal.protocol.operation import CLOSING, LOG
+from sepal.operation.figures import CLOSING, LOG
 
 BYTES = 10_000_000  # of a log file; one older file is kept
 OURS = "sepal: "

@@ -17,7 +17,7 @@ with ``--cold`` only in the first seven, and in the last if ``--poll`` is given:
   short and grow to that length while nothing happens; the first one grows to ``--poll`` seconds, if that is given.
   Flower has no option for them, so the clock of its module ``start_client_internal`` is replaced.
 
-The changes to Flower's loop are in :mod:`sepal.protocol.flower.supernode`; on a release that it does not know, this
+The changes to Flower's loop are in :mod:`sepal.flower.supernode`; on a release that it does not know, this
 process ends at once.
 """
 
@@ -40,8 +40,8 @@ from typing import NoReturn
 from sepal.engines.flower.processes import listening
 from sepal.engines.flower.protection import own_tls, refuse_code
 from sepal.errors import one_line
-from sepal.protocol.flower import supernode
-from sepal.protocol.flower.versions import require_supported
+from sepal.flower import supernode
+from sepal.flower.versions import require_supported
 
 LOST = 75  # exit code: the client loop ended by an error (EX_TEMPFAIL in sysexits.h)
 RESTARTABLE = (0, LOST)  # exit codes after which the SuperNode is to be started again; 0: a call was not authenticated

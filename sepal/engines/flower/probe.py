@@ -1,6 +1,6 @@
 """Finds out, from the client's side, what keeps a client from joining: port, TLS, certificate, key, clock, version.
 
-Nothing changes on the server: the calls (:mod:`sepal.protocol.flower.fleet`) are refused before they have an effect,
+Nothing changes on the server: the calls (:mod:`sepal.flower.fleet`) are refused before they have an effect,
 and the error tells what is wrong.
 """
 
@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from sepal.engines.flower.credentials import NodeCredentials
 from sepal.errors import ConfigError, one_line
-from sepal.protocol.addresses import is_host, is_port
-from sepal.protocol.flower.fleet import AHEAD, BAD_CLOCK, BUSY, KNOWN_KEY, OLD, Ask, activation
-from sepal.protocol.flower.versions import FlowerChangedError, require_supported, speaks_http, transport
+from sepal.flower.fleet import AHEAD, BAD_CLOCK, BUSY, KNOWN_KEY, OLD, Ask, activation
+from sepal.flower.versions import FlowerChangedError, require_supported, speaks_http, transport
+from sepal.operation.addresses import is_host, is_port
 
 DAY = 86_400
 LONGEST = 100.0  # seconds for all calls of the Fleet API: the search for a clock may take hundreds

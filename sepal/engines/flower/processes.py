@@ -30,7 +30,7 @@ import psutil
 
 import sepal
 from sepal.errors import SepalError
-from sepal.protocol.addresses import is_host
+from sepal.operation.addresses import is_host
 from sepal.storage.files import private_directory
 
 MARK = "SEPAL_PROCESSES"

@@ -144,7 +144,7 @@ class Registry:
         Raises:
             FlowerError: It does not answer.
         """
-        said = self._run([sys.executable, "-P", "-m", "sepal.protocol.flower.nodes", CONNECTION])
+        said = self._run([sys.executable, "-P", "-m", "sepal.flower.nodes", CONNECTION])
         if isinstance(said, str):
             raise FlowerError("the SuperLink's nodes", "a list", said)
         nodes: Any = said["nodes"]

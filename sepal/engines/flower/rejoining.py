@@ -18,8 +18,8 @@ from sepal.engines.flower.processes import FlowerError
 from sepal.engines.flower.submission import alone
 from sepal.engines.flower.unpacking import clear
 from sepal.errors import ConfigError
-from sepal.protocol.method import Scalar
-from sepal.protocol.operation import STATS, serve
+from sepal.operation.figures import STATS, serve
+from sepal.protocol.types import Scalar
 from sepal.storage.home import private_home
 
 LAPSE, AGAIN = 90.0, 5.0  # seconds for which a refused node is retried, and between two attempts
@@ -44,7 +44,7 @@ def stay(
     metrics: str = "",
     verbose: bool = False,
 ) -> None:
-    """Keep a SuperNode running; with ``metrics``, serve its figures there (:func:`sepal.protocol.operation.serve`).
+    """Keep a SuperNode running; with ``metrics``, serve its figures there (:func:`sepal.operation.figures.serve`).
 
     Its output goes to ``node.log``; ``tell`` is called with Sepal's lines of it, with ``verbose`` with all. The file
     ``alive`` beside it says ``running`` or ``waiting``, and is never older than three minutes: for probes, which

@@ -32,7 +32,7 @@ from flwr.app import Context, Error, Message
 from sepal.engines.flower.code import Code, preload
 from sepal.engines.flower.unpacking import bundles, unpack
 from sepal.errors import ProtocolError
-from sepal.protocol.flower import executor as private
+from sepal.flower import executor as private
 
 Pull: TypeAlias = Callable[[private.RuntimeHttpClient], tuple[Message, Context, private.Run, private.Fab]]
 R = TypeVar("R")

@@ -3,7 +3,7 @@
 In process, server and clients stop together, so the server only asks for the newest version of a state, the one before
 it, and, where a round is undone (:mod:`sepal.server.recovery`), the one before that. At each checkpoint the versions in
 memory are written to disk, and a resumed run starts from these. Files are those of
-:class:`sepal.client.state_store.DiskStateStore`.
+:class:`sepal.client_app.state_store.DiskStateStore`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sepal.client.state_store import DiskStateStore, Origin, Stored
+from sepal.client_app.state_store import DiskStateStore, Origin, Stored
 from sepal.protocol.messages import Content
 from sepal.storage.serialize import flatten
 
@@ -108,7 +108,7 @@ class StateCache:
 
 
 class CachedStore:
-    """One client's states in a :class:`StateCache`; see :class:`sepal.client.state_store.StateStore`."""
+    """One client's states in a :class:`StateCache`; see :class:`sepal.client_app.state_store.StateStore`."""
 
     def __init__(self, cache: StateCache, name: str) -> None:
         self._cache, self._name = cache, name

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from sepal.protocol.flower.replies import CLIENT_APP_RAISED, enter_run, set_message_id
+from sepal.flower.replies import CLIENT_APP_RAISED, enter_run, set_message_id
 from sepal.user_modules import described, in_own_code
 
 log = logging.getLogger("sepal")

@@ -28,7 +28,8 @@ from sepal.engines import processes
 from sepal.engines.in_process.grid import first_batch
 from sepal.engines.in_process.worker import Clients
 from sepal.errors import StateError
-from sepal.protocol.flower.replies import enter_run
+from sepal.flower.replies import enter_run
+from sepal.seeding import generators_kept
 from sepal.strategies.assembly import Assembly
 
 log = logging.getLogger("sepal")
@@ -43,6 +44,7 @@ class WorkerSetup:
     limit: int
     device: str = ""
     batch: int = 1
+    level: int = logging.WARNING  # of the lines that are logged
 
 
 def serve(connection: Connection, setup: WorkerSetup) -> None:
@@ -54,26 +56,27 @@ def serve(connection: Connection, setup: WorkerSetup) -> None:
     enter_run()
     user_modules.enable()
     os.environ["OMP_NUM_THREADS"] = str(setup.assembly.task.config.threads)
-    clients = Clients(setup.assembly, setup.directory, setup.limit, setup.device, setup.batch)
     inbox: SimpleQueue[tuple[str, Any]] = SimpleQueue()
     outbox: SimpleQueue[tuple[Any] | None] = SimpleQueue()
-    lines = _collect_log()
+    lines = _collect_log(setup.level)
+    clients = Clients(setup.assembly, setup.directory, setup.limit, setup.device, setup.batch)
     stopped = Event()
     Thread(target=_receive_all, args=(connection, inbox, stopped), daemon=True).start()
     sender = Thread(target=_send_all, args=(connection, outbox, lines), daemon=True)
     sender.start()
-    while True:
-        verb, argument = inbox.get()
-        if stopped.is_set():
-            break
-        if verb == "answer":
-            outbox.put((clients.answer_all(argument),))
-        elif verb == "release":
-            clients.release(argument)
-            outbox.put((None,))
-        elif verb == "flush":
-            clients.flush()
-            outbox.put((None,))
+    with generators_kept():  # by nobody further out: the process is the run's own
+        while True:
+            verb, argument = inbox.get()
+            if stopped.is_set():
+                break
+            if verb == "answer":
+                outbox.put((clients.answer_all(argument),))
+            elif verb == "release":
+                clients.release(argument)
+                outbox.put((None,))
+            elif verb == "flush":
+                clients.flush()
+                outbox.put((None,))
     outbox.put(None)
     sender.join()
 
@@ -93,11 +96,12 @@ def _send_all(connection: Connection, outbox: SimpleQueue[tuple[Any] | None], li
             connection.send((item[0], [lines.get() for _ in range(lines.qsize())]))
 
 
-def _collect_log() -> SimpleQueue[Any]:
+def _collect_log(level: int) -> SimpleQueue[Any]:
     """Let what Sepal logs in this process wait in a queue, for the parent: it alone knows what was said before."""
     lines: SimpleQueue[Any] = SimpleQueue()
     log.addHandler(QueueHandler(lines))
     log.propagate = False
+    log.setLevel(level)
     return lines
 
 

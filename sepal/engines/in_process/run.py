@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import time
@@ -11,7 +12,6 @@ from pathlib import Path
 
 from flwr.app import Message
 
-from sepal.client.devices import at_once, spread
 from sepal.config import RunConfig
 from sepal.engines.in_process.cache import DEFAULT_LIMIT
 from sepal.engines.in_process.grid import Batches, InProcessGrid
@@ -19,11 +19,13 @@ from sepal.engines.in_process.pool import Pool, WorkerSetup
 from sepal.engines.in_process.worker import Clients
 from sepal.errors import ConfigError
 from sepal.protocol.messages import Content
+from sepal.seeding import generators_kept
 from sepal.server.observer import Observer
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import MemoryRunStore, RunStore
 from sepal.server.strategy import SepalStrategy
 from sepal.strategies.assembly import Assembly
+from sepal.training.devices import at_once, spread
 
 UPLOADS = 256 << 20  # bytes of a round's uploads in memory; more go to temporary files
 PAUSE = 30.0  # seconds between two checkpoints, at most, where rounds are not longer
@@ -147,13 +149,16 @@ def run_in_process(
     check_clients(config)
     workers = min(workers or len(os.sched_getaffinity(0)), config.clients)
     devices = spread(config.device, config.gpus, workers)
-    batch = at_once(config.engine.batch, devices[0]) if assembly.method.batched else 1
+    alone = config.engine.capture or not assembly.method.batched
+    batch = 1 if alone else at_once(config.engine.batch, devices[0])
     with tempfile.TemporaryDirectory(prefix="sepal-") as scratch:
         directory = state_dir or Path(scratch)
         if workers == 1:
             clients = Clients(assembly, directory, limit, devices[0], batch)
-            return _run(assembly, store, observers, _serial_grid(clients, config.clients, batch), clients.flush)
-        pool = Pool([WorkerSetup(assembly, directory, limit // workers, device, batch) for device in devices])
+            with generators_kept():
+                return _run(assembly, store, observers, _serial_grid(clients, config.clients, batch), clients.flush)
+        level = logging.getLogger("sepal").getEffectiveLevel()
+        pool = Pool([WorkerSetup(assembly, directory, limit // workers, device, batch, level) for device in devices])
         try:
             nodes = dict.fromkeys(range(1, config.clients + 1), _never)
             return _run(assembly, store, observers, InProcessGrid(nodes, pool), pool.flush)

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from flwr.app import Message
 
-from sepal.client.devices import device_memory
-from sepal.client.meeting import Meeting
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.client_app.host import ClientHost
 from sepal.engines.in_process.cache import DEFAULT_LIMIT, StateCache
@@ -17,6 +15,9 @@ from sepal.engines.in_process.grid import answer
 from sepal.errors import SepalError
 from sepal.protocol.messages import read_order, write_error
 from sepal.strategies.assembly import Assembly
+from sepal.training.devices import device_memory
+from sepal.training.meeting import Meeting
+from sepal.training.programs import programs_for
 
 MOST_DATA = 256 << 20  # bytes of clients' data that a process keeps, or one client's if that is more
 MOST_HOSTS = 4096  # hosts kept with it: of many clients with little data, the hosts are what takes memory
@@ -39,6 +40,7 @@ class Clients:
         self._shared = Shared.around(assembly, device)
         if batch > 1:
             self._shared.meeting = Meeting(assembly.task.config.threads)
+        self._shared.programs = programs_for(self._shared.device, assembly.task.config.engine.capture)
         self._directory, self._limit = directory, limit
         self._cache: StateCache | None = None  # created when the first message names the run
         self._hosts: dict[int, ClientHost] = {}  # the one used last is the last

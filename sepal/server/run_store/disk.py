@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from sepal.errors import DamagedError, RosterError, StateError, suggest
-from sepal.protocol.fields import NAME
+from sepal.names import NAME
 from sepal.protocol.messages import Content
 from sepal.server.run_state import RoundRecord, RunState, oldest
 from sepal.storage.files import check_owner, make_directory, read_tensors, set_aside, write_atomically, write_tensors

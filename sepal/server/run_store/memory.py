@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from sepal.errors import DamagedError
 from sepal.protocol.messages import Content
-from sepal.protocol.method import Scalar
+from sepal.protocol.types import Scalar
 from sepal.server.run_state import RoundRecord, RunState, oldest
 from sepal.storage.bounded import MEBIBYTE, Spill
 

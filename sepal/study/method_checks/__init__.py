@@ -6,5 +6,6 @@ from outside: no check knows a method by name. :mod:`.cases` runs a method, :mod
 
 from sepal.study.method_checks.cases import Case
 from sepal.study.method_checks.checks import CHECKS, CheckError
+from sepal.study.method_checks.reasons import reason_of
 
-__all__ = ["CHECKS", "Case", "CheckError"]
+__all__ = ["CHECKS", "Case", "CheckError", "reason_of"]

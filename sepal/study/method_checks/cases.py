@@ -11,12 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sepal.client.state_store import DiskStateStore
 from sepal.client_app.build import Node, Shared, build_host
 from sepal.client_app.host import ClientHost
+from sepal.client_app.state_store import DiskStateStore
 from sepal.config import Flat
 from sepal.engines.in_process import run_in_process
-from sepal.protocol.method import Payload
+from sepal.protocol.types import Payload
 from sepal.server.ledger import LedgerEntry
 from sepal.server.observer import Observer
 from sepal.server.report import Report

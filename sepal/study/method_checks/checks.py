@@ -14,13 +14,14 @@ from sepal.client_app.host import ClientHost
 from sepal.config import flatten
 from sepal.engines.in_process import run_in_process
 from sepal.errors import SepalError
-from sepal.protocol.fields import client_name
+from sepal.method.interface import resolve
+from sepal.names import client_name
 from sepal.protocol.messages import Content, Order
-from sepal.protocol.method import Kind, resolve
 from sepal.protocol.payloads import seal, unseal
+from sepal.protocol.types import Kind
+from sepal.runs.summary import summarise
 from sepal.server.run_state import RoundStart
 from sepal.server.run_store import DiskRunStore
-from sepal.server_app.summary import summarise
 from sepal.storage.serialize import digest, digest_arrays, restore
 from sepal.storage.serialize import flatten as flatten_state
 from sepal.strategies import registry

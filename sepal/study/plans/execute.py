@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe
@@ -21,11 +21,12 @@ from sepal.data.own import OWN
 from sepal.data.sources import HUB, check
 from sepal.engines import processes
 from sepal.errors import ConfigError
-from sepal.server_app.stored_run import begun, stored_config, stored_summary
+from sepal.runs.stored_run import begun, stored_config, stored_summary
 from sepal.storage.files import private_directory
 from sepal.strategies import registry
 from sepal.study.plans import child
 from sepal.study.plans.model import PlannedRun
+from sepal.study.runner import run_needed
 
 POLL = 0.1  # seconds between checks of the processes
 
@@ -75,41 +76,64 @@ def execute(
         DataError: A run that has not ended names a data set that is unknown, or whose files are missing.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a kill leaves no run behind
-    begun, failed = time.monotonic(), dict[str, str]()
+    failed: dict[str, str] = {}
     left = [run for run in runs if not has_ended(run, out)]
     if hours > 0:
         _check_data(left)
     private_directory(out)  # tables and reports are written next to the runs
     jobs = max(1, min(jobs or cores(), len(left)))
-    with tempfile.TemporaryDirectory() as scratch, display:
-        display.start(len(runs), len(left), out)
-        going: dict[str, _Going] = {}
-        try:
-            while left or going:
-                late = time.monotonic() - begun > hours * 3600
-                while left and len(going) < jobs and not late:
-                    run = left.pop(0)
-                    share = workers or max(1, cores() // min(jobs, len(left) + len(going) + 1))
-                    going[run.name] = _start(as_begun(run, out), out, Path(scratch), share)
-                    display.begin(run)
-                for name in [name for name, run_process in going.items() if not run_process.process.is_alive()]:
-                    process = going.pop(name).process
-                    process.join()
-                    trouble = _last_line(Path(scratch) / name) if process.exitcode else ""
-                    failed |= {name: trouble} if trouble else {}
-                    display.end(name, trouble)
-                if late and not going:
-                    break
-                display.look()
-                time.sleep(POLL)
-        finally:
-            for run_process in going.values():
-                with suppress(ProcessLookupError):
-                    os.kill(run_process.process.pid or 0, signal.SIGINT)
-            for run_process in going.values():
-                run_process.process.join()
-            signal.signal(signal.SIGTERM, before)
+    try:
+        with tempfile.TemporaryDirectory() as scratch, display:
+            display.start(len(runs), len(left), out)
+            own = OwnProcesses(out, Path(scratch), workers, display)
+            for run, going in run_needed(lambda: left, own, jobs, hours, name=lambda run: run.name):
+                going.process.join()
+                trouble = _last_line(Path(scratch) / run.name) if going.process.exitcode else ""
+                failed |= {run.name: trouble} if trouble else {}
+                display.end(run.name, trouble)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return {run.name: failed[run.name] for run in runs if run.name in failed}
+
+
+class OwnProcesses:
+    """A process for each run of a plan: workers of :func:`sepal.study.runner.run_needed`.
+
+    Args:
+        out: Directory of run directories.
+        scratch: Takes what runs print.
+        workers: Worker processes of each run; 0: the cores are divided among the runs at a time.
+        display: Shows the progress.
+    """
+
+    def __init__(self, out: Path, scratch: Path, workers: int, display: Display) -> None:
+        self._out, self._scratch, self._workers, self._display = out, scratch, workers, display
+        self._going: list[_Going] = []
+
+    def start(self, run: PlannedRun, beside: int) -> _Going:
+        """Start a run."""
+        share = self._workers or max(1, cores() // beside)
+        going = _start(as_begun(run, self._out), self._out, self._scratch, share)
+        self._going.append(going)
+        self._display.begin(run)
+        return going
+
+    def ended(self, going: Iterable[_Going]) -> list[_Going]:
+        """Return those that have ended, or wait for a moment, and show the runs' newest rounds."""
+        if done := [one for one in going if not one.process.is_alive()]:
+            return done
+        self._display.look()
+        time.sleep(POLL)
+        return []
+
+    def close(self) -> None:
+        """Interrupt what is still going."""
+        alive = [one.process for one in self._going if one.process.is_alive()]
+        for process in alive:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid or 0, signal.SIGINT)
+        for process in alive:
+            process.join()
 
 
 def has_ended(run: PlannedRun, out: Path) -> bool:

@@ -23,8 +23,8 @@ from sepal.study.plans.execute import Display, execute
 from sepal.study.plans.model import Block, Chosen, PlanFile, PlannedRun, cell_name
 from sepal.study.plans.plan import check_keys
 from sepal.study.plans.rates import data_notes, rate_notes
-from sepal.study.plans.search import mean_of_trials, measure_in, standard_error, validation
 from sepal.study.run_keys import Value
+from sepal.study.search import choose, error_over_clients, mean_of_trials, mean_validation, measure_in, validation
 
 FAILED = "failed.txt"
 Execute = Callable[[Sequence[PlannedRun]], Iterable[str]]
@@ -65,9 +65,8 @@ def tried(plan: PlanFile, out: Path, failed: Collection[str] = ()) -> list[Tried
             own = [run for run in runs if run.variant == variant]
             view, values = plan.judged(own[0]), []
             for cell in dict.fromkeys(run.cell for run in own):
-                means = [validation(out / r.name, view) for r in own if r.cell == cell and r.name not in failed]
-                there = [mean for mean in means if mean is not None]
-                values.append((cell, mean_of_trials(there) if len(there) == len(source.seeds) else None))
+                places = [out / run.name for run in own if run.cell == cell and run.name not in failed]
+                values.append((cell, mean_validation(places, view) if len(places) == len(source.seeds) else None))
             keys = best[block.name].get(variant, {})
             lists = {key: _numbers(source.grid_of(variant)[key]) for key in keys}
             edge = any(len(numbers) > 1 and keys[key] in (numbers[0], numbers[-1]) for key, numbers in lists.items())
@@ -95,12 +94,12 @@ def _best(plan: PlanFile, block: Block, runs: Sequence[PlannedRun], out: Path) -
         cells.setdefault(run.cell, []).append(value)
     sign = measure_in(out / run.name for run in runs).sign
     means = {cell: sign * mean_of_trials(values) for cell, values in cells.items()}
-    best = max(means, key=means.__getitem__)
     keys = {run.cell: run.keys for run in runs}
+    best = choose(list(means), means.__getitem__)
     if variant in block.calibrated:
-        error = standard_error([out / run.name for run in runs if run.cell == best], view)
+        error = error_over_clients([out / run.name for run in runs if run.cell == best], view)
         away = {cell: abs(math.log(float(keys[cell]["lr"]) / block.calibrated[variant])) for cell in means}
-        best = min((cell for cell in means if means[cell] >= means[best] - error), key=away.__getitem__)
+        best = choose(list(means), means.__getitem__, away.__getitem__, lambda a, b: means[b] >= means[a] - error)
     return {key: keys[best][key] for key in block.grid_of(variant)}
 
 

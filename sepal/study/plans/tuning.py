@@ -25,6 +25,7 @@ from sepal.study.plans.model import Block, PlanFile, cell_name
 from sepal.study.plans.rates import completed
 from sepal.study.plans.settings import own_keys, split
 from sepal.study.run_keys import Value, flatten_tables
+from sepal.study.search import two_digits
 
 STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the calibrated rate
 SEEDS, FIRST_SEED = 2, 1000  # of trials: the first ones from 1000 on that are not reported
@@ -70,7 +71,7 @@ def with_trials(file: str, plan: P, methods: Sequence[str], grid: Mapping[str, A
 
 def around(rate: float) -> tuple[float, ...]:
     """Return five learning rates around ``rate``, in steps of two, with two digits each."""
-    return tuple(float(f"{rate * step:.2g}") for step in STEPS)
+    return tuple(two_digits(rate * step) for step in STEPS)
 
 
 def _grids(

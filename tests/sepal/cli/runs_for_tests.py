@@ -9,7 +9,7 @@ from typing import Any
 
 import tomli_w
 
-from sepal.server_app.about import write_about
+from sepal.runs.about import write_about
 from sepal.strategies.assembly import assemble
 
 UP, DOWN = 100, 50  # bytes a client and round

@@ -15,12 +15,12 @@ from sepal import __version__
 from sepal.cli.app import EXAMPLES, GROUPS
 from sepal.cli.keys import keys_of
 from sepal.cli.main import app
-from sepal.cli.progress import RoundDisplay
 from sepal.cli.showing import markdown_table
-from sepal.cli.tables import spaced
 from sepal.config import RunConfig
 from sepal.errors import ConfigError
-from sepal.server_app.stored_run import read_run
+from sepal.report.progress import RoundDisplay
+from sepal.report.tables import spaced
+from sepal.runs.stored_run import read_run
 from sepal.strategies import registry
 from sepal.study.runs import find_run
 from tests.sepal.cli.runs_for_tests import write_run
@@ -131,6 +131,18 @@ def test_a_run_that_is_complete_is_said_to_be_and_left_alone(finished):
     assert result.exit_code == 0
     assert result.stderr == "run mine is complete already\n"
     assert (path / "summary.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_verbose_run_says_why_steps_are_not_captured(here, caplog, workers):
+    caplog.set_level("WARNING", "sepal")  # and puts the level back
+    caplog.handler.setLevel("DEBUG")
+    arguments = ["run", *SETS, "--rounds", 1, "--set", "engine.capture=true", "--set", "device=cpu"]
+    said = "engine.capture: steps are captured on CUDA only; on cpu they are made one by one"
+    assert sepal(*arguments, "--workers", workers, "--name", "quiet").exit_code == 0
+    assert said not in caplog.messages
+    assert sepal(*arguments, "--workers", workers, "--name", "verbose", "--verbose").exit_code == 0
+    assert said in caplog.messages
 
 
 def test_a_run_of_the_name_with_another_key_is_refused(finished):

@@ -14,10 +14,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.cli.report.page import live_parts, render
 from sepal.config.elsewhere import PLACES
 from sepal.errors import ConfigError
-from sepal.server_app.stored_run import read_run, stored_config
+from sepal.report.page import live_parts, render
+from sepal.runs.stored_run import read_run, stored_config
 from sepal.study.comparison import INDEX, SEEDS_OF_ONE, read_comparison
 from sepal.study.results import Result
 from tests.sepal.cli.runs_for_tests import figures, write_run

@@ -18,8 +18,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.cli.progress import LINES, PlanDisplay
 from sepal.errors import ConfigError, StateError
+from sepal.report.progress import LINES, PlanDisplay
 from sepal.study.comparison import read_comparison
 from sepal.study.plans.execute import execute
 from sepal.study.plans.model import PlannedRun
@@ -292,7 +292,7 @@ def test_without_a_terminal_lines_say_that_runs_begin_how_far_they_are_and_that_
     write_run(tmp_path / "a", closing=[0.5, 0.7])
     text = io.StringIO()
     now = 0.0
-    monkeypatch.setattr("sepal.cli.progress.time.monotonic", lambda: now)
+    monkeypatch.setattr("sepal.report.progress.time.monotonic", lambda: now)
     display = PlanDisplay(Console(file=text, force_terminal=False, width=120))
     with display:
         display.start(1, 1, tmp_path)

@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from referee.paper.figures import figures
-from sepal.cli.files import by_variant, write_csv
-from sepal.cli.markdown import write_markdown
-from sepal.cli.report.charts import figures as charts
-from sepal.cli.report.data import datasets
-from sepal.cli.sheets import conclusions, difference_sheet, legend, remarks
-from sepal.cli.tables import print_comparison
+from sepal.report.charts import figures as charts
+from sepal.report.data import datasets
+from sepal.report.files import by_variant, write_csv
+from sepal.report.markdown import write_markdown
+from sepal.report.sheets import conclusions, difference_sheet, legend, remarks
+from sepal.report.tables import print_comparison
 from sepal.study.comparison import read_comparison
 from sepal.study.plans.model import PlannedRun
 from sepal.study.statistics import mean_rise, rise
@@ -115,7 +115,7 @@ def test_what_has_not_converged_is_marked_in_tables_and_files(rising):
     found = {row["name"]: row["rise_at_the_end"] for row in csv.DictReader((rising / "comparison.csv").open())}
     assert (float(found["fedavg"]), found["local"]) == (pytest.approx(0.15), "")
     run = PlannedRun("", "", "fedavg", 0, {"name": "fedavg-seed0", "method": "fedavg", "seed": 0})
-    assert figures(run, rising)["rise"]["mean"] == pytest.approx(0.15)
+    assert figures(run, rising).figures["rise"]["mean"] == pytest.approx(0.15)
     (rising / "fedavg-seed0" / "summary.json").unlink()
     (rising / "fedavg-seed1" / "summary.json").unlink()
     assert not any(variant.rising for variant in read_comparison([str(rising)]).all_variants()), "while a run goes on"
@@ -123,7 +123,7 @@ def test_what_has_not_converged_is_marked_in_tables_and_files(rising):
 
 def test_what_has_not_converged_is_marked_in_the_report(rising):
     pytest.importorskip("altair", reason="the extra report is not installed")
-    from sepal.cli.report import render
+    from sepal.report.page import render
 
     page = render(read_comparison([str(rising)]))
     assert '<th scope="row">fedavg *</th>' in page
@@ -172,7 +172,7 @@ def test_of_a_method_with_a_verdict_from_another_seed_or_no_run_that_has_ended_i
 
 def test_runs_too_short_for_a_verdict_are_said_to_be_in_report_and_markdown(rising):
     pytest.importorskip("altair", reason="the extra report is not installed")
-    from sepal.cli.report import render
+    from sepal.report.page import render
 
     short(rising, "fedprox")
     comparison = read_comparison([str(rising)])

@@ -11,10 +11,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from referee.paper.figures import figures
-from sepal.cli.files import by_variant
 from sepal.cli.main import app
-from sepal.cli.report import write_html
-from sepal.cli.tables import print_comparison
+from sepal.report.files import by_variant
+from sepal.report.page import write_html
+from sepal.report.tables import print_comparison
 from sepal.study.comparison import read_comparison
 from sepal.study.plans.plan import read_plan
 from tests.sepal.cli.runs_for_tests import write_run
@@ -113,7 +113,7 @@ def test_tables_and_report_say_how_many_rounds_were_run(tmp_path: Path) -> None:
     (run,) = read_plan(tmp_path / "one.toml").runs()
     found = figures(run, tmp_path)
     assert found
-    assert (found["rounds"], found["stopped"]) == (30, "stop-after")
+    assert (found.rounds, found.figures["stopped"]) == (30, "stop-after")
 
 
 def test_a_comparison_runs_until_it_has_converged_and_again_runs_nothing(

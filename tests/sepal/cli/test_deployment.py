@@ -10,12 +10,13 @@ from typer.testing import CliRunner
 
 from sepal.cli.joining import shares
 from sepal.cli.main import app
+from sepal.cli.serving import how_to_join
 from sepal.engines.flower import rejoining, submission
 from sepal.engines.flower.probe import Finding
 from sepal.engines.flower.processes import FlowerError, free_port
 from sepal.engines.flower.submission import UNNAMED, alone, state_of
 from sepal.errors import ConfigError
-from sepal.protocol.addresses import loopback
+from sepal.operation.addresses import loopback
 from sepal.strategies.assembly import assemble
 
 
@@ -106,6 +107,37 @@ def test_plain_text_beyond_this_machine_must_be_asked_for(here, monkeypatch, com
     monkeypatch.setattr(submission, "alone", lambda place: begun.append("serve") or nullcontext().none)  # ends there
     sepal(*command, "--insecure")
     assert begun == command[:1]
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ((), {"partition-id": 0, "num-partitions": 1}),
+        (("--data-dir", "own"), {}),
+        (("--data-dir", "shared", "--partition", 0), {"partition-id": 0, "num-partitions": 1}),
+        (("--data-dir", "shared", "--of", 3), {"partition-id": 0, "num-partitions": 3}),
+        (("--partition", 2, "--of", 3), {"partition-id": 2, "num-partitions": 3}),
+    ],
+)
+def test_a_client_with_files_of_its_own_has_no_number_unless_one_is_given(here, monkeypatch, options, part):
+    given = []
+    monkeypatch.setattr(rejoining, "stay", lambda client, node_config, *rest: given.append(node_config))
+    done = sepal("join", "127.0.0.1:9092", "--name", "site", *options)
+    assert done.exit_code == 0, done.output
+    assert {key: value for key, value in given[0].items() if key in ("partition-id", "num-partitions")} == part
+
+
+@pytest.mark.parametrize(
+    ("flat", "words"),
+    [
+        ({"dataset": "digits", "clients": 3}, "sepal join h:1 --partition K --of 3"),
+        ({"dataset": "folder", "clients": 3}, "sepal join h:1 --name NAME --data-dir ITS_FILES"),
+        ({"dataset": "hf", "clients": 3}, "sepal join h:1 --name NAME --data-dir ITS_FILES"),
+        ({"dataset": "own", "clients": 3}, "sepal join h:1 --name NAME --data MODULE:FUNCTION"),
+    ],
+)
+def test_the_server_says_how_clients_join_by_whose_the_data_are(flat, words):
+    assert how_to_join("h", 1, flat) == words
 
 
 def test_which_addresses_are_this_machine():
@@ -260,7 +292,7 @@ def test_a_supernode_that_ends_by_itself_is_started_again(monkeypatch, tmp_path,
 
 
 def test_serve_refuses_a_flower_that_is_not_supported_before_it_starts_anything(tmp_path, monkeypatch):
-    monkeypatch.setattr("sepal.protocol.flower.versions.version", lambda name: "1.43.0")
+    monkeypatch.setattr("sepal.flower.versions.version", lambda name: "1.43.0")
     monkeypatch.setenv("SEPAL_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("sepal.engines.flower.engine.Flower.spawn", None)
     result = CliRunner().invoke(app, ["serve", "--set", "dataset=digits", "--set", "clients=2", "--port", "19092"])

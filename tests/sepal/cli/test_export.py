@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 from sepal import cli
 from sepal.api.results import Run
 from sepal.cli.main import app
-from sepal.client_app.client_model import write_model
-from sepal.client_app.portable import load, save
 from sepal.data.sources.inputs import read_inputs
 from sepal.errors import ConfigError, DataError, ModelError, StateError
+from sepal.export.client_model import write_model
+from sepal.export.portable import load, save
 from sepal.models import build
 from sepal.modules import bring_back
-from sepal.server_app.stored_run import read_run
+from sepal.runs.stored_run import read_run
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.study.runs import model_of

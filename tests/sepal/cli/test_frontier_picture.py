@@ -12,12 +12,12 @@ from sepal.study.frontier import Entry, frontier
 pytest.importorskip("altair", reason="the extra report is not installed")
 
 from sepal.cli.comparing import _write_pages
-from sepal.cli.markdown import write_markdown
-from sepal.cli.report import write_picture
-from sepal.cli.report.frontier import HEIGHT, WIDTH, Panels, picture
-from sepal.cli.report.places import of_places
-from sepal.protocol.tasks.scoring import ACCURACY
+from sepal.report.frontier import HEIGHT, WIDTH, Panels, picture
+from sepal.report.markdown import write_markdown
+from sepal.report.page import write_picture
+from sepal.report.places import of_places
 from sepal.study.comparison import read_comparison
+from sepal.tasks.scoring import ACCURACY
 from tests.sepal.cli.runs_for_tests import write_run
 
 LABEL = re.compile(r'<text aria-label="place[^>]*translate\(\d+,([-\d.]+)\)[^>]*font-weight="(\w+)"[^>]*>([^<]*)')

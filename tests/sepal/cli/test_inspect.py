@@ -9,7 +9,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.data.schema import read_schema
+from sepal.data.schema import Column, Schema, read_schema, written
+from sepal.errors import ConfigError, SepalError
+from sepal.strategies.assembly import assemble
 
 
 def sepal(*arguments, code=0):
@@ -79,6 +81,104 @@ def test_columns_classes_and_clients_are_shown_as_a_run_reads_them(tmp_path):
     assert said.splitlines()[-1] == "no problem: a run can read this"
 
 
+ROWS = [f"{20 + n},{('yes', 'no')[n % 2]},{('ill', 'well')[n // 2 % 2]}" for n in range(600)]
+
+
+def table_of(place, rows=None, header="age,smoker,label", encoding="utf-8"):
+    place.mkdir(exist_ok=True)
+    (place / "a.csv").write_bytes("\n".join([header, *(rows or ROWS), ""]).encode(encoding))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            {"rows": [*ROWS, "20,no,"]},
+            "row 602, column label: expected a label (delete the rows without one), got an empty",
+        ),
+        (
+            {"rows": [*ROWS, "20,no,NA"]},
+            "expected a label (delete the rows without one, or name 'NA' in folder.classes)",
+        ),
+        (
+            {"rows": [*ROWS, "20,,well"]},
+            'row 602, column smoker: expected a value in every cell (a run with folder.missing = "mean" takes a '
+            "missing category for none of its values), got 1 without one: 1 in smoker",
+        ),
+        (
+            {"rows": [*ROWS, ",,well"]},
+            'row 602, column age: expected a value in every cell (a run with folder.missing = "mean" fills in the '
+            "client's mean and takes a missing category for none of its values), got 2 without one: 1 in age, "
+            "1 in smoker",
+        ),
+        (
+            {"rows": [*ROWS, ",no,well"]},
+            'row 602, column age: expected a number in every cell (a run with folder.missing = "mean" fills in the '
+            "client's mean), got 1 without one: 1 in age",
+        ),
+        (
+            {"rows": [*ROWS, "20,größer,ill"], "encoding": "latin-1"},
+            "line 602: expected text in UTF-8 (in Excel: save as",
+        ),
+        ({"header": "größe,smoker,label", "encoding": "latin-1"}, "line 1: expected text in UTF-8 (in Excel: save as"),
+        ({"encoding": "utf-16"}, "line 1: expected text in UTF-8 (in Excel: save as"),
+        (
+            {"header": "age,person,label", "rows": [*ROWS, "20,,ill"]},
+            "row 602, column person: expected an owner (delete the rows without one), got an empty cell",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_one_line_that_says_what_to_do_also_of_a_run(tmp_path, changed, words):
+    table_of(tmp_path / "data", **changed)
+    said = sepal("data", "inspect", tmp_path / "data", "--set", "clients=2", code=1).splitlines()
+    (problem,) = [line for line in said if line.startswith("problem: ")]
+    assert words in problem
+    assert " → " not in problem, "the line says it itself"
+    assert not [line for line in said if line.startswith("folder.missing")], "what no key says is no fact"
+    keys = {"dataset": "folder", "data-dir": str(tmp_path / "data"), "clients": 2}
+    with pytest.raises(SepalError) as caught:
+        assemble(keys)
+    assert f"problem: {caught.value}" == problem
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        (
+            "--label",
+            "smoker",
+            "folder.label: expected grade, as {path} says (leave the key out, or change the file), got",
+        ),
+        ("--label", "grade", ""),
+        ("--person", "smoker", "folder.person: expected a column that {path} does not read as an input (leave the key"),
+        ("--set", "folder.label=age", "folder.label: expected grade, as {path} says (leave the key out, or change the"),
+        ("--set", "folder.classes=no,yes", "folder.classes: expected ill,well, as {path} says (leave the key out, or"),
+    ],
+)
+def test_a_key_beside_a_schema_is_one_line_that_says_what_to_do(tmp_path, option, value, words):
+    table_of(tmp_path, header="age,smoker,grade")
+    sepal("data", "inspect", tmp_path, "--label", "grade", "--write", "--set", "clients=2")
+    before = (tmp_path / "schema.toml").read_bytes()
+    code = 1 if words else 0
+    said = sepal("data", "inspect", tmp_path, "--set", "clients=2", option, value, "--write", code=code)
+    problems = [line for line in said.splitlines() if line.startswith(("problem: ", "sepal: "))]
+    assert len(problems) == code
+    assert words.format(path=tmp_path / "schema.toml") in said
+    assert (tmp_path / "schema.toml").read_bytes() == before
+
+
+def test_a_label_that_a_schema_reads_as_an_input_is_refused(tmp_path):
+    table_of(tmp_path, header="age,smoker,grade")
+    columns = (Column(name="age", kind="number"), Column(name="grade", kind="category", values=("ill", "well")))
+    (tmp_path / "schema.toml").write_text(written(Schema(column=columns)))
+    words = "folder.label: expected a column that .* does not read as an input .*, got grade"
+    with pytest.raises(ConfigError, match=words):
+        assemble({"dataset": "folder", "data-dir": str(tmp_path), "clients": 2, "folder.label": "grade"})
+    (tmp_path / "schema.toml").write_text(written(Schema(label="grade", column=columns)))
+    with pytest.raises(ConfigError, match=r"label in .*schema.toml: expected a column"):
+        assemble({"dataset": "folder", "data-dir": str(tmp_path), "clients": 2})
+
+
 def test_of_a_table_without_a_label_the_key_is_said_and_owners_are_guessed(tmp_path):
     said = sepal("data", "inspect", patients(tmp_path) / "patients.csv", code=1)
     assert "called `label` (folder.label names another), got site, age" in said
@@ -96,6 +196,26 @@ def test_a_column_that_is_different_in_each_row_is_no_guess_of_owners(tmp_path):
 def test_whole_numbers_that_may_be_quantities_are_said(tmp_path):
     (tmp_path / "a.csv").write_text("a,label\n" + "".join(f"{n},{n % 30}\n" for n in range(300)))
     assert "perhaps: the labels are 30 whole numbers up to 29: task = regression?" in sepal("data", "inspect", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cells", "keys", "hint"),
+    [
+        (("01", "1"), (), True),
+        (("01234", "01235"), ("--set", "folder.leading-zeros=number"), True),
+        (("01234", "01235"), (), False),
+        (("1234", "1235"), (), False),
+        (("0.5", "0"), (), False),
+    ],
+)
+def test_leading_zeros_that_a_number_loses_are_said_with_what_keeps_them(tmp_path, cells, keys, hint):
+    (tmp_path / "a.csv").write_text("code,label\n" + "".join(f"{cells[n // 2 % 2]},{n % 2}\n" for n in range(60)))
+    said = sepal("data", "inspect", tmp_path, "--set", "clients=2", *keys)
+    values = f'["{cells[0]}", "{cells[1]}"]'
+    words = (
+        f'perhaps: code has leading zeros, which a number loses: kind = "category", values = {values} in schema.toml'
+    )
+    assert (words in " ".join(said.split())) == hint
 
 
 def test_targets_of_a_regression_are_drawn_on_one_axis(tmp_path):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from referee.paper.learned import main
-from sepal.cli.report import learned
 from sepal.cli.running import run_flat
 from sepal.errors import ConfigError
-from sepal.server_app.about import Labels
-from sepal.server_app.stored_run import Allowed, read_run, stored_config
+from sepal.report import learned
+from sepal.runs.about import Labels
+from sepal.runs.stored_run import Allowed, read_run, stored_config
 from sepal.strategies.assembly import assemble
 from sepal.strategies.pfedgate.contract import Gated
 from sepal.study.comparison import read_comparison

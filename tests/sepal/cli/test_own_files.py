@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from sepal.api import compare, run
 from sepal.api.results import Run
 from sepal.cli.main import app
-from sepal.client_app.onnx_file import write_onnx
-from sepal.client_app.portable import load
 from sepal.data.sources.inputs import read_inputs
 from sepal.errors import DataError
+from sepal.export.onnx_file import write_onnx
+from sepal.export.portable import load
 from sepal.study.runs import model_of
 
 MARGIN = 0.3  # above the share of the most frequent class: raw rows gave less than that share

@@ -9,10 +9,10 @@ from PIL import Image
 
 import sepal
 from sepal.api.results import Run
-from sepal.client_app.portable import Loaded, Origin
 from sepal.config import FolderSettings
 from sepal.data import load
 from sepal.errors import DataError, ModelError
+from sepal.export.portable import Loaded, Origin
 
 SHAPES = {"grey": (40, 33), "colour": (88, 89, 3), "light": (30, 50, 3)}  # of the sizes that cameras made
 

@@ -20,16 +20,16 @@ from typer.testing import CliRunner
 
 from sepal.cli.main import app
 from sepal.cli.running import run_flat
-from sepal.server_app.stored_run import Allowed
+from sepal.runs.stored_run import Allowed
 from sepal.study.comparison import read_comparison
 from tests.sepal.cli.runs_for_tests import write_run
 
 pytest.importorskip("altair", reason="the extra report is not installed")
 
-from sepal.cli import report
-from sepal.cli.report import render, write_html
-from sepal.cli.report.data import COLOURS, datasets
-from sepal.cli.report.live import ReportServer
+from sepal import report
+from sepal.report.data import COLOURS, datasets
+from sepal.report.live import ReportServer
+from sepal.report.page import render, write_html
 
 FIRST = ["frontier", "round", "mb", "clients", "bytes", "labels"]
 pytestmark = pytest.mark.xdist_group("report")  # the tests share two comparisons

@@ -10,8 +10,9 @@ from tests.sepal.cli.test_report_figures import in_browser, look
 
 pytest.importorskip("altair", reason="the extra report is not installed")
 
-from sepal.cli.report import charts, page, render
-from sepal.cli.report.data import _changing
+from sepal.report import charts, page
+from sepal.report.data import _changing
+from sepal.report.page import render
 
 
 def pairs(label, share):

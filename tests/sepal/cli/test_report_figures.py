@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sepal.cli.answer import answer
-from sepal.cli.sentences import frontier_sentence, headline
-from sepal.cli.sheets import basis, cost_sheet
-from sepal.cli.sizes import size
-from sepal.cli.tables import print_comparison
+from sepal.report.answer import answer
+from sepal.report.sentences import frontier_sentence, headline
+from sepal.report.sheets import basis, cost_sheet
+from sepal.report.sizes import size
+from sepal.report.tables import print_comparison
 from sepal.study.comparison import read_comparison
 from sepal.study.frontier import close_to, entries, frontier
 from tests.sepal.cli.runs_for_tests import figures, write_run
@@ -25,10 +25,10 @@ from tests.sepal.cli.test_report import BROWSER
 
 pytest.importorskip("altair", reason="the extra report is not installed")
 
-from sepal.cli import report
-from sepal.cli.report import render
-from sepal.cli.report.data import COLOURS, datasets
-from sepal.cli.report.looks import DASHES, SHAPES
+from sepal import report
+from sepal.report.data import COLOURS, datasets
+from sepal.report.looks import DASHES, SHAPES
+from sepal.report.page import render
 
 LONG = "a-variant-with-a-rather-long-name-alpha=0.25"
 in_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium here (Debian's package chromium)")

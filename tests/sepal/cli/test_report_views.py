@@ -10,10 +10,10 @@ from tests.sepal.cli.runs_for_tests import figures, write_run
 
 pytest.importorskip("altair", reason="the extra report is not installed")
 
-from sepal.cli.report import render
-from sepal.cli.report.charts import figures as charts
-from sepal.cli.report.data import datasets, first_shown
-from sepal.cli.report.marks import CLIENTS, client_axis
+from sepal.report.charts import figures as charts
+from sepal.report.data import datasets, first_shown
+from sepal.report.marks import CLIENTS, client_axis
+from sepal.report.page import render
 from sepal.study.comparison import read_comparison
 from tests.sepal.cli.test_report_figures import in_browser, look
 

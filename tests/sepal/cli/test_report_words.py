@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from sepal.cli.tables import print_comparison
-from sepal.server_app.stored_run import Allowed
+from sepal.report.tables import print_comparison
+from sepal.runs.stored_run import Allowed
 from sepal.study.comparison import read_comparison
 from tests.sepal.cli.runs_for_tests import write_run
 from tests.sepal.cli.test_report import BROWSER, specs
 
 pytest.importorskip("altair", reason="the extra report is not installed")
 
-from sepal.cli.report import render
-from sepal.cli.report.figure import first_own
-from sepal.cli.report.personal import _ticks
+from sepal.report.figure import first_own
+from sepal.report.page import render
+from sepal.report.personal import _ticks
 
 THREE, FOUR = [0.5, 0.6, 0.7], [0.1, 0.8, 0.8, 0.9]
 

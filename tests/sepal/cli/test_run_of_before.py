@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.client_app.portable import load
+from sepal.export.portable import load
 
 STORED = Path(__file__).parents[2] / "data" / "run_of_0_1"
 

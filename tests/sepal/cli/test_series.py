@@ -8,9 +8,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from sepal.cli.files import by_round
 from sepal.cli.main import app
-from sepal.server_app.stored_run import read_run
+from sepal.report.files import by_round
+from sepal.runs.stored_run import read_run
 from tests.sepal.cli.runs_for_tests import write_run
 
 

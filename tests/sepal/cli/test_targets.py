@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from sepal.cli.report.table import table
-from sepal.cli.sheets import basis, cost_sheet
+from sepal.report.sheets import basis, cost_sheet
+from sepal.report.table import table
 from sepal.study.comparison import read_comparison
 from sepal.study.frontier import close_to
 from tests.sepal.cli.runs_for_tests import figures, write_run

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from referee.paper import __main__ as paper
 from referee.paper.plan import read_plan
-from sepal.cli.progress import PlanDisplay
 from sepal.errors import ConfigError
+from sepal.report.progress import PlanDisplay
 from sepal.study.plans import trials
 from sepal.study.plans.model import PlannedRun
 from sepal.study.plans.trials import Executor, chosen, failures, in_stages

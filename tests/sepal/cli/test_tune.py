@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from sepal.cli.main import app
 from sepal.errors import ConfigError
 from sepal.study.plans.plan import check_keys, read_plan
-from sepal.study.plans.search import choose, read_search
+from sepal.study.plans.tune import choose, read_search
 from tests.sepal.cli.runs_for_tests import write_run
 
 PLAN = """

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.cli.sheets import tuning_note
 from sepal.errors import ConfigError
+from sepal.report.sheets import tuning_note
 from sepal.strategies.assembly import assemble
 from sepal.study.comparison import Comparison
 from sepal.study.plans import trials

@@ -15,8 +15,8 @@ from tests.sepal.cli.test_report_figures import stretch
 
 pytest.importorskip("altair", reason="the extra report is not installed")
 
-from sepal.cli.report.live import ReportServer
-from sepal.cli.report.state import progress, state
+from sepal.report.live import ReportServer
+from sepal.report.state import progress, state
 
 
 @pytest.mark.parametrize(("screen", "opened"), [(":0", True), ("", False)])

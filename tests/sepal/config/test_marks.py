@@ -10,22 +10,12 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
-from sepal.cli.report.page import PLACES as HIDDEN
 from sepal.client_app.build import Node
 from sepal.client_app.guard import local_config
-from sepal.config import (
-    Mark,
-    PartitionSettings,
-    RunConfig,
-    Settings,
-    group_names,
-    has_mark,
-    key_fields,
-    marked,
-    marks,
-)
+from sepal.config import Mark, PartitionSettings, RunConfig, Settings, group_names, has_mark, key_fields, marked, marks
 from sepal.config.elsewhere import CODE, PATHS, PLACES, check_code, named_code, without_places
 from sepal.errors import ConfigError, ProtocolError
+from sepal.report.page import PLACES as HIDDEN
 from sepal.strategies import registry
 
 TEXTS = (Mark.CODE, Mark.PATH, Mark.FETCHED, Mark.WORDS)

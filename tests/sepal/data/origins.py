@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sepal.client_app.portable import Origin
+from sepal.export.portable import Origin
 
 
 def origin_of(info, **changes):

@@ -11,18 +11,18 @@ import pandas as pd
 import pytest
 
 from sepal.client_app.data_digest import data_keys
-from sepal.client_app.portable import Standardized
-from sepal.client_app.preparing import prepared, read
 from sepal.config import FolderSettings, HubReading, PartitionSettings
 from sepal.data import DataSpec, client_data, load, own_data
 from sepal.data.examples import ClientData
 from sepal.data.sources import hub
 from sepal.errors import DataError
-from sepal.protocol.inputs import packed, several
-from sepal.protocol.numbers import as_float32
-from sepal.protocol.tasks.making import targets_of
+from sepal.export.portable import Standardized
+from sepal.export.preparing import prepared, read
 from sepal.strategies.assembly import assemble
 from sepal.strategies.registry import as_begun
+from sepal.tasks.inputs import packed, several
+from sepal.tasks.making import targets_of
+from sepal.tasks.numbers import as_float32
 from tests.sepal.data.origins import origin_of
 
 NOW = 1_764_300_000  # seconds since 1970

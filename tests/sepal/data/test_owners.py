@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 import sepal
 from sepal.cli.main import app
-from sepal.cli.report import render
 from sepal.data.owners import checked_names
 from sepal.errors import ConfigError
+from sepal.report.page import render
 from sepal.strategies.assembly import assemble
 from sepal.strategies.registry import as_begun, defaults
 from sepal.study.comparison import read_comparison

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sepal.client_app.preparing import prepared, read
 from sepal.data import load
 from sepal.data.sources.images import Look, as_array, decoded
 from sepal.errors import DataError
+from sepal.export.preparing import prepared, read
 from tests.sepal.data.origins import origin_of
 
 RAMP = np.linspace(0, 1, 64).reshape(8, 8)

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from sepal.client_app.preparing import prepared, read
 from sepal.config import FolderSettings, HubReading
 from sepal.data import load
 from sepal.data.schema import Column, Schema
@@ -18,6 +17,7 @@ from sepal.data.sources.inputs import read_inputs
 from sepal.data.sources.kinds import encoded
 from sepal.data.sources.table import Roles, read_table
 from sepal.errors import DataError
+from sepal.export.preparing import prepared, read
 from sepal.strategies.assembly import assemble
 from tests.sepal.data.origins import origin_of
 

@@ -36,6 +36,7 @@ def schema(*columns, **facts):
     return Schema(column=columns, label="diagnosis", client="site", classes=("ill", "well"), **facts)
 
 
+NUMBER = Column(name="zip", kind="number")
 AGE = Column(name="age", kind="number", unit="years")
 SMOKER = Column(name="smoker", kind="category", values=("no", "yes"))
 
@@ -92,6 +93,54 @@ def test_what_a_column_is_by_its_cells(cells, kind):
     from sepal.data.sources.kinds import kind_of
 
     assert kind_of("a", pa.array(cells)).kind == kind
+
+
+CODES = [f"0{1200 + n % 5}" for n in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "values"),
+    [
+        (CODES, "category", sorted(set(CODES))),
+        ([*["91234"] * 200, *CODES], "category", ["01200", "01201", "01202", "01203", "01204", "91234"]),
+        (["", "NA", *[f" {code} " for code in CODES]], "category", sorted(set(CODES))),
+        (["00", "01"] * 30, "category", ["00", "01"]),
+        (["1", "01"] * 30, "number", []),  # of no fixed width
+        (["0", "1"] * 30, "number", []),
+        (["10", "20"] * 30, "number", []),
+        (["0.5", "0.7"] * 30, "number", []),
+        (["-01", "-02"] * 30, "number", []),
+    ],
+)
+def test_digits_of_one_width_with_leading_zeros_are_codes(tmp_path, cells, kind, values):
+    (tmp_path / "a.csv").write_text("zip,label\n" + "".join(f"{cell},{n % 2}\n" for n, cell in enumerate(cells)))
+    for codes, column in ((True, Column(name="zip", kind=kind, values=tuple(values))), (False, NUMBER)):
+        table = read_table(tmp_path / "a.csv", Roles(codes=codes), fill=True)
+        assert table.columns == (column,)
+
+
+def test_more_codes_than_categories_are_refused_with_the_keys_that_say_what_they_are(tmp_path):
+    rows = "".join(f"0{1000 + n},{n % 2}\n" for n in range(60))
+    (tmp_path / "a.csv").write_text(f"zip,label\n{rows}")
+    words = (
+        r"column zip: expected .*folder.leave-out = zip.*folder.leading-zeros = number.*, got 60 codes such as '01000'"
+    )
+    with pytest.raises(DataError, match=words):
+        assemble({"dataset": "folder", "data-dir": str(tmp_path), "clients": 2})
+
+
+def test_leading_zeros_are_those_of_codes_unless_a_key_or_a_schema_says_numbers(tmp_path):
+    rows = "".join(f"{code},{n % 2}\n" for n, code in enumerate(CODES))
+    (tmp_path / "a.csv").write_text(f"zip,label\n{rows}")
+    keys = {"dataset": "folder", "data-dir": str(tmp_path), "clients": 2}
+
+    def inputs(**more):
+        return federated_data(assemble({**keys, **more}).task.config).info.columns
+
+    assert inputs() == tuple(f"zip={code}" for code in sorted(set(CODES)))
+    assert inputs(**{"folder.leading-zeros": "number"}) == ("zip",)
+    (tmp_path / "schema.toml").write_text(written(Schema(label="label", column=(Column(name="zip", kind="number"),))))
+    assert inputs() == ("zip",)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
-from sepal.client.columns import Column, columns, split
 from sepal.client_app.guard import check_sizes
 from sepal.data.streams import Stream
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, DataError, ModelError, ProtocolError, RosterError
-from sepal.protocol.inputs import cut, packed, several
 from sepal.strategies.assembly import assemble
+from sepal.tasks.inputs import cut, packed, several
+from sepal.training.columns import Column, columns, split
 
 RNG = np.random.default_rng(5)
 IMAGES, WORDS = RNG.standard_normal((60, 1, 4, 4)).astype(np.float32), RNG.integers(0, 9, (60, 3))

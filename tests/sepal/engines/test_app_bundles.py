@@ -15,8 +15,8 @@ from flwr.cli.build import build_fab_from_disk
 
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.flower.protection import CodeError, refuse_code
-from sepal.protocol.flower.replies import enter_run
-from sepal.protocol.flower.supernode import refuse_bundles
+from sepal.flower.replies import enter_run
+from sepal.flower.supernode import refuse_bundles
 
 
 @pytest.fixture(scope="module")

@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 import torch
 
-from sepal.client import stacked
-from sepal.client.devices import at_once
-from sepal.client.meeting import _HERE, Meeting
 from sepal.engines.in_process import run_in_process
 from sepal.engines.in_process.cache import CachedStore
-from sepal.protocol.method import resolve
+from sepal.method.interface import resolve
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.serialize import digest, flatten
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines.fedavg import FedAvgClient
 from sepal.study.method_checks.cases import Lines, Stop, StopAfter
+from sepal.training import stacked
+from sepal.training.devices import at_once
+from sepal.training.meeting import _HERE, Meeting
 from tests.methods import CASES, flat
 
 BATCHED = [name for name in CASES if registry.get(CASES[name]["method"]).batched and "private" not in name]

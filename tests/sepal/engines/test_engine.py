@@ -6,13 +6,14 @@ from functools import partial
 
 import pytest
 
-from sepal.client.state_store import Stored
+from sepal.client_app.state_store import Stored
 from sepal.engines.in_process import run_in_process
 from sepal.engines.in_process.cache import DEFAULT_LIMIT, StateCache
 from sepal.engines.in_process.pool import Pool
 from sepal.errors import ConfigError, RoundError, StateError
+from sepal.method.interface import resolve
 from sepal.protocol.messages import Content, Reply
-from sepal.protocol.method import ClientInfo, Kind, resolve
+from sepal.protocol.types import ClientInfo, Kind
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.serialize import digest
 from sepal.strategies.assembly import assemble

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sepal.engines.flower.lines import SELDOM, Lines
-from sepal.protocol.operation import CLOSING
+from sepal.operation.figures import CLOSING
 
 NODE = [
     "\x1b[92mINFO \x1b[0m:      Starting Flower SuperNode",

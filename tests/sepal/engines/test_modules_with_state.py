@@ -7,13 +7,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from sepal.client_app.portable import load, save
 from sepal.engines.in_process import run_in_process
 from sepal.engines.in_process.grid import InProcessGrid
 from sepal.engines.in_process.worker import Clients
+from sepal.export.portable import load, save
+from sepal.runs.places import IN_PROCESS
+from sepal.runs.run_directory import RunDirectory
 from sepal.server.strategy import SepalStrategy
-from sepal.server_app.places import IN_PROCESS
-from sepal.server_app.run_directory import RunDirectory
 from sepal.strategies.assembly import assemble
 from sepal.study.runs import model_of
 from tests.sepal.engines import modules_with_state

@@ -22,7 +22,7 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.task_identity import TaskIdentity
 
 from sepal.engines.flower import node
-from sepal.protocol.flower import supernode, versions
+from sepal.flower import supernode, versions
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from sepal.engines.flower.certificates import make_certificates
 from sepal.engines.flower.credentials import fingerprint
-from sepal.protocol.flower import nodes
+from sepal.flower import nodes
 
 
 def test_registered_nodes_are_found_by_their_key_files_and_what_is_no_key_is_left_out(tmp_path, monkeypatch):

@@ -10,11 +10,11 @@ import yaml
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 
 from sepal.engines.flower.commands import Ports, superlink_command
-from sepal.protocol.flower.superlink import options
-from sepal.protocol.flower.versions import speaks_http
+from sepal.flower.superlink import options
+from sepal.flower.versions import speaks_http
 
 ROOT = Path(__file__).parents[3]
-MODULE = "sepal.protocol.flower.superlink"
+MODULE = "sepal.flower.superlink"
 
 
 def composes():

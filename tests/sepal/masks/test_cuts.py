@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sepal.errors import ModelError
+from sepal.layout import Parameter, Role
 from sepal.masks.cuts import Axis, ChannelGroup, Cut, parameters, scales, window, windows
-from sepal.protocol.layout import Parameter, Role
 
 # A convolution of 4 channels with its norm, 2 × 2 maps flattened, a hidden layer of 3, two classes.
 LAYOUT = (

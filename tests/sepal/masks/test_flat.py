@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from sepal.layout import Parameter, Role
 from sepal.masks.flat import Flat
-from sepal.protocol.layout import Parameter, Role
 from sepal.wire.tensors import SparseTensor, ValueCoding, members, whole
 
 FLAT = Flat((Parameter("a", (1, 5), Role.WEIGHT), Parameter("b", (2,), Role.BIAS)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sepal.layout import Parameter, Role
 from sepal.masks.packed import density, masked, pack, spread, take, unpack
-from sepal.protocol.layout import Parameter, Role
 
 LAYOUT = Parameter("a", (3, 5), Role.WEIGHT), Parameter("b", (2,), Role.BIAS)
 A = np.arange(15).reshape(3, 5) % 4 == 1

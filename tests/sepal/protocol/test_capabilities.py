@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from sepal.client.algorithm import ClientBase
 from sepal.errors import ConfigError
-from sepal.protocol import capabilities
-from sepal.protocol.server_base import ServerBase
+from sepal.method import capabilities
+from sepal.method.client_base import ClientBase
+from sepal.method.server_base import ServerBase
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines.fedavg import FedAvgClient, FedAvgServer

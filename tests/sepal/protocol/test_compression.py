@@ -5,21 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sepal.client.training import Released
 from sepal.errors import ConfigError
+from sepal.layout import Parameter, Role
 from sepal.masks.selection import count
-from sepal.protocol.compression import with_inner
-from sepal.protocol.compression.client import ClientState as Residual
-from sepal.protocol.compression.client import CompressedClient
-from sepal.protocol.compression.server import CompressedServer, ServerState
-from sepal.protocol.compression.updates import compress, less
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import ClientInfo, Compression, Payload, Plan, Task, Upload
-from sepal.protocol.tensors import dense as all_entries
+from sepal.method.compression import with_inner
+from sepal.method.compression.client import ClientState as Residual
+from sepal.method.compression.client import CompressedClient
+from sepal.method.compression.server import CompressedServer, ServerState
+from sepal.method.compression.updates import compress, less
+from sepal.method.interface import Compression, Task
+from sepal.method.tensors import dense as all_entries
+from sepal.protocol.types import ClientInfo, Payload, Plan, Upload
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgServer
 from sepal.strategies.baselines.fedavgm import FedAvgMServer, Hyper
+from sepal.training.trainer import Released
 from sepal.wire.tensors import SparseTensor, ValueCoding
 from tests.strategies.baselines import BASE, Sent, assert_same_model, run
 

@@ -11,8 +11,8 @@ from flwr.app import ConfigRecord
 
 from sepal.errors import ProtocolError
 from sepal.protocol.messages import Content, Enclosed, arrays_bytes, read_order, read_reply, write_order, write_reply
-from sepal.protocol.method import Payload, Schema
 from sepal.protocol.payloads import seal, unseal
+from sepal.protocol.types import Payload, Schema
 from sepal.server.ledger import message_bytes
 from sepal.wire.tensors import SparseTensor, TensorSpec
 from tests.sepal.example_messages import CONTENT, ORDER, REPLY

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sepal.protocol.means import (
+from sepal.method.means import (
     add,
     by_examples,
     equally,
@@ -15,7 +15,7 @@ from sepal.protocol.means import (
     values,
     weighted_mean,
 )
-from sepal.protocol.method import ClientInfo, Payload, Upload
+from sepal.protocol.types import ClientInfo, Payload, Upload
 from sepal.wire.tensors import SparseTensor, members, whole
 
 

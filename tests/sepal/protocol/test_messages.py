@@ -21,7 +21,7 @@ from sepal.protocol.messages import (
     write_order,
     write_reply,
 )
-from sepal.protocol.method import ClientInfo, Kind, Plan
+from sepal.protocol.types import ClientInfo, Kind, Plan
 from tests.sepal.example_messages import BASE, CONTENT, ORDER, REPLY, RUN, changed
 
 

@@ -11,10 +11,10 @@ from sklearn import metrics as sklearn
 
 from sepal.config import RunConfig
 from sepal.errors import ConfigError, ProtocolError
-from sepal.protocol.tasks import metrics
-from sepal.protocol.tasks.builtin import TASKS
-from sepal.protocol.tasks.making import learning_task
-from sepal.protocol.tasks.scoring import Measure, added, headline, measure_of
+from sepal.tasks import metrics
+from sepal.tasks.builtin import TASKS
+from sepal.tasks.making import learning_task
+from sepal.tasks.scoring import Measure, added, headline, measure_of
 
 SPLIT = 3  # of the examples, the first three are one client's
 

@@ -10,7 +10,7 @@ import pytest
 import sepal
 from sepal import user_modules
 from sepal.data.own import say_tokens
-from sepal.protocol.repeats import told_once
+from sepal.operation.repeats import told_once
 from sepal.study.run import execute, prepare
 
 log = logging.getLogger("sepal")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sepal.config import RunConfig
-from sepal.protocol.method import Task
+from sepal.method.interface import Task
 
 
 def through_pickle(task):

@@ -9,8 +9,8 @@ import pytest
 
 from sepal.errors import ProtocolError, WireError
 from sepal.protocol.messages import Content
-from sepal.protocol.method import Payload, Schema
 from sepal.protocol.payloads import delivered, seal, unseal
+from sepal.protocol.types import Payload, Schema
 from sepal.wire.tensors import Support, TensorSpec, ValueCoding, at, members, whole
 
 SCALARS = {"n": (int, 0, 9), "x": (float, -1.0, None), "t": (bool, None, None), "s": (str, None, None)}

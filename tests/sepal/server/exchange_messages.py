@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from sepal.protocol.method import Kind
+from sepal.protocol.types import Kind
 
 
 def answer(message, value=0):

@@ -15,7 +15,7 @@ import pytest
 
 from sepal.errors import DamagedError, StateError
 from sepal.protocol.messages import Content, Reply, version
-from sepal.protocol.method import ClientInfo, Kind
+from sepal.protocol.types import ClientInfo, Kind
 from sepal.server.ledger import LedgerEntry
 from sepal.server.run_state import RoundRecord, RunState
 from sepal.server.run_store import DiskRunStore, MemoryRunStore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sepal.protocol.method import Plan
+from sepal.protocol.types import Plan
 from sepal.server.run_state import RoundRecord, RoundStart, RunState, advance
 from tests.strategies.baselines import Sent
 

@@ -7,8 +7,8 @@ import time
 import pytest
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 
-from sepal.protocol.flower.replies import enter_run, set_message_id
-from sepal.protocol.method import Kind
+from sepal.flower.replies import enter_run, set_message_id
+from sepal.protocol.types import Kind
 from sepal.server.exchange import MESSAGE_TYPES, WAVE, WAVE_BYTES, Exchange
 from sepal.wire.records import to_array
 from tests.sepal.server.exchange_messages import answer, compose

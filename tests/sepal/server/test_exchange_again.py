@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sepal.protocol.flower.replies import enter_run, set_message_id
+from sepal.flower.replies import enter_run, set_message_id
 from sepal.server.exchange import OVERDUE, Exchange
 from tests.sepal.server.exchange_messages import answer, compose
 

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from sepal.protocol.method import Method, Payload
+from sepal.method.interface import Method
+from sepal.protocol.types import Payload
 from sepal.rng import derive
 from sepal.server.run_store import DiskRunStore
 from sepal.storage.serialize import digest

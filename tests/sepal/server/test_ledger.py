@@ -10,7 +10,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from sepal.errors import DataError
 from sepal.protocol.messages import Content, Order, Reply, version, write_error, write_order, write_reply
-from sepal.protocol.method import ClientInfo, Kind, Plan
+from sepal.protocol.types import ClientInfo, Kind, Plan
 from sepal.server.ledger import Bytes, LedgerEntry, Totals, message_bytes
 
 

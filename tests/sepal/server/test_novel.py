@@ -8,7 +8,7 @@ import pytest
 
 from sepal.errors import ConfigError
 from sepal.protocol.messages import read_order
-from sepal.protocol.method import ClientInfo, Kind
+from sepal.protocol.types import ClientInfo, Kind
 from sepal.server.run_store import DiskRunStore
 from sepal.server.sampling import draw_novel
 from sepal.storage.serialize import digest

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sepal.protocol.messages import Reply
-from sepal.protocol.method import ClientInfo, Kind, Plan
+from sepal.protocol.types import ClientInfo, Kind, Plan
 from sepal.server.ledger import LedgerEntry
 from sepal.server.report import Best, Report, metrics_line
 from sepal.server.run_state import RoundRecord

@@ -11,7 +11,7 @@ import pytest
 
 from sepal.errors import ConfigError, DataError, ProtocolError, RosterError
 from sepal.protocol.messages import Reply
-from sepal.protocol.method import ClientInfo, Kind
+from sepal.protocol.types import ClientInfo, Kind
 from sepal.server import roster
 from sepal.server.roster import Connections, wait
 from sepal.server.rules import require_capacity

@@ -8,7 +8,7 @@ import pytest
 
 from sepal.config import RunConfig
 from sepal.protocol.messages import Reply
-from sepal.protocol.method import ClientInfo, Kind, Plan
+from sepal.protocol.types import ClientInfo, Kind, Plan
 from sepal.server.ledger import LedgerEntry
 from sepal.server.run_state import RoundRecord
 from sepal.server.run_store import DiskRunStore

@@ -9,12 +9,12 @@ from functools import partial
 import pytest
 from flwr.app import Message, RecordDict
 
-from sepal.client.state_store import DiskStateStore
 from sepal.client_app.build import Node, Shared, build_host
+from sepal.client_app.state_store import DiskStateStore
 from sepal.config import RunConfig
 from sepal.config.rules import check_together
 from sepal.errors import ConfigError, RoundError
-from sepal.protocol.fields import client_name
+from sepal.names import client_name
 from sepal.protocol.messages import write_error
 from sepal.server.exchange import Exchange, LocalGrid
 from sepal.server.run_store import DiskRunStore

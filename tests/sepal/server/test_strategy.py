@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
 from sepal.errors import ConfigError
-from sepal.protocol.method import Kind
+from sepal.protocol.types import Kind
 from sepal.server.contact import Contact
 from tests.contract.fakes import FAKES
 from tests.contract.harness import Federation, Nodes

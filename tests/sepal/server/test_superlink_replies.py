@@ -12,8 +12,8 @@ from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.superlink.grid import http_grid
 
-from sepal.protocol.flower.replies import at_hand, enter_run, set_message_id
-from sepal.protocol.method import Kind
+from sepal.flower.replies import at_hand, enter_run, set_message_id
+from sepal.protocol.types import Kind
 from sepal.server.exchange import TOGETHER, Exchange
 
 

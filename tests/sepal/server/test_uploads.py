@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sepal.protocol.layout import Parameter, Role
-from sepal.protocol.method import ClientInfo, Payload, Plan, Schema
+from sepal.layout import Parameter, Role
 from sepal.protocol.payloads import seal
+from sepal.protocol.types import ClientInfo, Payload, Plan, Schema
 from sepal.server import round as round_module
 from sepal.server import uploads as uploads_module
 from sepal.server.downloads import Downloads, room

@@ -6,7 +6,7 @@ import pytest
 
 from sepal.data.schema import read_schema
 from sepal.errors import SepalError
-from sepal.server_app.stored_run import stored_config
+from sepal.runs.stored_run import stored_config
 from sepal.storage.toml_text import MOST_PARTS, parse_toml
 from sepal.study.plans.plan import read_table
 from sepal.study.run_keys import read_file, scalar

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from sepal.cli.sentences import on_frontier
-from sepal.protocol.tasks.scoring import Measure
+from sepal.report.sentences import on_frontier
 from sepal.study.comparison import read_comparison
 from sepal.study.frontier import Entry, Reached, Step, close, close_to, frontier, mean_curve
 from sepal.study.results import Point
+from sepal.tasks.scoring import Measure
 from tests.sepal.cli.runs_for_tests import write_run
 
 RMSE = Measure("rmse", "mmol/l", higher=False)

@@ -107,7 +107,7 @@ def test_another_flower_and_no_ray_are_named(here, monkeypatch):
         return "1.30.0"
 
     monkeypatch.setattr(machine, "version", version)
-    monkeypatch.setattr("sepal.protocol.flower.versions.version", version)
+    monkeypatch.setattr("sepal.flower.versions.version", version)
     found = findings()
     assert found["Flower"].words.startswith("flwr: expected 1.39 to 1.42, got 1.30.0")
     assert "pip install 'sepal-fl[simulation]'" in found["Ray"].words

@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from sepal.cli.main import app
-from sepal.cli.report.page import live_parts
-from sepal.cli.sheets import remarks
 from sepal.data import ClientData, Examples
+from sepal.report.page import live_parts
+from sepal.report.sheets import remarks
 from sepal.study.comparison import read_comparison
-from sepal.study.majority import majority, note, warning
+from sepal.study.majority import error_of_the_mean, majority, note, warning
 from tests.sepal.cli.runs_for_tests import write_run
 
 
@@ -50,6 +50,41 @@ def test_runs_that_are_no_better_are_warned_of(mean, warned):
     assert not warning([{"accuracy": {"kept": None}, "majority": 0.75}, {}], "kept", 0.2)
 
 
+class Numbers:
+    """Two clients: the mean of the training targets is 1 off for the first, and 3 off for the second."""
+
+    def client(self, number, clients, name):
+        train, test = [([1.0, 3.0], [1.0, 3.0]), ([0.0, 4.0], [5.0, -1.0])][number]
+        parts = [Examples(np.zeros((2, 1), np.float32), np.array(y, np.float32)) for y in (train, test)]
+        return ClientData(parts[0], parts[0], parts[1])
+
+
+def test_the_error_of_the_mean_of_the_training_targets():
+    assert error_of_the_mean(Numbers(), 2) == 2.0
+
+
+@pytest.mark.parametrize(("mean", "warned"), [(2.1, True), (2.0, True), (1.9, False)])
+def test_a_regression_that_is_no_better_than_the_mean_is_warned_of(mean, warned, tmp_path):
+    assembly = SimpleNamespace(
+        data=Numbers(), task=SimpleNamespace(config=SimpleNamespace(clients=2, task="regression"))
+    )
+    summary = {"headline": {"kept": {"mean": mean}}, "metric": {"name": "rmse", "unit": "mmHg", "higher": False}}
+    note(tmp_path, summary, assembly)
+    noted = json.loads((tmp_path / "summary.json").read_text())
+    assert noted["error_of_the_mean"] == 2.0
+    words = warning([noted, summary], "kept", 0.2)
+    assert bool(words) == warned
+    if warned:
+        assert words.startswith(
+            f"rmse {mean:.4g} mmHg (kept) is not below 2 mmHg, that of always predicting the mean of"
+        )
+    other = {**summary, "metric": {"name": "mae", "unit": "", "higher": False}}
+    (tmp_path / "summary.json").unlink()
+    note(tmp_path, other, assembly)
+    assert not (tmp_path / "summary.json").exists()
+    assert not warning([other], "kept", 0.2)
+
+
 def test_show_and_reports_say_it_of_a_run_that_has_ended(tmp_path):
     """FedAvg deploys received models, which have 60 %."""
     run = write_run(tmp_path / "flat")
@@ -67,7 +102,7 @@ def test_show_and_reports_say_it_of_a_run_that_has_ended(tmp_path):
 
 
 def test_a_run_in_process_notes_it(tmp_path):
-    from sepal.server_app.stored_run import stored_summary
+    from sepal.runs.stored_run import stored_summary
     from sepal.study.run import execute, prepare
 
     keys = {"method": "local", "dataset": "digits", "clients": 2, "rounds": 1, "lr": 1e-9, "out": str(tmp_path)}

@@ -1,5 +1,6 @@
 """Each check fails for a method that breaks its rule, and ``sepal check-method`` says which."""
 
+import re
 import sys
 
 import pytest
@@ -19,8 +20,7 @@ import torch
 from pydantic import Field
 
 from sepal.config import Settings
-from sepal.protocol.method import Payload
-from sepal.protocol.tensors import dense
+from sepal.method import Payload, dense
 from sepal.strategies.baselines.fedavg import ClientState, FedAvgClient, FedAvgServer, ServerState
 from sepal.strategies.registration import register
 from sepal.wire.tensors import ValueCoding
@@ -133,6 +133,12 @@ class Described(Settings):
     a: float = Field(0.5, description="a number")
 
 
+class Raising(FedAvgClient):
+    def adapt(self, state, download, plan):
+        raise ValueError("no such layer")
+
+
+Raises = method("raises", client=Raising)
 Bare = method("bare", hyper=Undescribed)
 Unseen = method("unseen", client=Blind)
 Oddstate = method("oddstate", client=OddClient)
@@ -195,10 +201,22 @@ def test_the_command_prints_a_line_for_each_check_and_fails_if_one_does():
     assert good.stdout.splitlines() == [f"ok   {check.words}" for check in CHECKS]
     assert good.exit_code == 0
     bad = CliRunner().invoke(app, ["check-method", "bent_methods:Bare"])
-    lines = bad.stdout.splitlines()
-    assert lines[0] == f"BAD  {CHECKS[0].words}: a: expected a description, got none"
-    assert [line[:5] for line in lines] == ["BAD  ", *["ok   "] * (len(CHECKS) - 1)]
+    *lines, reason, check = bad.stdout.splitlines()
+    assert lines == [f"ok   {check.words}" for check in CHECKS[1:]]
+    assert (reason, check) == ("BAD  a: expected a description, got none", f"     {CHECKS[0].words}")
     assert bad.exit_code == 1
     none = CliRunner().invoke(app, ["check-method", "bent_methods:Nobody"])
     assert none.exit_code == 2
     assert len(none.stderr.splitlines()) == 1
+
+
+def test_a_reason_that_several_checks_have_is_said_once_with_all_of_them():
+    """A client that cannot train fails alone and in rounds, where the line counts clients and names them."""
+    done = CliRunner().invoke(app, ["check-method", "bent_methods:Raises"])
+    assert done.exit_code == 1
+    (reason,) = [line for line in done.stdout.splitlines() if line.startswith("BAD")]
+    assert re.fullmatch(r"BAD  ValueError: no such layer \(bent_methods.py:\d+ in adapt\)", reason)
+    concerned = [line[5:] for line in done.stdout.splitlines() if line.startswith("     ")]
+    held = [line[5:] for line in done.stdout.splitlines() if line.startswith("ok")]
+    assert held == [CHECKS[0].words]
+    assert concerned == [check.words for check in CHECKS[1:]]

@@ -10,7 +10,7 @@ import pytest
 import sepal
 from sepal.config import RunConfig, key_fields, parse
 from sepal.errors import ConfigError, SepalError
-from sepal.server_app.stored_run import stored_config
+from sepal.runs.stored_run import stored_config
 from sepal.strategies.assembly import assemble
 from sepal.strategies.registry import Hypers
 from sepal.study import rate_search

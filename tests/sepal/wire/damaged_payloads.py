@@ -5,10 +5,7 @@ import struct
 import pytest
 
 from sepal.errors import WireError
-from sepal.wire import (
-    TensorSpec,
-    decode,
-)
+from sepal.wire import TensorSpec, decode
 from sepal.wire import sparse_pb2 as pb
 
 

@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 
 from sepal.errors import WireError
-from sepal.wire import (
-    TensorSpec,
-    at,
-    decode,
-    encode,
-    inspect,
-    whole,
-)
+from sepal.wire import TensorSpec, at, decode, encode, inspect, whole
 from tests.sepal.wire.damaged_payloads import one, refused, wrap
 
 

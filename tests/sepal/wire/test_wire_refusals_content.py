@@ -5,15 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from sepal.wire import (
-    SparseTensor,
-    Support,
-    TensorSpec,
-    at,
-    decode,
-    encode,
-    whole,
-)
+from sepal.wire import SparseTensor, Support, TensorSpec, at, decode, encode, whole
 from tests.sepal.wire.damaged_payloads import one, refused, wrap
 
 # Schema

@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 
 from sepal.errors import WireError
-from sepal.wire import (
-    SparseTensor,
-    Support,
-    ValueCoding,
-    encode,
-    members,
-    rounded,
-    whole,
-)
+from sepal.wire import SparseTensor, Support, ValueCoding, encode, members, rounded, whole
 
 ONES = np.ones(2, np.float32)
 

@@ -3,7 +3,7 @@
 Python imports a module of this name at start if its directory is on ``PYTHONPATH``. Each line of the file
 ``SEPAL_MOMENTS`` is: seconds of the monotonic clock, which all processes of a machine share; process id; what happened;
 and the node's id, or the round for ``order``. What is put around a function names it as ``flowers``, because Sepal
-checks its source (:mod:`sepal.protocol.flower.versions`).
+checks its source (:mod:`sepal.flower.versions`).
 """
 
 from __future__ import annotations

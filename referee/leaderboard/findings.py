@@ -1,0 +1,329 @@
+"""What the blocks say of who is ahead and what bytes buy: figures for the templates of README and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from referee.leaderboard.blocks import Contender
+from referee.leaderboard.measures import DEPLOYED, HOLDS, SENT_SHIFT, SHIFT, Measure, Measures, corrected
+from referee.leaderboard.points import Point, nearest
+from sepal.strategies import registry
+from sepal.study.statistics import LEVEL, Interval
+
+Named: TypeAlias = dict[str, list[str]]  # contender → names of blocks
+FALLEN, FAILED = "no verdict, because a seed collapsed", "no figure, because a run ended with an error"
+RIVAL = "fedavg-ft-stc"  # the compressed baseline, which the advice for few bytes is about
+SPARSITY = {  # own keys that say how sparse
+    "fedpse.keep": "sent",
+    "subfedavg.target": "pruned",
+    "pfedgate.keep": "of the blocks on",
+    "compress.keep": "sent",
+}
+HALF = 0.5  # of the yardstick's bytes; what needs more saves little
+MOST_LOST = 0.05  # what is further behind is not advised, however little it sends
+HAR = "a"  # the block of README's table
+PAPERS = ("fedpse", "dmpfl", "subfedavg", "pfedgate", "pa3dfl")
+NAMES = {
+    **{"fedpse": "FedPSE", "dmpfl": "DM-PFL", "subfedavg": "Sub-FedAvg", "pfedgate": "pFedGate", "pa3dfl": "Pa3dFL"},
+    **{"fedavg-ft": "FedAvg + fine-tuning", "fedavg-ft-stc": "compressed FedAvg + fine-tuning", "local": "Local"},
+}
+
+
+def compared_blocks(found: Sequence[Measures]) -> list[Measures]:
+    """Return the blocks of advice and pictures: finished, with FedAvg and FedAvg + fine-tuning of all seeds."""
+    same = [each for each in found if each.finished and each.block.yardstick == "fedavg-ft"]
+    return [each for each in same if each.whole(each.yardstick) and each.whole(each.named(each.block.dense))]
+
+
+def alone(found: Measures, measure: Measure = HOLDS) -> Contender | None:
+    """Return the best of those that train alone."""
+    there = (each for each in found.block.contenders if (each.method or each.name) in ("local", "local-width"))
+    known = [(difference.mean, each) for each in there if (difference := found.difference(each, measure))]
+    return max(known, key=lambda pair: pair[0])[1] if known else None
+
+
+def verdicts(
+    found: Sequence[Measures], same: Sequence[Measures], to_dense: bool = False, measure: Measure = HOLDS
+) -> dict[str, Named]:
+    """Return kind of verdict → contender → blocks, of all that were named before the runs, after Holm's correction.
+
+    Where a seed collapsed, the contender's or that of whom it is compared with, there is no verdict.
+
+    Args:
+        found: All blocks: Holm's family is that of all.
+        same: The blocks that are compared.
+        to_dense: Compare with FedAvg instead of FedAvg + fine-tuning.
+        measure: What is compared: what a client holds, or what both sides deploy.
+    """
+    kinds: dict[str, Named] = {kind: {} for kind in ("leads", "deficits", "undecided", FALLEN, FAILED)}
+    known = corrected(found, to_dense, measure)
+    for each in same:
+        reference = each.named(each.block.dense) if to_dense else each.yardstick
+        for name in each.block.tested:
+            contender, words = each.named(name), each.block.name
+            difference, p = known.get((each.block.name, name, measure), (None, None))
+            if difference is None or p is None:
+                kind = FAILED
+            elif each.collapsed(contender) or each.collapsed(reference):
+                kind, without = FALLEN, each.without_collapsed(contender, reference, measure)
+                words += f"; without it {without.text()}" if without else ""
+            else:
+                kind = "undecided" if p >= LEVEL else "leads" if difference.mean > 0 else "deficits"
+            kinds[kind].setdefault(name, []).append(words)
+    return kinds
+
+
+def without(named: Named, others: Named) -> Named:
+    """Return each contender's blocks that ``others`` do not name."""
+    found = {name: [block for block in blocks if block not in others.get(name, [])] for name, blocks in named.items()}
+    return {name: blocks for name, blocks in found.items() if blocks}
+
+
+def tuned_shift(found: Measures) -> Interval | None:
+    """Return what fine-tuning changes under full shift: the same run's two views."""
+    return found.between((found.yardstick, SHIFT), (found.yardstick, SENT_SHIFT))
+
+
+def share(found: Measures, name: str) -> float | None:
+    """Return the bytes of a contender's reported runs, as a share of the yardstick's."""
+    ours, whole = found.megabytes(found.named(name)), found.megabytes(found.yardstick)
+    return ours / whole if ours is not None and whole else None
+
+
+class Findings:
+    """What the finished blocks say, for templates.
+
+    Attributes:
+        found: All blocks.
+        same: Those that are compared.
+        har: The block of README's table; None until it is finished.
+    """
+
+    def __init__(self, found: Sequence[Measures]) -> None:
+        self.found, self.same = found, compared_blocks(found)
+        self.har = next((each for each in found if each.block.name == HAR and each.finished), None)
+
+    @cached_property
+    def tuned(self) -> dict[str, Named]:
+        """Verdicts in what a client holds, to FedAvg + fine-tuning."""
+        return verdicts(self.found, self.same)
+
+    @cached_property
+    def plain(self) -> dict[str, Named]:
+        """The same to FedAvg."""
+        return verdicts(self.found, self.same, to_dense=True)
+
+    @cached_property
+    def deployed(self) -> dict[str, Named]:
+        """Verdicts in what is deployed, to FedAvg."""
+        return verdicts(self.found, self.same, to_dense=True, measure=DEPLOYED)
+
+    @property
+    def told(self) -> list[str]:
+        """The kinds of verdicts that are told: those that there are, leads and deficits always."""
+        return [kind for kind in self.tuned if self.tuned[kind] or kind in ("leads", "deficits")]
+
+    @property
+    def ahead(self) -> str:
+        """Who leads over FedAvg + fine-tuning in what a client holds, as a finding."""
+        leads = self.listed(self.tuned["leads"])
+        none = "No method is established to beat FedAvg + fine-tuning"
+        return f"Ahead of FedAvg + fine-tuning: {leads}" if leads else none
+
+    def sides(self, kind: str) -> dict[str, Named]:
+        """Return of whom a verdict holds: of both references, or of one only."""
+        tuned, plain = self.tuned[kind], self.plain[kind]
+        only = without(tuned, plain)
+        sides = {"both": without(tuned, only), "with it only": only, "without it only": without(plain, tuned)}
+        return {of: named for of, named in sides.items() if named or of == "both"}
+
+    @property
+    def leads(self) -> Named:
+        """Who is ahead of both."""
+        return self.sides("leads")["both"]
+
+    def listed(self, named: Named) -> str:
+        """Return ``FedPSE (a, d), Local (b)``."""
+        return ", ".join(f"{NAMES[name]} ({', '.join(blocks)})" for name, blocks in named.items())
+
+    def count(self, named: Named) -> int:
+        """Return how many verdicts there are."""
+        return sum(map(len, named.values()))
+
+    @property
+    def tests(self) -> int:
+        """Tests of the blocks that are compared."""
+        return sum(len(each.block.tested) for each in self.same)
+
+    @property
+    def planned(self) -> int:
+        """Tests of all blocks."""
+        return sum(len(each.block.tested) for each in self.found)
+
+    def each(self, what: str) -> str:
+        """Return a figure of each compared block, by the name of a function of this class: ``−1.0 […] (a), …``."""
+        words: Callable[[Measures], str] = getattr(self, what)
+        return ", ".join(f"{words(each)} ({each.block.name})" for each in self.same)
+
+    def shift(self, each: Measures) -> str:
+        """Return what fine-tuning changes under full shift."""
+        return _text(tuned_shift(each))
+
+    def shift_mean(self, each: Measures) -> str:
+        """Return the same without its interval."""
+        return _text(tuned_shift(each)).partition(" ")[0]
+
+    @property
+    def shift_sign(self) -> str:
+        """``−`` if fine-tuning is worse under full shift in every block, ``+`` if it is better; else empty."""
+        found = map(tuned_shift, self.same)
+        signs = {"+" if one and one.low > 0 else "−" if one and one.high < 0 else "" for one in found}
+        return signs.pop() if len(signs) == 1 else "" if signs else "−"
+
+    def local(self, each: Measures) -> str:
+        """Return how far the better of those that train alone is behind."""
+        best = alone(each)
+        return _text(each.difference(best, HOLDS) if best else None)
+
+    def local_mean(self, each: Measures) -> str:
+        """Return the same without its interval."""
+        return self.local(each).partition(" ")[0]
+
+    def epochs(self, each: Measures) -> str:
+        """Return the local epochs of the yardstick's closing round."""
+        return str((each.design.chosen(each.yardstick) or {}).get(each.yardstick.own_key, "–"))
+
+    @property
+    def shares(self) -> list[float]:
+        """The bytes of compressed fine-tuning, as shares of fine-tuning's, by block."""
+        return [found for each in self.same if (found := share(each, RIVAL)) is not None]
+
+    @property
+    def lost(self) -> list[float]:
+        """What compressed fine-tuning deploys less than fine-tuning, by block."""
+        return [-rival.mean for each in self.same if (rival := each.difference(each.named(RIVAL), DEPLOYED))]
+
+    @property
+    def cheap(self) -> bool:
+        """Whether compressed fine-tuning saves at least half of the bytes everywhere, and loses little."""
+        return bool(self.shares) and max(self.shares) <= HALF and max(self.lost, default=1.0) <= MOST_LOST
+
+    @property
+    def few_bytes(self) -> str:
+        """What compressed fine-tuning, deployed, sends and loses: ``… sends 2–9 % of the bytes and loses …``."""
+        if not self.shares or not self.lost:
+            return "no figure yet"
+        return f"{NAMES[RIVAL]} sends {_span(self.shares)} % of the bytes and loses {_span(self.lost)} points"
+
+    def rival(self, each: Measures) -> str:
+        """Return what compressed fine-tuning deploys, and for which share of the bytes."""
+        difference, sent = each.difference(each.named(RIVAL), DEPLOYED), share(each, RIVAL)
+        return f"{difference.text()} for {100 * sent:.1f} %" if difference and sent is not None else "–"
+
+    def fewest(self, each: Measures) -> str:
+        """Return the cheapest run that deploys at most a point less."""
+        near = nearest(each, measure=DEPLOYED)
+        return f"`{near[0].entry.label}` {100 * _part(near):.1f} %" if near else "none"
+
+    def fedstc(self, each: Measures) -> str:
+        """Return what FedSTC's cheapest run whose clients hold a model within a point deploys; else its trials' one."""
+        near = nearest(each, "fedstc")
+        contender, budget = (near[0].contender, near[0].budget) if near else (each.named("fedstc"), 0.0)
+        difference = each.difference(contender, DEPLOYED, budget)
+        return f"{difference.text()} with `{near[0].entry.label if near else contender.name}`" if difference else "–"
+
+    def fedpse(self, each: Measures) -> str:
+        """Return FedPSE's share of the bytes, or how far the best model that it deploys after all rounds is behind."""
+        if near := nearest(each, "fedpse", DEPLOYED):
+            return f"{100 * _part(near):.1f} %"
+        runs = [one for one in each.block.everybody if (one.method or one.name) == "fedpse"]
+        behind = [difference for one in runs if (difference := each.difference(one, DEPLOYED))]
+        return f"none, at best {max(behind, key=lambda one: one.mean).text()}" if behind else "–"
+
+    def cheapest_keys(self) -> dict[str, Contender]:
+        """Return those of the fewest bytes whose name is no method's, by name."""
+        there = (near[0].contender for each in self.same if (near := nearest(each, measure=DEPLOYED)))
+        return {one.name: one for one in there if one.method and one.method != one.name}
+
+    def from_dense(self, name: str, block: str) -> str:
+        """Return a deployed model's difference to FedAvg's, in points: ``+4.1``."""
+        each = next(one for one in self.same if one.block.name == block)
+        return _text(each.difference(each.named(name), DEPLOYED, to=each.block.dense)).partition(" ")[0]
+
+    @property
+    def leaning(self) -> tuple[int, int] | None:
+        """How many of the undecided have an interval below and above 0 before the correction; None without any."""
+        blocks = {each.block.name: each for each in self.same}
+        pairs = ((blocks[name], who) for who, names in self.tuned["undecided"].items() for name in names)
+        found = [difference for each, who in pairs if (difference := each.difference(each.named(who), HOLDS))]
+        return (sum(each.high < 0 for each in found), sum(each.low > 0 for each in found)) if found else None
+
+    @property
+    def sparsity(self) -> dict[str, list[str]]:
+        """Own key → how sparse the trials made those that are tested: ``0.5 (a)``."""
+        found: dict[str, list[str]] = {}
+        for each in self.same:
+            for contender in map(each.named, each.block.tested):
+                keys, key = each.design.chosen(contender), contender.own_key
+                if keys and key in SPARSITY:
+                    found.setdefault(key, []).append(f"{keys[key]:g} ({each.block.name})")
+        return found
+
+    def untested(self) -> Iterator[tuple[Measures, dict[str, list[str]]]]:
+        """Yield each finished block without planned tests, with kind of verdict → contenders and differences."""
+        for each in self.found:
+            if each.finished and not each.block.tested:
+                yield each, _kinds(each)
+
+    def held(self, name: str) -> str:
+        """Return README's figure of a contender: what a client holds, and MB of each."""
+        return _held(self.har, name) if self.har else "–"
+
+    def papers(self) -> Iterator[dict[str, Any]]:
+        """Yield README's row of each paper's method."""
+        for name in PAPERS:
+            if (har := self.har) is None:
+                return
+            contender = har.named(name)
+            keys, key = har.design.chosen(contender), contender.own_key
+            chosen = f"; `{key}` = {keys[key]:g}" if keys and key else ""
+            yield {"method": name, "source": registry.get(name).source, "held": self.held(name), "chosen": chosen}
+
+
+def _held(found: Measures, name: str) -> str:
+    contender = found.named(name)
+    figure, megabytes = found.figure(contender, HOLDS), found.megabytes(contender)
+    if figure is None or megabytes is None:
+        return f"only {found.failed(contender)} ended well"
+    clients = len(next(iter(found.by_seed(contender, HOLDS).values())))
+    return f"{figure.words(' %')}, {megabytes / clients:.2g} MB"
+
+
+def _kinds(each: Measures) -> dict[str, list[str]]:
+    kinds: dict[str, list[str]] = {"ahead": [], "behind": [], "undecided": [], FALLEN: []}
+    for contender in each.block.contenders:
+        difference = None if contender is each.yardstick else each.difference(contender, HOLDS)
+        if difference and each.collapsed(contender):
+            rest = each.without_collapsed(contender, each.yardstick)
+            kinds[FALLEN].append(contender.name + (f"; without that seed {rest.text()}" if rest else ""))
+        elif difference:
+            kind = "ahead" if difference.low > 0 else "behind" if difference.high < 0 else "undecided"
+            kinds[kind].append(f"{contender.name} {difference.text()}")
+    return kinds
+
+
+def _text(difference: Interval | None) -> str:
+    return difference.text() if difference else "–"
+
+
+def _span(values: Sequence[float]) -> str:
+    """Return the least and the largest in per cent: ``2–9``, or one of them if they are the same."""
+    whole = [round(100 * value) for value in values]
+    ends = [f"{value:d}".replace("-", "−") for value in dict.fromkeys((min(whole), max(whole)))]
+    return " to ".join(ends) if min(whole) < 0 else "–".join(ends)
+
+
+def _part(near: tuple[Point, Point]) -> float:
+    return near[0].entry.megabytes / near[1].entry.megabytes

@@ -1,0 +1,306 @@
+"""Extracts a client's model from its run, for any method whose predictor says which networks it is made of."""
+
+from __future__ import annotations
+
+import logging
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sepal.client_app.build import Node, Shared, build_host, data_of, parts_of
+from sepal.client_app.host import ClientHost
+from sepal.client_app.state_store import DiskStateStore, Stored
+from sepal.data.examples import DatasetInfo, Examples
+from sepal.data.federation import DealtData
+from sepal.data.schema import parsed
+from sepal.data.sources import FILES
+from sepal.errors import ConfigError, StateError, one_line
+from sepal.export.portable import Loaded, Origin, load, save
+from sepal.method.algorithms import ClientAlgorithm
+from sepal.method.interface import resolve
+from sepal.models.lora import merged
+from sepal.modules import frozen_tensors
+from sepal.names import client_name
+from sepal.protocol.messages import is_version, version_round
+from sepal.protocol.payloads import seal, unseal
+from sepal.protocol.types import Kind, Plan, Predictor
+from sepal.protocol.views import MODELS
+from sepal.server.run_state import RoundStart, RunState
+from sepal.server.run_store.disk import checkpoints_of, read_checkpoint
+from sepal.storage.home import home
+from sepal.storage.regular import expanded, is_inside, is_regular
+from sepal.strategies.assembly import Assembly, assemble
+from sepal.strategies.registry import as_begun
+from sepal.training.network import NetworkPredictor
+from sepal.training.target_scale import target_scale
+
+log = logging.getLogger("sepal")
+
+_RUN = re.compile("[0-9a-f]{32}")
+# Largest difference in logits between the client's model and the exported one; of targets, in standard deviations.
+NEAR = 1e-4
+
+
+@dataclass
+class ClientModel:
+    """A client's model, extracted from its run.
+
+    Attributes:
+        networks: Their tensors, float32 by name, in the shapes of the client's modules; usually one network.
+        inputs: Some of the client's training examples; of a table as they are in its file.
+        logits: The client's own predictor's outputs for ``inputs``; numbers are in the unit of the targets.
+        labels: Number of classes among all its training examples; 0 where targets are no classes.
+        view: Which of the client's models it is: ``received``, ``trained`` or ``kept``.
+    """
+
+    origin: Origin
+    networks: list[dict[str, npt.NDArray[np.float32]]]
+    inputs: npt.NDArray[Any]
+    logits: npt.NDArray[np.float32]
+    labels: int
+    view: str
+
+
+@dataclass(frozen=True)
+class NewestState:
+    """A client's newest state.
+
+    Attributes:
+        stored: The state with its reply; None if it is damaged.
+        store: The store of both, in the directory ``place``.
+        last: What the run's last checkpoint has; None without one.
+    """
+
+    round: int
+    stored: Stored | None
+    store: DiskStateStore
+    place: Path
+    last: RunState | None
+
+
+def newest_state(path: Path, assembly: Assembly, client: str, elsewhere: bool = True) -> NewestState | None:
+    """Return the state of a client that the run's last checkpoint names, else its newest; None if none is here.
+
+    A deployed client's are in the state directory, if it ran here as this user.
+
+    Args:
+        path: The run directory, out of which no link leads.
+        assembly: The run's parts.
+        client: The client's name.
+        elsewhere: Whether the state directory is looked into, too.
+    """
+    checkpoints = checkpoints_of(path)
+    last = read_checkpoint(checkpoints[-1], assembly.method.server_state) if checkpoints else None
+    places = [place for place in path.glob(f"clients/*/{client}") if is_inside(place, path)]
+    if elsewhere and not any(map(_versions, places)) and last and _RUN.fullmatch(last.run):
+        chosen = assembly.task.config.state_dir
+        places = [(expanded("state-dir", chosen) if chosen else home() / "state") / last.run / client]
+    files = [file for place in places for file in _versions(place)]
+    if not files:
+        return None
+    # Of a run that is being extended, its old closing state is there as well, and may be of a later round.
+    named = [file for file in files if last and file.stem == last.versions.get(client)]
+    newest = named[0] if named else max(files, key=lambda file: version_round(file.stem))
+    store = DiskStateStore(newest.parent, assembly.method.client_state, durable=False)
+    return NewestState(version_round(newest.stem), store.load(newest.stem), store, newest.parent, last)
+
+
+def _schema(info: DatasetInfo) -> str:
+    """Return how a table becomes the model's inputs; empty where earlier versions read it so, too."""
+    schema = parsed(info.schema)
+    known = schema.is_plain and schema.label in ("", "label")
+    return "" if known else schema.model_copy(update={"classes": ()}).text()
+
+
+def _versions(place: Path) -> list[Path]:
+    return [file for file in place.glob("*.safetensors") if is_version(file.stem) and is_regular(file, place)]
+
+
+def client_model(
+    path: Path, config: Mapping[str, Any], client: str, device: str = "cpu", view: str = ""
+) -> ClientModel:
+    """Return a client's model of the run at ``path``, bit for bit the one that the closing evaluation tested.
+
+    Args:
+        path: The run directory.
+        config: The run's flat keys.
+        client: The client's name.
+        device: Where its predictions are computed.
+        view: ``received``, ``trained`` or ``kept``; empty for the method's deployed model. Before the closing
+            evaluation there is only ``kept``, the model after the client's last training.
+
+    Raises:
+        ConfigError: The client has no such model here, or its networks are combined in an unknown way.
+        StateError: What the server sent last cannot be made again.
+    """
+    assembly = assemble(as_begun(config))
+    both = (assembly.client_name, client_name)  # a deployed client has no owner's name
+    numbers = range(assembly.task.config.clients)
+    number = next((n for name in both for n in numbers if name(n) == client), None)
+    newest = newest_state(path, assembly, client)
+    if number is None or newest is None:
+        expected = f"one with states in {path / 'clients'} or {home() / 'state'} (`sepal join --export` writes a model)"
+        raise ConfigError("client", expected, f"{client}, whose states are not here")
+    if newest.stored is None:
+        raise ConfigError("client", "one whose state can be read", f"{client}, whose state is damaged")
+    node = Node(number, assembly.task.config.clients, name=client)
+    host = build_host(Shared.around(assembly, device), node, "", newest.store)
+    view = view or assembly.method.deployed
+    if path not in newest.place.parents and host.info.data != newest.stored.reply.client.data:
+        expected = "the data that it trained on (`sepal join --export` writes its model where that is)"
+        raise ConfigError("client", expected, f"{client}, whose data this machine's run config does not name")
+    predict = _predictor(path.name, assembly, host, newest.stored, newest, view)
+    if predict is None:
+        raise ConfigError("client", f"one that has a {view} model", f"{client}, which has none")
+    return extract(assembly, node, path.name, predict, view, device)
+
+
+def extract(
+    assembly: Assembly, node: Node, run: str, predict: Predictor, view: str, device: str = "cpu"
+) -> ClientModel:
+    """Return the model that a client's predictor is made of.
+
+    Args:
+        assembly: The run's parts.
+        node: The client.
+        run: The run's name, for the file.
+        predict: Its predictor.
+        view: Which of its models that is.
+        device: Where its networks are.
+
+    Raises:
+        ConfigError: Its networks are combined in an unknown way.
+    """
+    if not isinstance(predict, NetworkPredictor):
+        got = f"{assembly.method.name}, whose predictions are not those of networks alone"
+        raise ConfigError("client", "a model of one network", got)
+    if predict.combine and predict.combine is not resolve(assembly.method.combination):
+        got = f"{len(predict.networks)} networks that are used together"
+        raise ConfigError("client", "a model of one network", got)
+    info, keys, source = assembly.info, assembly.task.config, data_of(assembly, node)
+    parts = parts_of(assembly, node)
+    data = source.client(node.partition, parts, node.client)
+    scale, raw = target_scale(keys, data), data.train.first(64).x
+    x = torch.from_numpy(np.array(raw))
+    if isinstance(source, DealtData) and data.scale:
+        raw = source.raw(node.partition, parts).train.x[:64]
+    origin = Origin(
+        keys.model,
+        tuple(info.input_shape),
+        info.classes,
+        info.vocabulary,
+        keys.width,
+        tuple(info.mean),
+        tuple(info.std),
+        keys.method,
+        keys.dataset,
+        run,
+        node.client,
+        keys.method if predict.combine else "",
+        predict.numbers,
+        tuple(info.class_names),
+        tuple(data.scale.mean.tolist()) if data.scale else (),
+        tuple(data.scale.factor.tolist()) if data.scale else (),
+        keys.dataset in FILES and keys.folder.size is not None,
+        keys.dataset in FILES and keys.folder.channels != "auto",
+        tuple(info.columns),
+        keys.task,
+        keys.target_unit,
+        keys.own.shape if info.inputs else "",
+        data.scale is not None and keys.folder.missing == "mean",
+        scale.mean if scale else (),
+        scale.spread if scale else (),
+        _schema(info),
+    )
+    whole = [
+        {**network.read(), **frozen_tensors(network.module), **network.state.all()} for network in predict.networks
+    ]
+    networks = [merged(tensors, (keys.lora.alpha or keys.lora.rank) / (keys.lora.rank or 1)) for tensors in whole]
+    labels = len(np.unique(data.train.y)) if info.labelled and isinstance(data.train, Examples) else 0
+    outputs = predict(x.to(device))
+    logits = (scale.undone(outputs) if scale else outputs).cpu().numpy()
+    return ClientModel(origin, networks, np.array(raw), logits, labels, view)
+
+
+def _predictor(
+    run: str, assembly: Assembly, host: ClientHost, newest: Stored, found: NewestState, view: str
+) -> Predictor | None:
+    """Return the predictor that the closing round evaluated as ``view``, as :mod:`sepal.client_app.host` made it."""
+    if view not in MODELS:
+        raise ConfigError("view", " or ".join(MODELS), view)
+    reply, client, plan = newest.reply, newest.reply.client.name, Plan(newest.reply.round)
+    closing = reply.kind is Kind.ADAPT  # no other round keeps the state of a client that does not upload
+    last = _last_round(found.last, assembly) if view == "received" else None
+    if view != "kept" and not (last if view == "received" else closing):
+        expected = f"a run whose closing evaluation has tested this client's {view} model, or --view kept"
+        raise ConfigError("run", expected, f"{run}, where {client} trained last in round {reply.round}")
+    algorithm: ClientAlgorithm[Any] = host.algorithm
+    if view == "trained":
+        host.take_up(reply.round, newest.local)
+        return algorithm.predictor(newest.state, None, plan)
+    base = reply.base if closing else reply.version
+    stored = found.store.load(base) if base else None
+    if base and stored is None:
+        raise ConfigError("client", "one whose state can be read", f"{client}, whose state {base} is not here")
+    before = stored.state if stored else algorithm.init()
+    host.take_up(reply.round, stored.local if stored else {})
+    if last is None:
+        return algorithm.predictor(before, None, plan)
+    start = replace(last, state=replace(last.state, versions={client: base}))
+    content = seal(start.download(client))
+    if closing and content.digest() != reply.download:
+        raise StateError(client, "the download of the closing round, as its checkpoint gives it", "another")
+    download = unseal(content, algorithm.download_schema(before, start.plan_of(client)))
+    return algorithm.predictor(before, download, start.plan_of(client))
+
+
+def _last_round(last: RunState | None, assembly: Assembly) -> RoundStart | None:
+    """Return what the closing round of a run started from, by its last checkpoint; None before its end.
+
+    It changes the server's state no further (:func:`sepal.server.run_state.advance`), so its checkpoint has that.
+    """
+    if last is None or not last.closed:
+        return None
+    algorithm = assembly.method.make_server(assembly.task)
+    plan = replace(algorithm.plan(assembly.task.config.rounds + 1), round=last.round)  # also if it ended early
+    return RoundStart(algorithm, last, plan, closing=True)
+
+
+def write_model(found: ClientModel, path: Path) -> Loaded:
+    """Write a client's model to ``path``, once it has been read again and answers right, and return it.
+
+    Raises:
+        ConfigError: It answers otherwise than the client's own predictor: its method does more than its module says.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".sepal-", dir=path.parent) as scratch:
+        written = Path(scratch) / path.name
+        save(written, found.origin, found.networks)
+        loaded = load(written, {found.origin.model, found.origin.task})
+        near = NEAR * np.array(found.origin.target_spread) if found.origin.target_spread else NEAR
+        right = bool(np.isclose(loaded(found.inputs), found.logits, atol=near).all())
+        if right:
+            written.replace(path)
+    if not right:
+        raise ConfigError("client", "a model that its tensors and its module alone describe", found.origin.method)
+    return loaded
+
+
+def write_deployed(shared: Shared, node: Node, run: str, view: str, predict: Predictor | None) -> None:
+    """Write a client's deployed model to ``node.export``, if ``view`` is that; log why if it cannot be written."""
+    if view != shared.assembly.method.deployed:
+        return
+    try:
+        if predict is None:
+            raise ConfigError("client", f"one that has a {view} model", f"{node.client}, which has none")
+        write_model(extract(shared.assembly, node, run, predict, view, shared.device), expanded("export", node.export))
+        log.info("%s: its %s model is in %s", node.client, view, node.export)
+    except Exception as reason:  # whatever it is, the run is not ended by it
+        log.error("%s: no model in %s: %s", node.client, node.export, one_line(str(reason) or repr(reason)))

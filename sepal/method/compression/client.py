@@ -1,0 +1,107 @@
+"""The client's side of a compressed exchange: it catches up, trains, and sends an update without its residual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sepal.layout import statistics, trained
+from sepal.masks.flat import Flat
+from sepal.masks.selection import count
+from sepal.method.compression.updates import UPDATE, WEIGHTS, compress, less, plus, without
+from sepal.method.interface import Compression, Task
+from sepal.method.tensors import dense, dense_specs
+from sepal.protocol.types import Payload, Plan, Predictor, Schema, SpecLike
+from sepal.wire.tensors import TensorSpec, ValueCoding, Values
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """What a client keeps beside the method's state, which is the field ``inner`` of a class derived from this one.
+
+    Attributes:
+        held: R as of ``round``, float32 (d,).
+        residual: A_i, float32 (d,): accumulated entries that were not sent.
+        round: The last round included in ``held``.
+    """
+
+    held: Values
+    residual: Values
+    round: int = 0
+
+
+class CompressedClient:
+    """A method's client algorithm with compressed exchange.
+
+    Args:
+        inner: The method's client algorithm, a :class:`sepal.method.client_base.ClientBase`; its uploads must not be
+            clipped and noised, because this is done here, before entries are selected.
+        kind: Type of the state.
+    """
+
+    def __init__(self, inner: Any, task: Task, trainer: Any, how: Compression, kind: type) -> None:
+        self.inner, self.task, self.trainer, self.how, self.kind = inner, task, trainer, how, kind
+        self.coding = ValueCoding(task.config.values)
+        self.flat, self.fixed = Flat(trained(inner.shared())), statistics(inner.shared())
+
+    def init(self) -> Any:
+        """Start from W_0 with a residual of 0."""
+        held = self.flat.join(self.task.weights)
+        return self.kind(held, np.zeros(held.size, np.float32), inner=self.inner.init())
+
+    def download_schema(self, state: Any, plan: Plan) -> Schema:
+        """Admit the missed updates, or new values instead."""
+        k = count(self.how.keep, self.flat.size)
+        missed = range(max(state.round + 1, plan.round - self.how.cache), plan.round)
+        update = TensorSpec((self.flat.size,), max_count=k, optional=True)
+        specs: dict[str, SpecLike] = {str(round): update for round in missed}
+        specs[WEIGHTS] = TensorSpec((self.flat.size,), optional=True)
+        return Schema({**specs, **dense_specs(self.fixed)})
+
+    def caught_up(self, state: Any, download: Payload) -> Values:
+        """Return the server's R, from new values or from the missed updates in the server's order."""
+        held: Values = state.held
+        fixed = {parameter.name for parameter in self.fixed}
+        for name, tensor in download.tensors.items():  # the schema ensures the order of rounds
+            if name == WEIGHTS:
+                held = np.where(tensor.mask(), tensor.dense(), held)
+            elif name not in fixed:
+                held = plus(held, tensor)
+        return held
+
+    def _given(self, held: Values, download: Payload) -> Payload:
+        """Return the download that the method would have got."""
+        weights = dense(self.flat.cut(held), self.flat.layout, ValueCoding.FP32)
+        both = {**weights, **{p.name: download.tensors[p.name] for p in self.fixed}}
+        return Payload({p.name: both[p.name] for p in self.inner.shared()}, download.scalars)
+
+    def train(self, state: Any, download: Payload, plan: Plan) -> tuple[Any, Payload]:
+        """Train from R as the method says, and send compress(w_i - R + A_i); the rest is the new A_i (Algorithm 2).
+
+        With ``privacy.*``, w_i - R + A_i is clipped and noised before entries are selected. A_i is then the clipped
+        part without noise, 0 at all entries that were sent.
+        """
+        held = self.caught_up(state, download)
+        inner, upload = self.inner.train(state.inner, self._given(held, download), plan)
+        trained_weights = self.flat.join({p.name: upload.tensors[p.name].dense() for p in self.flat.layout})
+        found = self.trainer.release(trained_weights - held + state.residual, plan.round)
+        update = compress(found.noised, self.how, self.coding)
+        private = self.task.config.privacy.clip > 0
+        rest = without(found.clipped, update.positions()) if private else less(found.noised, update)
+        fixed = {p.name: upload.tensors[p.name] for p in self.fixed}
+        after = replace(state, inner=inner, held=held, residual=rest, round=plan.round - 1)
+        return after, Payload({UPDATE: update, **fixed}, upload.scalars)
+
+    def adapt(self, state: Any, download: Payload, plan: Plan) -> Any:
+        """Train as the method does without an upload; the residual does not change."""
+        held = self.caught_up(state, download)
+        inner = self.inner.adapt(state.inner, self._given(held, download), plan)
+        return replace(state, inner=inner, held=held, round=plan.round - 1)
+
+    def predictor(self, state: Any, download: Payload | None, plan: Plan) -> Predictor | None:
+        """Return the method's predictor."""
+        given = None if download is None else self._given(self.caught_up(state, download), download)
+        found: Predictor | None = self.inner.predictor(state.inner, given, plan)
+        return found

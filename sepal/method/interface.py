@@ -1,0 +1,215 @@
+"""The interface of a method: its record, and what its server and client algorithms take and return.
+
+A method is a pair of plain objects. The *server algorithm* composes each client's download and turns a state and
+uploads into a new state. The *client algorithm* turns a state and a download into a new state and an upload. Neither
+handles Flower, messages, files or retries; :class:`sepal.server.strategy.SepalStrategy` and the client host do. What
+both must agree on (names, shapes, the meaning of a mask) is the method's contract, in its ``contract.py``.
+
+States are frozen dataclasses of arrays, numbers, strings and mappings of these (:mod:`sepal.storage.serialize`), so
+any method's state can be stored, digested and restored. All functions of an algorithm must be pure: the same arguments
+give the same result, bit for bit. Resuming a run and the equality of engines depend on it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy.typing as npt
+
+from sepal.errors import ConfigError, ModelError
+from sepal.layout import Layout
+from sepal.method import capabilities
+from sepal.method.learned import Reader
+from sepal.tasks.builtin import BY_CLASS
+from sepal.tasks.learning import LearningTask
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sepal.config import RunConfig, Settings
+    from sepal.method.algorithms import ClientAlgorithm, ServerAlgorithm
+from sepal.protocol.types import Scalar, Weights
+
+
+def _no_module() -> nn.Module:
+    raise ModelError("model", "a task with the model's module (sepal.strategies.assembly.assemble)", "weights alone")
+
+
+@dataclass(frozen=True)
+class Task:
+    """The arguments from which a method's server and client algorithms are built.
+
+    Server and clients of a process share W_0 and the frozen tensors. So these arrays are read-only: NumPy stops who
+    writes there, also in a worker that has received them.
+
+    Attributes:
+        layout: The model's tensors: name, shape and role, in order.
+        weights: W_0, float32 by name: the same on the server and on every client.
+        config: The run's configuration.
+        hyper: The method's own hyperparameters (its ``contract.py`` declares the type).
+        make: Builds the model's module; its weights are not W_0.
+        input_shape: Shape of one example.
+        given: Names of the tensors whose values in W_0 the user's ``build`` has set; the others are drawn.
+        frozen: Tensors that the user's model freezes, by name. They are in neither layout nor weights.
+        learning: Targets, loss and metrics: what the run key ``task`` names.
+    """
+
+    layout: Layout
+    weights: Weights
+    config: RunConfig
+    hyper: Any
+    make: Callable[[], nn.Module] = _no_module
+    input_shape: tuple[int, ...] = ()
+    given: frozenset[str] = frozenset()
+    frozen: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    learning: LearningTask = BY_CLASS
+
+    def __post_init__(self) -> None:
+        for array in self.start.values():
+            array.flags.writeable = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()  # arrays are writable again once they are unpickled
+
+    @property
+    def start(self) -> dict[str, npt.NDArray[Any]]:
+        """W_0 and the frozen tensors: what the server and all clients must have in common."""
+        return {**self.weights, **self.frozen}
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How a dense exchange is compressed (:mod:`sepal.method.compression`).
+
+    Attributes:
+        keep: p, fraction of the entries that are sent, in both directions.
+        ternary: Whether entries are sent as ±μ; if not, as values.
+        cache: Past rounds whose updates the server keeps for clients that missed them.
+    """
+
+    keep: float = 0.1
+    ternary: bool = True
+    cache: int = 20
+
+
+ServerFactory: TypeAlias = Callable[[Task], "ServerAlgorithm[Any]"]
+ClientFactory: TypeAlias = Callable[[Task, Any], "ClientAlgorithm[Any]"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """The record of a method.
+
+    What it can do beyond plain rounds (``private``, ``robust``, ``dense``, ``batched``, …) is what the classes of its
+    algorithms claim (:mod:`sepal.method.capabilities`).
+
+    Attributes:
+        name: Value of the run-config key ``method``.
+        title: A description in one line.
+        source: Authors, venue, year.
+        hyper: Frozen pydantic model of the method's own keys (``NAME.key`` in the run config).
+        server: The server algorithm's class, or ``"module:object"``, so that a client does not import it.
+        client: The client algorithm's class, or ``"module:object"``.
+        defaults: Defaults of shared keys that differ for this method.
+        received: Why the method has no received model; empty if it has one.
+        deployed: View of the model that a user of a deployed client predicts with: ``kept`` (the client's own after
+            its last training), ``received`` (the server's newest) or ``trained`` (fine-tuned from that).
+        draws: What the method starts from if it is not W_0, such as new factors; empty if it is W_0.
+        compression: Returns how its dense exchange is compressed, from its own keys. ``compress.*`` is then refused.
+        learned: Readers of what it has learned of each client, by kind (:mod:`sepal.method.learned`).
+        scheduled: Whether what it does in a round depends on the run-config key ``rounds``: such a run is not extended.
+        needs: What it needs of a task besides its loss (:attr:`sepal.tasks.LearningTask.offers`). With a task
+            that lacks it, the method is refused before the run.
+        fixed: Shared keys that it cannot take another value of than their default, each with the reason.
+    """
+
+    name: str
+    title: str
+    source: str
+    hyper: type[Settings]
+    server: ServerFactory | str
+    client: ClientFactory | str
+    defaults: Mapping[str, Scalar] = field(default_factory=dict)
+    received: str = ""
+    deployed: Literal["kept", "received", "trained"] = "kept"
+    draws: str = ""
+    compression: Callable[[Any], Compression] | None = None
+    learned: Mapping[str, Reader] = field(default_factory=dict)
+    scheduled: bool = False
+    needs: tuple[str, ...] = ()
+    fixed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def private(self) -> tuple[str, ...]:
+        """Phases whose uploads ``privacy.*`` clips and noises; if there is none, the keys are refused."""
+        return tuple(capabilities.PRIVATE.of(resolve(self.client)))
+
+    @property
+    def robust(self) -> bool:
+        """Whether ``robust-mean`` applies; if not, the key is refused."""
+        return bool(capabilities.ROBUST.of(resolve(self.server)))
+
+    @property
+    def dense(self) -> bool:
+        """Whether ``compress.*`` applies; if not, the keys are refused."""
+        both = capabilities.DENSE_CLIENT.of(resolve(self.client)) and capabilities.DENSE_SERVER.of(resolve(self.server))
+        return bool(both) and self.compression is None
+
+    @property
+    def batched(self) -> bool:
+        """Whether clients of one process may train at once (``engine.batch``)."""
+        return bool(capabilities.BATCHED.of(resolve(self.client)))
+
+    @property
+    def uses_capacity(self) -> bool:
+        """Whether clients with a capacity below 1 get a smaller model.
+
+        If not, such clients are refused unless ``width`` makes the model of all clients small enough.
+        """
+        return bool(capabilities.CAPACITY.of(resolve(self.server)))
+
+    @property
+    def combination(self) -> str:
+        """``"module:function"`` that combines the logits of a predictor's networks; empty: none is exported."""
+        return str(capabilities.COMBINATION.of(resolve(self.client)))
+
+    @property
+    def server_state(self) -> type:
+        """Type of the server algorithm's state: the return annotation of its ``init``."""
+        return _returned(resolve(self.server).init)
+
+    @property
+    def client_state(self) -> type:
+        """Type of the client algorithm's state: the return annotation of its ``init``."""
+        return _returned(resolve(self.client).init)
+
+    def make_server(self, task: Task) -> ServerAlgorithm[Any]:
+        """Return the server algorithm for ``task``."""
+        factory: ServerFactory = resolve(self.server)
+        return factory(task)
+
+    def make_client(self, task: Task, trainer: Any) -> ClientAlgorithm[Any]:
+        """Return the client algorithm for ``task``, over its own data."""
+        factory: ClientFactory = resolve(self.client)
+        return factory(task, trainer)
+
+
+def _returned(function: Callable[..., Any]) -> type:
+    found: type | None = typing.get_type_hints(function).get("return")
+    if found is None:
+        expected = "a return annotation, the type of the state: def init(self) -> MyState"
+        raise ConfigError("method", expected, f"{function.__module__}:{function.__qualname__} without one")
+    return found
+
+
+def resolve(reference: Any) -> Any:
+    """Return the object that ``"package.module:object"`` names; what is no text, or empty, is returned unchanged."""
+    if not isinstance(reference, str) or not reference:
+        return reference
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,87 @@
+"""Payloads and schemas of a model's tensors: dense, or as values at a mask.
+
+A mask is sent along with its values unless the receiver already knows it. With ``known``, the sender leaves the
+positions out and the receiver's schema supplies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from sepal.layout import Layout
+from sepal.masks.packed import Dense, Mask, Masks
+from sepal.protocol.types import Schema, SpecLike
+from sepal.wire.tensors import Index, SparseTensor, Support, TensorSpec, ValueCoding, whole
+
+
+def dense(weights: Dense, layout: Layout, coding: ValueCoding) -> dict[str, SparseTensor]:
+    """Return the tensors of ``layout`` with all entries, encoded as ``coding``."""
+    return {p.name: whole(weights[p.name], coding) for p in layout}
+
+
+def dense_specs(layout: Layout, optional: bool = False) -> dict[str, SpecLike]:
+    """Return the specs for :func:`dense`; with ``optional``, any tensor may be missing."""
+    return {p.name: TensorSpec(p.shape, min_count=p.size, optional=optional) for p in layout}
+
+
+def dense_schema(layout: Layout) -> Schema:
+    """Return the schema of a payload made by :func:`dense`."""
+    return Schema(dense_specs(layout))
+
+
+def positions(mask: Mask) -> Index:
+    """Return the flat positions where ``mask`` is True, int64 (nnz,), increasing."""
+    return np.flatnonzero(mask).astype(np.int64)
+
+
+def at_masks(weights: Dense, masks: Masks, coding: ValueCoding, known: bool = False) -> dict[str, SparseTensor]:
+    """Return ``weights`` at ``masks``; a tensor whose mask is all True is dense.
+
+    Args:
+        weights: float32 by name.
+        masks: By name, in the order of the payload.
+        coding: How values are encoded.
+        known: Whether the receiver knows the masks; positions are not sent then.
+    """
+    sent = {}
+    for name, mask in masks.items():
+        if mask.all():
+            sent[name] = whole(weights[name], coding)
+        else:
+            index = positions(mask)
+            values = np.asarray(weights[name], np.float32).reshape(-1)[index]
+            sent[name] = SparseTensor(mask.shape, index, values, Support.DERIVED if known else Support.EXPLICIT, coding)
+    return sent
+
+
+def at_masks_specs(
+    layout: Layout,
+    sizes: Mapping[str, int],
+    known: Masks | None = None,
+    *,
+    fresh: bool = True,
+    exact: bool = True,
+    optional: bool = False,
+) -> dict[str, SpecLike]:
+    """Return the specs for :func:`at_masks`.
+
+    Args:
+        layout: The tensors, in order.
+        sizes: Number of entries in each mask; a tensor whose mask has all entries is dense.
+        known: Masks that the receiver knows; None if it knows none.
+        fresh: Whether new masks may be sent.
+        exact: Whether a new mask has exactly ``sizes`` entries, rather than at most.
+        optional: Whether a tensor may be missing.
+    """
+    specs: dict[str, SpecLike] = {}
+    for p in layout:
+        size = sizes[p.name]
+        if size == p.size:
+            specs[p.name] = TensorSpec(p.shape, min_count=size, optional=optional)
+            continue
+        index = None if known is None else positions(known[p.name])
+        support = Support.EXPLICIT if fresh or known is None else Support.DERIVED
+        specs[p.name] = TensorSpec(p.shape, support, True, size if exact else 0, size, index, optional)
+    return specs

@@ -1,0 +1,192 @@
+"""What methods have learned of each client, for figures: masks, clusters of clients, pruning. Shares are in per cent.
+
+A method's record names what reads it from a run (:mod:`sepal.method.learned`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sepal.client_app.guard import check_sizes
+from sepal.client_app.state_store import StateStore
+from sepal.config.elsewhere import check_code, without_places
+from sepal.data.own import OWN
+from sepal.errors import ConfigError, DamagedError, SepalError
+from sepal.method.interface import resolve
+from sepal.method.learned import ClientMasks, EndedRun, Matrix, Reader
+from sepal.names import NAME
+from sepal.runs.about import StoredData, info_of, labels_of
+from sepal.runs.stored_run import NOTHING, Allowed, read_run, stored_config
+from sepal.server.run_state import RunState
+from sepal.server.run_store.disk import checkpoints_of, read_checkpoint
+from sepal.strategies import registry
+from sepal.strategies.assembly import Assembly, assemble
+from sepal.strategies.learned import cluster, compare_masks
+from sepal.study.comparison import Comparison
+from sepal.study.results import Variant
+
+Row = dict[str, Any]
+Rows = list[Row]
+MOST = 60  # clients, at most, that are compared with each other: there is a row for each pair
+DRAWN = 12  # clients, at most, whose pruning is drawn
+
+
+def learned(comparison: Comparison) -> dict[str, Rows]:
+    """Return the rows for the runs that have the data.
+
+    ``masks``: how alike each pair of clients' masks and labels are. ``overlap``: how much of each client's mask is in
+    the global one. ``layers``: the share of each tensor that masks keep. ``tree``: brackets and leaves of a clustering.
+    ``pruning``: accuracy by the share that a client has pruned.
+    """
+    found: dict[str, Rows] = {"masks": [], "overlap": [], "layers": [], "tree": [], "pruning": []}
+    for variant in comparison.all_variants():
+        stored, kinds = variant.first.stored, readers(variant.method)
+        if "pruning" in kinds:
+            found["pruning"] += _pruning(variant, resolve(kinds["pruning"].function))
+        if stored.summary is None or int(stored.config["clients"]) > MOST:
+            continue
+        for kind, rows_of in (("masks", _masks), ("vectors", _tree)):
+            try:
+                made = rows_of(stored.path, stored.allowed) if kind in kinds else {}
+            except SepalError:  # its data, checkpoint or states are not here, or it names code that is not allowed
+                continue
+            for name, rows in made.items():
+                found[name] += [{"cell": variant.cell, "label": variant.label, **row} for row in rows]
+    return found
+
+
+def readers(method: str) -> Mapping[str, Reader]:
+    """Return a method's readers by kind; none for a method that is not installed here."""
+    return registry.get(method).learned if method in registry.table() else {}
+
+
+def read(path: Path, kind: str, allowed: Allowed = NOTHING) -> Any:
+    """Return what a method's reader of a kind finds in the run at ``path``.
+
+    Unless its data may be read, that is in the run's files alone: the model is built from what they say of the data.
+
+    Raises:
+        ConfigError: ``path`` is not a run directory, its method has no such reader, it has no checkpoint, it names code
+            that is not allowed, or the reader needs data that may not be read.
+    """
+    kinds = readers(str((stored_config(path) or {}).get("method")))
+    if kind not in kinds:
+        known = (name for name in registry.names() if kind in readers(name))
+        raise ConfigError("run", f"the directory of a run of {' or '.join(known)}", str(path))
+    assembly, reader = _assembled(path, allowed), kinds[kind]
+    progress = _newest(path, assembly)
+    from sepal.export.client_model import newest_state  # it imports torch, which most reports do not need
+
+    stores: dict[str, StateStore] = {}
+
+    def states() -> Iterator[tuple[str, Any]]:
+        for name in sorted({place.name for place in path.glob("clients/*/*") if NAME.match(place.name)}):
+            newest = newest_state(path, assembly, name, elsewhere=allowed.data)
+            if newest and newest.stored:
+                stores[name] = newest.store
+                yield name, newest.stored.state
+
+    def algorithm(name: str) -> Any:
+        from sepal.client_app.build import Node, Shared, build_host
+
+        node = Node(int(name.rpartition("-")[2]), assembly.task.config.clients)
+        return build_host(Shared.around(assembly, "cpu"), node, "", stores[name]).algorithm
+
+    return resolve(reader.function)(EndedRun(assembly.task, progress.server, states, algorithm))
+
+
+def _assembled(path: Path, allowed: Allowed) -> Assembly:
+    """Return a run's parts, without its data unless that may be read."""
+    stored = read_run(path, allowed)
+    check_code(stored.config, allowed.code, "you allow (sepal report --allow package.module:NAME)")
+    if allowed.data:
+        return assemble(registry.as_begun(stored.config))
+    info = info_of(stored)
+    sizes = {"own.shape": "x".join(map(str, info.input_shape)), "own.classes": info.classes}
+    check_sizes({**stored.config, **sizes, "dataset": OWN, "own.vocabulary": info.vocabulary})
+    return assemble(registry.as_begun(without_places(stored.config)), data=StoredData(info))
+
+
+def _newest(path: Path, assembly: Assembly) -> RunState:
+    """Return the newest checkpoint that can be read; nothing of the run is changed.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    for file in reversed(checkpoints_of(path)):
+        with suppress(DamagedError):
+            return read_checkpoint(file, assembly.method.server_state)
+    raise ConfigError("run", "a run with a checkpoint", str(path))
+
+
+def masks(path: Path, allowed: Allowed = NOTHING) -> dict[str, Any]:
+    """Return the run's name and :func:`sepal.strategies.learned.compare_masks` of the run at ``path``.
+
+    Raises:
+        ConfigError: As :func:`read`, or the run's data is not here.
+    """
+    found: ClientMasks = read(path, "masks", allowed)
+    return {"run": path.name, **compare_masks(found, _counts(path, allowed, found.names))}
+
+
+def clusters(path: Path, allowed: Allowed = NOTHING) -> dict[str, Any]:
+    """Return the run's name and :func:`sepal.strategies.learned.cluster` of the run at ``path``.
+
+    Raises:
+        ConfigError: As :func:`read`, or the run's data is not here, or its clients cannot be clustered.
+    """
+    return {"run": path.name, **cluster(read(path, "vectors", allowed), partial(_counts, path, allowed))}
+
+
+def _counts(path: Path, allowed: Allowed, names: Sequence[str]) -> Matrix:
+    """Return each client's number of training examples of each label, float64 (clients, classes)."""
+    found = labels_of(read_run(path, allowed))
+    if found.counts is None:
+        raise ConfigError("run", "one whose labels are known", found.reason)
+    try:
+        return np.array([found.counts[name] for name in names], np.float64)
+    except KeyError as name:
+        raise ConfigError("run", "one whose labels are known of every client", str(name)) from None
+
+
+def _masks(path: Path, allowed: Allowed) -> dict[str, Rows]:
+    found = masks(path, allowed)
+    names = found["clients"]
+    alike, overlap, layers = Rows(), Rows(), Rows()
+    for a, b in itertools.product(range(len(names)), repeat=2):
+        shares = {"similarity": found["similarity"][a][b], "labels": found["labels"][a][b]}
+        alike.append({"one": names[a], "other": names[b], **{k: round(100 * v, 2) for k, v in shares.items()}})
+    for name, share, labels in zip(names, found["overlap"] or (), found["global_labels"], strict=False):
+        overlap.append({"client": name, "overlap": round(100 * share, 2), "labels": round(100 * labels, 2)})
+    for layer, kind in itertools.product(found["layers"], ("personal", "global")):
+        if layer[kind] is not None:
+            layers.append({"layer": layer["name"], "mask": kind, "kept": round(100 * layer[kind], 2)})
+    return {"masks": alike, "overlap": overlap, "layers": layers}
+
+
+def _tree(path: Path, allowed: Allowed) -> dict[str, Rows]:
+    found, rows = clusters(path, allowed), Rows()
+    for number, points in enumerate(found["links"]):
+        for step, (distance, place) in enumerate(points):
+            rows.append({"kind": "link", "link": number, "step": step, "distance": distance, "place": place})
+    for place, (name, labels) in enumerate(zip(found["clients"], found["labels"], strict=True)):
+        words = f"{name.removeprefix('client-').lstrip('0') or '0'}: labels {' '.join(map(str, labels))}"
+        rows.append({"kind": "leaf", "distance": 0.0, "place": float(place), "client": name, "words": words})
+    return {"tree": rows}
+
+
+def _pruning(variant: Variant, courses: Callable[..., Mapping[str, Mapping[str, list[Any]]]]) -> Iterator[Row]:
+    """Yield the share that a few clients have pruned and their accuracy, in the rounds in which they were evaluated."""
+    found = courses(variant.first.stored.lines)
+    for name in list(found)[:: max(1, len(found) // DRAWN)][:DRAWN]:
+        course = found[name]
+        for number, pruned, accuracy in zip(course["round"], course["pruned"], course["accuracy"], strict=True):
+            row = {"cell": variant.cell, "label": variant.label, "client": name, "round": number}
+            yield {**row, "pruned": round(100 * pruned, 2), "accuracy": variant.measure.rounded(accuracy)}

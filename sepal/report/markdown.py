@@ -1,0 +1,54 @@
+"""Tables as Markdown, and a comparison in them: ``tables.md``, next to its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from sepal.report.sentences import frontier_sentence
+from sepal.report.sheets import NONE, accuracy_sheet, cost_sheet, difference_sheet, remarks, tuning_sheet, tuning_title
+from sepal.storage.files import write_atomically
+from sepal.study.comparison import Comparison
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield a Markdown table, without empty columns."""
+    rows = list(rows)
+    if not rows:
+        return
+    kept = [n for n in range(len(header)) if n == 0 or any(row[n] != NONE for row in rows)]
+    for row in (header, ["---"] * len(header), *rows):
+        yield f"| {' | '.join(row[n] for n in kept)} |".replace("\n", " ")
+    yield ""
+
+
+def write_markdown(comparison: Comparison, path: Path, beside: Sequence[Path] = ()) -> Path:
+    """Write a comparison's tables for each swept setting, and what a search before the runs has tried.
+
+    Args:
+        comparison: The runs.
+        path: The file.
+        beside: Files of the comparison; pictures among them are shown.
+    """
+    pictures = [f"![The frontier]({file.name})\n" for file in beside if file.suffix == ".svg"]
+    write_atomically(path, "\n".join([*_lines(comparison), *pictures]).encode())
+    return path
+
+
+def _lines(comparison: Comparison) -> Iterator[str]:
+    yield from (f"# {comparison.title}", "")
+    for cell in comparison.cells:
+        variants = comparison.variants(cell)
+        if not variants:
+            continue
+        if cell:
+            yield from (f"## {cell}", "")
+        for sheet in (accuracy_sheet(variants), cost_sheet(variants), difference_sheet(comparison, cell)):
+            yield from table(sheet.head, sheet.rows)
+        for words in filter(None, (frontier_sentence(comparison, cell), *remarks(comparison, cell))):
+            yield from (words, "")
+    if comparison.tuning:
+        sheet = tuning_sheet(comparison)
+        yield from (f"{tuning_title(comparison)}.", "", *table(sheet.head, sheet.rows))
+    for note in comparison.notes:
+        yield from (note, "")

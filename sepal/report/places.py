@@ -1,0 +1,55 @@
+"""The rows behind the picture of the frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from sepal.report.learned import Row
+from sepal.study.comparison import Comparison
+from sepal.study.frontier import Place, entries, frontier
+from sepal.tasks.scoring import Measure
+
+MARGIN = 1.25  # the axis goes on beyond the least and the largest size by this factor
+SPAN = 10  # sizes further apart than so many times have a logarithmic axis
+
+
+def frontier_rows(comparison: Comparison) -> Iterator[Row]:
+    """Yield the rows of all cells that have a frontier."""
+    found = by_cell(comparison)
+    wide = logarithmic([place.entry.megabytes for place in places] for places in found.values())
+    for cell, places in found.items():
+        yield from ({"cell": cell, **row} for row in of_places(places, comparison.measure, wide))
+
+
+def by_cell(comparison: Comparison) -> dict[str, list[Place]]:
+    """Return the places of each cell; without a cell with one variant, which has no other beside it."""
+    found = {cell: frontier(entries(comparison.variants(cell)), comparison.measure) for cell in comparison.cells}
+    return {cell: places for cell, places in found.items() if len(places) > 1}
+
+
+def logarithmic(panels: Iterable[Iterable[float]]) -> bool:
+    """Return whether in any panel the sizes above 0 span more than :data:`SPAN` times."""
+    some = ([size for size in sizes if size > 0] for sizes in panels)
+    return any(max(sizes) > SPAN * min(sizes) for sizes in some if sizes)
+
+
+def of_places(places: Sequence[Place], measure: Measure, wide: bool) -> Iterator[Row]:
+    """Yield a row for each place, and one for the frontier's end at the right; ``x`` is where its line has a corner.
+
+    Args:
+        places: Of :func:`~sepal.study.frontier.frontier`.
+        measure: The metric.
+        wide: Whether the axis is logarithmic: then what sends nothing begins left of the least size.
+    """
+    sizes = [place.entry.megabytes for place in places if place.entry.megabytes > 0] or [1.0]
+    left = min(sizes) / MARGIN if wide else 0.0
+    last = None
+    for place in places:
+        size, (low, high) = float(f"{place.entry.megabytes:.5g}"), place.entry.bar
+        values = {"mean": place.entry.value.mean, "low": low, "high": high}
+        row = {"label": place.entry.label, "kind": "place", "on": place.frontier, "rival": place.rival, "mb": size}
+        row |= {"x": size or left, **{key: measure.rounded(value) for key, value in values.items()}}
+        last = row if place.frontier else last
+        yield row
+    if last:
+        yield {**last, "kind": "end", "x": MARGIN * max(sizes)}

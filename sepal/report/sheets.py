@@ -1,0 +1,274 @@
+"""The tables of a comparison and what is said about it, for any medium: terminal, Markdown and HTML render them.
+
+Nothing is called better or worse unless the interval over seeds excludes zero, which takes at least three seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sepal.protocol.views import CLOSING_VIEWS
+from sepal.report.convergence import convergence, marked
+from sepal.report.sizes import decimals, size
+from sepal.runs.places import IN_PROCESS
+from sepal.strategies import registry
+from sepal.study.comparison import Comparison
+from sepal.study.divergence import divergence
+from sepal.study.frontier import CLOSE_TO, Close, close_to
+from sepal.study.majority import warning
+from sepal.study.results import DIRECTIONS, LEAST_POINTS, Variant
+from sepal.study.statistics import Estimate
+from sepal.tasks.scoring import Measure, headline, measure_of
+
+LEGEND = (
+    "{} on test data{}. deployed: the model that a user of a deployed "
+    "client predicts with (kept, received or trained, depending on the method); kept: the model that a client keeps "
+    "if it does not take the last download; received: as the server sends it; trained: after the client's own steps; "
+    "pooled: trained, on everybody's test data. MB: payloads of training, all clients and rounds. Multiply-adds: 10⁹ "
+    "of training a client."
+)
+
+
+def title_of(measure: Measure) -> str:
+    """Return ``Accuracy in %``, the headline at the beginning of a sentence."""
+    return f"{measure.name.capitalize()}{measure.in_unit}"
+
+
+def legend(comparison: Comparison) -> str:
+    """Return how to read a comparison's tables."""
+    several = any(len(variant.results) > 1 for variant in comparison.all_variants())
+    return LEGEND.format(title_of(comparison.measure), ", mean ± standard deviation over seeds" * several)
+
+
+ACCURACIES = ("deployed", *reversed(CLOSING_VIEWS))
+EDGE = "(edge)"
+EDGE_WORDS = "the least or the largest value that was tried; a wider [grid] may find a better one"
+NEAREST = "within one standard error of the best, the rate nearest to the calibrated one is chosen"
+NONE = "–"
+FEW = {1: "One seed is too few", 2: "Two seeds are too few"}
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table whose first column names the rows. Line breaks in heads are where a narrow medium breaks them."""
+
+    head: tuple[str, ...]
+    rows: list[list[str]]
+
+
+def accuracy_sheet(variants: Sequence[Variant]) -> Sheet:
+    """Return the accuracy of a cell's variants: deployed, in each view, and of the bottom decile."""
+    rows = []
+    for variant in variants:
+        found = [*(variant.accuracy(each) for each in ACCURACIES), variant.accuracy("deployed", "bottom_decile")]
+        rows.append([marked(variant), *(_text(each, variant.measure) for each in found)])
+    return Sheet((variants[0].measure.axis, *ACCURACIES, "bottom 10 %\ndeployed"), rows)
+
+
+def cost_sheet(variants: Sequence[Variant]) -> Sheet:
+    """Return the cost of a cell's variants: MB, multiply-adds, rounds and MB to the target, MB to near FedAvg-FT."""
+    target = f"{_aim(variants)}\n{variants[0].view}"
+    near = close_to(variants)
+    within = f"MB to\nwithin 1\n{step(variants)[2:]} of\n{near.label if near else CLOSE_TO}"
+    heads = ("cost", "MB up", "MB down", "multiply-\nadds, 10⁹", f"rounds to\n{target}", f"MB to\n{target}", within)
+    rows = []
+    for variant in variants:
+        sizes = [*(variant.megabytes(way) for way in DIRECTIONS), variant.multiply_adds]
+        sent = variant.megabytes_to
+        reached = [variant.reached(variant.rounds_to, 1), variant.reached(sent, decimals(sent.mean if sent else 0))]
+        rows.append([variant.label, *map(size, sizes), *reached, _arrived(near, variant)])
+    return Sheet(heads, rows)
+
+
+def step(variants: Sequence[Variant]) -> str:
+    """Return what counts as close to the yardstick."""
+    return "1 point" if variants[0].measure.percent else "1 %"
+
+
+def _arrived(near: Close | None, variant: Variant) -> str:
+    found = near.reached.get(variant.label) if near else None
+    return "≤ " * found.at_most + size(found.megabytes) if found else NONE
+
+
+def _aim(variants: Sequence[Variant]) -> str:
+    measure, target = variants[0].measure, variants[0].target
+    return f"{100 * target:.0f} %" if measure.percent else measure.text(target)
+
+
+def basis(variants: Sequence[Variant]) -> str:
+    """Return a line with what rounds and MB to the target are of, or why there are none; nothing if nothing is due."""
+    counts = [variant.evaluations(variant.view) for variant in variants]
+    enough = [count for count in counts if count >= LEAST_POINTS]
+    if not enough and len(variants) > 1:
+        why = f"these runs have {max(counts)} (evaluate-every)"
+        return f"No rounds or MB to {_aim(variants)}: that takes {LEAST_POINTS} full evaluations, and {why}."
+    if not enough:
+        return ""
+    most = "" if min(enough) == max(enough) else f" to {max(enough)}"
+    words = f"Rounds and MB to {_aim(variants)}: the first of {min(enough)}{most} full evaluations with that mean"
+    words += "; ≤: rounds just before it had none." if any(v.at_most for v in variants) else "."
+    if near := close_to(variants):
+        words += f" MB to within {step(variants)} of {near.label}: until the mean over seeds of deployed models has "
+        words += f"{variants[0].measure.text(near.target)} and no longer falls back; a dash: never."
+    return words
+
+
+def difference_sheet(comparison: Comparison, cell: str) -> Sheet:
+    """Return the paired differences of a cell's first variant to the others; no rows if there are none."""
+    views, measure = ("deployed", "kept", "received", "trained"), comparison.measure
+    found = {view: dict(comparison.differences(cell, view)) for view in views}
+    labels = dict.fromkeys(label for pairs in found.values() for label in pairs)
+    rows = [
+        [label, *(found[view][label].shown(measure, "+") if label in found[view] else NONE for view in views)]
+        for label in labels
+    ]
+    return Sheet(
+        (f"paired difference over {comparison.paired_over(cell)},\n{measure.points}, 95 % interval", *views), rows
+    )
+
+
+def tuning_sheet(comparison: Comparison) -> Sheet:
+    """Return what was searched before the runs: a row for each search; no rows if there was none."""
+    rows, number = [], comparison.measure.number
+    for one in comparison.tuning:
+        values = ", ".join(f"{name}: {'failed' if mean is None else number(mean)}" for name, mean in one.values)
+        chosen = f"{one.chosen or 'nothing'}{f' {EDGE}' * one.edge}"
+        rows.append([one.cell, one.label, one.view, values, chosen])
+    return Sheet(("setting", "method", "view", "tried", "chosen"), rows)
+
+
+def tuning_title(comparison: Comparison) -> str:
+    """Return what the rows of :func:`tuning_sheet` are."""
+    seeds = sorted({seed for one in comparison.tuning for seed in one.seeds})
+    what = f"{comparison.measure.name} on validation data{comparison.measure.in_unit}"
+    return f"Searched before the runs, with seeds {', '.join(map(str, seeds))}: {what}"
+
+
+def tuning_note(comparison: Comparison) -> str:
+    """Return what is to be said of the values chosen; empty if they are the best and none is at the edge."""
+    notes = [f"{EDGE}: {EDGE_WORDS}"] if any(one.edge for one in comparison.tuning) else []
+    for one in comparison.tuning:
+        means = {name: mean for name, mean in one.values if mean is not None}
+        if one.chosen in means and means[one.chosen] < max(means.values()):
+            return "; ".join([*notes, NEAREST])
+    return "; ".join(notes)
+
+
+def _text(found: Estimate | None, measure: Measure) -> str:
+    return found.shown(measure) if found else NONE
+
+
+def no_better(variants: Sequence[Variant]) -> Iterator[str]:
+    """Yield a line for each variant that is no better than its clients' most frequent label."""
+    for variant in variants:
+        summaries = [result.stored.summary or {} for result in variant.results]
+        if words := warning(summaries, variant.deployed, variant.first.stored.config["lr"]):
+            yield f"{variant.label}: {words}."
+
+
+def diverged(variants: Sequence[Variant]) -> Iterator[str]:
+    """Yield a line for each variant in which clients' training diverged."""
+    for variant in variants:
+        if words := divergence([result.stored.summary or {} for result in variant.results]):
+            yield f"{variant.label}: {words}."
+
+
+def rounds_run(variants: Sequence[Variant]) -> str:
+    """Return a line with the rounds of each variant if a run ended before its limit, or nothing."""
+    limits = {variant.label: variant.first.stored.config["rounds"] for variant in variants}
+    words = [f"{variant.label} {variant.rounds:.4g} of at most {limits[variant.label]}" for variant in variants]
+    stopped = any(variant.stopped for variant in variants)
+    return f"rounds that were run, mean over seeds: {', '.join(words)}" if stopped else ""
+
+
+def remarks(comparison: Comparison, cell: str) -> Iterator[str]:
+    """Yield what is said about a cell's tables: convergence, rounds, conclusions."""
+    variants = comparison.variants(cell)
+    yield from no_better(variants)
+    yield from diverged(variants)
+    yield from convergence(variants)
+    yield from filter(None, (rounds_run(variants), basis(variants)))
+    yield from conclusions(comparison, cell)
+
+
+def without_yardsticks(comparison: Comparison) -> str:
+    """Return a line that names the yardsticks that are not among the runs; empty if all are, or for a single run."""
+    methods = {result.stored.config["method"] for result in comparison.results}
+    absent = [name for name in registry.YARDSTICKS if name not in methods]
+    if not absent or len(comparison.results) < 2:  # a single run compares nothing
+        return ""
+    return f"Without {' and '.join(absent)}: add {'them' if len(absent) > 1 else 'it'} to `methods`."
+
+
+def conclusions(comparison: Comparison, cell: str) -> Iterator[str]:
+    """Yield sentences about the first variant of a cell and each other, in the views that they deploy."""
+    variants = comparison.variants(cell)
+    if not variants:
+        return
+    (first, *others), measure = variants, comparison.measure
+    words: dict[str, list[str]] = {"better than": [], "worse than": [], "no clear difference from": []}
+    few: dict[int, list[Variant]] = {}
+    seeds = set()
+    for other in others:
+        found = first.difference_by_seed(other, "deployed")
+        if found is None:
+            continue
+        if found.spread is None:
+            few.setdefault(found.count, []).append(other)
+            continue
+        seeds.add(found.count)
+        clear = abs(found.mean) > found.spread
+        kind = (
+            "no clear difference from"
+            if not clear
+            else "better than"
+            if measure.sign * found.mean > 0
+            else "worse than"
+        )
+        words[kind].append(f"{other.label} ({found.shown(measure, '+')})")
+    said = [f"{kind} {', '.join(names)}" for kind, names in words.items() if names]
+    if said:
+        number = " or ".join(map(str, sorted(seeds)))
+        unit = f"{measure.points[0].upper()}{measure.points[1:]}"
+        yield f"{first.label}: {'; '.join(said)}. {unit} of deployed models, 95 % interval over {number} seeds."
+    for count, rest in sorted(few.items()):
+        pairs = ((variant.label, variant.accuracy("deployed")) for variant in (first, *rest))
+        figures = (f"{label} {found.told(measure)}" for label, found in pairs if found)
+        yield f"{FEW[count]} to say which is better: {', '.join(figures)} (deployed models)."
+
+
+def novel_line(summary: Mapping[str, Any]) -> str:
+    """Return one line about the novel clients: their mean accuracy by view, and the gap to the others'."""
+    count, found = summary["populations"]["novel"], summary["novel"]
+    measure, means = measure_of(summary), headline(found)
+    figures = [
+        f"{view} {measure.number(means[view]['mean'])} ({measure.number(-gap, '+')})"
+        for view, gap in found["gap"].items()
+    ]
+    what = "in % (points above the others)" if measure.percent else f"{measure.axis} (difference to the others)"
+    return f"{count} novel clients, which never trained, {what}: {', '.join(figures)}"
+
+
+def together_line(summary: Mapping[str, Any]) -> str:
+    """Return one line with all metrics of a task over all clients' examples together; empty for accuracy alone."""
+    views = [
+        f"{view}: {', '.join(f'{name} {value:.4g}' for name, value in found.items())}"
+        for view, found in summary.get("metrics", {}).items()
+        if found
+    ]
+    return f"All clients' test examples together (shares as fractions): {'; '.join(views)}" if views else ""
+
+
+def privacy_line(summary: Mapping[str, Any]) -> str:
+    """Return one line about differential privacy: clip, noise, and ε of the client with the most uploads."""
+    found = summary["privacy"]
+    head = f"Privacy: clip {found['clip']:g}, noise {found['noise']:g}"
+    if found["reason"]:
+        return f"{head}; no ε: {found['reason']}"
+    seed = "; simulated: the noise came from the seed" if summary["engine"] == IN_PROCESS else ""
+    return (
+        f"{head}: ε = {found['epsilon']:.3g} for a client's data against any other, {found['epsilon_zero_out']:.3g} "
+        f"against no update, at δ = {found['delta']:g} and {found['uploads']} uploads; metrics are not covered{seed}"
+    )

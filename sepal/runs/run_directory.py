@@ -1,0 +1,210 @@
+"""A run's files: configuration, what it is about, metrics, ledger, summary and checkpoints.
+
+``docs/run-directory.md`` describes every field. A round's lines are on disk before the next round starts. A resumed run
+replays the rounds after its checkpoint; their lines are deleted first and written again, so that a run that was killed
+ends with the same lines as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import tomli_w
+from filelock import FileLock, Timeout
+
+from sepal.config import Mark, RunConfig, flatten, marked, method_name
+from sepal.errors import ConfigError, SepalError, StateError
+from sepal.flower.simulation import on_one_machine
+from sepal.runs.about import check_schema, write_about
+from sepal.runs.json_lines import append, keep_until
+from sepal.runs.places import IN_PROCESS
+from sepal.runs.privacy import check_accountant
+from sepal.runs.stored_run import ABOUT, FREE, begun, stored_about, stored_config, stored_summary
+from sepal.runs.summary import plain, summarise
+from sepal.server.report import Report
+from sepal.server.run_state import RoundRecord, RunState
+from sepal.server.run_store import DiskRunStore
+from sepal.storage.files import check_owner, private_directory, write_atomically
+from sepal.strategies.assembly import Assembly
+from sepal.strategies.registry import as_begun
+
+LOCK_PATIENCE = 5.0  # seconds
+# What the server accepts, which may also change if a run goes back; a method's own keys have the mark, too.
+FREE_BACK = frozenset(marked(RunConfig, Mark.FREE_BACK))
+
+
+class RunDirectory:
+    """Writes a run's files; a :class:`sepal.server.observer.Observer`.
+
+    Creates the directory, or checks that an existing run has the same configuration; a run that has not :func:`begun`
+    takes the new one. More ``rounds`` extend a run: its closing round is undone. Only one process at a time can have it
+    open.
+
+    Args:
+        path: The run's directory; its last part is the run's name.
+        assembly: The run's parts.
+        engine: Name of the engine, for the summary.
+        from_round: Go back to the checkpoint of this round; None to continue after the last one.
+
+    Raises:
+        ConfigError: The existing run has another configuration; the error names the first different key. Or the run
+            has ``privacy.noise``, and is to go back to a round or dp-accounting is not installed. Or the method cannot
+            run with this configuration or model.
+        ModelError: As above.
+        StateError: The directory cannot be written, somebody else owns it or may write to it, or another process has it
+            open.
+    """
+
+    def __init__(self, path: Path, assembly: Assembly, engine: str, from_round: int | None = None) -> None:
+        check_accountant(assembly.task.config)
+        assembly.method.make_server(assembly.task)  # refuses what cannot run, before there is a directory
+        if from_round is not None and assembly.task.config.privacy.noise:
+            expected = "a run without privacy.noise: ε would leave out the uploads of the rounds that are undone"
+            raise ConfigError("--from-round", expected, from_round)
+        if from_round is not None and not begun(path):
+            raise ConfigError("--from-round", "a run that was started", path.name)
+        prefix = f"{method_name(assembly.task.config.method)}."
+        back = FREE_BACK.union(marked(type(assembly.task.hyper), Mark.FREE_BACK, prefix=prefix))
+        self._free = FREE if from_round is None else FREE | back
+        self.path, self._assembly, self._engine = path, assembly, engine
+        self._total = assembly.task.config.rounds
+        self._new = not os.path.exists(path)  # pathlib raises errors for odd names
+        try:
+            private_directory(path)
+        except OSError as reason:
+            raise StateError(str(path), "a directory that can be made", reason.strerror or str(reason)) from None
+        check_owner(path)
+        self._lock = _lock(path)
+        try:
+            self._check_config()
+            if from_round is not None:
+                self.store().rewind(from_round)
+                (path / "summary.json").unlink(missing_ok=True)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_config(self) -> None:
+        task = self._assembly.task
+        wanted = {
+            **task.config.flat(),
+            "name": self.path.name,
+            **flatten(task.hyper, f"{method_name(task.config.method)}."),
+        }
+        stored = stored_config(self.path)
+        if begun(self.path):
+            stored_about(self.path)  # refuses another format
+            if stored is None:
+                path = self.path / "config.toml"
+                raise StateError(str(path), "the keys with which the run was started, beside its files", "no file")
+            method = self._assembly.method
+            defaults = {**RunConfig().flat(), **flatten(method.hyper(), f"{method_name(task.config.method)}.")}
+            begun_with = {**defaults, **as_begun(stored)}  # a run of an earlier version lacks keys that are newer
+            if self.completed and self._extends(begun_with["rounds"]):
+                self._free |= {"rounds"}
+            for key in {**wanted, **stored}:
+                if key not in self._free and begun_with.get(key) != wanted.get(key):
+                    expected = f"{begun_with.get(key)!r}, with which the run {self.path.name} was started"
+                    way = f"give another --name (in Python name=), or delete {self.path}"
+                    raise ConfigError(key, expected, f"{wanted.get(key)!r}; {way}")
+            check_schema(self.path, self._assembly.info)
+            if "rounds" in self._free:
+                self.store().reopen(begun_with["rounds"])
+                (self.path / "summary.json").unlink()
+        if stored != wanted:
+            write_atomically(self.path / "config.toml", tomli_w.dumps(wanted).encode())
+
+    def _extends(self, rounds: object) -> bool:
+        """Return whether the run has more rounds than the ``rounds`` with which it was started, and may have them.
+
+        Raises:
+            ConfigError: It has more, but it was stopped, or what the method does in a round depends on their number.
+        """
+        wanted, summary, method = self._total, stored_summary(self.path) or {}, self._assembly.method
+        if not isinstance(rounds, int) or wanted <= rounds:
+            return False
+        if summary.get("stopped"):
+            raise ConfigError("rounds", f"{rounds}: the run was stopped after {summary['rounds']}", wanted)
+        if self._assembly.task.config.privacy.noise and rounds not in self.store().rounds():
+            raise ConfigError("rounds", f"{rounds}: privacy.noise undoes no round, and no checkpoint is there", wanted)
+        by = method.name if method.scheduled else self._assembly.task.config.schedule
+        if by != "constant":
+            expected = f"{rounds}, as the run was started: the schedule of {by} depends on it"
+            raise ConfigError("rounds", expected, wanted)
+        return True
+
+    @property
+    def completed(self) -> bool:
+        """Whether the run has ended."""
+        return stored_summary(self.path) is not None
+
+    def store(self) -> DiskRunStore:
+        """Return the store of checkpoints, records and uploads."""
+        return DiskRunStore(self.path / "checkpoints", self._assembly.method.server_state)
+
+    def close(self) -> None:
+        """Release the directory's lock."""
+        self._lock.release()
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release the lock; a start that was refused leaves no directory."""
+        self.close()
+        if self._new and isinstance(value, SepalError) and not begun(self.path):
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    # sepal.server.observer.Observer
+
+    def opened(self, progress: RunState, total: int) -> None:
+        """Write ``about.json``, and delete the lines of rounds after ``progress``, which will be written again."""
+        self._total = total
+        if not progress.round or not (self.path / ABOUT).exists():  # before its first round, a run may be another one
+            write_about(self.path, self._assembly, alone=self._engine == IN_PROCESS or on_one_machine())
+        for name in ("metrics.jsonl", "ledger.jsonl"):
+            keep_until(self.path / name, progress.round)
+
+    def undone(self, progress: RunState, record: RoundRecord) -> None:
+        """Delete the lines of the rounds that were undone; the record of their repetition has their messages."""
+        for name in ("metrics.jsonl", "ledger.jsonl"):
+            keep_until(self.path / name, progress.round)
+
+    def round(self, progress: RunState, record: RoundRecord, line: Mapping[str, Any]) -> None:
+        """Append the round's lines."""
+        append(self.path / "ledger.jsonl", (plain(asdict(entry)) for entry in record.ledger))
+        append(self.path / "metrics.jsonl", [plain(line)])
+
+    def closed(self, progress: RunState, report: Report) -> None:
+        """Write the summary, which marks the run as complete."""
+        name, engine, rounds = self.path.name, self._engine, self._total
+        summary = summarise(self._assembly, progress, report, name=name, engine=engine, rounds=rounds)
+        text = json.dumps(plain(summary), indent=2, ensure_ascii=False)
+        write_atomically(self.path / "summary.json", f"{text}\n".encode())
+        self.close()
+
+
+def _lock(path: Path) -> FileLock:
+    """Lock the directory; the kernel releases the lock when the process ends, however it ends.
+
+    A process whose parent was killed needs a moment to notice it, so a lock that is held is waited for.
+    """
+    lock = FileLock(path / ".lock")
+    try:
+        if (path / ".lock").is_symlink():  # versions of filelock before 3.20.1 empty the file to which it leads
+            raise StateError(str(path / ".lock"), "a file", "a link")
+        lock.acquire(timeout=LOCK_PATIENCE)
+    except Timeout:
+        raise StateError(str(path), "no other process that runs it", "one that has it open") from None
+    except OSError as reason:
+        raise StateError(str(path), "a directory that can be written", reason.strerror or str(reason)) from None
+    return lock
