@@ -39,7 +39,7 @@ from sepal.strategies.assembly import Assembly, assemble
 from sepal.training.augment import augmentation
 from sepal.training.columns import Column, Part, columns
 from sepal.training.devices import be_deterministic, check_precision, choose_device
-from sepal.training.evaluation import Evaluator, unseeded
+from sepal.training.evaluation import Evaluator
 from sepal.training.meeting import Meeting
 from sepal.training.network import Network
 from sepal.training.programs import Programs
@@ -214,7 +214,6 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
     scale = target_scale(task.config, data)
     targets = [_standardized(y, scale) for y in (train[1], shown[1])]
     balanced = task.config.own.class_weights == "balanced"
-    own_code = has_own_code(shared.assembly, train[0])
     trainer = Trainer(
         info,
         task.config,
@@ -230,7 +229,6 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         class_weights=class_weights(train[1][:], shared.assembly.info.classes) if balanced else None,
         augment=augmentation(task.config.augment, train[0][:2]),
         meeting=shared.meeting,
-        own_code=own_code,
         programs=shared.programs,
     )
     algorithm = shared.assembly.method.make_client(task, trainer)
@@ -242,7 +240,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         lambda: corrupted(shared, node.client, data.test),
         task.learning,
         scale,
-        (lambda view: trainer.randomness(trainer.round, f"evaluate {view}")) if own_code else unseeded,
+        lambda view: trainer.randomness(trainer.round, f"evaluate {view}"),
     )
     facts = {"weights": shared.weights_digest, "config": shared.assembly.agreed}
     machine = machine_keys(task.config) if secret else ""  # without a secret engines must agree on the bits
@@ -267,14 +265,6 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
             column.nbytes for part in (train, validation, test) for column in part if not isinstance(column, Column)
         ),
     )
-
-
-def has_own_code(assembly: Assembly, part: Part) -> bool:
-    """Return whether code that is not Sepal's takes part: the user's or a Dataset's, or an installed method's."""
-    config, client = assembly.task.config, assembly.method.client
-    module = client.partition(":")[0] if isinstance(client, str) else getattr(client, "__module__", "")
-    keys = (config.model, config.method, config.task, config.augment)
-    return isinstance(part, Column) or any(":" in name for name in keys) or not module.startswith("sepal.")
 
 
 def _standardized(targets: Part, scale: TargetScale | None) -> Part:

@@ -43,17 +43,6 @@ def generators_kept() -> Iterator[None]:
 
 
 @contextmanager
-def torch_seeded(seed: int) -> Iterator[None]:
-    """Let torch's generator alone, from which dropout draws, start from ``seed``; its state is restored afterwards."""
-    before = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(seed % 2**63)
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(before)
-
-
-@contextmanager
 def generators_seeded(seed: int) -> Iterator[None]:
     """Let the global generators of the CPU start from ``seed``, any int from 0; their states are restored afterwards.
 

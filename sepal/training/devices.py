@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import torch
 
 from sepal.errors import ConfigError, DeviceMemoryError, one_line
-from sepal.seeding import generators_seeded, torch_seeded
+from sepal.seeding import generators_seeded
 
 log = logging.getLogger("sepal")
 AT_ONCE = 16  # clients that train at once on an accelerator; measured on one GPU (tools/results/gpu.md)
@@ -82,15 +82,14 @@ def be_deterministic(wanted: bool) -> None:
 
 
 @contextmanager
-def seeded(seed: int, device: str, own_code: bool = True) -> Iterator[None]:
+def seeded(seed: int, device: str) -> Iterator[None]:
     """Let the global generators start from ``seed``; the CPU's states are restored afterwards.
 
     Args:
         seed: Any int from 0.
         device: The device on which is trained.
-        own_code: Whether code that is not Sepal's may draw: then Python's and NumPy's start there, too.
     """
-    with generators_seeded(seed) if own_code else torch_seeded(seed):
+    with generators_seeded(seed):
         kind = torch.device(device).type
         if kind != "cpu":
             module, short = torch.get_device_module(kind), seed % 2**63

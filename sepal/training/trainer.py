@@ -78,7 +78,6 @@ class Trainer:
             have the same, as far as they have buffers of those names.
         round: The round of the message that is answered.
         in_use: By use, the networks that were asked for in the work on that message.
-        own_code: Whether code that is not Sepal's takes part, which may draw from NumPy's or Python's generator.
     """
 
     client: ClientInfo
@@ -105,7 +104,6 @@ class Trainer:
     local: Buffers = field(default_factory=dict)
     round: int = 0
     in_use: dict[str, Network] = field(default_factory=dict)
-    own_code: bool = True
 
     def begin(self, request: bytes, halvings: int) -> None:
         """Set what the work on the next message depends on: the digest of its request, and halvings of the rate."""
@@ -136,7 +134,7 @@ class Trainer:
     def randomness(self, round: int, purpose: str = "train") -> AbstractContextManager[None]:
         """Return what training runs in: global generators, from which dropout draws, follow from the run's seed."""
         seed = derive_seed(self.config.seed, "torch", self.client.name, round, purpose)
-        return seeded(seed, self.device, self.own_code)
+        return seeded(seed, self.device)
 
     def loss_each(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of each example (n,), for methods that declare that they need it."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from sepal.client_app.build import Node, Shared, build_host, has_own_code
 from sepal.engines.in_process import run_in_process
 from sepal.seeding import generators_kept, generators_seeded
 from sepal.strategies.assembly import assemble
-from sepal.study.method_checks.cases import ScratchStore
 from tests.sepal.engines.test_modules_with_state import FLAT, HERE
 
 DRAW = {"numpy": np.random.rand, "python": random.random, "torch": lambda: float(torch.rand(()))}
@@ -132,31 +129,6 @@ def test_the_states_are_back_also_after_an_error():
     with pytest.raises(ZeroDivisionError):
         fail()
     assert drawn() == expected
-
-
-@pytest.mark.parametrize(
-    ("keys", "own_code"),
-    [
-        ({"model": "auto"}, False),
-        ({"model": "auto", "method": "dmpfl"}, False),
-        ({"model": "auto", "method": "fedavg", "compress.name": "stc"}, False),
-        ({"model": LINEAR}, True),
-        ({"model": "auto", "own.data": f"{__name__}:numpy_dataset"}, True),
-        ({"model": "auto", "augment": f"{__name__}:numpy_change"}, True),
-    ],
-)
-def test_numpys_and_pythons_generators_are_seeded_where_code_that_is_not_sepals_takes_part(keys, own_code):
-    """They cost 60 microseconds a training, which is 4 % of a small one; Sepal's own code draws from torch's alone."""
-    assembly = assemble({**FLAT, "method": "fedavg", **keys})
-    host = build_host(Shared.around(assembly, "cpu"), Node(0, 2), "run", ScratchStore())
-    assert host.algorithm.trainer.own_code == own_code
-
-
-def test_an_installed_method_of_somebody_else_is_such_code():
-    assembly = assemble({**FLAT, "method": "fedavg", "model": "auto"})
-    stranger = replace(assembly, method=replace(assembly.method, client="stranger.method:Client"))
-    assert not has_own_code(assembly, torch.zeros(1))
-    assert has_own_code(stranger, torch.zeros(1))
 
 
 def begun_and_drawn_once():
