@@ -73,10 +73,7 @@ def register(
     draws: str = "",
     compression: Callable[[Any], Compression] | None = None,
     learned: Mapping[str, Reader] | None = None,
-    scheduled: bool = False,
-    needs: tuple[str, ...] = (),
-    fixed: Mapping[str, str] | None = None,
 ) -> Registered:
     """Return the method's record. Arguments are those of :class:`Method`."""
-    rest = (received, deployed, draws, compression, learned or {}, scheduled, needs, fixed or {})
+    rest = (received, deployed, draws, compression, learned or {})
     return Registered(name, title, source, hyper, server, client, defaults or {}, *rest)

@@ -69,4 +69,9 @@ DENSE_SERVER = Capability("dense_exchange", False, STATE | {"aggregate"})
 ROBUST = Capability("robust_means", False, STATE | {"download", "newcomer", "upload_schema"})
 CAPACITY = Capability("uses_capacity", False, STATE - {"shared"})
 
+# Limits. Every subclass has them, whatever it overrides: one that forgot them would be wrong in silence.
+DEPENDS_ON_ROUNDS = "depends_on_rounds"  # of servers
+NEEDS_OF_TASK, FIXED_KEYS = "needs_of_task", "fixed_keys"  # of clients
+
 _ATTRIBUTES = {each.attribute for each in (PRIVATE, BATCHED, COMBINATION, DENSE_CLIENT, ROBUST, CAPACITY)}
+_ATTRIBUTES |= {DEPENDS_ON_ROUNDS, NEEDS_OF_TASK, FIXED_KEYS}

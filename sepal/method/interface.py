@@ -106,7 +106,7 @@ class Method:
     """The record of a method.
 
     What it can do beyond plain rounds (``private``, ``robust``, ``dense``, ``batched``, …) is what the classes of its
-    algorithms claim (:mod:`sepal.method.capabilities`).
+    algorithms claim (:mod:`sepal.method.capabilities`); so are its limits (``scheduled``, ``needs``, ``fixed``).
 
     Attributes:
         name: Value of the run-config key ``method``.
@@ -122,10 +122,6 @@ class Method:
         draws: What the method starts from if it is not W_0, such as new factors; empty if it is W_0.
         compression: Returns how its dense exchange is compressed, from its own keys. ``compress.*`` is then refused.
         learned: Readers of what it has learned of each client, by kind (:mod:`sepal.method.learned`).
-        scheduled: Whether what it does in a round depends on the run-config key ``rounds``: such a run is not extended.
-        needs: What it needs of a task besides its loss (:attr:`sepal.tasks.LearningTask.offers`). With a task
-            that lacks it, the method is refused before the run.
-        fixed: Shared keys that it cannot take another value of than their default, each with the reason.
     """
 
     name: str
@@ -140,9 +136,6 @@ class Method:
     draws: str = ""
     compression: Callable[[Any], Compression] | None = None
     learned: Mapping[str, Reader] = field(default_factory=dict)
-    scheduled: bool = False
-    needs: tuple[str, ...] = ()
-    fixed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def private(self) -> tuple[str, ...]:
@@ -177,6 +170,21 @@ class Method:
     def combination(self) -> str:
         """``"module:function"`` that combines the logits of a predictor's networks; empty: none is exported."""
         return str(capabilities.COMBINATION.of(resolve(self.client)))
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether what it does in a round depends on the run-config key ``rounds``: such a run is not extended."""
+        return bool(getattr(resolve(self.server), capabilities.DEPENDS_ON_ROUNDS, False))
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What it needs of a task besides its loss (:attr:`sepal.tasks.LearningTask.offers`); others are refused."""
+        return tuple(getattr(resolve(self.client), capabilities.NEEDS_OF_TASK, ()))
+
+    @property
+    def fixed(self) -> Mapping[str, str]:
+        """Shared keys that it cannot take another value of than their default, each with the reason."""
+        return dict(getattr(resolve(self.client), capabilities.FIXED_KEYS, {}))
 
     @property
     def server_state(self) -> type:

@@ -91,6 +91,8 @@ def everywhere(masks: Masks, layout: Layout) -> dict[str, Mask]:
 class FedDSTServer(ServerBase[ServerState]):
     """Averages each weight over the clients that kept it, and prunes the mean to the budget."""
 
+    depends_on_rounds = True
+
     def init(self) -> ServerState:
         """Start from W_0, masked to its largest entries in each layer."""
         masks = first_masks(self.task)
@@ -236,5 +238,4 @@ FedDST = register(
     FedDSTClient,
     Hyper,
     deployed="received",
-    scheduled=True,
 )

@@ -93,6 +93,8 @@ class FedEmServer(Mixture, FedAvgServer):
 class FedEmClient(Mixture, ClientBase[ClientState]):
     """Keeps π and trains all models."""
 
+    needs_of_task = (PER_EXAMPLE,)
+
     def init(self) -> ClientState:
         """Start with equal shares, and without models."""
         return ClientState()
@@ -189,5 +191,4 @@ FedEM = register(
     FedEmClient,
     Hyper,
     deployed="received",
-    needs=(PER_EXAMPLE,),
 )

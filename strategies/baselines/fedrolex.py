@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from sepal.strategies.baselines.heterofl import HeteroFLClient, HeteroFLServer, Hyper
 from sepal.strategies.registration import register
-from sepal.tasks.learning import LABELS
 
 
 class Rolling:
@@ -44,6 +43,5 @@ FedRolex = register(
     FedRolexClient,
     Hyper,
     deployed="received",
-    needs=(LABELS,),
     defaults={"clip-gradient": 0.0},  # it has a clip of its own
 )

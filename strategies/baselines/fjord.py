@@ -118,6 +118,8 @@ class OfWidth(Capturable):
 class FjordClient(WidthClient):
     """Trains a part of its model in each step."""
 
+    needs_of_task = (LABELS,)
+
     def trained(self, start: Weights, plan: Plan) -> Dense:
         """Return the model after E epochs; multiply-adds are those of the parts that were trained."""
         network = self.network(self.own_width)
@@ -164,5 +166,4 @@ Fjord = register(
     FjordClient,
     Hyper,
     deployed="received",
-    needs=(LABELS,),
 )

@@ -111,6 +111,8 @@ class MaskedLoss(Capturable):
 class HeteroFLClient(Output, WidthClient):
     """Trains with scaler, masked loss and clipped gradients."""
 
+    needs_of_task = (LABELS,)
+
     def __init__(self, task: Task, trainer: Trainer) -> None:
         super().__init__(task, trainer)
         self.present = np.isin(np.arange(self.classes), self.trainer.y[:].cpu().numpy())
@@ -168,6 +170,5 @@ HeteroFL = register(
     HeteroFLClient,
     Hyper,
     deployed="received",
-    needs=(LABELS,),
     defaults={"clip-gradient": 0.0},  # it has a clip of its own
 )

@@ -11,6 +11,5 @@ DmPfl = register(
     "sepal.strategies.dmpfl.server:DmPflServer",
     "sepal.strategies.dmpfl.client:DmPflClient",
     Hyper,
-    scheduled=True,
     learned={"masks": Reader("sepal.strategies.dmpfl.learned:masks", "DM-PFL, Figure 6")},
 )

@@ -39,6 +39,8 @@ Budget: TypeAlias = Mapping[str, int]
 class DmPflServer(ServerBase[ServerState]):
     """Keeps w_g and m_g, and which versions of both, and which own mask, each client has."""
 
+    depends_on_rounds = True
+
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         if self.hyper.adaptive_inference and not task.learning.classifies:

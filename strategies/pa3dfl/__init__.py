@@ -3,7 +3,6 @@
 from sepal.method.learned import Reader
 from sepal.strategies.pa3dfl.contract import Hyper
 from sepal.strategies.registration import register
-from sepal.tasks.learning import LABELS
 
 Pa3dFL = register(
     "pa3dfl",
@@ -14,5 +13,4 @@ Pa3dFL = register(
     Hyper,
     draws="factors of its own",
     learned={"vectors": Reader("sepal.strategies.pa3dfl.learned:embeddings", "Pa3dFL's embeddings")},
-    needs=(LABELS,),
 )

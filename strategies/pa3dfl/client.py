@@ -30,6 +30,7 @@ from sepal.method import (
 from sepal.models.decomposed import Decomposed, cut, initial_weights
 from sepal.models.weights import read_weights
 from sepal.strategies.pa3dfl.contract import Array, ClientState, Hyper, Shape
+from sepal.tasks.learning import LABELS
 from sepal.training.capturable import Capturable, Objective
 from sepal.training.evaluation import score
 from sepal.training.multiply_adds import multiply_adds
@@ -54,6 +55,8 @@ class BothHeads(Capturable):
 
 class Pa3dFLClient(ClientBase[ClientState]):
     """Trains a decomposed model at its width, and predicts with a plain mixture of the received and trained models."""
+
+    needs_of_task = (LABELS,)
 
     hyper: Hyper
 

@@ -11,7 +11,6 @@ PFedGate = register(
     "sepal.strategies.pfedgate.server:PFedGateServer",
     "sepal.strategies.pfedgate.client:PFedGateClient",
     Hyper,
-    fixed={"precision": "whose knapsack compares gates in float32"},
     learned={
         "masks": Reader("sepal.strategies.pfedgate.learned:masks", "pFedGate's blocks", examples=True),
         "vectors": Reader("sepal.strategies.pfedgate.learned:gates", "pFedGate's gates, its Figure 4"),

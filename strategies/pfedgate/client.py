@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Iterator
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -29,6 +30,8 @@ EXAMPLES = 512  # evaluated at once where predictions do not depend on it
 
 class PFedGateClient(ClientBase[ClientState]):
     """Holds φ_i. Every prediction goes through the gate."""
+
+    fixed_keys = MappingProxyType({"precision": "whose knapsack compares gates in float32"})
 
     hyper: Hyper
 

@@ -3,7 +3,6 @@
 from sepal.method.learned import Reader
 from sepal.strategies.registration import register
 from sepal.strategies.subfedavg.contract import Hyper
-from sepal.tasks.learning import SHARE
 
 SubFedAvg = register(
     "subfedavg",
@@ -16,5 +15,4 @@ SubFedAvg = register(
         "masks": Reader("sepal.strategies.subfedavg.learned:masks", "Sub-FedAvg's masks"),
         "pruning": Reader("sepal.strategies.subfedavg.learned:courses", "Sub-FedAvg, Figure 1"),
     },
-    needs=(SHARE,),
 )

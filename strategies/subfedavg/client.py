@@ -21,6 +21,7 @@ from sepal.models import cut_model, forward_multiply_adds
 from sepal.strategies.subfedavg.contract import ClientState
 from sepal.strategies.subfedavg.parts import Prunable
 from sepal.strategies.subfedavg.pruning import distance
+from sepal.tasks.learning import SHARE
 from sepal.training.evaluation import share
 from sepal.training.hooks import frozen
 
@@ -29,6 +30,8 @@ Dense = dict[str, npt.NDArray[np.float32]]
 
 class SubFedAvgClient(ClientBase[ClientState]):
     """Keeps m_k and θ_k. Pruned channels are removed from the module, which makes training cheaper."""
+
+    needs_of_task = (SHARE,)
 
     batched = True
 

@@ -59,7 +59,7 @@ def imported(*arguments: str) -> list[str]:
     [
         (("run", "--set", "model=nope", "--set", "method=fedavg"), "sepal: preparing fedavg on digits …"),
         (("compare", "none.toml"), "sepal: starting …"),
-        (("serve", "--set", "model=nope"), "sepal: preparing fedpse on digits …"),
+        (("serve", "--set", "model=nope"), "sepal: preparing fedavg-ft on digits …"),
         (("join", "127.0.0.1:x"), "sepal: preparing to join 127.0.0.1:x …"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from sepal.errors import ConfigError
 from sepal.method import capabilities
 from sepal.method.client_base import ClientBase
+from sepal.method.interface import resolve
 from sepal.method.server_base import ServerBase
 from sepal.strategies import registry
 from sepal.strategies.assembly import assemble
@@ -132,3 +133,25 @@ def test_built_in_methods_refuse_without_naming_classes():
         assemble({"method": "pfedme", "dataset": "digits", "privacy.clip": 1.0})
     assert "overrides" not in str(error.value)
     assert registry.get("pfedme").private == ()
+
+
+@pytest.mark.parametrize("name", sorted(registry.METHODS))
+def test_a_subclass_has_every_limit_whatever_it_overrides(name):
+    """Also after :func:`register` without a word of them: a method that forgot one would be wrong in silence."""
+    method = registry.get(name)
+    server, client = resolve(method.server), resolve(method.client)
+    if not isinstance(server, type) or not isinstance(client, type):  # a factory is registered as it is
+        return
+    mine_of_it = mine(sub(server, "aggregate", "download"), sub(client, "train", "upload"))
+    limits = [(each.scheduled, each.needs, each.fixed) for each in (method, mine_of_it)]
+    assert limits[0] == limits[1]
+
+
+def test_these_methods_have_limits():
+    limited = {name for name in registry.METHODS if (m := registry.get(name)).scheduled or m.needs or m.fixed}
+    assert limited == {"dmpfl", "feddst", "fedem", "fedrolex", "fjord", "heterofl", "pa3dfl", "pfedgate", "subfedavg"}
+
+
+def test_a_limit_claims_nothing_and_voids_nothing():
+    kind = sub(FedAvgClient, needs_of_task=("labels",))
+    assert capabilities.PRIVATE.of(kind) == FedAvgClient.private_phases
