@@ -1,7 +1,7 @@
 """What an author of a method sees, to be imported in one line.
 
 ``from sepal.method import ClientBase, ServerBase, Payload, Plan``. A name's module is imported when the name is first
-used, so that a server imports no torch.
+used: those of clients import torch, those of servers do not.
 """
 
 from importlib import import_module

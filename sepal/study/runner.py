@@ -160,7 +160,7 @@ def records(
     for run, future in run_needed(needed, Pool(function, jobs, environment), jobs, hours, most, name):
         problem = future.exception()
         if isinstance(problem, BrokenProcessPool):
-            print(f"a worker was killed, for memory perhaps; set aside: {run}", flush=True)
+            log.error("a worker was killed, for memory perhaps; set aside: %s", run)
         elif problem is not None:  # a bug, or a machine without room
             log.error("no record of %s", run, exc_info=problem)
         else:
