@@ -94,7 +94,7 @@ def test_a_users_module_may_have_the_name_of_one_of_our_folders(sepal, site, cro
 
 def test_from_python_a_users_files_are_not_taken_for_ours(crowded, site):
     """Before, ``models.py`` took the place of our models, and loading an exported model ran the user's ``build``."""
-    (crowded / "use.py").write_text("from sepal.client_app import portable\nprint(portable.models.names())\n")
+    (crowded / "use.py").write_text("from sepal.export import portable\nprint(portable.models.names())\n")
     done = subprocess.run(
         [sys.executable, "use.py"],
         cwd=crowded,
