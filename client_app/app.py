@@ -12,7 +12,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -23,8 +22,9 @@ from sepal.client_app.audit import Audit
 from sepal.client_app.build import Node, Shared, build_host, has_whole, open_store, open_upload_count, parts_of
 from sepal.client_app.guard import check_columns, check_noise, check_sizes, check_split, limited_memory, local_config
 from sepal.client_app.host import ClientHost
+from sepal.client_app.mods import Mod, refuse_array_mods
 from sepal.client_app.simulation import protect_ray, starts_ray
-from sepal.errors import ConfigError, one_line
+from sepal.errors import one_line
 from sepal.flower.simulation import on_one_machine
 from sepal.operation.figures import CLOSING, STATS, log_as_json
 from sepal.protocol.fields import arrays_of
@@ -51,13 +51,6 @@ if starts_ray():
 log = logging.getLogger("sepal")
 if not log.level:
     log.setLevel(logging.INFO)
-
-Mod: TypeAlias = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
-
-# Flower's mods that change arrays (clipping, noise, secure aggregation). They cannot read a sparse payload.
-ARRAY_MODS = frozenset(
-    {"adaptiveclipping_mod", "fixedclipping_mod", "LocalDpMod", "localdp_mod", "secagg_mod", "secaggplus_mod"}
-)
 
 
 class SepalClientApp(ClientApp):
@@ -97,15 +90,7 @@ def make_app(mods: Sequence[Mod] = ()) -> ClientApp:
     Raises:
         ConfigError: A mod cannot read the sparse payload, so its protection would have no effect.
     """
-    for mod in mods:
-        name = getattr(mod, "__name__", type(mod).__name__)
-        if name in ARRAY_MODS or type(mod).__name__ in ARRAY_MODS:
-            raise ConfigError(
-                "mods",
-                "mods that leave arrays alone (secure aggregation and privacy mods cannot "
-                "read a sparse payload; see docs/threat-model.md)",
-                name,
-            )
+    refuse_array_mods(mods)
     made = SepalClientApp(mods)
     for decorate in (made.query(), made.train(), made.train("adapt")):
         decorate(handle)

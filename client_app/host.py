@@ -35,6 +35,7 @@ from sepal.protocol.messages import (
 )
 from sepal.protocol.payloads import check_sendable, seal, unseal
 from sepal.protocol.types import ClientInfo, Kind, Payload, Predictor
+from sepal.protocol.views import needs_training
 from sepal.storage.serialize import digest, not_finite
 
 log = logging.getLogger("sepal")
@@ -159,8 +160,8 @@ class ClientHost:
         metrics: Figures = self._score("received", order, lambda: algorithm.predictor(state, download, plan))
         metrics |= self._score("kept", order, lambda: algorithm.predictor(state, None, plan))
         self.spent()
-        if kind is Kind.ADAPT and not self.info.examples:
-            after, upload = state, Payload()  # nothing to adapt with
+        if kind is Kind.ADAPT and not (self.info.examples and (order.keep or needs_training(order.views))):
+            after, upload = state, Payload()  # nothing to adapt with, or nobody asks for it
         else:
             after, upload = self._work(order, state, download, request.partition("|")[0])
         diverged = not_finite(after) if self.tells_divergence else ""

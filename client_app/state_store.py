@@ -161,7 +161,7 @@ class DiskStateStore:
         try:
             arrays, text = read_tensors(path)
             self._check(path, version, text)
-            return _unpack(arrays, text, self._kind)
+            return unpack(arrays, text, self._kind)
         except DamagedError as reason:
             log.warning("%s; set aside", reason)
             set_aside(path)
@@ -178,7 +178,7 @@ class DiskStateStore:
             arrays, head = flatten(_Message(origin.order, data, dict(origin.content.scalars)))
             text = json.dumps({"of": self._of(version), "message": head})
             write_tensors(self._origin_path(version), arrays, text, sync=self._durable)
-        arrays, packed = _pack(stored)
+        arrays, packed = pack(stored)
         text = json.dumps({"of": self._of(version), **packed})
         write_tensors(self._path(version), arrays, text, sync=self._durable)
 
@@ -253,7 +253,8 @@ class _Message:
     scalars: dict[str, Scalar]
 
 
-def _pack(stored: Stored) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+def pack(stored: Stored) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """Return a version as arrays by name, and a structure for JSON that refers to them."""
     data = np.frombuffer(stored.content.data, np.uint8)
     record = _Record(stored.request, stored.reply, data, dict(stored.content.scalars))
     state_arrays, state = flatten(stored.state)
@@ -267,7 +268,12 @@ def _pack(stored: Stored) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     return arrays, {"state": state, "record": head, "local": local}
 
 
-def _unpack(arrays: dict[str, npt.NDArray[Any]], text: str, kind: type) -> Stored:
+def unpack(arrays: dict[str, npt.NDArray[Any]], text: str, kind: type) -> Stored:
+    """Return the version that :func:`pack` took apart; ``text`` is the structure as JSON.
+
+    Raises:
+        StateError: It is of another method or release.
+    """
     try:
         head = json.loads(text)
         state, record = head["state"], head["record"]

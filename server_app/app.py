@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -16,13 +14,10 @@ from sepal.operation.figures import METRICS, log_as_json, serve
 from sepal.operation.repeats import told_once
 from sepal.runs.places import default_base, run_path
 from sepal.runs.run_directory import RunDirectory
-from sepal.server.observer import Observer
-from sepal.server.report import Report
-from sepal.server.run_state import RoundRecord, RunState
+from sepal.server.observer import Observer, RoundLog
 from sepal.server.strategy import SepalStrategy
 from sepal.server_app.metrics import ServerFigures
 from sepal.strategies.assembly import assemble
-from sepal.tasks.scoring import headline, measure_of
 
 user_modules.enable()
 
@@ -51,31 +46,6 @@ class OneLine(logging.Filter):
         return True
 
 
-class RoundLog:
-    """Logs a line per round; a :class:`sepal.server.observer.Observer`."""
-
-    def __init__(self) -> None:
-        self._total = 0
-
-    def opened(self, progress: RunState, total: int) -> None:
-        """Log the number of clients and rounds."""
-        self._total = total
-        who = f"{len(progress.roster)} clients" if progress.roster else "clients to be drawn"
-        done = progress.round
-        log.info("%s, from %s", who, f"round {done + 1} of {total}" if done < total else "the closing evaluation")
-
-    def round(self, progress: RunState, record: RoundRecord, line: Mapping[str, Any]) -> None:
-        """Log the round's accuracy or other headline, bytes and time."""
-        measure = measure_of(line)
-        views = [f"{view} {measure.text(found['mean'])}" for view, found in headline(line).items() if found]
-        sent = f"MB up {line['bytes']['up'] / 1e6:.3g} down {line['bytes']['down'] / 1e6:.3g}"
-        which = "closing evaluation" if line["phase"] == "closing" else f"round {record.round}/{self._total}"
-        log.info("%s: %s, %s, %.1f s", which, " ".join(views) or "not evaluated", sent, record.seconds["total"])
-
-    def closed(self, progress: RunState, report: Report) -> None:
-        """Do nothing: the last round was logged."""
-
-
 ONE_LINE = OneLine()
 
 
@@ -91,7 +61,7 @@ def main(grid: Grid, context: Context) -> None:
         return
     for note in assembly.notes:
         log.info("%s", note)
-    observers: list[Observer] = [directory, RoundLog()]
+    observers: list[Observer] = [directory, RoundLog(log)]
     strategy = SepalStrategy(assembly.method, assembly.task, directory.store(), observers, agreed=assembly.agreed)
     if place := os.environ.get(METRICS):
         figures = ServerFigures(strategy.status)

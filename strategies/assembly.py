@@ -7,7 +7,7 @@ imports no server code, because clients import it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -77,6 +77,8 @@ def assemble(
     method: Method | None = None,
     sources: Mapping[str, str] | None = None,
     data: FederatedData | None = None,
+    make: Callable[..., nn.Module] | None = None,
+    arrays: Collection[str] = (),
 ) -> Assembly:
     """Return the parts of the run that ``flat`` describes.
 
@@ -85,6 +87,8 @@ def assemble(
         method: Used instead of ``flat["method"]``; it need not be registered.
         sources: Key to where it was set, for keys set outside the run config; used in error messages.
         data: Used instead of the data that ``flat`` names, which is then not read.
+        make: Builds the model, instead of the one that ``flat`` names.
+        arrays: With ``make``, the names of the tensors with which it has the weights to start from.
 
     Raises:
         SepalError: A key, the data set or the model is invalid.
@@ -110,10 +114,11 @@ def assemble(
     sides: dict[str, Any] = {"output": learning.output, "inputs": known.inputs}
     if ":" in config.model:  # built-in models draw nothing that NumPy does not draw again
         sides["seed"] = torch_seed(config.seed)
-    make: Callable[..., nn.Module] = partial(models.build, config.model, *shape, config.width, **sides)
+    given = None if make is None else arrays
+    make = make or partial(models.build, config.model, *shape, config.width, **sides)
     if config.trainable or config.lora.rank:
         make = partial(_part_frozen, make, config)
-    first = first_weights(config, make)
+    first = first_weights(config, make, given)
     found = (known.class_names, known.schema) if config.dataset in FILES else ()
     agreed = agreed_text(config, hyper, flat, sources or {}, *found)
     task = Task(
@@ -199,7 +204,9 @@ class FirstWeights:
     notes: tuple[str, ...] = ()
 
 
-def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWeights:
+def first_weights(
+    config: RunConfig, make: Callable[..., nn.Module], arrays: Collection[str] | None = None
+) -> FirstWeights:
     """Return the model's layout and W_0: from ``initial-weights``, from the user's ``build``, or drawn from the seed.
 
     A user's ``build`` is called twice, with different seeds of torch's generator. A tensor that is the same both times
@@ -207,6 +214,12 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
     drawn from the run's seed by NumPy, as for built-in models, so that all machines have the same. Where
     :func:`sepal.models.weights.initial_weights` does not know the layer, it is as ``build`` draws it with torch's
     generator, whose seed is the run's, too. A line says which it was.
+
+    Args:
+        config: The run's configuration.
+        make: Builds the model.
+        arrays: Names of the tensors that ``make`` gives the weights to start from; others, such as adapters, are drawn.
+            None: as above.
 
     Raises:
         ConfigError: The model is refused (:func:`sepal.strategies.rules.check_model`), or the file does not fit it.
@@ -225,6 +238,9 @@ def first_weights(config: RunConfig, make: Callable[..., nn.Module]) -> FirstWei
     if config.initial_weights:
         return FirstWeights(parameters, _from_file(config, module, parameters), frozenset(), frozen, kept)
     weights = initial_weights(module, config.seed)
+    if arrays is not None:
+        weights |= {name: array.copy() for name, array in views(module).items() if name in arrays}
+        return FirstWeights(parameters, weights, frozenset(), frozen, kept)
     if ":" not in config.model:
         return FirstWeights(parameters, weights, frozenset(), frozen, kept)
     built, again, kept_as_built = views(module), views(make(seed=torch_seed(config.seed, "again"))), as_built(module)

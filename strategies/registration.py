@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from sepal.config import Settings
+from sepal.config import Settings, kebab
 from sepal.method import Compression, Method
 from sepal.method.interface import ClientFactory, ServerFactory
 from sepal.method.learned import Reader
 from sepal.protocol.types import Scalar
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from sepal.server.observer import Observer
+    from sepal.server.plain import MethodStrategy
     from sepal.server.run_store import RunStore
     from sepal.server.strategy import SepalStrategy
 
@@ -24,20 +27,61 @@ class NoKeys(Settings):
 
 @dataclass(frozen=True)
 class Registered(Method):
-    """A method's record. Called, it returns the method as a Flower Strategy; clients run Sepal's ClientApp.
+    """A method's record. Called, it returns the method as a Flower Strategy, for an app of the user's own.
 
-    ``FedPSE(keep=0.1).start(grid)``, or with the run's own keys
-    ``FedPSE(context.run_config, keep=0.1).start(grid, num_rounds=20)``.
+    ``FedPSE(Net, keep=0.1).start(grid, ArrayRecord(Net().state_dict()), num_rounds=20)``; the clients are
+    ``wrap_client(FedPSE, Net, load)`` (:mod:`sepal.client_app.plain`).
     """
 
     def __call__(
+        self,
+        model: Callable[[], nn.Module],
+        run_config: Mapping[str, Any] | None = None,
+        *,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_available_nodes: int = 2,
+        rounds: int = 0,
+        **keys: Any,
+    ) -> MethodStrategy:
+        """Return the method as a Flower Strategy (docs/flower-app.md), which keeps all in memory.
+
+        Args:
+            model: Returns a new module, such as its class; its weights are those of ``initial_arrays``.
+            run_config: The app's run config. Its keys that are not Sepal's are the user's own, and are not read.
+            fraction_train: Share of the connected clients that train in a round.
+            fraction_evaluate: Share of them that evaluate after it; 0: no evaluation.
+            min_available_nodes: Connected nodes for which a run waits before it starts.
+            rounds: Number of rounds, for a loop other than ``start``.
+            keys: The method's own keys and shared ones of training, with underscores for hyphens: ``local_epochs=2``.
+
+        Raises:
+            ConfigError: A key is unknown or has no effect here.
+        """
+        # Here, because a client imports its method but no server code.
+        from sepal.server.plain import Beginning, MethodStrategy, Prepared
+        from sepal.strategies import plain
+
+        ours, others = plain.read_keys(self, run_config or {})
+        flat = {**ours, **plain.given_keys(self, keys)}
+
+        def prepare(begun: Beginning) -> Prepared:
+            for key, value in begun.config.items():
+                if not key.startswith(f"{self.name}."):
+                    plain.check_key(key, value)
+            made = plain.assemble_plain(self, plain.OwnModel(model, begun.arrays), {**flat, **begun.config}, begun)
+            return Prepared(made.method, made.task, plain.told_keys(made), (*_unread(others), *made.notes))
+
+        return MethodStrategy(self.name, prepare, fraction_train, fraction_evaluate, min_available_nodes, rounds)
+
+    def durable(
         self,
         run_config: Mapping[str, Any] | None = None,
         store: RunStore | None = None,
         observers: tuple[Observer, ...] = (),
         **keys: Any,
     ) -> SepalStrategy:
-        """Return the method as a Flower Strategy.
+        """Return what runs the method for clients of Sepal's ClientApp, and can store and resume the run.
 
         Args:
             run_config: Flat keys, as in Flower's run config; missing ones have their default value.
@@ -49,14 +93,17 @@ class Registered(Method):
         Raises:
             SepalError: A key, the data set or the model is invalid.
         """
-        # Here, because a client imports its method but no server code.
         from sepal.server.strategy import SepalStrategy
         from sepal.strategies.assembly import assemble
 
-        own = {f"{self.name}.{key.replace('_', '-')}": value for key, value in keys.items()}
+        own = {f"{self.name}.{kebab(key)}": value for key, value in keys.items()}
         sources = {key: f"argument {name}={keys[name]!r}" for key, name in zip(own, keys, strict=True)}
         made = assemble({**(run_config or {}), **own}, self, sources)
         return SepalStrategy(made.method, made.task, store, observers, agreed=made.agreed)
+
+
+def _unread(keys: Sequence[str]) -> tuple[str, ...]:
+    return (f"run config: {', '.join(keys)}: your own keys, which Sepal does not read",) if keys else ()
 
 
 def register(

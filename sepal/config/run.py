@@ -151,33 +151,44 @@ class RunConfig(Settings):
         0,
         ge=0,
         description="E, local epochs per round; 0: the data set's default",
-        json_schema_extra=marks(Mark.AUTOMATIC),
+        json_schema_extra=marks(Mark.AUTOMATIC, Mark.PLAIN),
     )
     batch_size: int = Field(
-        0, ge=0, description="examples per step; 0: the data set's default", json_schema_extra=marks(Mark.AUTOMATIC)
+        0,
+        ge=0,
+        description="examples per step; 0: the data set's default",
+        json_schema_extra=marks(Mark.AUTOMATIC, Mark.PLAIN),
     )
     optimizer: Literal["auto", "sgd", "adam"] = Field(
-        "auto", description="optimizer for local training", json_schema_extra=marks(Mark.AUTOMATIC)
+        "auto", description="optimizer for local training", json_schema_extra=marks(Mark.AUTOMATIC, Mark.PLAIN)
     )
     lr: Annotated[float, Field(ge=0)] | Literal["search"] = Field(
         0.0,
         description="learning rate in the first round; 0: calibrated for the method and data set; search: `sepal run` "
         "tries rates around it for a few rounds, on validation data, and stores the best",
-        json_schema_extra={**marks(Mark.AUTOMATIC), OTHER_WORD: "learning-rate"},
+        json_schema_extra={**marks(Mark.AUTOMATIC, Mark.PLAIN), OTHER_WORD: "learning-rate"},
     )
-    lr_decay: float = Field(1.0, gt=0, le=1, description="factor applied to the learning rate after each round")
+    lr_decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="factor applied to the learning rate after each round",
+        json_schema_extra=marks(Mark.PLAIN),
+    )
     schedule: Literal["constant", "cosine", "step"] = Field(
         "constant",
         description="learning rate over the rounds, beside lr-decay. cosine: down to nearly 0 in the last round; step: "
         "a tenth after half of the rounds, a hundredth after three quarters",
+        json_schema_extra=marks(Mark.PLAIN),
     )
-    momentum: float = Field(0.0, ge=0, lt=1, description="SGD momentum")
+    momentum: float = Field(0.0, ge=0, lt=1, description="SGD momentum", json_schema_extra=marks(Mark.PLAIN))
     clip_gradient: NotNegativeOrAuto = renewed(
         AUTO,
         former=0.0,
         description=f"largest norm of a step's gradient; a longer one is scaled down. 0: no limit; auto: "
         f"{GRADIENT_NORM:g} with SGD, but none where targets have a unit (regression without target-scale, a task of "
         "your own) and where the method has a limit of its own",
+        facts=(Mark.PLAIN,),
     )
     on_divergence: Literal["rollback", "stop", "keep"] = renewed(
         "rollback",
@@ -186,9 +197,15 @@ class RunConfig(Settings):
         "repeat with a lower learning rate; end the run; or keep the model and go on",
         facts=(Mark.SERVER_ONLY, Mark.FREE_BACK),
     )
-    weight_decay: float = Field(0.0, ge=0, description="L2 penalty in the optimizer")
+    weight_decay: float = Field(
+        0.0, ge=0, description="L2 penalty in the optimizer", json_schema_extra=marks(Mark.PLAIN)
+    )
     label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="classification: share of each target that is spread over all classes in the loss"
+        0.0,
+        ge=0,
+        lt=1,
+        description="classification: share of each target that is spread over all classes in the loss",
+        json_schema_extra=marks(Mark.PLAIN),
     )
     augment: str = Field(
         "",
@@ -200,6 +217,7 @@ class RunConfig(Settings):
         "fp32",
         description="number format of the forward pass in training: bf16 by torch's autocast; weights, optimizer and "
         "exchange stay fp32",
+        json_schema_extra=marks(Mark.PLAIN),
     )
     model: str = Field(
         "auto",
@@ -213,7 +231,7 @@ class RunConfig(Settings):
         "",
         description="comma-separated patterns of the names of the parameters that are trained, such as head.*,*norm*; "
         "all others are frozen; empty: all",
-        json_schema_extra=marks(Mark.WORDS),
+        json_schema_extra=marks(Mark.WORDS, Mark.PLAIN),
     )
     initial_weights: str = Field(
         "",
@@ -228,14 +246,14 @@ class RunConfig(Settings):
         ge=0,
         lt=2**63,
         description="seed for all random numbers of the run",
-        json_schema_extra=marks(Mark.DIGESTED, Mark.REPEAT, Mark.LISTED),
+        json_schema_extra=marks(Mark.DIGESTED, Mark.REPEAT, Mark.LISTED, Mark.PLAIN),
     )
     device: str = Field(
         "auto",
         pattern=r"^[a-z][a-z0-9]{1,15}(:[0-9]{1,2})?$",  # as torch names devices
         description="where clients train: auto, cpu, cuda, cuda:1, mps, xpu or another accelerator of torch; auto: an "
         "accelerator if there is one, but not mps. A node may override it",
-        json_schema_extra=marks(Mark.MACHINE),
+        json_schema_extra=marks(Mark.MACHINE, Mark.PLAIN),
     )
     gpus: str = Field(
         "",
@@ -246,14 +264,14 @@ class RunConfig(Settings):
     deterministic: bool = Field(
         False,
         description="let torch use only algorithms whose results repeat on a GPU; slower, and some have none",
-        json_schema_extra=marks(Mark.MACHINE),
+        json_schema_extra=marks(Mark.MACHINE, Mark.PLAIN),
     )
     threads: int = Field(
         1,
         ge=1,
         le=256,
         description="torch threads per process; 1 keeps engines bit-identical",
-        json_schema_extra=marks(Mark.MACHINE),
+        json_schema_extra=marks(Mark.MACHINE, Mark.PLAIN),
     )
     evaluate_every: int = Field(
         10,
@@ -296,18 +314,18 @@ class RunConfig(Settings):
         ge=0,
         description="refuse uploads whose change of what the client received has a norm above this multiple of the "
         "round's median; 0: off; 3 is advised",
-        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK),
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK, Mark.PLAIN),
     )
     robust_mean: Literal["none", "trimmed", "median"] = Field(
         "none",
         description="mean over uploads: the method's, or coordinate-wise trimmed (20 % at each end) or median",
-        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK),
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK, Mark.PLAIN),
     )
     min_replies: int = Field(
         1,
         ge=1,
         description="minimum number of replies for a round to count",
-        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK),
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE_BACK, Mark.PLAIN),
     )
     timeout: float = Field(
         600.0,
@@ -326,7 +344,7 @@ class RunConfig(Settings):
         0,
         ge=0,
         description="largest reply that the server accepts; 0: twice the method's largest message plus 64 KiB",
-        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE),
+        json_schema_extra=marks(Mark.SERVER_ONLY, Mark.FREE, Mark.PLAIN),
     )
     checkpoint_every: int = Field(
         10,
@@ -339,7 +357,9 @@ class RunConfig(Settings):
         description="directory for clients' states; empty: in the run's directory, or the node's own",
         json_schema_extra=marks(Mark.PATH, Mark.MACHINE, Mark.FREE),
     )
-    values: Literal["fp32", "fp16", "bf16"] = Field("fp32", description="number format of the values sent")
+    values: Literal["fp32", "fp16", "bf16"] = Field(
+        "fp32", description="number format of the values sent", json_schema_extra=marks(Mark.PLAIN)
+    )
     partition: PartitionSettings = Field(
         default_factory=PartitionSettings, json_schema_extra=marks(Mark.DATA, Mark.DIGESTED)
     )
@@ -348,10 +368,10 @@ class RunConfig(Settings):
     hf: HubSettings = Field(default_factory=HubSettings, json_schema_extra=marks(Mark.FILES, Mark.DIGESTED))
     own: OwnSettings = Field(default_factory=OwnSettings, json_schema_extra=marks(Mark.DIGESTED))
     evaluate: EvaluateSettings = Field(default_factory=EvaluateSettings)
-    capacity: CapacitySettings = Field(default_factory=CapacitySettings)
+    capacity: CapacitySettings = Field(default_factory=CapacitySettings, json_schema_extra=marks(Mark.PLAIN))
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
-    compress: CompressSettings = Field(default_factory=CompressSettings)
-    lora: LoraSettings = Field(default_factory=LoraSettings)
+    compress: CompressSettings = Field(default_factory=CompressSettings, json_schema_extra=marks(Mark.PLAIN))
+    lora: LoraSettings = Field(default_factory=LoraSettings, json_schema_extra=marks(Mark.PLAIN))
     engine: EngineSettings = Field(default_factory=EngineSettings)
 
     @field_validator("task")

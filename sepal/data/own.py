@@ -104,14 +104,13 @@ def own_data(
     """Call ``package.module:function`` and return its result as checked :class:`ClientData`.
 
     Args:
-        target: The function; it must return (x_train, y_train, x_test, y_test), a ClientData, or torch Datasets
-            (train, test) or (train, validation, test), which are read when examples are needed.
-        classes: Number of classes; labels must be smaller. 0 accepts any label.
-        validation: Fraction of the training part that becomes the validation part, if the function returns four arrays.
-        seed: Seed of that split.
+        target: The function.
+        classes: This, and all but ``client``, as for :func:`checked_data`.
+        validation: See above.
+        seed: See above.
         client: The client's number, passed to the function if it takes an argument.
-        targets: What targets look like; None for class numbers.
-        inputs: What one example has, if that is several inputs: x is then a dict or tuple of arrays.
+        targets: See above.
+        inputs: See above.
 
     Raises:
         DataError: The function cannot be imported or fails, or its data is invalid.
@@ -127,6 +126,33 @@ def own_data(
         raise DataError(target, f"to return {_WHAT}", f"SystemExit: {stop.code}") from stop
     except Exception as error:
         raise DataError(target, f"to return {_WHAT}", described(error)) from error
+    return checked_data(target, given, classes, validation, seed, targets, inputs)
+
+
+def checked_data(
+    target: str,
+    given: Any,
+    classes: int = 0,
+    validation: float = 0.1,
+    seed: int = 0,
+    targets: Targets | None = None,
+    inputs: tuple[Input, ...] = (),
+) -> ClientData:
+    """Return what a user's function has returned as checked :class:`ClientData`.
+
+    Args:
+        target: Names the function in errors.
+        given: (x_train, y_train, x_test, y_test), a ClientData, or torch Datasets (train, test) or (train, validation,
+            test), which are read when examples are needed.
+        classes: Number of classes; labels must be smaller. 0 accepts any label.
+        validation: Fraction of the training part that becomes the validation part, if there is none.
+        seed: Seed of that split.
+        targets: What targets look like; None for class numbers.
+        inputs: What one example has, if that is several inputs: x is then a dict or tuple of arrays.
+
+    Raises:
+        DataError: It is something else, or invalid.
+    """
     check = partial(checked_examples, classes=classes, targets=targets, inputs=inputs)
     if isinstance(given, tuple | list) and len(given) in (2, 3) and all(map(is_dataset, given)):
         return _streams(target, given, check, validation, seed)

@@ -25,6 +25,11 @@ def further_views(shift: bool, corruption: bool) -> tuple[str, ...]:
     return (*shifted, *(f"{view}-corrupted" for view in models if corruption))
 
 
+def needs_training(views: Sequence[str]) -> bool:
+    """Return whether one of ``views`` is of the model after the client's local steps."""
+    return any(view.startswith(("trained", "pooled")) for view in views)
+
+
 def refuse_unknown(views: Sequence[str]) -> None:
     """Reject names of views that a server has no reason to ask for, and a view that is asked for twice.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from sepal.server.report import Report
 from sepal.server.run_state import RoundRecord, RunState
+from sepal.tasks.scoring import headline, measure_of
 
 
 class Observer(Protocol):
@@ -28,3 +30,28 @@ class UndoObserver(Protocol):
 
     def undone(self, progress: RunState, record: RoundRecord) -> None:
         """The run has gone back to ``progress``; ``record`` has what the undone rounds have cost."""
+
+
+class RoundLog:
+    """Logs a line per round; an :class:`Observer`."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log, self._total = log, 0
+
+    def opened(self, progress: RunState, total: int) -> None:
+        """Log the number of clients and rounds."""
+        self._total = total
+        who = f"{len(progress.roster)} clients" if progress.roster else "clients to be drawn"
+        done = progress.round
+        self._log.info("%s, from %s", who, f"round {done + 1} of {total}" if done < total else "the closing evaluation")
+
+    def round(self, progress: RunState, record: RoundRecord, line: Mapping[str, Any]) -> None:
+        """Log the round's accuracy or other headline, bytes and time."""
+        measure = measure_of(line)
+        views = [f"{view} {measure.text(found['mean'])}" for view, found in headline(line).items() if found]
+        sent = f"MB up {line['bytes']['up'] / 1e6:.3g} down {line['bytes']['down'] / 1e6:.3g}"
+        which = "closing evaluation" if line["phase"] == "closing" else f"round {record.round}/{self._total}"
+        self._log.info("%s: %s, %s, %.1f s", which, " ".join(views) or "not evaluated", sent, record.seconds["total"])
+
+    def closed(self, progress: RunState, report: Report) -> None:
+        """Do nothing: the last round was logged."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from sepal.errors import DataError
 from sepal.server.contact import Contact
 from sepal.server.drawing import await_nodes
-from sepal.server.roster import wait
+from sepal.server.roster import Connections, wait
 from sepal.server.rules import check_replies, require_capacity
 from sepal.server.run import Run
 from sepal.server.run_state import RunState, admit
@@ -45,7 +45,7 @@ def await_clients(run: Run, contact: Contact, settle: float) -> RunState:
     if run.fresh:
         _wait(run, contact, config.clients, settle)
         found.least = require_capacity(method, config.width, found.infos)
-        state = _admitted(run, contact)
+        state = admitted(run, found)
     else:  # an unknown client that cannot hold the model must not stop it
         found.least = require_capacity(method, config.width, state.roster)
     found.pin(state.roster)
@@ -63,9 +63,13 @@ def _wait(run: Run, contact: Contact, needed: Sequence[str] | int, settle: float
     wait(found, contact.online, contact.ask, needed, config.timeout, settle, enough, gone)
 
 
-def _admitted(run: Run, contact: Contact) -> RunState:
-    """Return the state of a new run with the clients that have registered, some of them novel."""
-    found, config = contact.connections, run.config
+def admitted(run: Run, found: Connections) -> RunState:
+    """Return the state of a new run with the clients that have registered, some of them novel.
+
+    Raises:
+        SepalError: None of them has training examples, or too few train.
+    """
+    config = run.config
     joined = [found.infos[name] for name in sorted(found.infos)]
     novel = tuple(draw_novel(found.infos, config.novel_clients, config.seed))
     idle = [client.name for client in joined if not client.examples]

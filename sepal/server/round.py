@@ -146,14 +146,18 @@ class Round:
             take: Take = lambda node, records: self.accept(names[node], records)  # noqa: E731
             missing = deliver(list(names), lambda node: self._compose(names[node]), take)
         for node, reason in missing.items():
-            self._late.pop(names[node], None)  # this says more
-            self._ledger.missing(self._requests[names[node]], reason)
-            if reason.startswith(FAILED):
-                self._count_failure(names[node], RoundError(names[node], "an answer", reason.partition(": ")[2]))
+            self.lose(names[node], reason)
         for name in absent:
             if name not in self._away:  # one entry a round
                 self._ledger.missing(self._requests[name], "not connected")
         self._away.update(absent)
+
+    def lose(self, name: str, reason: str) -> None:
+        """Note that a client of the round has not answered."""
+        self._late.pop(name, None)  # this says more
+        self._ledger.missing(self._requests[name], reason)
+        if reason.startswith(FAILED):
+            self._count_failure(name, RoundError(name, "an answer", reason.partition(": ")[2]))
 
     def _count_failure(self, name: str, reason: SepalError) -> None:
         """Count a failure; after ``MOST_FAILED`` the client is not asked again in this round."""

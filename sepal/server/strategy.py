@@ -1,4 +1,7 @@
-"""SepalStrategy: the Flower Strategy that runs the rounds of every method.
+"""SepalStrategy: runs the rounds of every method, so that a run can be stored and resumed.
+
+It has ``start`` as Flower's strategies have it, and no steps of its own that Flower could call, which would not
+checkpoint: :class:`sepal.server.plain.MethodStrategy` has those.
 
 It decides who takes part, sends and receives messages, writes records and checkpoints, and resumes a run. The method's
 server algorithm (:mod:`sepal.method.interface`) decides what is sent and how uploads are aggregated.
@@ -34,7 +37,6 @@ from sepal.server.round import Round
 from sepal.server.run import Run
 from sepal.server.run_state import RoundRecord, RoundStart, RunState
 from sepal.server.run_store import MemoryRunStore, RunStore
-from sepal.server.start_only import StartOnly
 from sepal.server.status import Status
 from sepal.server.uploads import RoundUploads, replayed_uploads
 from sepal.storage.serialize import digest_arrays
@@ -43,7 +45,7 @@ from sepal.training.threads import set_threads
 log = logging.getLogger("sepal")
 
 
-class SepalStrategy(StartOnly):
+class SepalStrategy:
     """Runs ``method`` over any Flower Grid.
 
     Args:

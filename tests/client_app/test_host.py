@@ -120,7 +120,7 @@ def test_the_same_order_again_is_answered_from_the_store_byte_for_byte(host):
         (order(), content(2.0)),
         (order(), content(rate=0.25)),
         (order(views=("trained",)), content()),
-        (order(Kind.ADAPT), content()),
+        (order(Kind.ADAPT, views=("trained",)), content()),
     ],
     ids=["round", "download", "scalar", "views", "kind"],
 )
@@ -267,3 +267,9 @@ def test_a_server_cannot_wipe_states_by_a_durable_that_is_newer_than_base(host, 
     with pytest.raises(ProtocolError, match="durable: expected a version no newer than base, none"):
         read_reply(ask(host, order(kind, 4, "", future, keep=True), content()))
     assert all(host.store.load(name) for name in names[1:])
+
+
+@pytest.mark.parametrize(("views", "calls"), [(("received", "kept"), []), (("received", "trained"), ["adapt"])])
+def test_nobody_trains_for_an_evaluation_that_needs_no_training(host, views, calls):
+    ask(host, order(Kind.ADAPT, views=views), content())
+    assert host.algorithm.calls == calls

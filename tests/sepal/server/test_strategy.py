@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ConfigRecord
 
 from sepal.errors import ConfigError
 from sepal.protocol.types import Kind
@@ -39,15 +39,6 @@ def test_start_returns_the_global_model_and_takes_the_number_of_rounds():
     result = strategy.start(Nodes(subject), num_rounds=2)
     assert {round for round, _ in subject.trained} == {1, 2}
     assert np.array_equal(result.arrays["w"].numpy(), strategy.progress.server.w)
-
-
-@pytest.mark.parametrize("step", ["configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate"])
-def test_flowers_own_steps_are_refused_in_one_line(step):
-    """They would run rounds without checkpoints, and wrappers that call them work on dense arrays."""
-    strategy = federation().server()
-    arguments = (1, ArrayRecord(), ConfigRecord(), None) if step.startswith("configure") else (1, [])
-    with pytest.raises(ConfigError, match=rf"{step}: expected start\(\) alone.*dense arrays"):
-        getattr(strategy, step)(*arguments)
 
 
 @pytest.mark.parametrize("per_round", [0, 2])

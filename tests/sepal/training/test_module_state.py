@@ -248,10 +248,10 @@ def test_a_state_of_before_has_no_buffers(tmp_path):
     from sepal.client_app import state_store
 
     _, stored = entry(2)
-    arrays, head = state_store._pack(stored)
+    arrays, head = state_store.pack(stored)
     assert head.keys() == {"state", "record"}
     assert all(array.startswith(("state", "record")) for array in arrays)
-    assert state_store._unpack(arrays, json.dumps(head), State).local == {}
+    assert state_store.unpack(arrays, json.dumps(head), State).local == {}
 
 
 SOME = ("averaging_norm", "counting", "momentum_norm")

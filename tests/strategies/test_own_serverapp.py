@@ -1,4 +1,4 @@
-"""A method in a custom ServerApp: a Flower Strategy over any Grid."""
+"""A method in a ServerApp of the user's own, for clients of Sepal's ClientApp, over any Grid."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 from flwr.app import Array, ArrayRecord
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, Strategy
 
 from sepal import __version__
 from sepal.client_app.app import make_app
@@ -29,9 +28,8 @@ def grid(method, tmp_path, **keys):
     return InProcessGrid({number + 1: partial(clients.answer, number) for number in range(3)})
 
 
-def test_a_method_is_a_flower_strategy(tmp_path):
-    strategy = FedPSE(FLAT, keep=0.2)
-    assert isinstance(strategy, Strategy)
+def test_a_method_runs_in_an_own_serverapp(tmp_path):
+    strategy = FedPSE.durable(FLAT, keep=0.2)
     result = strategy.start(grid("fedpse", tmp_path, **{"fedpse.keep": 0.2}), num_rounds=2)
     assert strategy.progress.round == 3
     assert list(result.arrays) == [parameter.name for parameter in strategy.task.layout]
@@ -40,7 +38,7 @@ def test_a_method_is_a_flower_strategy(tmp_path):
 
 def test_keys_that_clients_read_differently_are_refused_by_name_before_round_1(tmp_path):
     """README's example with another ``keep`` than the clients' run config: once, every upload was refused."""
-    strategy = FedPSE(FLAT, keep=0.2)
+    strategy = FedPSE.durable(FLAT, keep=0.2)
     expected = "fedpse.keep: expected 0.2 (server: argument keep=0.2), got 0.1 (client: default)"
     with pytest.raises(RosterError) as caught:
         strategy.start(grid("fedpse", tmp_path), num_rounds=2)
@@ -80,22 +78,14 @@ def test_a_reply_without_the_keys_is_refused(reported):
 
 def test_an_unknown_key_of_the_method_is_refused():
     with pytest.raises(ConfigError, match=r"fedpse\.kep: expected a known key"):
-        FedPSE(FLAT, kep=0.2)
+        FedPSE.durable(FLAT, kep=0.2)
 
 
 def test_other_initial_arrays_are_refused(tmp_path):
-    strategy = FedAvg(FLAT)
+    strategy = FedAvg.durable(FLAT)
     arrays = ArrayRecord({name: Array(value + 1) for name, value in strategy.task.weights.items()})
     with pytest.raises(ConfigError, match="initial_arrays: expected the run config's initial weights"):
         strategy.start(grid("fedavg", tmp_path), arrays)
-
-
-def test_flowers_differential_privacy_around_a_method_is_refused_with_one_line(tmp_path):
-    strategy = FedAvg(FLAT)
-    arrays = ArrayRecord({name: Array(value) for name, value in strategy.task.weights.items()})
-    private = DifferentialPrivacyServerSideFixedClipping(strategy, 0.1, 1.0, 3)
-    with pytest.raises(ConfigError, match=r"configure_train: .*differential privacy works on dense arrays"):
-        private.start(grid("fedavg", tmp_path), arrays, num_rounds=1)
 
 
 @pytest.mark.parametrize("name", ["fixedclipping_mod", "adaptiveclipping_mod"])

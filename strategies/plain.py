@@ -1,0 +1,172 @@
+"""A run in a Flower app of the user's own: his model, his data, and keys that only the server has.
+
+Server and clients both come through here, so both have the same layout, weights and hyperparameters
+(docs/decisions/0033-plain-flower.md).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ArrayRecord
+
+from sepal.config import Mark, OwnSettings, RunConfig, flatten, kebab, marked
+from sepal.config.base import flat_keys, validate
+from sepal.data import DatasetInfo, OwnData
+from sepal.data.own import own_info
+from sepal.errors import ConfigError, ModelError
+from sepal.method import Method
+from sepal.strategies.assembly import Assembly, assemble
+from sepal.user_modules import described
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sepal.server.plain import Beginning
+
+KEYS = frozenset(marked(RunConfig, Mark.PLAIN))
+TOLD = KEYS - frozenset(marked(RunConfig, Mark.SERVER_ONLY)) | {"rounds"}  # the shared keys that clients are told
+# What the strategy's own arguments, or `start`, say instead of a key.
+INSTEAD = {
+    "rounds": "num_rounds of start()",
+    "timeout": "timeout of start()",
+    "clients": "min_available_nodes",
+    "clients-per-round": "fraction_train",
+    "evaluate-clients": "fraction_evaluate",
+    "model": "the first argument, which builds the module",
+}
+# Rounds go on without clients that fail, as Flower's do, and evaluations are Flower's own step.
+FIXED = {"dataset": "own", "on-missing": "skip", "on-divergence": "stop", "evaluate-every": 0}
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """The user's model with the weights of the run's first round.
+
+    Attributes:
+        build: Returns a new module, whatever its weights; or a module, which is copied.
+        arrays: W_0 and all else of its ``state_dict``, by name.
+    """
+
+    build: Callable[[], nn.Module]
+    arrays: ArrayRecord = field(repr=False)
+
+    def __call__(self, seed: int = 0) -> nn.Module:
+        """Return a new module with these weights.
+
+        Raises:
+            ModelError: ``build`` fails, or its module has other tensors.
+        """
+        from torch import nn
+
+        from sepal.models.outputs import take_logits
+        from sepal.modules import refuse_unfit_tensors, set_aside
+        from sepal.seeding import generators_seeded
+
+        try:
+            with generators_seeded(seed):
+                model = copy.deepcopy(self.build) if isinstance(self.build, nn.Module) else self.build()
+        except Exception as error:
+            raise ModelError("model", "a function or class that returns a module", described(error)) from error
+        if not isinstance(model, nn.Module):
+            raise ModelError("model", "a function or class that returns a module", type(model).__name__)
+        try:
+            model.load_state_dict(self.arrays.to_torch_state_dict())
+        except Exception as error:
+            expected = "the tensors of initial_arrays, which is ArrayRecord(model.state_dict())"
+            raise ModelError("model", expected, str(error).replace("\n\t", " ")) from error
+        take_logits(model)
+        refuse_unfit_tensors(model)
+        return set_aside(model.train())
+
+
+def given_keys(method: Method, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments (``keep``, ``local_epochs``) as flat keys: the method's own, or else shared ones.
+
+    Raises:
+        ConfigError: A shared key has no effect in a plain Flower app. Unknown ones are refused where keys are parsed.
+    """
+    own, flat = set(flat_keys(method.hyper)), {}
+    for name, value in keys.items():
+        key = kebab(name)
+        if key in own or key not in flat_keys(RunConfig):
+            flat[f"{method.name}.{key}"] = value
+            continue
+        check_key(key, value)
+        flat[key] = value
+    return flat
+
+
+def check_key(key: str, value: Any) -> None:
+    """Raise ConfigError if a shared key has no effect in a plain Flower app."""
+    if key not in KEYS:
+        expected = INSTEAD.get(key, "a key that works in a Flower app of your own (docs/flower-app.md); not this one")
+        raise ConfigError(key, expected, value)
+
+
+def read_keys(method: Method, run_config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the keys of a user's run config that are Sepal's, and the names of the others, which are his own."""
+    ours = {key: value for key, value in run_config.items() if key in KEYS or key.startswith(f"{method.name}.")}
+    return ours, [key for key in run_config if key not in ours]
+
+
+def assemble_plain(
+    method: Method,
+    model: OwnModel,
+    keys: Mapping[str, Any],
+    begun: Beginning | None = None,
+    data: OwnData | None = None,
+) -> Assembly:
+    """Return the run's parts.
+
+    Args:
+        method: The method's record.
+        model: The user's model.
+        keys: Flat keys.
+        begun: On the server: what the run starts from.
+        data: On a client: its data.
+
+    Raises:
+        SepalError: A key, the model or the data is invalid.
+    """
+    flat = {**FIXED, **keys, "model": f"own:{getattr(model.build, '__name__', type(model.build).__name__)}"}
+    if begun:
+        flat |= {"rounds": begun.rounds, "timeout": float(begun.timeout), "clients": begun.clients}
+    facts = data.info if data else own_facts(begun.shape if begun else "", begun.classes if begun else 0)
+    flat |= {"own.shape": shape_text(facts.input_shape), "own.classes": facts.classes}
+    return assemble(flat, method, data=data or OwnData(facts, ""), make=model, arrays=model.arrays)
+
+
+def own_facts(shape: str, classes: int) -> DatasetInfo:
+    """Return the metadata of examples of ``shape`` (``1x28x28``), as with ``dataset = "own"``; empty: not yet known.
+
+    Raises:
+        ConfigError: A client has said something else than a shape and a number of outputs.
+    """
+    return own_info(validate(OwnSettings, {"shape": shape or "1", "classes": classes or 2}, "own."))
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Return a shape as ``1x28x28``."""
+    return "x".join(map(str, shape))
+
+
+def told_keys(assembly: Assembly) -> dict[str, Any]:
+    """Return the keys that clients are told, every default replaced, so that none of them has to know one."""
+    task = assembly.task
+    shared = {key: value for key, value in task.config.flat().items() if key in TOLD}
+    return {**shared, **flatten(task.hyper, f"{assembly.method.name}.")}
+
+
+def check_told(method: Method, keys: Mapping[str, Any]) -> None:
+    """Raise if a server tells a client another key than those of :func:`told_keys`: it may name code or a path.
+
+    Raises:
+        ConfigError: See above.
+    """
+    for key, value in keys.items():
+        if key not in TOLD and not key.startswith(f"{method.name}."):
+            raise ConfigError(key, f"a key of {method.name}'s training, from the server", value)

@@ -1,0 +1,312 @@
+"""Every method as a plain Flower Strategy: the bits of the in-process engine, what is refused by name, and errors."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, Strategy
+from torch.utils.data import DataLoader
+
+from sepal.client_app.plain import wrap_client
+from sepal.engines.in_process import run_in_process
+from sepal.errors import ConfigError, RosterError, RoundError
+from sepal.server.round import Round
+from sepal.storage.serialize import digest
+from sepal.strategies import registry
+from sepal.strategies.baselines.fedavg import FedAvg
+from sepal.strategies.baselines.fedper import FedPer
+from sepal.strategies.fedpse import FedPSE
+from sepal.study.method_checks.cases import Lines
+from tests.contract.plain_flower import CLIENTS, ROUNDS, ContextGrid, Net, Twin, arrays, contexts, load
+from tests.methods import CASES
+
+PRIVATE = {name for name, keys in CASES.items() if "privacy.clip" in keys}  # refused by name, see below
+
+
+class Versions(Lines):
+    """Keeps the server's state and the clients' versions after the last round but the closing one."""
+
+    def round(self, progress, record, line):
+        super().round(progress, record, line)
+        if record.round <= ROUNDS:
+            self.after = digest(progress.server), dict(progress.versions)
+
+
+def closing_digests(strategy, grid):
+    """Return the digests of the clients' states after a closing round, which plain Flower does without."""
+    run = strategy.run
+    round = Round(run.inputs(ROUNDS + 1, (), {}), run.task, run.store, local=False)
+
+    def deliver(nodes, compose, take):
+        for node in nodes:
+            take(node, grid.answer(Message(compose(node)[1], node, MessageType.EVALUATE)).content)
+        return {}
+
+    round.send(strategy._connections.nodes, deliver)
+    return {name: reply.state for name, reply in round.record().replies.items()}
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name not in PRIVATE])
+def test_three_rounds_have_the_bits_of_the_in_process_engine(case):
+    """A version's name is a digest of all downloads and uploads on the way to it; a state has what is not sent."""
+    twin, seen = Twin(case), Versions()
+    ran = run_in_process(twin.assembly, observers=[seen])
+    strategy, grid = twin.strategy(), ContextGrid(twin.app(), contexts())
+    result = strategy.start(grid, twin.arrays, num_rounds=ROUNDS)
+    state = strategy.run.state
+    assert (digest(state.server), dict(state.versions)) == seen.after
+    assert len(result.train_metrics_clientapp) == ROUNDS
+    assert closing_digests(strategy, grid) == dict(ran.report.digests)
+
+
+def started(method=FedAvg, app=None, *, rounds=2, nodes=None, with_arrays=None, start=(), **keys):
+    strategy = method(Net, **{"lr": 0.1, **keys})
+    grid = ContextGrid(app or wrap_client(method, Net, load), nodes or contexts())
+    result = strategy.start(grid, with_arrays or arrays(), num_rounds=rounds, **dict(start))
+    return strategy, grid, result
+
+
+def test_every_method_is_a_flower_strategy():
+    assert all(isinstance(registry.get(name)(Net), Strategy) for name in registry.names())
+
+
+def test_metrics_arrays_and_a_line_a_round_are_what_flowers_users_expect(caplog):
+    caplog.set_level(logging.INFO)
+    _, grid, result = started(FedPSE, keep=0.3)
+    assert list(result.train_metrics_clientapp) == list(result.evaluate_metrics_clientapp) == [1, 2]
+    assert {"received-accuracy", "trained-accuracy", "bytes-up", "clients"} <= set(result.train_metrics_clientapp[2])
+    assert 0 <= result.evaluate_metrics_clientapp[2]["accuracy"] <= 1
+    Net().load_state_dict(result.arrays.to_torch_state_dict())  # num_batches_tracked and all
+    lines = [record.message for record in caplog.records if record.name == "flwr"]
+    assert [line.split(":")[0] for line in lines if line.startswith("round ")] == ["round 1/2", "round 2/2"]
+    assert set(grid.kinds) == {"query", "train", "evaluate"}
+    assert grid.kinds.count("query") == CLIENTS
+
+
+def test_evaluation_follows_the_fractions_and_trains_nobody():
+    _, grid, result = started(FedPer, fraction_train=0.5, fraction_evaluate=0.25)
+    assert (grid.kinds.count("train"), grid.kinds.count("evaluate")) == (2 * 2, 2 * 1)
+    assert result.evaluate_metrics_clientapp[1]["clients"] == 1
+    assert not started(fraction_evaluate=0.0)[2].evaluate_metrics_clientapp
+
+
+def test_keys_of_the_users_own_are_not_fatal_and_are_named(caplog):
+    caplog.set_level(logging.INFO)
+    run_config = {"num-server-rounds": 3, "learning-rate": 0.5, "local-epochs": 2, "clients": "all of them"}
+    strategy, _, _ = started(run_config=run_config, rounds=1, start={"train_config": ConfigRecord({"lr": 0.25})})
+    assert (strategy.run.config.local_epochs, strategy.run.config.lr) == (2, 0.25)
+    named = "run config: num-server-rounds, learning-rate, clients: your own keys, which Sepal does not read"
+    assert named in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"kep": 0.1}, "fedavg.kep: expected a known key"),
+        ({"lr": "fast"}, "lr: expected"),
+        ({"rounds_": 3}, "rounds: expected num_rounds of start"),
+        ({"clients_per_round": 3}, "clients-per-round: expected fraction_train"),
+        ({"evaluate_clients": 3}, "evaluate-clients: expected fraction_evaluate"),
+        ({"privacy.clip": 1.0}, "privacy.clip: expected a key that works in a Flower app of your own"),
+        ({"privacy.noise": 1.0}, "privacy.noise: expected a key that works in a Flower app of your own"),
+        ({"task": "regression"}, "task: expected a key that works in a Flower app of your own"),
+        ({"dataset": "digits"}, "dataset: expected a key that works in a Flower app of your own"),
+        ({"on_divergence": "rollback"}, "on-divergence: expected a key that works in a Flower app of your own"),
+        ({"start": {"train_config": ConfigRecord({"learning-rate": 0.1})}}, "learning-rate: expected a key that"),
+        ({"start": {"train_config": ConfigRecord({"clients": 3})}}, "clients: expected min_available_nodes"),
+        ({"start": {"evaluate_config": ConfigRecord({"x": 3})}}, "evaluate_config: expected nothing"),
+        ({"fraction_train": 0.0}, "fraction_train: expected a share"),
+        ({"fraction_evaluate": 2.0}, "fraction_evaluate: expected a share"),
+        ({"min_available_nodes": 0}, "min_available_nodes: expected at least 1"),
+    ],
+)
+def test_what_has_no_effect_is_refused_by_name(keys, words):
+    with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
+        started(**keys)
+
+
+def test_a_central_evaluation_is_refused_where_there_is_no_whole_global_model():
+    seen = []
+    started(start={"evaluate_fn": lambda number, found: seen.append((number, len(found)))})
+    assert seen == [(number, len(arrays())) for number in range(3)]
+    with pytest.raises(ConfigError, match="evaluate_fn: expected None: fedper has no whole global model"):
+        started(FedPer, start={"evaluate_fn": lambda number, found: None})
+
+
+def test_flowers_differential_privacy_around_a_method_is_refused():
+    private = DifferentialPrivacyServerSideFixedClipping(FedAvg(Net), 0.1, 1.0, CLIENTS)
+    with pytest.raises(ConfigError, match=r"num_rounds: .*differential privacy works on dense arrays"):
+        private.start(ContextGrid(wrap_client(FedAvg, Net, load), contexts()), arrays(), num_rounds=1)
+
+
+def test_the_four_steps_work_without_start_and_only_in_their_order():
+    strategy, grid = FedAvg(Net, rounds=2), ContextGrid(wrap_client(FedAvg, Net, load), contexts())
+    first = arrays()
+    with pytest.raises(ConfigError, match="aggregate_train: expected replies"):
+        strategy.aggregate_train(1, [])
+    replies = grid.send_and_receive(strategy.configure_train(1, first, ConfigRecord(), grid))
+    second, metrics = strategy.aggregate_train(1, replies)
+    assert metrics["clients"] == CLIENTS
+    with pytest.raises(ConfigError, match="arrays: expected those that aggregate_train returned"):
+        strategy.configure_train(2, first, ConfigRecord(), grid)
+    with pytest.raises(ConfigError, match="server_round: expected 2"):
+        strategy.configure_train(3, second, ConfigRecord(), grid)
+    replies = grid.send_and_receive(strategy.configure_evaluate(1, second, ConfigRecord(), grid))
+    assert strategy.aggregate_evaluate(1, replies)["clients"] == CLIENTS
+
+
+def fails(*numbers, after=0):
+    calls = []
+
+    def broken(context):
+        calls.append(context.node_config["partition-id"])
+        if calls[-1] in numbers and calls.count(calls[-1]) > after:
+            try:
+                {}["ward"]
+            except KeyError as reason:
+                raise ValueError("the table of the ward cannot be read") from reason
+        return load(context)
+
+    return broken
+
+
+@pytest.mark.parametrize("after", [0, 1], ids=["at once", "in round 1"])
+def test_the_cause_of_a_clients_error_is_shown_in_full_and_the_others_go_on(after, caplog):
+    strategy, _, result = started(app=wrap_client(FedAvg, Net, fails(2, after=after)))
+    told = [message for message in caplog.messages if "the table of the ward cannot be read" in message]
+    assert len([message for message in told if "KeyError: 'ward'" in message and "Traceback" in message]) == 1
+    assert result.train_metrics_clientapp[2]["clients"] == CLIENTS - 1
+    assert strategy.run.state.round == 2
+
+
+@pytest.mark.parametrize(("after", "error"), [(0, RosterError), (1, RoundError)])
+def test_without_any_client_the_run_ends_with_the_cause(after, error):
+    with pytest.raises(error, match="the table of the ward cannot be read"):
+        started(app=wrap_client(FedAvg, Net, fails(*range(CLIENTS), after=after)))
+
+
+def test_a_client_without_its_context_takes_no_further_part(caplog):
+    nodes = contexts()
+
+    class Forgets(ContextGrid):
+        def answer(self, message):
+            if message.metadata.group_id == "2" and message.metadata.dst_node_id == 1:
+                nodes[1].state.clear()
+            return super().answer(message)
+
+    strategy, grid = FedAvg(Net), Forgets(wrap_client(FedAvg, Net, load), nodes)
+    result = strategy.start(grid, arrays(), num_rounds=3)
+    assert [result.train_metrics_clientapp[number]["clients"] for number in (1, 2, 3)] == [4, 3, 3]
+    assert any("context.state: expected what the run's first message brought" in line for line in caplog.messages)
+
+
+def test_a_node_that_flower_reports_as_gone_is_named_with_flowers_reason(caplog):
+    class Gone(ContextGrid):
+        def answer(self, message):
+            reply = super().answer(message)
+            if message.metadata.dst_node_id == 3 and message.metadata.message_type == MessageType.TRAIN:
+                reply = Message(Error(5, "Node Unavailable, and a long reason " + "x" * 500), reply_to=message)
+                reply.metadata.__dict__["_src_node_id"] = 1  # as a SuperLink reports it
+            return reply
+
+    result = FedAvg(Net).start(Gone(wrap_client(FedAvg, Net, load), contexts()), arrays(), num_rounds=1)
+    assert result.train_metrics_clientapp[1]["clients"] == CLIENTS - 1
+    assert any(
+        line.startswith("client-00002: error 5: Node Unavailable") and line[-500:] == "x" * 500
+        for line in caplog.messages
+    )
+
+
+def test_a_newcomer_joins_between_rounds_and_a_second_client_of_a_name_is_refused(caplog):
+    nodes = contexts(5)
+    late = {node: nodes.pop(node) for node in (4, 5)}
+    late[5].node_config["name"] = "client-00000"
+
+    class Grows(ContextGrid):
+        def get_node_ids(self):
+            return [1, 2, 3] if "evaluate" not in self.kinds else [1, 2, 3, 4, 5]
+
+    grid = Grows(wrap_client(FedAvg, Net, load), {**nodes, **late})
+    result = FedAvg(Net).start(grid, arrays(), num_rounds=2)
+    assert [result.train_metrics_clientapp[number]["clients"] for number in (1, 2)] == [3, 4]
+    assert any("client client-00000: expected one client of that name" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize("key", ["least-noise", "most-uploads", "audit", "export"])
+def test_a_node_that_demands_what_plain_flower_does_not_keep_is_refused(key):
+    value = {"least-noise": 1.0, "most-uploads": 3}.get(key, "/x")
+    with pytest.raises(RosterError, match=f"{key}: expected nothing: only nodes of `sepal join` hold to it"):
+        started(nodes=contexts(**{key: value}))
+
+
+@pytest.mark.parametrize("key", ["model", "augment", "initial-weights", "out", "own.data"])
+def test_a_client_takes_no_code_and_no_path_from_the_server(key, monkeypatch):
+    from sepal.strategies import plain
+
+    told = plain.told_keys
+    monkeypatch.setattr(plain, "told_keys", lambda assembly: {**told(assembly), key: "os:system"})
+    with pytest.raises(
+        RosterError, match=f"{key}: expected a key of fedavg's training, from the server, got os:system"
+    ):
+        started()
+
+
+class Photographs(torch.utils.data.Dataset):
+    def __init__(self, given):
+        self.x, self.y = given
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, place):
+        return {"img": torch.as_tensor(self.x[place]), "label": int(self.y[place])}
+
+
+def loaders(context, **how):
+    given = load(context)
+    return tuple(DataLoader(Photographs(part), batch_size=7, shuffle=True, **how) for part in (given[:2], given[2:]))
+
+
+def test_data_may_be_arrays_datasets_or_dataloaders_of_dictionaries_with_one_result():
+    plain_run = started()[0].run
+    other = started(app=wrap_client(FedAvg, Net, loaders))[0].run
+    assert digest(other.state.server) == digest(plain_run.state.server)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (lambda context: loaders(context, collate_fn=lambda items: items), "data: expected a DataLoader with torch's"),
+        (lambda context: ([{"a": 1, "b": 2}], [{"a": 1, "b": 2}]), "data: expected examples with one input and one of"),
+        (lambda context: (*load(context)[:3], load(context)[3] + 9), "data: expected labels below 3"),
+        (lambda context: (np.zeros((9, 5), np.float32), np.zeros(9, int)) * 2, "model: expected to take examples of"),
+        (lambda context: None, "data: expected to return"),
+    ],
+)
+def test_data_that_cannot_be_used_is_refused_by_name(data, words):
+    with pytest.raises(RosterError, match=words):
+        started(app=wrap_client(FedAvg, Net, data))
+
+
+def test_models_that_differ_are_refused_by_name():
+    with pytest.raises(RosterError, match="model: expected the tensors of initial_arrays"):
+        started(app=wrap_client(FedAvg, lambda: torch.nn.Linear(4, 3), load))
+    with pytest.raises(Exception, match="model: expected the tensors of initial_arrays"):
+        started(with_arrays=ArrayRecord(torch.nn.Linear(4, 3).state_dict()))
+    with pytest.raises(Exception, match="model: expected a function or class that returns a module"):
+        FedAvg(lambda: 3).start(ContextGrid(wrap_client(FedAvg, Net, load), contexts()), arrays(), num_rounds=1)
+
+
+def test_a_client_keeps_two_states_whatever_happens():
+    _, grid, _ = started(FedPer, rounds=5)
+    for context in grid.contexts.values():
+        assert sum(name.startswith("sepal.state.") for name in context.state) == 2
+
+
+def test_a_run_from_which_clients_diverge_ends_and_says_so():
+    with pytest.raises(RoundError, match="expected a model from which most clients can train"):
+        started(lr=1e30, clip_gradient=0.0, rounds=3)
