@@ -158,15 +158,19 @@ def told_keys(assembly: Assembly) -> dict[str, Any]:
     """Return the keys that clients are told, every default replaced, so that none of them has to know one."""
     task = assembly.task
     shared = {key: value for key, value in task.config.flat().items() if key in TOLD}
-    return {**shared, **flatten(task.hyper, f"{assembly.method.name}.")}
+    return {"method": assembly.method.name, **shared, **flatten(task.hyper, f"{assembly.method.name}.")}
 
 
 def check_told(method: Method, keys: Mapping[str, Any]) -> None:
-    """Raise if a server tells a client another key than those of :func:`told_keys`: it may name code or a path.
+    """Raise if a server has another method, or tells a client another key than those of :func:`told_keys`.
+
+    Such a key may name code or a path.
 
     Raises:
         ConfigError: See above.
     """
+    if keys.get("method") != method.name:
+        raise ConfigError("method", f"{keys.get('method')}, as the server's strategy", f"{method.name} in wrap_client")
     for key, value in keys.items():
-        if key not in TOLD and not key.startswith(f"{method.name}."):
+        if key != "method" and key not in TOLD and not key.startswith(f"{method.name}."):
             raise ConfigError(key, f"a key of {method.name}'s training, from the server", value)

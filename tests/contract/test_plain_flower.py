@@ -243,6 +243,14 @@ def test_a_node_that_demands_what_plain_flower_does_not_keep_is_refused(key):
         started(nodes=contexts(**{key: value}))
 
 
+def test_another_method_on_the_clients_is_refused_by_name():
+    """FedAvg and FedProx exchange the same payloads: nothing else would notice."""
+    with pytest.raises(
+        RosterError, match="method: expected fedavg, as the server's strategy, got fedprox in wrap_client"
+    ):
+        started(app=wrap_client(registry.get("fedprox"), Net, load))
+
+
 @pytest.mark.parametrize("key", ["model", "augment", "initial-weights", "out", "own.data"])
 def test_a_client_takes_no_code_and_no_path_from_the_server(key, monkeypatch):
     from sepal.strategies import plain

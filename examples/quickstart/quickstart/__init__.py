@@ -1,0 +1,1 @@
+"""Flower's PyTorch quickstart in shape, with a method of Sepal."""

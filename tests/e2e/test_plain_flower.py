@@ -1,0 +1,64 @@
+"""An app in the shape of Flower's PyTorch quickstart, with methods of Sepal, in Flower's simulation and deployment."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sepal.engines.flower.engine import Flower
+
+pytestmark = [pytest.mark.e2e, pytest.mark.simulation, pytest.mark.timeout(600)]
+
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
+METHODS = {
+    "FedPSE": "sepal.strategies.fedpse",
+    "FedPer": "sepal.strategies.baselines.fedper",
+    "DmPfl": "sepal.strategies.dmpfl",
+}
+
+
+@pytest.fixture(scope="module")
+def flower(tmp_path_factory):
+    with Flower(environment={"SEPAL_HOME": str(tmp_path_factory.mktemp("home"))}) as flower:
+        flower.start_simulation()
+        yield flower
+
+
+def app_with(method, directory, **changes):
+    """Return a copy of the app with another method, and with other changes in its files."""
+    copy = shutil.copytree(QUICKSTART, directory / "app")
+    for file in copy.glob("quickstart/*.py"):
+        text = file.read_text().replace("sepal.strategies.fedpse import FedPSE", f"{METHODS[method]} import {method}")
+        text = text.replace("FedPSE", method)
+        for old, new in changes.items():
+            text = text.replace(old, new)
+        file.write_text(text)
+    return copy
+
+
+def run(flower, app, **keys):
+    return flower.run_app(app, keys, "num-supernodes=4 client-resources-num-cpus=1", timeout=300)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_quickstart_runs_with_two_lines_changed(method, flower, tmp_path):
+    ended = run(flower, app_with(method, tmp_path))
+    told = "\n".join(ended.log)
+    assert ended.status == "finished:completed", told
+    assert re.findall(r"round (\d)/3: received", told) == ["1", "2", "3"], told
+    accuracies = re.findall(r"accuracy after round (\d): (\d\.\d+)", told)
+    assert [number for number, _ in accuracies] == ["1", "2", "3"], told
+    assert float(accuracies[-1][1]) > 0.6, told
+    assert "run config: num-server-rounds, fraction-evaluate, learning-rate: your own keys" in told
+
+
+def test_the_cause_of_a_clients_error_reaches_the_log_in_full(flower, tmp_path):
+    app = app_with("FedPSE", tmp_path, **{"    prototypes =": '    {}["the ward"]\n    prototypes ='})
+    ended = run(flower, app)
+    told = "\n".join(ended.log)
+    assert ended.status == "finished:failed"
+    assert "KeyError: 'the ward'" in told
+    assert "in load_data" in told
