@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, Strategy
 from torch.utils.data import DataLoader
 
-from sepal.client_app.plain import wrap_client
+from sepal.client_app.plain import STORE, ContextStore, wrap_client
+from sepal.client_app.state_store import Stored
 from sepal.engines.in_process import run_in_process
 from sepal.errors import ConfigError, RosterError, RoundError
+from sepal.protocol.messages import Content, Reply
+from sepal.protocol.types import ClientInfo, Kind
 from sepal.server.round import Round
 from sepal.storage.serialize import digest
 from sepal.strategies import registry
@@ -313,6 +317,19 @@ def test_a_client_keeps_two_states_whatever_happens():
     _, grid, _ = started(FedPer, rounds=5)
     for context in grid.contexts.values():
         assert sum(name.startswith("sepal.state.") for name in context.state) == 2
+
+
+def test_a_context_gives_back_what_a_client_keeps():
+    """The buffers that stay with it, too, which few models have."""
+    records = RecordDict({STORE: ConfigRecord({"identity": "ab"})})
+    reply = Reply("run", 1, Kind.TRAIN, ClientInfo("a", 3), metrics={"seconds": 1.5})
+    numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
+    stored = Stored("asked", {"w": numbers, "empty": numbers[:0]}, reply, Content(b""), {"seen": np.array(7)})
+    ContextStore(records, dict[str, np.ndarray]).save("1-ab", stored)
+    again = ContextStore(copy.deepcopy(records), dict[str, np.ndarray]).load("1-ab")
+    assert (again.request, again.reply, digest(again.state)) == ("asked", reply, digest(stored.state))
+    assert {name: int(value) for name, value in again.local.items()} == {"seen": 7}
+    assert ContextStore(records, dict).load("2-ab") is None
 
 
 def test_a_run_from_which_clients_diverge_ends_and_says_so():

@@ -1,5 +1,6 @@
 """The ServerApp."""
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -15,6 +16,7 @@ def main(grid: Grid, context: Context) -> None:
     num_rounds: int = context.run_config["num-server-rounds"]
     lr: float = context.run_config["learning-rate"]
     fraction_evaluate: float = context.run_config["fraction-evaluate"]
+    torch.manual_seed(0)  # so that a run can be repeated
     arrays = ArrayRecord(Net().state_dict())
 
     strategy = FedPSE(Net, context.run_config, fraction_evaluate=fraction_evaluate)
