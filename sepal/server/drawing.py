@@ -25,8 +25,21 @@ STEP = 10.0  # seconds that a draw waits for a new node before it draws another 
 POLL = 0.1  # seconds between two looks for answers
 
 
-def await_nodes(online: Callable[[], Sequence[int]], needed: int, timeout: float) -> None:
+def await_nodes(
+    online: Callable[[], Sequence[int]],
+    needed: int,
+    timeout: float,
+    key: str = "clients-per-round",
+    log: logging.Logger = log,
+) -> None:
     """Wait until ``needed`` nodes have registered; nobody is asked anything.
+
+    Args:
+        online: Returns the ids of the registered nodes.
+        needed: Their number.
+        timeout: Seconds before giving up.
+        key: What sets the number.
+        log: Gets a line every five seconds.
 
     Raises:
         RosterError: Fewer have after ``timeout`` seconds.
@@ -35,7 +48,7 @@ def await_nodes(online: Callable[[], Sequence[int]], needed: int, timeout: float
     while (present := len(online())) < needed:
         now = time.monotonic() - start
         if now > timeout:
-            raise RosterError("clients", f"{needed} registered within {timeout:g} s (clients-per-round)", present)
+            raise RosterError("clients", f"{needed} registered within {timeout:g} s ({key})", present)
         if now - said >= 5:
             said = now
             log.info("waiting for clients: %d of %d have registered", present, needed)

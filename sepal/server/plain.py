@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from sepal.errors import ConfigError, RosterError, RoundError, SepalError, causes_of
+from sepal.errors import ConfigError, RosterError, RoundError, SepalError, causes_of, printable
 from sepal.method.interface import Method, Task
 from sepal.protocol.messages import CAUSE, INITIAL, KEYS, SIZES, Content, Order, Reply, read_reply, write_order
 from sepal.protocol.types import Kind, Plan
@@ -197,7 +197,7 @@ class MethodStrategy(Strategy):
         self._initial = self._arrays = arrays
         for note in made.notes:
             log.info("%s", note)
-        await_nodes(lambda: list(grid.get_node_ids()), self._least, self._timeout)
+        await_nodes(lambda: list(grid.get_node_ids()), self._least, self._timeout, "min_available_nodes", log)
         self._meet(grid)
         shape, classes = self._size or ("", 0)
         made = self._prepare(replace(beginning, shape=shape, classes=classes, clients=len(found.nodes)))
@@ -267,13 +267,15 @@ class MethodStrategy(Strategy):
         if self._round is None:
             raise ConfigError("aggregate_train", "replies to the messages of configure_train", "none were sent")
         (round, start), run, self._round = self._round, self.run, None
+        silent = round.waiting & self._connections.nodes.keys()
         for name, reply in self._named(replies):
+            silent.discard(name)
             if reason := self._told_failure(name, reply):
                 round.lose(name, reason)
             else:
                 round.accept(name, reply.content)
-        for name in sorted(round.waiting & self._connections.nodes.keys()):
-            round.lose(name, f"no answer that counts within {self._timeout:g} s")
+        for name in sorted(silent):
+            round.lose(name, f"no reply within {self._timeout:g} s")
         diverged = "most clients diverged" if round.unstable else ""
         record = None if diverged else round.record()
         if record is None or round.spoilt:
@@ -361,7 +363,7 @@ class MethodStrategy(Strategy):
         found = self._connections
         refusals = found.refresh(list(grid.get_node_ids()), lambda nodes, timeout=PATIENCE: self._ask(grid, nodes))
         for refusal in refusals:
-            self._tell("", str(refusal))
+            self._tell("refused", str(refusal))
         if self._run is None and len(found.nodes) < self._least:
             expected = f"{self._least} that take part (min_available_nodes)"
             causes = f": {causes_of(refusals)}" if refusals else ""
@@ -377,7 +379,7 @@ class MethodStrategy(Strategy):
         answers: dict[int, Reply | SepalError | Pending] = {}
         for message in grid.send_and_receive(self._sent, timeout=self._timeout):
             node = self._node(message)
-            if reason := self._told_failure("", message):
+            if reason := self._told_failure(f"node {node}", message):
                 answers[node] = RosterError(f"node {node}", "an answer", reason)
                 continue
             try:
@@ -430,4 +432,4 @@ class MethodStrategy(Strategy):
         """Log why a client's reply does not count, each cause once."""
         if cause not in self._causes:
             self._causes.add(cause)
-            log.error("%s%s", f"{name}: " if name else "", cause)
+            log.error("%s: %s", name, "\n".join(map(printable, cause.split("\n"))))

@@ -319,6 +319,33 @@ def test_a_client_keeps_two_states_whatever_happens():
         assert sum(name.startswith("sepal.state.") for name in context.state) == 2
 
 
+def test_a_strategy_that_is_started_again_begins_a_new_run_also_with_clients_of_the_first():
+    strategy, grid = FedPer(Net, lr=0.1), ContextGrid(wrap_client(FedPer, Net, load), contexts())
+    digests = []
+    for _ in range(2):
+        strategy.start(grid, arrays(), num_rounds=2)
+        digests.append(digest(strategy.run.state.server))
+    assert digests[0] == digests[1]
+
+
+def test_too_few_nodes_are_waited_for_by_name(caplog):
+    caplog.set_level(logging.INFO)
+    with pytest.raises(
+        RosterError, match=r"clients: expected 9 registered within 0.3 s \(min_available_nodes\), got 4"
+    ):
+        started(min_available_nodes=9, start={"timeout": 0.3})
+    assert "waiting for clients: 4 of 9 have registered" in caplog.messages
+
+
+def test_what_a_client_says_cannot_write_to_the_terminal(caplog):
+    def broken(context):
+        raise ValueError("\x1b]0;owned\x07")
+
+    with pytest.raises(RosterError):
+        started(app=wrap_client(FedAvg, Net, broken))
+    assert "\x1b" not in caplog.text
+
+
 def test_a_context_gives_back_what_a_client_keeps():
     """The buffers that stay with it, too, which few models have."""
     records = RecordDict({STORE: ConfigRecord({"identity": "ab"})})
