@@ -7,30 +7,28 @@ clients keep, and what is refused, is in docs/decisions/0033-plain-flower.md.
 
 from __future__ import annotations
 
-import logging
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from sepal.errors import ConfigError, RosterError, RoundError, SepalError, causes_of, printable
+from sepal.errors import ConfigError, RosterError, RoundError, SepalError, causes_of
 from sepal.method.interface import Method, Task
-from sepal.protocol.messages import CAUSE, INITIAL, KEYS, SIZES, Content, Order, Reply, read_reply, write_order
-from sepal.protocol.types import Kind, Plan
+from sepal.protocol.messages import Order, read_reply, write_order
+from sepal.protocol.types import Kind
 from sepal.server.accuracy import view_figures
-from sepal.server.answers import check_answer, check_reply
+from sepal.server.answers import check_reply
 from sepal.server.downloads import Downloads, room
 from sepal.server.drawing import await_nodes
 from sepal.server.exchange import MESSAGE_TYPES, Compose, Take
 from sepal.server.observer import RoundLog
 from sepal.server.opening import admitted
+from sepal.server.plain_contact import PlainContact, log
 from sepal.server.recovery import REMEDY
-from sepal.server.roster import PATIENCE, Connections, Pending
 from sepal.server.round import Round
 from sepal.server.rules import require_capacity
 from sepal.server.run import Run
@@ -39,7 +37,6 @@ from sepal.server.run_store import MemoryRunStore
 from sepal.server.sampling import sample
 from sepal.training.threads import set_threads
 
-log = logging.getLogger("flwr")  # where Flower's users look
 Prepare: TypeAlias = Callable[["Beginning"], "Prepared"]
 
 
@@ -127,14 +124,17 @@ class MethodStrategy(Strategy):
         self._clear()
 
     def _clear(self) -> None:
-        self._id = uuid.uuid4().hex  # of the queries, which begin before the run
-        self._size: tuple[str, int] | None = None
         self._run: Run | None = None
-        self._connections = Connections()
+        self._contact: PlainContact | None = None
         self._round: tuple[Round, RoundStart] | None = None
         self._evaluation: _Evaluation | None = None
-        self._sent: list[Message] = []
-        self._causes: set[str] = set()
+
+    @property
+    def _known(self) -> PlainContact:
+        """The run's nodes."""
+        if self._contact is None:
+            raise ConfigError("strategy", "a run that has been started", "none")
+        return self._contact
 
     @property
     def run(self) -> Run:
@@ -191,15 +191,20 @@ class MethodStrategy(Strategy):
         if not self._rounds:
             expected = "start() of this strategy, or its argument rounds: a wrapper such as differential privacy works "
             raise ConfigError("num_rounds", f"{expected}on dense arrays, which it has not", "neither")
-        beginning, found = Beginning(arrays, config, self._rounds, self._timeout), self._connections
+        beginning = Beginning(arrays, config, self._rounds, self._timeout)
         made = self._prepare(beginning)
-        self._told, self._log = made.told, RoundLog(log)
-        self._initial = self._arrays = arrays
+        self._log, self._arrays = RoundLog(log), arrays
+        self._contact = contact = PlainContact(arrays, made.told, self._timeout)
+        found = contact.connections
         for note in made.notes:
             log.info("%s", note)
         await_nodes(lambda: list(grid.get_node_ids()), self._least, self._timeout, "min_available_nodes", log)
-        self._meet(grid)
-        shape, classes = self._size or ("", 0)
+        refusals = contact.meet(grid)
+        if len(found.nodes) < self._least:
+            causes = f": {causes_of(refusals)}" if refusals else ""
+            expected = f"{self._least} that take part (min_available_nodes)"
+            raise RosterError("clients", expected, f"{len(found.nodes)}{causes}")
+        shape, classes = contact.size or ("", 0)
         made = self._prepare(replace(beginning, shape=shape, classes=classes, clients=len(found.nodes)))
         set_threads(made.task.config.threads)
         run = Run(made.method, made.task, MemoryRunStore())
@@ -217,7 +222,7 @@ class MethodStrategy(Strategy):
     def _whole(self) -> bool:
         """Whether the method's global model has all tensors of W_0."""
         run = self.run
-        return run.algorithm.model(run.state.server).keys() == run.task.weights.keys() <= self._initial.keys()
+        return run.algorithm.model(run.state.server).keys() == run.task.weights.keys() <= self._known.arrays.keys()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -230,31 +235,34 @@ class MethodStrategy(Strategy):
         """
         if self._run is None:
             self._begin(grid, arrays, config)
-        run, connections = self.run, self._connections
+        run, contact = self.run, self._known
         if server_round != run.state.round + 1:
             raise ConfigError("server_round", f"{run.state.round + 1}, as one round follows another", server_round)
         if arrays is not self._arrays:
             expected = "those that aggregate_train returned, or W_0: the method's state is not in them"
             raise ConfigError("arrays", expected, "others")
         if server_round > 1:
-            self._meet(grid)
-        joined, stores = connections.newcomers(run.state.roster)
+            contact.meet(grid)
+        joined, stores = contact.connections.newcomers(run.state.roster)
         start = run.inputs(server_round, joined, stores)
-        here = [name for name in start.state.participants if name in connections.nodes]
+        here = contact.here(start.state.participants)
+        if not here and start.plan.who != "none":
+            raise RoundError(f"round {server_round}", "a client that is connected", "none")
         count = max(1, int(len(here) * self._train))
         drawn = sample(here, count, run.config.seed, server_round)
         task = replace(run.task, config=run.config.model_copy(update={"clients_per_round": count}))
         round = Round(start, task, run.store, joined, stores, drawn=drawn, local=False)
-        self._round, self._sent = (round, start), []
+        self._round = round, start
+        contents: list[tuple[int, str, RecordDict]] = []
 
         def collect(nodes: Sequence[int], compose: Compose, take: Take) -> Mapping[int, str]:
             for node in nodes:
                 kind, records = compose(node)
-                self._sent.append(self._message(records, node, MESSAGE_TYPES[kind], server_round))
+                contents.append((node, MESSAGE_TYPES[kind], records))
             return {}
 
-        round.send(connections.nodes, collect)
-        return self._sent
+        round.send(contact.connections.nodes, collect)
+        return contact.messages(contents, server_round)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -266,11 +274,11 @@ class MethodStrategy(Strategy):
         """
         if self._round is None:
             raise ConfigError("aggregate_train", "replies to the messages of configure_train", "none were sent")
-        (round, start), run, self._round = self._round, self.run, None
-        silent = round.waiting & self._connections.nodes.keys()
-        for name, reply in self._named(replies):
+        (round, start), run, contact, self._round = self._round, self.run, self._known, None
+        silent = round.waiting & contact.connections.nodes.keys()
+        for name, reply in contact.named(list(replies)):
             silent.discard(name)
-            if reason := self._told_failure(name, reply):
+            if reason := contact.failure(name, reply):
                 round.lose(name, reason)
             else:
                 round.accept(name, reply.content)
@@ -283,11 +291,11 @@ class MethodStrategy(Strategy):
             raise RoundError(f"round {server_round}", expected, f"{diverged or round.spoilt}: {REMEDY}")
         run.store.commit(record)
         line = run.apply(record, start, round.uploads, round.outcome)
-        self._connections.pin(run.state.roster)
+        contact.connections.pin(run.state.roster)
         self._log.round(run.state, record, line)
         model = run.algorithm.model(run.state.server)
         if model:
-            whole = dict(self._initial) if self._whole else {}
+            whole = dict(contact.arrays) if self._whole else {}
             self._arrays = ArrayRecord({**whole, **{name: Array(np.asarray(value)) for name, value in model.items()}})
         figures = self._figures([reply.found for reply in record.replies.values()], ("received", "trained"))
         sent = {f"bytes-{way}": line["bytes"][way] for way in ("up", "down")}
@@ -303,32 +311,30 @@ class MethodStrategy(Strategy):
         """
         if config:
             raise ConfigError("evaluate_config", "nothing: clients evaluate by themselves", ", ".join(config))
-        run, connections = self.run, self._connections
+        run, contact = self.run, self._known
         start = run.inputs(server_round + 1, (), {})
-        here = [name for name in start.state.members if name in connections.nodes]
-        self._sent, orders = [], {}
+        here = contact.here(start.state.members)
         if not self._evaluate or not here or (start.plan.who == "none" and not start.closing):
             return []
-        downloads = Downloads(start, room(run.task))
+        downloads, contents, orders = Downloads(start, room(run.task)), [], {}
         views = tuple(dict.fromkeys(("received", run.method.deployed)))
         for name in sample(here, max(1, int(len(here) * self._evaluate)), run.config.seed, server_round, "evaluate"):
             base, content = run.state.versions.get(name, ""), downloads.get(name).content
             order = Order(run.state.run, Kind.ADAPT, start.plan_of(name), base, base, views)
             orders[name] = order, content.digest()
-            records = write_order(order, content)
-            self._sent.append(self._message(records, connections.nodes[name], MessageType.EVALUATE, server_round))
+            contents.append((contact.connections.nodes[name], MessageType.EVALUATE, write_order(order, content)))
             downloads.drop(name)
         self._evaluation = _Evaluation(start, orders)
-        return self._sent
+        return contact.messages(contents, server_round)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the figures of the evaluation: ``accuracy`` is that of the model that the method deploys."""
         evaluation, self._evaluation = self._evaluation, None
         if evaluation is None:
             return None
-        found, scoring = [], self.run.task.learning.scoring
-        for name, message in self._named(replies):
-            if name not in evaluation.orders or self._told_failure(name, message):
+        found, contact, scoring = [], self._known, self.run.task.learning.scoring
+        for name, message in contact.named(list(replies)):
+            if name not in evaluation.orders or contact.failure(name, message):
                 continue
             order, download = evaluation.orders[name]
             try:
@@ -336,7 +342,7 @@ class MethodStrategy(Strategy):
                 check_reply(order, evaluation.start.state.roster[name], download, reply, content, scoring)
                 found.append(reply.found)
             except SepalError as reason:
-                self._tell(name, str(reason))
+                contact.tell(name, str(reason))
         deployed = self.run.method.deployed
         figures = self._figures(found, ("received", deployed) if deployed != "received" else ("received",))
         if (key := f"{deployed}-{scoring.measure.name}") in figures:
@@ -350,86 +356,3 @@ class MethodStrategy(Strategy):
             if values := view_figures(found, view, scoring=scoring):
                 figures[f"{view}-{scoring.measure.name}"] = values["weighted"]
         return figures
-
-    def _message(self, records: Any, node: int, kind: str, server_round: int) -> Message:
-        return Message(records, dst_node_id=node, message_type=kind, group_id=str(server_round))
-
-    def _meet(self, grid: Grid) -> None:
-        """Ask the nodes that are not known yet who they are, and give them W_0 and the keys.
-
-        Raises:
-            RosterError: Too few of a new run's nodes take part.
-        """
-        found = self._connections
-        refusals = found.refresh(list(grid.get_node_ids()), lambda nodes, timeout=PATIENCE: self._ask(grid, nodes))
-        for refusal in refusals:
-            self._tell("refused", str(refusal))
-        if self._run is None and len(found.nodes) < self._least:
-            expected = f"{self._least} that take part (min_available_nodes)"
-            causes = f": {causes_of(refusals)}" if refusals else ""
-            raise RosterError("clients", expected, f"{len(found.nodes)}{causes}")
-
-    def _ask(self, grid: Grid, nodes: Sequence[int]) -> Mapping[int, Reply | SepalError | Pending]:
-        order = Order(self._id, Kind.QUERY, Plan(0))
-        self._sent = []
-        for node in nodes:
-            records = write_order(order, Content())
-            records[INITIAL], records[KEYS] = self._initial, ConfigRecord(dict(self._told))
-            self._sent.append(self._message(records, node, MessageType.QUERY, 0))
-        answers: dict[int, Reply | SepalError | Pending] = {}
-        for message in grid.send_and_receive(self._sent, timeout=self._timeout):
-            node = self._node(message)
-            if reason := self._told_failure(f"node {node}", message):
-                answers[node] = RosterError(f"node {node}", "an answer", reason)
-                continue
-            try:
-                answers[node] = self._checked(order, read_reply(message.content)[0])
-            except SepalError as error:
-                answers[node] = error
-        return answers
-
-    def _checked(self, order: Order, reply: Reply) -> Reply:
-        """Return a client's answer, with examples of the same size as all others.
-
-        Raises:
-            SepalError: It is of another run, or of another size.
-        """
-        check_answer(order, reply)
-        shape, classes = (reply.facts.get(key, "") for key in SIZES)
-        size = shape, int(classes) if classes.isdecimal() and len(classes) < 10 else 0
-        self._size = self._size or size
-        if size != self._size:
-            expected = "examples of shape {} and a model with {} outputs, as other clients have".format(*self._size)
-            raise RosterError(f"{reply.client.name}: data", expected, f"shape {shape}, {classes} outputs")
-        return reply
-
-    def _node(self, reply: Message) -> int:
-        """Return the node that was asked: an error reply can have the SuperLink as its source."""
-        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in self._sent}
-        return asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
-
-    def _named(self, replies: Iterable[Message]) -> Iterable[tuple[str, Message]]:
-        """Yield each reply with the name of the client that was asked."""
-        for reply in replies:
-            node = self._node(reply)
-            if name := self._connections.names.get(node):
-                yield name, reply
-            else:
-                self._tell(f"node {node}", "a reply of a node that was not asked")
-
-    def _told_failure(self, name: str, reply: Message) -> str:
-        """Log the full cause if a reply reports an error; return why a reply has no content, or nothing."""
-        if reply.has_error():
-            reason = f"error {reply.error.code}: {reply.error.reason}"
-            self._tell(name, reason)
-            return reason
-        if "error" in reply.content:
-            cause = reply.content.get(CAUSE)
-            self._tell(name, str(cause["text"]) if isinstance(cause, ConfigRecord) and "text" in cause else "an error")
-        return ""
-
-    def _tell(self, name: str, cause: str) -> None:
-        """Log why a client's reply does not count, each cause once."""
-        if cause not in self._causes:
-            self._causes.add(cause)
-            log.error("%s: %s", name, "\n".join(map(printable, cause.split("\n"))))

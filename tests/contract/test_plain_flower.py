@@ -50,7 +50,7 @@ def closing_digests(strategy, grid):
             take(node, grid.answer(Message(compose(node)[1], node, MessageType.EVALUATE)).content)
         return {}
 
-    round.send(strategy._connections.nodes, deliver)
+    round.send(strategy._contact.connections.nodes, deliver)
     return {name: reply.state for name, reply in round.record().replies.items()}
 
 
@@ -335,6 +335,15 @@ def test_too_few_nodes_are_waited_for_by_name(caplog):
     ):
         started(min_available_nodes=9, start={"timeout": 0.3})
     assert "waiting for clients: 4 of 9 have registered" in caplog.messages
+
+
+def test_a_round_without_any_connected_client_ends_the_run():
+    class Leaves(ContextGrid):
+        def get_node_ids(self):
+            return [] if "evaluate" in self.kinds else super().get_node_ids()
+
+    with pytest.raises(RoundError, match="round 2: expected a client that is connected, got none"):
+        FedAvg(Net).start(Leaves(wrap_client(FedAvg, Net, load), contexts()), arrays(), num_rounds=2)
 
 
 def test_what_a_client_says_cannot_write_to_the_terminal(caplog):
