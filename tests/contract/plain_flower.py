@@ -74,7 +74,7 @@ class Twin:
         return registry.get(self.method.name)
 
     def strategy(self, **more):
-        return self.record(self.model, self.keys, **{"fraction_train": 0.5, **more})
+        return self.record(self.model, self.keys, **{"fraction_train": 0.5, "fraction_evaluate": 0.25, **more})
 
 
 class Net(torch.nn.Module):
