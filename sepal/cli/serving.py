@@ -6,9 +6,10 @@ docs/deployment.md).
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,6 +83,7 @@ def serve(
         check_plain_text(host, insecure)
     servers = private_home() / "server"
     with ExitStack() as stack:
+        stack.enter_context(certificates_watched(credentials.certificates if credentials else ()))
         stack.enter_context(alone(servers))
         place = state_of(servers, str(flat.get("name", "")))
         flower = stack.enter_context(Flower(place, directory=Path.cwd(), tell=tell_command))
@@ -97,6 +99,26 @@ def serve(
         file = place / "run.log"
         ended = run_bundle(flower, place, flat, registry, tell, Lines(file, say, verbose))
     ended.check(file)
+
+
+@contextmanager
+def certificates_watched(certificates: Sequence[Path]) -> Iterator[None]:
+    """Refuse certificates that have expired, warn of those that will, and let ``/metrics`` show their dates.
+
+    Raises:
+        ConfigError: One has expired.
+    """
+    from sepal.operation.expiry import ExpiryWatch, check_not_expired, expiry
+    from sepal.operation.figures import CERTIFICATES
+
+    check_not_expired(certificates)
+    os.environ[CERTIFICATES] = json.dumps({file.name: expiry(file).timestamp() for file in certificates})
+    watch = ExpiryWatch(certificates, tell)
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.end()
 
 
 def how_to_join(host: str, port: int, flat: Mapping[str, Any]) -> str:
