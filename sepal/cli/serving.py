@@ -76,9 +76,6 @@ def serve(
     credentials = ServerCredentials.of(certs) if certs else None
     if port == control:
         raise ConfigError("--control", "another port than --port", control)
-    for key, address, number in (("--port", host, port), ("--control", "127.0.0.1", control)):
-        if reason := unusable(address, number):
-            raise ConfigError(key, "a port of this machine that is free", f"{address}:{number}: {reason}")
     if not credentials:
         check_plain_text(host, insecure)
     servers = private_home() / "server"
@@ -87,6 +84,11 @@ def serve(
         stack.enter_context(alone(servers))
         place = state_of(servers, str(flat.get("name", "")))
         flower = stack.enter_context(Flower(place, directory=Path.cwd(), tell=tell_command))
+        if orphans := flower.take_over(servers / "processes"):
+            tell(f"sepal: ended {orphans} processes of a `sepal serve` that was killed")
+        for key, address, number in (("--port", host, port), ("--control", "127.0.0.1", control)):
+            if reason := unusable(address, number):
+                raise ConfigError(key, "a port of this machine that is free", f"{address}:{number}: {reason}")
         flower.ports = Ports(port, control)
         clear(place)
         flower.start_superlink(host, credentials=credentials)

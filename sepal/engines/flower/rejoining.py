@@ -70,6 +70,8 @@ def stay(
         alone(home, f"client {client}", depth=2, patience=ENDING),
         Flower(home, directory=Path.cwd(), tell=tell_command) as flower,
     ):
+        if orphans := flower.take_over(home / "processes"):
+            tell(f"sepal: ended {orphans} processes of a `sepal join` that was killed")
         file, alive = flower.home / "node.log", flower.home / ALIVE
         lines = Lines(file, show, verbose)
         tell(f"sepal: log of the SuperNode: {file}")
