@@ -23,13 +23,14 @@ from typing import Any
 import psutil
 
 from sepal.engines.flower.bundle import write_app
+from sepal.engines.flower.commands import SUPERLINK
 from sepal.engines.flower.engine import Flower
 from sepal.engines.flower.processes import FlowerError
 from tools.load.verdict import verdict
 
 ROOT = Path(__file__).parents[2]
 MODELS = Path(__file__).parent / "models"
-COMMANDS = {"superlink": "protocol.flower.superlink", "serverapp": "flwr-serverapp"}  # process → part of its command
+COMMANDS = {"superlink": SUPERLINK[-1], "serverapp": "flwr-serverapp"}  # process → part of its command
 BEGUN = re.compile(r", from round 1 of |round 1: \d+ clients drawn")  # the line of the run's log that says it begins
 
 
