@@ -85,37 +85,37 @@ class _Client:
         return Message(answer, reply_to=message)
 
     def _answer(self, records: RecordDict, context: Context, node: Node) -> RecordDict:
-        kept = context.state
+        state = context.state
         if INITIAL in records and KEYS in records:  # the run's first message
-            for name in [name for name in kept if name.startswith("sepal.")]:
-                del kept[name]
-            kept[f"sepal.{INITIAL}"], kept[f"sepal.{KEYS}"] = records.pop(INITIAL), records.pop(KEYS)
-            kept[STORE] = ConfigRecord({"identity": uuid.uuid4().hex})
-        arrays, keys = kept.get(f"sepal.{INITIAL}"), kept.get(f"sepal.{KEYS}")
+            for name in [name for name in state if name.startswith("sepal.")]:
+                del state[name]
+            state[f"sepal.{INITIAL}"], state[f"sepal.{KEYS}"] = records.pop(INITIAL), records.pop(KEYS)
+            state[STORE] = ConfigRecord({"identity": uuid.uuid4().hex})
+        arrays, keys = state.get(f"sepal.{INITIAL}"), state.get(f"sepal.{KEYS}")
         if not isinstance(arrays, ArrayRecord) or not isinstance(keys, ConfigRecord):
             got = "none: the node was restarted, and Flower keeps a client's context in memory"
             raise StateError("context.state", "what the run's first message brought", got)
         shared = self._shared(plain.OwnModel(self.model, arrays), dict(keys), context, node)
-        store = ContextStore(kept, shared.assembly.method.client_state)
+        store = ContextStore(state, shared.assembly.method.client_state)
         host, info = build_host(shared, node, "", store), shared.assembly.info
         sizes = dict(zip(SIZES, (plain.shape_text(info.input_shape), str(info.classes)), strict=True))
         return replace(host, facts={**host.facts, **sizes}).answer(records)
 
     def _shared(self, model: plain.OwnModel, keys: dict[str, Any], context: Context, node: Node) -> Shared:
         """Return the run's parts with the user's data."""
-        plain.check_told(self.method, keys)
+        plain.check_client_keys(self.method, keys)
         seed = derive_seed(int(keys["seed"]), "own-data", node.client) % 2**32
         with generators_seeded(seed):  # the function may draw from them
-            given = self.data(context)
-        if isinstance(given, tuple | list):
-            given = tuple(map(_dataset, given))
-        examples = checked_data("data", given, validation=RunConfig().split.validation, seed=seed)
+            returned = self.data(context)
+        if isinstance(returned, tuple | list):
+            returned = tuple(map(_dataset, returned))
+        examples = checked_data("data", returned, validation=RunConfig().split.validation, seed=seed)
         first = (examples.train if len(examples.train) else examples.test).first(1).x
         classes = _classes(model, first)
         for part in (examples.train, examples.test):
             if isinstance(part, Examples) and len(part) and part.y.max() >= classes:
                 raise DataError("data", f"labels below {classes}, the number of the model's outputs", part.y.max())
-        own = _Own(plain.own_facts(plain.shape_text(first.shape[1:]), classes), "", given=examples)
+        own = _Own(plain.own_facts(plain.shape_text(first.shape[1:]), classes), "", examples=examples)
         assembly = plain.assemble_plain(self.method, model, keys, data=own)
         shared = Shared.around(assembly, node.device)
         shared.digests[node.client] = ""  # nobody goes on with the run elsewhere
@@ -126,13 +126,13 @@ class _Client:
 class _Own(OwnData):
     """The user's data, already loaded."""
 
-    given: ClientData | None = None
+    examples: ClientData | None = None
 
     def client(self, number: int, clients: int, name: str) -> ClientData:
         """Return the data."""
-        if self.given is None:
+        if self.examples is None:
             raise DataError("data", "data that was loaded", "none")
-        return self.given
+        return self.examples
 
 
 @dataclass
@@ -188,8 +188,8 @@ class _Pairs:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, place: int) -> tuple[Any, Any]:
-        example = self.dataset[place]
+    def __getitem__(self, number: int) -> tuple[Any, Any]:
+        example = self.dataset[number]
         return example[self.keys[0]], example[self.keys[1]]
 
 
@@ -242,8 +242,8 @@ def _node(context: Context) -> Node:
             raise ConfigError(key, "nothing: only nodes of `sepal join` hold to it", context.node_config[key])
     node = Node.of(context.node_config)
     name = node.name or (node.client if "partition-id" in context.node_config else f"node-{context.node_id}")
-    kept = {"device": node.device, "capacity": node.capacity, "accuracies": node.accuracies}
-    return Node(node.partition, node.partitions, name, **kept)  # type: ignore[arg-type]
+    settings = {"device": node.device, "capacity": node.capacity, "accuracies": node.accuracies}
+    return Node(node.partition, node.partitions, name, **settings)  # type: ignore[arg-type]
 
 
 def _failure(error: Exception, name: str) -> RecordDict:

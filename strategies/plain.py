@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sepal.server.plain import Beginning
 
 KEYS = frozenset(marked(RunConfig, Mark.PLAIN))
-TOLD = KEYS - frozenset(marked(RunConfig, Mark.SERVER_ONLY)) | {"rounds"}  # the shared keys that clients are told
+CLIENT_KEYS = KEYS - frozenset(marked(RunConfig, Mark.SERVER_ONLY)) | {"rounds"}  # the shared keys that clients get
 # What the strategy's own arguments, or `start`, say instead of a key.
 INSTEAD = {
     "rounds": "num_rounds of start()",
@@ -83,16 +83,16 @@ class OwnModel:
         return set_aside(model.train())
 
 
-def given_keys(method: Method, keys: Mapping[str, Any]) -> dict[str, Any]:
+def argument_keys(method: Method, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments (``keep``, ``local_epochs``) as flat keys: the method's own, or else shared ones.
 
     Raises:
         ConfigError: A shared key has no effect in a plain Flower app. Unknown ones are refused where keys are parsed.
     """
-    own, flat = set(flat_keys(method.hyper)), {}
+    method_keys, flat = set(flat_keys(method.hyper)), {}
     for name, value in keys.items():
         key = kebab(name)
-        if key in own or key not in flat_keys(RunConfig):
+        if key in method_keys or key not in flat_keys(RunConfig):
             flat[f"{method.name}.{key}"] = value
             continue
         check_key(key, value)
@@ -109,15 +109,15 @@ def check_key(key: str, value: Any) -> None:
 
 def read_keys(method: Method, run_config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the keys of a user's run config that are Sepal's, and the names of the others, which are his own."""
-    ours = {key: value for key, value in run_config.items() if key in KEYS or key.startswith(f"{method.name}.")}
-    return ours, [key for key in run_config if key not in ours]
+    sepal_keys = {key: value for key, value in run_config.items() if key in KEYS or key.startswith(f"{method.name}.")}
+    return sepal_keys, [key for key in run_config if key not in sepal_keys]
 
 
 def assemble_plain(
     method: Method,
     model: OwnModel,
     keys: Mapping[str, Any],
-    begun: Beginning | None = None,
+    beginning: Beginning | None = None,
     data: OwnData | None = None,
 ) -> Assembly:
     """Return the run's parts.
@@ -126,16 +126,18 @@ def assemble_plain(
         method: The method's record.
         model: The user's model.
         keys: Flat keys.
-        begun: On the server: what the run starts from.
+        beginning: On the server: what the run starts from.
         data: On a client: its data.
 
     Raises:
         SepalError: A key, the model or the data is invalid.
     """
     flat = {**FIXED, **keys, "model": f"own:{getattr(model.build, '__name__', type(model.build).__name__)}"}
-    if begun:
-        flat |= {"rounds": begun.rounds, "timeout": float(begun.timeout), "clients": begun.clients}
-    facts = data.info if data else own_facts(begun.shape if begun else "", begun.classes if begun else 0)
+    size = ("", 0)
+    if beginning:
+        flat |= {"rounds": beginning.rounds, "timeout": float(beginning.timeout), "clients": beginning.clients}
+        size = beginning.shape, beginning.classes
+    facts = data.info if data else own_facts(*size)
     flat |= {"own.shape": shape_text(facts.input_shape), "own.classes": facts.classes}
     return assemble(flat, method, data=data or OwnData(facts, ""), make=model, arrays=model.arrays)
 
@@ -154,15 +156,15 @@ def shape_text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
 
 
-def told_keys(assembly: Assembly) -> dict[str, Any]:
-    """Return the keys that clients are told, every default replaced, so that none of them has to know one."""
+def client_keys(assembly: Assembly) -> dict[str, Any]:
+    """Return the keys that clients get, every default replaced, so that none of them has to know one."""
     task = assembly.task
-    shared = {key: value for key, value in task.config.flat().items() if key in TOLD}
+    shared = {key: value for key, value in task.config.flat().items() if key in CLIENT_KEYS}
     return {"method": assembly.method.name, **shared, **flatten(task.hyper, f"{assembly.method.name}.")}
 
 
-def check_told(method: Method, keys: Mapping[str, Any]) -> None:
-    """Raise if a server has another method, or tells a client another key than those of :func:`told_keys`.
+def check_client_keys(method: Method, keys: Mapping[str, Any]) -> None:
+    """Raise if a server has another method, or sends a client another key than those of :func:`client_keys`.
 
     Such a key may name code or a path.
 
@@ -172,5 +174,5 @@ def check_told(method: Method, keys: Mapping[str, Any]) -> None:
     if keys.get("method") != method.name:
         raise ConfigError("method", f"{keys.get('method')}, as the server's strategy", f"{method.name} in wrap_client")
     for key, value in keys.items():
-        if key != "method" and key not in TOLD and not key.startswith(f"{method.name}."):
+        if key != "method" and key not in CLIENT_KEYS and not key.startswith(f"{method.name}."):
             raise ConfigError(key, f"a key of {method.name}'s training, from the server", value)

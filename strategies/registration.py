@@ -62,15 +62,19 @@ class Registered(Method):
         from sepal.server.plain import Beginning, MethodStrategy, Prepared
         from sepal.strategies import plain
 
-        ours, others = plain.read_keys(self, run_config or {})
-        flat = {**ours, **plain.given_keys(self, keys)}
+        sepal_keys, user_keys = plain.read_keys(self, run_config or {})
+        flat = {**sepal_keys, **plain.argument_keys(self, keys)}
 
-        def prepare(begun: Beginning) -> Prepared:
-            for key, value in begun.config.items():
+        def prepare(beginning: Beginning) -> Prepared:
+            for key, value in beginning.config.items():
                 if not key.startswith(f"{self.name}."):
                     plain.check_key(key, value)
-            made = plain.assemble_plain(self, plain.OwnModel(model, begun.arrays), {**flat, **begun.config}, begun)
-            return Prepared(made.method, made.task, plain.told_keys(made), (*_unread(others), *made.notes))
+            assembly = plain.assemble_plain(
+                self, plain.OwnModel(model, beginning.arrays), {**flat, **beginning.config}, beginning
+            )
+            return Prepared(
+                assembly.method, assembly.task, plain.client_keys(assembly), (*_unread(user_keys), *assembly.notes)
+            )
 
         return MethodStrategy(self.name, prepare, fraction_train, fraction_evaluate, min_available_nodes, rounds)
 

@@ -70,13 +70,13 @@ class Prepared:
     Attributes:
         method: The method's record.
         task: Model layout, initial weights and configuration.
-        told: The keys that clients are told.
+        client_keys: The keys that clients get.
         notes: Lines to show when the run starts.
     """
 
     method: Method
     task: Task
-    told: Mapping[str, Any]
+    client_keys: Mapping[str, Any]
     notes: tuple[str, ...] = ()
 
 
@@ -130,7 +130,7 @@ class MethodStrategy(Strategy):
         self._evaluation: _Evaluation | None = None
 
     @property
-    def _known(self) -> PlainContact:
+    def contact(self) -> PlainContact:
         """The run's nodes."""
         if self._contact is None:
             raise ConfigError("strategy", "a run that has been started", "none")
@@ -192,29 +192,29 @@ class MethodStrategy(Strategy):
             expected = "start() of this strategy, or its argument rounds: a wrapper such as differential privacy works "
             raise ConfigError("num_rounds", f"{expected}on dense arrays, which it has not", "neither")
         beginning = Beginning(arrays, config, self._rounds, self._timeout)
-        made = self._prepare(beginning)
+        prepared = self._prepare(beginning)
         self._log, self._arrays = RoundLog(log), arrays
-        self._contact = contact = PlainContact(arrays, made.told, self._timeout)
-        found = contact.connections
-        for note in made.notes:
+        self._contact = contact = PlainContact(arrays, prepared.client_keys, self._timeout)
+        connections = contact.connections
+        for note in prepared.notes:
             log.info("%s", note)
         await_nodes(lambda: list(grid.get_node_ids()), self._least, self._timeout, "min_available_nodes", log)
         refusals = contact.meet(grid)
-        if len(found.nodes) < self._least:
+        if len(connections.nodes) < self._least:
             causes = f": {causes_of(refusals)}" if refusals else ""
             expected = f"{self._least} that take part (min_available_nodes)"
-            raise RosterError("clients", expected, f"{len(found.nodes)}{causes}")
+            raise RosterError("clients", expected, f"{len(connections.nodes)}{causes}")
         shape, classes = contact.size or ("", 0)
-        made = self._prepare(replace(beginning, shape=shape, classes=classes, clients=len(found.nodes)))
-        set_threads(made.task.config.threads)
-        run = Run(made.method, made.task, MemoryRunStore())
-        found.least = require_capacity(run.method, run.config.width, found.infos)
+        prepared = self._prepare(replace(beginning, shape=shape, classes=classes, clients=len(connections.nodes)))
+        set_threads(prepared.task.config.threads)
+        run = Run(prepared.method, prepared.task, MemoryRunStore())
+        connections.least = require_capacity(run.method, run.config.width, connections.infos)
         if run.method.uses_capacity:
             second = run.algorithm.plan(2)  # as in sepal.server.opening
-            found.fits = lambda client: run.algorithm.upload_schema(run.state.server, client, second)
-        for client in found.infos.values():
-            found.fits(client)
-        run.begin(admitted(run, found))
+            connections.fits = lambda client: run.algorithm.upload_schema(run.state.server, client, second)
+        for client in connections.infos.values():
+            connections.fits(client)
+        run.begin(admitted(run, connections))
         self._log.opened(run.state, self._rounds)
         self._run = run
 
@@ -222,7 +222,7 @@ class MethodStrategy(Strategy):
     def _whole(self) -> bool:
         """Whether the method's global model has all tensors of W_0."""
         run = self.run
-        return run.algorithm.model(run.state.server).keys() == run.task.weights.keys() <= self._known.arrays.keys()
+        return run.algorithm.model(run.state.server).keys() == run.task.weights.keys() <= self.contact.arrays.keys()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -235,7 +235,7 @@ class MethodStrategy(Strategy):
         """
         if self._run is None:
             self._begin(grid, arrays, config)
-        run, contact = self.run, self._known
+        run, contact = self.run, self.contact
         if server_round != run.state.round + 1:
             raise ConfigError("server_round", f"{run.state.round + 1}, as one round follows another", server_round)
         if arrays is not self._arrays:
@@ -245,11 +245,11 @@ class MethodStrategy(Strategy):
             contact.meet(grid)
         joined, stores = contact.connections.newcomers(run.state.roster)
         start = run.inputs(server_round, joined, stores)
-        here = contact.here(start.state.participants)
-        if not here and start.plan.who != "none":
+        connected = contact.connected(start.state.participants)
+        if not connected and start.plan.who != "none":
             raise RoundError(f"round {server_round}", "a client that is connected", "none")
-        count = max(1, int(len(here) * self._train))
-        drawn = sample(here, count, run.config.seed, server_round)
+        count = max(1, int(len(connected) * self._train))
+        drawn = sample(connected, count, run.config.seed, server_round)
         task = replace(run.task, config=run.config.model_copy(update={"clients_per_round": count}))
         round = Round(start, task, run.store, joined, stores, drawn=drawn, local=False)
         self._round = round, start
@@ -274,7 +274,7 @@ class MethodStrategy(Strategy):
         """
         if self._round is None:
             raise ConfigError("aggregate_train", "replies to the messages of configure_train", "none were sent")
-        (round, start), run, contact, self._round = self._round, self.run, self._known, None
+        (round, start), run, contact, self._round = self._round, self.run, self.contact, None
         silent = round.waiting & contact.connections.nodes.keys()
         for name, reply in contact.named(list(replies)):
             silent.discard(name)
@@ -311,14 +311,15 @@ class MethodStrategy(Strategy):
         """
         if config:
             raise ConfigError("evaluate_config", "nothing: clients evaluate by themselves", ", ".join(config))
-        run, contact = self.run, self._known
+        run, contact = self.run, self.contact
         start = run.inputs(server_round + 1, (), {})
-        here = contact.here(start.state.members)
-        if not self._evaluate or not here or (start.plan.who == "none" and not start.closing):
+        connected = contact.connected(start.state.members)
+        if not self._evaluate or not connected or (start.plan.who == "none" and not start.closing):
             return []
         downloads, contents, orders = Downloads(start, room(run.task)), [], {}
         views = tuple(dict.fromkeys(("received", run.method.deployed)))
-        for name in sample(here, max(1, int(len(here) * self._evaluate)), run.config.seed, server_round, "evaluate"):
+        count = max(1, int(len(connected) * self._evaluate))
+        for name in sample(connected, count, run.config.seed, server_round, "evaluate"):
             base, content = run.state.versions.get(name, ""), downloads.get(name).content
             order = Order(run.state.run, Kind.ADAPT, start.plan_of(name), base, base, views)
             orders[name] = order, content.digest()
@@ -332,7 +333,7 @@ class MethodStrategy(Strategy):
         evaluation, self._evaluation = self._evaluation, None
         if evaluation is None:
             return None
-        found, contact, scoring = [], self._known, self.run.task.learning.scoring
+        answers, contact, scoring = [], self.contact, self.run.task.learning.scoring
         for name, message in contact.named(list(replies)):
             if name not in evaluation.orders or contact.failure(name, message):
                 continue
@@ -340,19 +341,19 @@ class MethodStrategy(Strategy):
             try:
                 reply, content = read_reply(message.content)
                 check_reply(order, evaluation.start.state.roster[name], download, reply, content, scoring)
-                found.append(reply.found)
+                answers.append(reply.found)
             except SepalError as reason:
                 contact.tell(name, str(reason))
         deployed = self.run.method.deployed
-        figures = self._figures(found, ("received", deployed) if deployed != "received" else ("received",))
+        figures = self._figures(answers, ("received", deployed) if deployed != "received" else ("received",))
         if (key := f"{deployed}-{scoring.measure.name}") in figures:
             figures = {scoring.measure.name: figures[key], **figures}
-        return MetricRecord({**figures, "clients": len(found)}) if found else None
+        return MetricRecord({**figures, "clients": len(answers)}) if answers else None
 
-    def _figures(self, found: Sequence[Mapping[str, Any]], views: Sequence[str]) -> dict[str, float]:
+    def _figures(self, answers: Sequence[Mapping[str, Any]], views: Sequence[str]) -> dict[str, float]:
         """Return the headline of each view over all clients' examples, as ``received-accuracy``."""
         scoring, figures = self.run.task.learning.scoring, {}
         for view in views:
-            if values := view_figures(found, view, scoring=scoring):
+            if values := view_figures(answers, view, scoring=scoring):
                 figures[f"{view}-{scoring.measure.name}"] = values["weighted"]
         return figures

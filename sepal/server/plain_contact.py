@@ -40,7 +40,7 @@ class PlainContact:
     _sent: list[Message] = field(default_factory=list)
     _causes: set[str] = field(default_factory=set)
 
-    def here(self, names: Sequence[str]) -> list[str]:
+    def connected(self, names: Sequence[str]) -> list[str]:
         """Return those of ``names`` that are connected."""
         return [name for name in names if name in self.connections.nodes]
 

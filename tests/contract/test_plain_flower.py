@@ -259,8 +259,8 @@ def test_another_method_on_the_clients_is_refused_by_name():
 def test_a_client_takes_no_code_and_no_path_from_the_server(key, monkeypatch):
     from sepal.strategies import plain
 
-    told = plain.told_keys
-    monkeypatch.setattr(plain, "told_keys", lambda assembly: {**told(assembly), key: "os:system"})
+    honest = plain.client_keys
+    monkeypatch.setattr(plain, "client_keys", lambda assembly: {**honest(assembly), key: "os:system"})
     with pytest.raises(
         RosterError, match=f"{key}: expected a key of fedavg's training, from the server, got os:system"
     ):
