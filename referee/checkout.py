@@ -37,7 +37,7 @@ def commit_now() -> str:
 
 def options(prog: str, text: str | None, hours: float) -> argparse.ArgumentParser:
     """Return a parser with the options of the runner: ``--jobs`` and ``--hours``."""
-    found = argparse.ArgumentParser(prog, description=(text or "").partition("\n")[0])
-    found.add_argument("--jobs", type=int, default=0, help="runs at a time; 0: one a core")
-    found.add_argument("--hours", type=float, default=hours, help="start no run after so many hours")
-    return found
+    parser = argparse.ArgumentParser(prog, description=(text or "").partition("\n")[0])
+    parser.add_argument("--jobs", type=int, default=0, help="runs at a time; 0: one a core")
+    parser.add_argument("--hours", type=float, default=hours, help="start no run after so many hours")
+    return parser
