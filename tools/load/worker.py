@@ -58,11 +58,11 @@ def main() -> None:
     sys.stdin.read()
     for light in lights:
         light._stop.set()
-    found = {
+    results = {
         "timings": [timing for light in lights for timing in light.timings],
         "failures": [failure for light in lights for failure in light.failures],
     }
-    Path(out).write_text(json.dumps(found), encoding="utf-8")
+    Path(out).write_text(json.dumps(results), encoding="utf-8")
     os._exit(0)  # connections that wait for a busy SuperLink would keep the process alive
 
 
