@@ -178,10 +178,13 @@ class MethodResults:
 
     def differences(self) -> Iterator[KindDifference]:
         """Yield the differences of each two kinds, over the seeds that both have."""
-        for (first, accuracies), (second, rivals) in combinations(self.by_kind().items(), 2):
-            if gaps := [accuracies[seed] - rivals[seed] for seed in sorted(accuracies.keys() & rivals.keys())]:
+        for (kind, accuracies), (rival_kind, rival_accuracies) in combinations(self.by_kind().items(), 2):
+            if gaps := [
+                accuracies[seed] - rival_accuracies[seed]
+                for seed in sorted(accuracies.keys() & rival_accuracies.keys())
+            ]:
                 bounds = interval(np.array(gaps)[:, None], "seeds") if len(set(gaps)) > 1 else None
-                yield KindDifference((first, second), mean(gaps), max(map(abs, gaps)), bounds.p if bounds else 1.0)
+                yield KindDifference((kind, rival_kind), mean(gaps), max(map(abs, gaps)), bounds.p if bounds else 1.0)
 
 
 def method_results(rows: Iterable[RunRecord]) -> list[MethodResults]:

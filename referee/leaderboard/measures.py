@@ -157,16 +157,16 @@ class BlockResults:
         return interval(values, self.block.over) if len(values) > 1 else None
 
     def between(
-        self, first: tuple[Contender, AccuracyMeasure], second: tuple[Contender, AccuracyMeasure]
+        self, contender: tuple[Contender, AccuracyMeasure], rival: tuple[Contender, AccuracyMeasure]
     ) -> Interval | None:
         """Return the difference of two contenders in a measure each; None with fewer than two seeds that have both."""
-        values = paired_matrix(self.by_seed(*first), self.by_seed(*second))
+        values = paired_matrix(self.by_seed(*contender), self.by_seed(*rival))
         return interval(values, self.block.over) if len(values) > 1 else None
 
-    def of_runs(self, first: tuple[Contender, float], second: tuple[Contender, float]) -> Interval | None:
+    def of_runs(self, run: tuple[Contender, float], rival_run: tuple[Contender, float]) -> Interval | None:
         """Return the difference in what a client holds of two contenders with a budget each (0: all rounds)."""
-        values = paired_matrix(*(self.by_seed(contender, HOLDS, budget) for contender, budget in (first, second)))
-        same = first == second or len(values) < 2
+        values = paired_matrix(*(self.by_seed(contender, HOLDS, budget) for contender, budget in (run, rival_run)))
+        same = run == rival_run or len(values) < 2
         return None if same else interval(values, self.block.over)
 
     def tested(self, contender: Contender, measure: AccuracyMeasure) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from referee.leaderboard.blocks import BUDGETS, Contender
 from referee.leaderboard.measures import HOLDS, AccuracyMeasure, BlockResults
 from sepal.report.markdown import table
-from sepal.study.frontier import POINT, Entry, frontier
+from sepal.study.frontier import POINT, FrontierEntry, frontier
 from sepal.study.statistics import interval
 
 ALIKE = 0.05  # of MB: those that differ by no more are about the same
@@ -27,7 +27,7 @@ class FrontierPoint(NamedTuple):
     contender: Contender
     budget: float
     rounds: int
-    entry: Entry
+    entry: FrontierEntry
 
 
 def points_of(results: BlockResults, measure: AccuracyMeasure = HOLDS) -> Iterator[FrontierPoint]:
@@ -46,7 +46,9 @@ def points_of(results: BlockResults, measure: AccuracyMeasure = HOLDS) -> Iterat
                     yield FrontierPoint(contender, budget, rounds, _entry(results, contender, budget, rounds, measure))
 
 
-def _entry(results: BlockResults, contender: Contender, budget: float, rounds: int, measure: AccuracyMeasure) -> Entry:
+def _entry(
+    results: BlockResults, contender: Contender, budget: float, rounds: int, measure: AccuracyMeasure
+) -> FrontierEntry:
     values, clients = results.values(contender, measure, budget), results.by_seed(contender, measure, budget)
     means = {seed: float(np.mean(list(by_client.values()))) for seed, by_client in clients.items()}
     label = contender.name + (f", {rounds} round{'s' * (rounds > 1)}" if budget else "")
@@ -55,7 +57,7 @@ def _entry(results: BlockResults, contender: Contender, budget: float, rounds: i
     figure = results.figure(contender, measure, budget)
     if figure and figure.rest:  # a bar would cross the whole picture
         label, ends = f"{label} ({len(figure.collapsed)} fell)", (figure.mean, figure.mean)
-    return Entry(label, results.megabytes(contender, budget) or 0.0, means, interval=ends)
+    return FrontierEntry(label, results.megabytes(contender, budget) or 0.0, means, interval=ends)
 
 
 def frontier_table(results: BlockResults) -> Iterator[str]:

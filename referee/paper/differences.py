@@ -41,18 +41,18 @@ def difference_tables(groups: Mapping[str, Group], deployed: Mapping[str, str]) 
         yield from table([title, *views], rows)
 
 
-def difference(first: Group, second: Group, view: str, second_view: str = "") -> str:
+def difference(group: Group, rival_group: Group, view: str, rival_view: str = "") -> str:
     """Return the mean difference over clients in points, with its 95 % interval; a dash unless two have the view.
 
     ``other`` is the view of ``theirs`` if it is not ``view``.
     """
-    estimate = paired(by_seed(first, view), by_seed(second, second_view or view))
+    estimate = paired(by_seed(group, view), by_seed(rival_group, rival_view or view))
     return estimate.text(sign="+") if estimate and estimate.count > 1 else "–"
 
 
-def difference_by_seed(first: Group, second: Group, view: str, second_view: str = "") -> str:
+def difference_by_seed(group: Group, rival_group: Group, view: str, rival_view: str = "") -> str:
     """Return the same difference with the 95 % interval over seeds; a dash with fewer than three."""
-    estimate = paired_by_seed(by_seed(first, view), by_seed(second, second_view or view))
+    estimate = paired_by_seed(by_seed(group, view), by_seed(rival_group, rival_view or view))
     return estimate.text(sign="+") if estimate and estimate.count >= SEEDS else "–"
 
 

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sepal.errors import ConfigError
 from sepal.study.plans import plan
-from sepal.study.plans.model import Block, Keys, Name, PlanFile
+from sepal.study.plans.model import Keys, Name, PlanBlock, PlanFile
 from sepal.study.run_keys import flatten_tables
 
 Scale = Literal["quick", "cpu", "full"]
@@ -49,7 +49,7 @@ class Published(BaseModel):
     values: dict[Name, float]
 
 
-class PaperBlock(Block):
+class PaperBlock(PlanBlock):
     """A block with what a paper says about it."""
 
     published: tuple[Published, ...] = ()

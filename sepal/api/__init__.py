@@ -127,7 +127,7 @@ def compare(
         "seeds": listed("seeds", seeds, "range(2) or [2]"),
         "settings": {**shared, **alone},
     }
-    place = Path(out or Path("runs") / "compare").absolute()
+    folder = Path(out or Path("runs") / "compare").absolute()
     plan: PlanFile = make_plan(Path("compare.toml"), {**table, "tune": True} if tune else table)
 
     def displays(notes: Sequence[str]) -> PlanDisplay:
@@ -135,13 +135,13 @@ def compare(
             _log(notes)
         return PlanDisplay(console(stderr=True, quiet=not progress), notes)
 
-    done = run_plan(plan, place, displays, jobs=jobs)
+    done = run_plan(plan, folder, displays, jobs=jobs)
     if bad := done.lost:
         raise failure("compare", len(done.runs), bad)
-    made = Compared(place)
-    for one in made.comparison.tuning if progress else ():
-        say(f"tuned: {one.label}{f', {one.cell}' * bool(one.cell)}: {one.chosen or 'nothing'}", err=True)
-    return made
+    compared = Compared(folder)
+    for tuned in compared.comparison.tuning if progress else ():
+        say(f"tuned: {tuned.label}{f', {tuned.cell}' * bool(tuned.cell)}: {tuned.chosen or 'nothing'}", err=True)
+    return compared
 
 
 def _log(notes: Iterable[str]) -> None:

@@ -235,7 +235,7 @@ def conclusions(comparison: Comparison, cell: str) -> Iterator[str]:
         yield f"{first.label}: {'; '.join(said)}. {unit} of deployed models, 95 % interval over {number} seeds."
     for count, rest in sorted(few.items()):
         pairs = ((variant.label, variant.accuracy("deployed")) for variant in (first, *rest))
-        figures = (f"{label} {found.told(measure)}" for label, found in pairs if found)
+        figures = (f"{label} {found.with_unit(measure)}" for label, found in pairs if found)
         yield f"{FEW[count]} to say which is better: {', '.join(figures)} (deployed models)."
 
 

@@ -76,8 +76,8 @@ def _with_rate(flat: Flat, base: Path, workers: int) -> tuple[Flat, tuple[str, .
         path = run_path(assemble({**flat, "lr": 0.0}).task.config, base)
         if begun(path) and (stored := stored_config(path)):
             return {**flat, "lr": stored["lr"]}, ()
-    found = searched_rate(flat, workers)
-    return {**flat, "lr": found.lr}, (found.note,)
+    rate = searched_rate(flat, workers)
+    return {**flat, "lr": rate.lr}, (rate.note,)
 
 
 def execute(run: Prepared, workers: int = 0, from_round: int | None = None, observers: Sequence[Observer] = ()) -> bool:
