@@ -21,12 +21,12 @@ TEMPLATES = jinja2.Environment(
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a page made of ``referee/templates``; a value that is missing is an error."""
+    """Return a page from its template in ``referee/templates``; a missing value is an error."""
     return TEMPLATES.get_template(template).render(**values)
 
 
 def commit_now() -> str:
-    """Return the short commit, with ``-dirty`` if a file differs but those with results; "unknown" without Git."""
+    """Return the short commit, with ``-dirty`` if a file other than the results has changed; "unknown" without Git."""
 
     def git(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False, encoding="utf-8")

@@ -7,8 +7,8 @@ For each method on each data set:
    standard error; see :meth:`Trials.pick`. While the chosen one is at an edge, the grid grows there, too.
 3. The grid of each own key (``OWN``) at that rate, with all seeds. The first value is chosen that the best is not ahead
    of by more than a standard error. While it is at an edge, the grid grows there, at most ``GROWTH`` times, but not
-   where runs are shortened: what they want beyond an edge may be their shortness alone. FedAdagrad on HAR had 9 points
-   more with .009 than with .03 in 10 rounds, and 1.7 less in 30; the latter was seen on test data.
+   where runs are shortened: a value beyond the edge may be the best only because the runs are short. FedAdagrad on HAR
+   had 9 points more with .009 than with .03 in 10 rounds, and 1.7 less in 30; the latter was seen on test data.
 
 A trial is judged by validation accuracy alone, in the view that the method deploys.
 
@@ -52,14 +52,14 @@ class RateTrial:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The run's keys. A search of before, which does not clip, had the defaults of then."""
+        """The run's keys. An earlier search, which does not clip, ran with the defaults of its time."""
         before = {} if CLIP in dict(self.keys) else former(self.method)
         about = {"dataset": self.dataset, "method": self.method, "seed": self.seed}
         return {**before, **SETTINGS[self.dataset].run_keys(self.method), **dict(self.keys), **about}
 
 
 def run_trial(trial: RateTrial, commit: str) -> RunRecord:
-    """Run one trial: there is nothing of the test data in its record."""
+    """Run one trial; its record has no figure of the test data."""
     return recorded(trial.config, {}, commit, ())
 
 
@@ -70,7 +70,7 @@ class Trials:
     Attributes:
         accuracies: Keys → seed → validation accuracy in [0, 1].
         growth: How often the grid of an own key may grow.
-        clip: ``clip-gradient`` of the trials, which are then judged with a margin; 0 for a search of before.
+        clip: ``clip-gradient`` of the trials, which are then judged with a margin; 0 for an earlier search.
         diverged: Keys → seed → trainings of clients that diverged.
     """
 
@@ -210,7 +210,7 @@ class Trials:
 
 
 class Evidence:
-    """All stored trials: what is known of each search.
+    """All stored trials, by search.
 
     Attributes:
         records: The trials.
@@ -230,14 +230,14 @@ class Evidence:
         return cls(read(FILE))
 
     def trials(self, dataset: str, method: str, setting: Setting, clip: float = 0.0) -> Trials:
-        """Return a search, which learns of each trial that is added."""
+        """Return a search; trials that are added later are in it, too."""
         accuracies, diverged = self._results.setdefault((dataset, method, clip), ({}, {}))
         return Trials(
             dataset, method, setting.grid, accuracies, setting.own_keys(method), setting.growth, clip, diverged
         )
 
     def add(self, record: RunRecord) -> None:
-        """Add a trial. Of its keys, those that all trials of its search have say nothing."""
+        """Add a trial. Keys that all trials of its search share do not tell it apart, and are left out."""
         trial_config = RateTrial(record.dataset, record.method, (), record.seed).config
         keys = _keys(
             {key: value for key, value in record.config.items() if key == CLIP or trial_config.get(key) != value}

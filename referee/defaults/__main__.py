@@ -1,9 +1,10 @@
 """``python -m referee.defaults``: run every method with all its defaults, and compare each with FedAvg + fine-tuning.
 
-With no seed may a method be more than ``MOST_BEHIND`` behind, in the view that it deploys, or more than ``BEHIND`` says
-if NOTES.md explains why the method itself is behind, and not a default: a mean would hide a seed that failed. With
-``--arithmetic``, each kind of arithmetic that the processor has runs, and no run may collapse, nor may a difference
-between kinds be established. The exit status is 1 if one is. A run that is killed is continued by the same command.
+No seed of a method may be more than ``MOST_BEHIND`` behind, in the view that the method deploys. Where NOTES.md
+explains that the method itself is behind, and not a default, ``BEHIND`` has the bound. Each seed is judged alone,
+because a mean would hide one that failed. With ``--arithmetic``, each kind of arithmetic that the processor has runs;
+no run may collapse, and no difference between kinds may be established. The exit status is 1 if one of these rules is
+broken. After a kill, the same command continues where it was.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from sepal.study.record import RunRecord, append, read, write
 from sepal.study.runner import records
 
 SEEDS = {"": {"digits": 3, "har": 3}, "arithmetic": {"digits": 20, "har": 5}}
-LEFT_OUT = {("har", "avx2")}  # hours; the other two kinds are farthest apart
+LEFT_OUT = {("har", "avx2")}  # takes hours; the other two kinds are farthest apart
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -36,7 +36,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
     "avx512": {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
 }
-FLAGS = {"avx2": "avx2", "avx512": "avx512f"}  # kind → the processor's flag without which it is not to be had
+FLAGS = {"avx2": "avx2", "avx512": "avx512f"}  # kind → the processor flag that it needs
 
 
 def kinds_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
@@ -61,7 +61,7 @@ class DefaultRun:
         return {**settings, "dataset": self.dataset, "method": self.method, "seed": self.seed}
 
     def defaults(self) -> dict[str, Any]:
-        """Return the keys whose default a calibration or a decision may change: a record of other ones is of no use."""
+        """Return the keys whose default a calibration or a decision may change: they date a record."""
         from sepal.config import flatten
         from sepal.strategies.assembly import assemble
 
@@ -71,7 +71,7 @@ class DefaultRun:
 
 
 def run_of(record: RunRecord) -> DefaultRun:
-    """Return which run a record is of."""
+    """Return the run that a record is of."""
     return DefaultRun(record.dataset, record.method, record.seed, record.labels.get("kind", ""))
 
 
@@ -139,9 +139,9 @@ class MethodResults:
         return [row.reached for row in self.rows if row.reached is not None]
 
     def worst(self, rival: MethodResults) -> tuple[float, int] | None:
-        """Return the lowest difference of one seed to another method, in points, and the seed; −∞ without a figure.
+        """Return the lowest difference to another method over its seeds, in points, and the seed.
 
-        None without a seed in which the other has one.
+        It is −∞ if this method has no figure with that seed. None if the other method has no figure at all.
         """
         reached = {row.seed: row.reached for row in self.rows}
         gaps = [

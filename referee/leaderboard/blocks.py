@@ -139,7 +139,7 @@ def read_block(name: str) -> LeaderboardBlock:
     """Return a block.
 
     Raises:
-        ConfigError: There is no such block, or it names a contender that there is not.
+        ConfigError: There is no such block, or it names a contender that does not exist.
     """
     path = HERE / "blocks" / f"{name}.toml"
     if name not in NAMES:

@@ -44,9 +44,9 @@ def tried(results: BlockResults, contender: Contender, seeds: Sequence[int]) -> 
 
 
 def behind(results: BlockResults, contender: Contender, value: float) -> tuple[float, int] | None:
-    """Return the points from the yardstick's chosen keys in the same trials, and of how many seeds: all, or the first.
+    """Return how many points a value is from the yardstick's chosen keys in the same trials, and over how many seeds.
 
-    None without a trial at this value.
+    The seeds are all, or the first one alone. None without a trial at this value.
     """
     chosen = results.design.chosen(results.yardstick)
     for seeds in (TUNING, TUNING[:1]):
@@ -62,7 +62,7 @@ def behind(results: BlockResults, contender: Contender, value: float) -> tuple[f
 
 
 def published(results: BlockResults, name: str, value: float) -> Contender | None:
-    """Return the contender whose reported runs have this value of a method's own key; None if there are none."""
+    """Return the contender whose reported runs have this value of a method's own key; None if there is none."""
     key = results.named(name).own_key
     for contender in results.block.everybody:
         config = (

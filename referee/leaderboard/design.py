@@ -52,7 +52,7 @@ class BlockRun:
 
 
 class Design:
-    """A block and the rows that are there. With another row, another is made.
+    """A block and its stored rows. A design does not change: a further row needs a new one.
 
     Args:
         block: The block.
@@ -95,22 +95,22 @@ class Design:
                         yield BlockRun(name, contender.name, "bytes", config)
 
     def reported(self, contender: Contender, seed: int) -> Config | None:
-        """Return the keys of a run of as many rounds as everybody's; None until its trials have ended."""
+        """Return the keys of a run with the block's number of rounds; None until its trials have ended."""
         keys = self.chosen(contender)
         return None if keys is None else self.block.config(contender, keys, seed)
 
     def at_bytes(self, contender: Contender, budget: float, seed: int) -> Config | None:
-        """Return the keys of a run within a budget; None if it buys no round, or that is not known yet."""
+        """Return the keys of a run within a budget; None if the budget buys no round, or if that is not known yet."""
         rounds, keys = self.bought(contender, budget), self.chosen(contender)
         return self.block.config(contender, keys, seed, rounds) if rounds and keys else None
 
     def bought(self, contender: Contender, budget: float) -> int | None:
         """Return the rounds that a share of dense FedAvg's bytes buys, at most the block's; None if not known yet.
 
-        They are the least over the seeds, of as many as the contender's reported run had within the budget, and as many
-        as that buys at its mean bytes a round: some methods send less at the beginning, and others at the end. The
-        closing download is paid from the budget, too. The first round counts as it was: it has no download, because
-        clients draw the first model themselves.
+        It is the least over all seeds of two counts: the rounds that the contender's reported run ended within the
+        budget, and the rounds that the budget buys at that run's mean bytes a round. Some methods send less at the
+        beginning, and others at the end. The closing download is paid from the budget, too. The first round counts as
+        it was: it has no download, because clients draw the first model themselves.
         """
         rounds_by_seed = [self._bought(contender, budget, seed) for seed in self.block.seeds]
         bought = [rounds for rounds in rounds_by_seed if rounds is not None]
@@ -157,7 +157,7 @@ class Design:
         return tried, best
 
     def further(self, contender: Contender) -> Config | None:
-        """Return the point beyond the own key's end at which the best finalist is; None without one, or not yet."""
+        """Return the point beyond the end of its own key at which the best finalist is; None without, or not yet."""
         best, key = self._best_mean(contender, self.finalists(contender)), contender.own_key
         if best is None or not key:
             return None
@@ -181,7 +181,8 @@ class Design:
     def finalists(self, contender: Contender) -> list[Config]:
         """Return the best points with the first seed, the best first; empty until all have ended.
 
-        They are three, and three more of other rates where these have one; or all.
+        These are three, and three more with other rates if the first three share one rate. Of a contender whose search
+        the block doubts, they are all points.
         """
         points = self.points(contender)
         values = {text(keys): self.validation(contender, keys, TUNING[0]) for keys in points}

@@ -62,7 +62,7 @@ def named_text(data: alt.Chart, looks: Mapping[str, ContenderLook], x: Any, y: A
 
 
 def text(words: str, x: float, y: float, colour: str = INK, align: Any = "left") -> alt.Chart:
-    """Return words at a place of a panel, in pixels from its upper left corner."""
+    """Return words at (x, y) of a panel, in pixels from its upper left corner."""
     data = alt.Chart(alt.InlineData(values=[{}]))
     look: Any = {"fontSize": LARGE, "fontWeight": 600, "baseline": "middle", "align": align, "color": colour}
     chart: alt.Chart = data.mark_text(text=words, **look).encode(x=alt.value(x), y=alt.value(y))
@@ -70,7 +70,7 @@ def text(words: str, x: float, y: float, colour: str = INK, align: Any = "left")
 
 
 def heading(words: str, anchor: Any = "middle") -> alt.TitleParams:
-    """Return the title of a panel; its lines are apart by a line break."""
+    """Return the title of a panel; line breaks in ``words`` separate its lines."""
     return alt.TitleParams(words.split("\n"), fontSize=SMALL, anchor=anchor, color=INK, fontWeight=600)
 
 

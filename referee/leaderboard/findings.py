@@ -62,7 +62,7 @@ def verdicts(
 ) -> dict[str, Named]:
     """Return kind of verdict → contender → blocks, of all that were named before the runs, after Holm's correction.
 
-    Where a seed collapsed, the contender's or that of whom it is compared with, there is no verdict.
+    There is no verdict where a seed of the contender, or of the one that it is compared with, has collapsed.
 
     Args:
         all_results: All blocks: Holm's family is that of all.
@@ -137,7 +137,7 @@ class Findings:
 
     @property
     def verdict_kinds(self) -> list[str]:
-        """The kinds of verdicts that are told: those that there are, leads and deficits always."""
+        """The kinds of verdicts that the page names: leads and deficits always, others if there are any."""
         return [kind for kind in self.tuned if self.tuned[kind] or kind in ("leads", "deficits")]
 
     @property
@@ -148,7 +148,7 @@ class Findings:
         return f"Ahead of FedAvg + fine-tuning: {leads}" if leads else none
 
     def sides(self, kind: str) -> dict[str, Named]:
-        """Return of whom a verdict holds: of both references, or of one only."""
+        """Return the contenders of a verdict by the references to which it holds: both, or one only."""
         tuned, plain = self.tuned[kind], self.plain[kind]
         only = without(tuned, plain)
         sides = {"both": without(tuned, only), "with it only": only, "without it only": without(plain, tuned)}
@@ -263,7 +263,7 @@ class Findings:
         return f"none, at best {max(behind, key=lambda difference: difference.mean).text()}" if behind else "–"
 
     def cheapest_keys(self) -> dict[str, Contender]:
-        """Return those of the fewest bytes whose name is no method's, by name."""
+        """Return the contenders of the cheapest runs whose name is not that of a method, by name."""
         contenders = (near[0].contender for results in self.compared if (near := nearest(results, measure=DEPLOYED)))
         return {
             contender.name: contender

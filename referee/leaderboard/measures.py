@@ -58,7 +58,7 @@ class SeedMean(Estimate):
     rest: SeedMean | None = None
 
     def words(self, unit: str = "") -> str:
-        """Return the same, with a ``unit``, and which seeds have collapsed."""
+        """Return the figure as text with a ``unit``, and which seeds have collapsed."""
         if self.rest is None:
             return self.text() + unit
         low = ", ".join(f"{100 * value:.1f}" for value in self.collapsed)
@@ -73,15 +73,16 @@ class BlockResults:
         self.design, self.block = design, design.block
 
     def runs(self, contender: Contender, budget: float = 0.0) -> dict[int, RunRecord]:
-        """Return seed → row of the reported runs that are there; of those within a budget if given.
+        """Return seed → row of the stored reported runs; with a budget, of the runs within it.
 
-        None if one ended with an error: the others' mean would be that of the seeds that suit the contender.
+        Empty if one of them ended with an error: the mean of the others would leave out just those seeds on which
+        the contender fails.
         """
         rows = self._reported(contender, budget)
         return {} if any(row.error for row in rows.values()) else rows
 
     def failed(self, contender: Contender, budget: float = 0.0) -> str:
-        """Return ``4 of 5 seeds`` if another one's run ended with an error, and nothing otherwise."""
+        """Return ``4 of 5 seeds`` if the run of the fifth ended with an error; empty if all ended well."""
         rows = self._reported(contender, budget)
         well = sum(not row.error for row in rows.values())
         return f"{well} of {len(self.block.seeds)} seeds" if well < len(rows) else ""
@@ -170,7 +171,7 @@ class BlockResults:
         return None if same else interval(values, self.block.over)
 
     def tested(self, contender: Contender, measure: AccuracyMeasure) -> bool:
-        """Return whether a difference has a p-value: of those named before the runs, with seeds and clients enough."""
+        """Return whether a difference has a p-value: planned before the runs, with enough seeds and clients."""
         if measure not in (HOLDS, DEPLOYED) or contender.name not in self.block.tested:
             return False
         values = self.differences(contender, measure)
@@ -203,7 +204,7 @@ class BlockResults:
         return all(len(self._reported(contender, 0.0)) == len(self.block.seeds) for contender in self.block.contenders)
 
     def whole(self, contender: Contender, reference: str = "") -> bool:
-        """Return whether all its seeds are there, and those of another, by default the yardstick."""
+        """Return whether all seeds of a contender and of a reference, by default the yardstick, have runs."""
         both = (contender, self.named(reference or self.block.yardstick))
         return all(len(self.runs(side)) == len(self.block.seeds) for side in both)
 
@@ -237,7 +238,8 @@ def corrected(
     """Return (block, contender, measure) → difference and p by Holm, of all that have all seeds.
 
     Those with a p (:meth:`BlockResults.tested`) are one family over all blocks; of the others p is None. It has as many
-    members as were named before the runs: one that is not there yet counts as 1, so that no p rises when it comes.
+    members as were planned before the runs: one without a difference yet counts with p = 1, so that no p rises when it
+    has one.
 
     Args:
         all_results: All blocks of the family.

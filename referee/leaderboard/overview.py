@@ -48,7 +48,7 @@ class Spot(NamedTuple):
 
 
 def spots(all_results: Sequence[BlockResults]) -> list[Spot]:
-    """Return who is shown, over the blocks that are compared: means over blocks, of MB the geometric ones.
+    """Return the contenders that are shown, with means over the compared blocks; the mean of MB is geometric.
 
     What is compared is the model that each deploys. Local is the better of those that train alone, and sends nothing.
     """

@@ -20,8 +20,8 @@ class FrontierPoint(NamedTuple):
     """An entry of a contender.
 
     Attributes:
-        budget: Share of dense FedAvg's bytes that it was fitted to; 0 for as many rounds as all.
-        rounds: What it ran.
+        budget: Share of dense FedAvg's bytes that its rounds fit into; 0 for the block's number of rounds.
+        rounds: The rounds that it ran.
     """
 
     contender: Contender
@@ -77,9 +77,10 @@ def frontier_table(results: BlockResults) -> Iterator[str]:
 def nearest(
     results: BlockResults, method: str = "", measure: AccuracyMeasure = HOLDS
 ) -> tuple[FrontierPoint, FrontierPoint] | None:
-    """Return the point of least MB to within a point of the yardstick's accuracy, and the yardstick's of all rounds.
+    """Return the cheapest point within a percentage point of the yardstick's accuracy, and the yardstick's own.
 
-    A tuned one goes before others of up to 5 % less.
+    The yardstick's own is that of all rounds. A contender with trials of its own is preferred to those without that
+    send up to 5 % less.
 
     Args:
         results: A block.

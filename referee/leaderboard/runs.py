@@ -24,8 +24,8 @@ def path_of(name: str) -> Path:
 def read(name: str) -> list[RunRecord]:
     """Return the records of a block.
 
-    A new one names every key whose default has ever changed. One that lacks such a key is from before, and is given the
-    key with its former value, so that it is found in the plan and can be made again.
+    A new record names every key whose default has ever changed. An older one lacks some of them: it gets them with
+    their former values, so that it still belongs to a run of the block and can be repeated.
     """
     return [record.model_copy(update={"config": as_begun(record.config)}) for record in read_records(path_of(name))]
 

@@ -44,7 +44,7 @@ def difference_tables(groups: Mapping[str, Group], deployed: Mapping[str, str]) 
 def difference(group: Group, rival_group: Group, view: str, rival_view: str = "") -> str:
     """Return the mean difference over clients in points, with its 95 % interval; a dash unless two have the view.
 
-    ``other`` is the view of ``theirs`` if it is not ``view``.
+    ``rival_view`` is the view of ``rival_group`` if it is not ``view``.
     """
     estimate = paired(by_seed(group, view), by_seed(rival_group, rival_view or view))
     return estimate.text(sign="+") if estimate and estimate.count > 1 else "–"

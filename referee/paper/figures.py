@@ -1,4 +1,4 @@
-"""Makes a run's record from its run directory, with what papers' pages have beyond what all records have."""
+"""Makes a run's record from its run directory, with the further figures that papers' pages show."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def figures(run: PlannedRun, out: Path) -> RunRecord | None:
         seconds=rounded(seconds),
         commit=versions.pop("commit", ""),
         machine=versions.pop("cpu", ""),
-        **{key: summary[key] for key in KEPT if key in summary},  # a run of before may lack some
+        **{key: summary[key] for key in KEPT if key in summary},  # a run of an earlier version may lack some
         figures=rounded({key: value for key, value in extra.items() if value} | {"versions": versions}),
     )
 

@@ -30,7 +30,7 @@ class Quotes:
     Views are kept, received, trained, pooled, or deployed: the one that the user of a variant's method predicts with.
 
     Attributes:
-        location: PaperBlock and cell, for errors.
+        location: Block and cell, for errors.
         groups: Variant → its runs.
         views: Variant → its deployed view.
     """
@@ -63,7 +63,7 @@ class Quotes:
         return _signed(self._difference(variant, rival, view, **options))
 
     def ahead(self, variant: str, rival: str, view: str = "deployed", digits: int = 1, **options: Any) -> str:
-        """Return by how much ``ours`` is ahead, whose interval must exclude 0: ``3.1 [1.3, 4.9]``."""
+        """Return by how much ``variant`` is ahead of ``rival``; the interval must exclude 0: ``3.1 [1.3, 4.9]``."""
         difference = self._difference(variant, rival, view, **options)
         if difference.spread is None or difference.mean <= difference.spread:
             raise ConfigError(

@@ -64,13 +64,13 @@ def run(
 
 
 def load(run: str | Path, *, code: Iterable[Function | str] = ()) -> Run:
-    """Return a run that there is: by its directory, or by its name. Nothing that it names is imported.
+    """Return an existing run by its directory or name. Nothing that its keys name is imported.
 
     Args:
         run: Its directory or name.
         code: The functions and classes with which it was run, for :meth:`Run.model`, or their names,
-            ``package.module:NAME``: what else its keys name is refused. Those of a notebook or script need not be given
-            if this session has given them to :func:`run`. A run's directory has their names alone.
+            ``package.module:NAME``; any other code that its keys name is refused. Functions of a notebook or script
+            need not be listed if this session has passed them to :func:`run`. A run's directory has only their names.
 
     Raises:
         ConfigError: There is no such run.

@@ -31,8 +31,8 @@ class Run:
 
     Attributes:
         path: The run's directory (docs/run-directory.md).
-        code: Code that its keys may name: of a run of this session that which it ran with, of another one what
-            :func:`sepal.load` was given.
+        code: Code that its keys may name: for a run of this session the code that it ran with, for another run the code
+            that :func:`sepal.load` got.
     """
 
     path: Path

@@ -200,7 +200,7 @@ def _inside(folder: Path, run: Path) -> Path:
     """Return ``run``, whose directory is in ``folder``.
 
     Raises:
-        StateError: It is a link to somewhere else, which whoever made the folder has no part in.
+        StateError: It is a link that leads out of the folder.
     """
     if run.is_symlink() and not is_inside(run, folder):
         raise StateError(str(run), f"a run in {folder}", "a link that leads out of it")
@@ -257,7 +257,7 @@ def _labelled(results: Sequence[RunResult]) -> list[RunResult]:
 def _in_label(key: str, configs: Sequence[Flat]) -> str:
     """Return the value of ``key`` in the first of ``configs``, as a label has it, which tells it from the others.
 
-    Reports are passed on, so of a place outside the run a label has only the last part.
+    Reports are passed on, so a label shows only the last part of a path outside the run.
     """
     value = str(configs[0].get(key))
     if key not in PLACES:

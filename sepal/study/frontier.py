@@ -85,7 +85,7 @@ class Standing:
     rival: str = ""
 
 
-class Reached(NamedTuple):
+class Arrival(NamedTuple):
     """Where a curve came close.
 
     Attributes:
@@ -97,7 +97,7 @@ class Reached(NamedTuple):
     at_most: bool
 
 
-class Close(NamedTuple):
+class YardstickArrivals(NamedTuple):
     """After how many MB each method comes within one point of a yardstick.
 
     Attributes:
@@ -108,7 +108,7 @@ class Close(NamedTuple):
 
     label: str
     target: float
-    reached: Mapping[str, Reached | None]
+    reached: Mapping[str, Arrival | None]
 
 
 def frontier(candidates: Sequence[FrontierEntry], measure: Measure = ACCURACY) -> list[Standing]:
@@ -142,7 +142,9 @@ def within_noise(entry: FrontierEntry, rival: FrontierEntry) -> bool:
     return difference is not None and difference.spread is not None and abs(difference.mean) <= difference.spread
 
 
-def close(candidates: Sequence[FrontierEntry], yardstick: FrontierEntry, measure: Measure = ACCURACY) -> Close | None:
+def close(
+    candidates: Sequence[FrontierEntry], yardstick: FrontierEntry, measure: Measure = ACCURACY
+) -> YardstickArrivals | None:
     """Return the MB after which each curve is within one point of the yardstick's end, and stays there to its own end.
 
     A curve that falls back again does not count until it returns for good. For a metric that is not a share, a point is
@@ -153,16 +155,16 @@ def close(candidates: Sequence[FrontierEntry], yardstick: FrontierEntry, measure
     reached = {
         entry.label: _arrival(entry.curve, target, measure) for entry in candidates if len(entry.curve) >= LEAST_POINTS
     }
-    return Close(yardstick.label, target, reached) if reached else None
+    return YardstickArrivals(yardstick.label, target, reached) if reached else None
 
 
-def _arrival(curve: Sequence[Step], target: float, measure: Measure) -> Reached | None:
+def _arrival(curve: Sequence[Step], target: float, measure: Measure) -> Arrival | None:
     arrival, before = None, -1
     for step in curve:
         if measure.sign * (step.value - target) < -SLACK * max(1.0, abs(target)):
             arrival = None
         elif arrival is None:
-            arrival = Reached(step.megabytes, step.completed - before > 1 and step.megabytes > 0)
+            arrival = Arrival(step.megabytes, step.completed - before > 1 and step.megabytes > 0)
         before = step.completed
     return arrival
 
@@ -186,7 +188,7 @@ def _ends(variant: Variant) -> Iterator[tuple[int, float]]:
             yield result.seed, figures["mean"]
 
 
-def close_to(variants: Sequence[Variant]) -> Close | None:
+def close_to(variants: Sequence[Variant]) -> YardstickArrivals | None:
     """Return :func:`close` with FedAvg-FT as yardstick: the variant of that name, else its best; None without."""
     by_label = {entry.label: entry for entry in entries(variants)}
     measure = variants[0].measure

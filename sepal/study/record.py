@@ -130,7 +130,7 @@ class RunRecord(BaseModel):
         return {name: value for name, is_new, value in rows if is_new == novel and value is not None}
 
     def digests(self) -> tuple[str, str, str]:
-        """Return what a second run must have, too: digests of the server's model and the clients' states, and error."""
+        """Return what a second run must reproduce: digests of the server's model and clients' states, and the error."""
         return self.weights_sha256, self.clients_sha256, self.error
 
 
@@ -162,16 +162,16 @@ def recorded(
     method: Method | None = None,
     observers: Sequence[Observer] = (),
 ) -> RunRecord:
-    """Execute a run in this process, in memory, and return its record; of one that ends with an error without figures.
+    """Execute a run in this process, in memory, and return its record; that of a run with an error has no figures.
 
     Args:
         config: Flat run-config keys.
         labels: The record's labels.
         commit: The commit of the checkout.
-        parts: Which of :data:`TEST` it has; without any, nothing in it has to do with test data.
+        parts: Which of :data:`TEST` the record has; without any, no figure in it is of test data.
         views: Which views it has; by default all.
         method: The method; by default that of the keys.
-        observers: Told of every round, too.
+        observers: Further observers of every round.
 
     Raises:
         SepalError: A key is invalid, or data is missing.
@@ -224,7 +224,10 @@ def of_lines(
 
 
 def columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return rows as columns, with None for what a row lacks, without columns of None: as JSON, a fifth of the size."""
+    """Return rows as columns, which take a fifth of the space as JSON.
+
+    A value that a row lacks is None; columns of None alone are left out.
+    """
     listed = list(rows)
     names = dict.fromkeys(name for row in listed for name in row)
     by_name = {name: [rounded(row.get(name)) for row in listed] for name in names}

@@ -27,7 +27,7 @@ LEAST_POINTS = 3  # full evaluations, below which the first of them that has an 
 DIRECTIONS = ("up", "down")
 
 
-class Spent(NamedTuple):
+class TrainingCost(NamedTuple):
     """MB of training, up and down, over all clients, and seconds until some round."""
 
     megabytes: float
@@ -78,12 +78,12 @@ class RunResult:
         return [line for line in self.stored.lines if line["full"] or line["phase"] == "closing"]
 
     @cached_property
-    def spent(self) -> Mapping[int, Spent]:
+    def spent(self) -> Mapping[int, TrainingCost]:
         """Rounds completed → what they have taken."""
-        spent, seconds = {0: Spent(0.0, 0.0)}, 0.0
+        spent, seconds = {0: TrainingCost(0.0, 0.0)}, 0.0
         for line in self.stored.lines:
             seconds += line["seconds"]["total"] + line["seconds"]["server"]
-            spent[line["round"]] = Spent((line["bytes"]["up"] + line["bytes"]["down"]) / MEGA, seconds)
+            spent[line["round"]] = TrainingCost((line["bytes"]["up"] + line["bytes"]["down"]) / MEGA, seconds)
         return spent
 
     def points(self, view: str) -> list[CurvePoint]:

@@ -2,7 +2,7 @@
 
 ``lr = "search"`` (:mod:`sepal.study.rate_search`), ``tune = true`` of a plan (:mod:`sepal.study.plans.tuning`), `sepal
 tune` (:mod:`sepal.study.plans.tune`), the calibration of default rates and the leaderboard differ in which trials they
-make and in how close to the best another value must be to be preferred (``close``), not in how they choose.
+run and in how close to the best a value must be to replace it (``close``), not in how they choose.
 """
 
 from __future__ import annotations

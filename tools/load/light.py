@@ -23,7 +23,7 @@ Answer: TypeAlias = Callable[[Message, int, int], list[Message]]
 
 
 @dataclass
-class Premade:
+class PreparedAnswers:
     """Answers every order at once, with prepared uploads.
 
     Attributes:
@@ -54,7 +54,7 @@ class Premade:
 
 
 @dataclass
-class Light:
+class LightClient:
     """One registered node, answering in a thread.
 
     Attributes:

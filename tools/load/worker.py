@@ -19,7 +19,7 @@ from sepal.protocol.types import ClientInfo, Payload
 from sepal.storage.serialize import digest_arrays
 from sepal.strategies.assembly import assemble
 from sepal.wire.tensors import whole
-from tools.load.light import Light, Premade
+from tools.load.light import LightClient, PreparedAnswers
 
 CALLING = 8  # clients of a process that call at the same time
 UPLOADS = 50  # of 1 MB, more than a process's clients send in a round of 100 clients in four processes
@@ -49,7 +49,7 @@ def main() -> None:
     enter_task()
     turn = threading.BoundedSemaphore(CALLING)
     lights = [
-        Light(address, Premade(ClientInfo(f"client-{number:05d}", 10), uploads, facts), look, turn=turn)
+        LightClient(address, PreparedAnswers(ClientInfo(f"client-{number:05d}", 10), uploads, facts), look, turn=turn)
         for number in range(int(first), int(first) + int(count))
     ]
     for light in lights:

@@ -106,7 +106,7 @@ class FirstCheckpoint(MemoryRunStore):
 
 
 @dataclass
-class Finished:
+class FinishedRun:
     """A run that has ended.
 
     Attributes:
@@ -159,21 +159,21 @@ class Case:
         """Return the parts of the run."""
         return assemble(self.flat(**keys))
 
-    def finished(self, **keys: Any) -> Finished:
+    def finished(self, **keys: Any) -> FinishedRun:
         """Return a run with further keys, which runs once."""
         key = repr(sorted(keys.items()))
         if key not in self.runs:
             self.runs[key] = self.run(keys)
-        finished: Finished = self.runs[key]
+        finished: FinishedRun = self.runs[key]
         return finished
 
-    def run(self, keys: Flat, observers: Sequence[Observer] = ()) -> Finished:
+    def run(self, keys: Flat, observers: Sequence[Observer] = ()) -> FinishedRun:
         """Run the method to its end."""
         lines, store = RoundLog(), FirstCheckpoint()
         strategy = run_in_process(self.assembly(**keys), store=store, observers=[lines, *observers])
         if store.first is None:
             raise RuntimeError("a run writes a checkpoint before its first round")
-        return Finished(strategy, lines, store.first, store.digest)
+        return FinishedRun(strategy, lines, store.first, store.digest)
 
     @cached_property
     def first(self) -> FirstTraining:

@@ -40,7 +40,7 @@ class Check(NamedTuple):
     """One check.
 
     Attributes:
-        words: What it asks, for people.
+        words: What it checks, as a line to show.
     """
 
     words: str

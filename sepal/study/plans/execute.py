@@ -162,9 +162,10 @@ def has_ended(run: PlannedRun, out: Path) -> bool:
 
 
 def as_begun(run: PlannedRun, out: Path) -> PlannedRun:
-    """Return the run as it goes on: with the value with which it began of a key whose default has changed since.
+    """Return the run with the keys with which it goes on.
 
-    Such a key has the plan's value where the plan names it, and in a run that has not begun its new default.
+    A key whose default has changed since the run began keeps the value with which it began, unless the plan names it. A
+    run that has not begun has the new defaults.
     """
     stored = stored_config(out / run.name)
     if stored is None or not begun(out / run.name):

@@ -76,7 +76,7 @@ class PlanFile(BaseModel):
             file: The file's name, for the message.
 
         Raises:
-            ConfigError: A block waits for another that is not before it, or the target is none.
+            ConfigError: A block waits for trials of a block that is not before it, or no run can reach the target.
         """
         names = [block.name for block in self.block]
         keys = {*self.keys, *(key for block in self.block for key in (*block.keys, *block.grid))}

@@ -172,7 +172,7 @@ class Executor:
         return failed
 
 
-class Done(NamedTuple):
+class PlanOutcome(NamedTuple):
     """What became of a plan's runs.
 
     Attributes:
@@ -195,7 +195,7 @@ def run_plan(
     workers: int = 0,
     hours: float | None = None,
     file: str = "",
-) -> Done:
+) -> PlanOutcome:
     """Execute the missing runs of a plan under ``out``, and write the list of its runs there.
 
     Args:
@@ -219,7 +219,7 @@ def run_plan(
     runs = list(plan.runs(chosen=chosen(plan, out, failures(out))))
     write_index(plan, runs, out, rate_notes(plan, runs), tuning_results(plan, out, failures(out)))
     causes = failures(out)
-    return Done(runs, failed, {name: causes[name] for name in without_result(plan, runs, failed)})
+    return PlanOutcome(runs, failed, {name: causes[name] for name in without_result(plan, runs, failed)})
 
 
 def failure(command: str, runs: int, failed: Mapping[str, str]) -> SepalError:

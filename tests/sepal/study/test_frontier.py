@@ -8,7 +8,7 @@ import pytest
 
 from sepal.report.sentences import on_frontier
 from sepal.study.comparison import read_comparison
-from sepal.study.frontier import FrontierEntry, Reached, Step, close, close_to, frontier, mean_curve
+from sepal.study.frontier import Arrival, FrontierEntry, Step, close, close_to, frontier, mean_curve
 from sepal.study.results import CurvePoint
 from sepal.tasks.scoring import Measure
 from tests.sepal.cli.runs_for_tests import write_run
@@ -89,7 +89,7 @@ def test_megabytes_to_within_a_point_are_those_from_which_a_curve_stays():
 
 def test_megabytes_are_at_most_those_where_rounds_before_were_not_evaluated():
     ft = entry("ft", 8, 0.5, curve=[(4, 4, 0.2), (9, 9, 0.6), (10, 10, 0.5)])
-    assert close([ft], ft).reached == {"ft": Reached(9, at_most=True)}
+    assert close([ft], ft).reached == {"ft": Arrival(9, at_most=True)}
 
 
 def test_a_point_of_a_metric_that_is_no_share_is_one_per_cent_of_the_yardstick():
