@@ -78,7 +78,7 @@ def _figure(trials: Trials, keys: Keys) -> str:
 def _ended(evidence: Evidence, dataset: str, setting: Setting) -> Iterator[Trials]:
     """Yield the methods of a data set whose trials have all ended.
 
-    The searches with a margin replace those of before once all of them have ended: until then the table would compare
+    The searches with a margin replace the earlier ones once all of them have ended: until then the table would compare
     rates that were chosen by two rules.
     """
     methods = setting.all_methods

@@ -26,13 +26,13 @@ class MachineCheck(NamedTuple):
     """One line of what was checked on this machine.
 
     Attributes:
-        subject: What was checked.
+        check: What was looked at.
         words: The result, or what to do about it.
         good: Whether nothing needs to be done.
         stops: Whether no run in process can start before it is mended.
     """
 
-    subject: str
+    check: str
     words: str
     good: bool = True
     stops: bool = False

@@ -166,7 +166,7 @@ class Federation(Flower):
         processes = below(self.executor.pid, "flwr-serverapp")
         if processes or self._executors == 1:
             return processes
-        with contextlib.suppress(psutil.Error):  # one that an executor of before has left behind
+        with contextlib.suppress(psutil.Error):  # one that an earlier executor has left behind
             return [process for process in self.left() if "flwr-serverapp" in " ".join(process.cmdline())]
         return []
 
