@@ -15,7 +15,7 @@ from sepal.operation.figures import CERTIFICATES, METRICS, log_as_json, serve
 from sepal.operation.repeats import told_once
 from sepal.runs.places import default_base, run_path
 from sepal.runs.run_directory import RunDirectory
-from sepal.server.observer import Observer, RoundLog
+from sepal.server.observer import Observer, RoundLines
 from sepal.server.strategy import SepalStrategy
 from sepal.server_app.metrics import ServerFigures
 from sepal.strategies.assembly import assemble
@@ -62,7 +62,7 @@ def main(grid: Grid, context: Context) -> None:
         return
     for note in assembly.notes:
         log.info("%s", note)
-    observers: list[Observer] = [directory, RoundLog(log)]
+    observers: list[Observer] = [directory, RoundLines(log)]
     strategy = SepalStrategy(assembly.method, assembly.task, directory.store(), observers, agreed=assembly.agreed)
     if place := os.environ.get(METRICS):
         figures = ServerFigures(strategy.status, json.loads(os.environ.get(CERTIFICATES, "{}")))

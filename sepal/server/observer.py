@@ -32,7 +32,7 @@ class UndoObserver(Protocol):
         """The run has gone back to ``progress``; ``record`` has what the undone rounds have cost."""
 
 
-class RoundLog:
+class RoundLines:
     """Logs a line per round; an :class:`Observer`."""
 
     def __init__(self, log: logging.Logger) -> None:

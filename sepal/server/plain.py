@@ -25,7 +25,7 @@ from sepal.server.answers import check_reply
 from sepal.server.downloads import Downloads, room
 from sepal.server.drawing import await_nodes
 from sepal.server.exchange import MESSAGE_TYPES, Compose, Take
-from sepal.server.observer import RoundLog
+from sepal.server.observer import RoundLines
 from sepal.server.opening import admitted
 from sepal.server.plain_contact import PlainContact, log
 from sepal.server.recovery import REMEDY
@@ -193,7 +193,7 @@ class MethodStrategy(Strategy):
             raise ConfigError("num_rounds", f"{expected}on dense arrays, which it has not", "neither")
         beginning = Beginning(arrays, config, self._rounds, self._timeout)
         prepared = self._prepare(beginning)
-        self._log, self._arrays = RoundLog(log), arrays
+        self._log, self._arrays = RoundLines(log), arrays
         self._contact = contact = PlainContact(arrays, prepared.client_keys, self._timeout)
         connections = contact.connections
         for note in prepared.notes:

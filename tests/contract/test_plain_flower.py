@@ -24,14 +24,14 @@ from sepal.strategies import registry
 from sepal.strategies.baselines.fedavg import FedAvg
 from sepal.strategies.baselines.fedper import FedPer
 from sepal.strategies.fedpse import FedPSE
-from sepal.study.method_checks.cases import Lines
+from sepal.study.method_checks.cases import RoundLog
 from tests.contract.plain_flower import CLIENTS, ROUNDS, ContextGrid, Net, Twin, arrays, contexts, load
 from tests.methods import CASES
 
 PRIVATE = {name for name, keys in CASES.items() if "privacy.clip" in keys}  # refused by name, see below
 
 
-class Versions(Lines):
+class Versions(RoundLog):
     """Keeps the server's state and the clients' versions after the last round but the closing one."""
 
     def round(self, progress, record, line):
