@@ -72,15 +72,15 @@ class SepalClientApp(ClientApp):
         self._chosen = tuple(mods)
 
     def __reduce__(self) -> tuple[Callable[[], ClientApp], tuple[()]]:
-        here, mods = os.path.realpath(os.getcwd()), self._chosen
-        ours = os.path.realpath(os.path.join(os.path.dirname(__file__), os.pardir))
+        directory, mods = os.path.realpath(os.getcwd()), self._chosen
+        installation = os.path.realpath(os.path.join(os.path.dirname(__file__), os.pardir))
 
         def restore() -> ClientApp:  # Ray pickles an inner function by value, without imports
             import os
             import sys
 
-            if here != ours:
-                sys.path[:] = [path for path in sys.path if os.path.realpath(path) != here]
+            if directory != installation:
+                sys.path[:] = [path for path in sys.path if os.path.realpath(path) != directory]
             from sepal.client_app.app import make_app
 
             return make_app(mods)
@@ -106,10 +106,10 @@ def make_app(mods: Sequence[Mod] = ()) -> ClientApp:
                 "read a sparse payload; see docs/threat-model.md)",
                 name,
             )
-    made = SepalClientApp(mods)
-    for decorate in (made.query(), made.train(), made.train("adapt")):
+    app = SepalClientApp(mods)
+    for decorate in (app.query(), app.train(), app.train("adapt")):
         decorate(handle)
-    return made
+    return app
 
 
 def _trusted(context: Context, node: Node) -> dict[str, object]:

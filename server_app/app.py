@@ -67,7 +67,7 @@ class RoundLog:
     def round(self, progress: RunState, record: RoundRecord, line: Mapping[str, Any]) -> None:
         """Log the round's accuracy or other headline, bytes and time."""
         measure = measure_of(line)
-        views = [f"{view} {measure.text(found['mean'])}" for view, found in headline(line).items() if found]
+        views = [f"{view} {measure.text(figures['mean'])}" for view, figures in headline(line).items() if figures]
         sent = f"MB up {line['bytes']['up'] / 1e6:.3g} down {line['bytes']['down'] / 1e6:.3g}"
         which = "closing evaluation" if line["phase"] == "closing" else f"round {record.round}/{self._total}"
         log.info("%s: %s, %s, %.1f s", which, " ".join(views) or "not evaluated", sent, record.seconds["total"])
@@ -93,10 +93,10 @@ def main(grid: Grid, context: Context) -> None:
         log.info("%s", note)
     observers: list[Observer] = [directory, RoundLog()]
     strategy = SepalStrategy(assembly.method, assembly.task, directory.store(), observers, agreed=assembly.agreed)
-    if place := os.environ.get(METRICS):
+    if address := os.environ.get(METRICS):
         figures = ServerFigures(strategy.status)
         observers.append(figures)
-        serve(place, figures)
+        serve(address, figures)
     with told_once():
         strategy.start(grid)
     log.info("run written to %s", directory.path)

@@ -53,10 +53,10 @@ class Registered(Method):
         from sepal.server.strategy import SepalStrategy
         from sepal.strategies.assembly import assemble
 
-        own = {f"{self.name}.{key.replace('_', '-')}": value for key, value in keys.items()}
-        sources = {key: f"argument {name}={keys[name]!r}" for key, name in zip(own, keys, strict=True)}
-        made = assemble({**(run_config or {}), **own}, self, sources)
-        return SepalStrategy(made.method, made.task, store, observers, agreed=made.agreed)
+        method_keys = {f"{self.name}.{key.replace('_', '-')}": value for key, value in keys.items()}
+        sources = {key: f"argument {name}={keys[name]!r}" for key, name in zip(method_keys, keys, strict=True)}
+        assembly = assemble({**(run_config or {}), **method_keys}, self, sources)
+        return SepalStrategy(assembly.method, assembly.task, store, observers, agreed=assembly.agreed)
 
 
 def register(

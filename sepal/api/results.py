@@ -128,7 +128,7 @@ class Run:
 
         found = predictions(self._loaded(client, view), data)
         if (table := found.table()) is None:
-            head = "mask" if found.found.learning.name == "segmentation" else "prediction"
+            head = "mask" if found.model.learning.name == "segmentation" else "prediction"
             return pd.DataFrame({"example": found.names, head: list(found.predicted)})
         return pd.DataFrame(table[1], columns=table[0])
 

@@ -104,7 +104,7 @@ def check(
     credentials = NodeCredentials.of(certs, name) if certs else None
     bad = 0
     for finding in examine(address, credentials, timeout):
-        say(f"{'ok  ' if finding.good else 'BAD '} {finding.what}: {finding.words}")
+        say(f"{'ok  ' if finding.good else 'BAD '} {finding.check}: {finding.words}")
         bad += not finding.good
     say(f"     Sepal {__version__} here; a server with another version refuses it by name before round 1")
     if bad:

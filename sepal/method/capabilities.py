@@ -73,5 +73,5 @@ CAPACITY = Capability("uses_capacity", False, STATE - {"shared"})
 DEPENDS_ON_ROUNDS = "depends_on_rounds"  # of servers
 NEEDS_OF_TASK, FIXED_KEYS = "needs_of_task", "fixed_keys"  # of clients
 
-_ATTRIBUTES = {each.attribute for each in (PRIVATE, BATCHED, COMBINATION, DENSE_CLIENT, ROBUST, CAPACITY)}
+_ATTRIBUTES = {capability.attribute for capability in (PRIVATE, BATCHED, COMBINATION, DENSE_CLIENT, ROBUST, CAPACITY)}
 _ATTRIBUTES |= {DEPENDS_ON_ROUNDS, NEEDS_OF_TASK, FIXED_KEYS}

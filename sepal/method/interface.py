@@ -53,7 +53,7 @@ class Task:
         hyper: The method's own hyperparameters (its ``contract.py`` declares the type).
         make: Builds the model's module; its weights are not W_0.
         input_shape: Shape of one example.
-        given: Names of the tensors whose values in W_0 the user's ``build`` has set; the others are drawn.
+        user_set: Names of the tensors whose values in W_0 the user's ``build`` has set; the others are drawn.
         frozen: Tensors that the user's model freezes, by name. They are in neither layout nor weights.
         learning: Targets, loss and metrics: what the run key ``task`` names.
     """
@@ -64,7 +64,7 @@ class Task:
     hyper: Any
     make: Callable[[], nn.Module] = _no_module
     input_shape: tuple[int, ...] = ()
-    given: frozenset[str] = frozenset()
+    user_set: frozenset[str] = frozenset()
     frozen: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     learning: LearningTask = BY_CLASS
 
@@ -208,11 +208,11 @@ class Method:
 
 
 def _returned(function: Callable[..., Any]) -> type:
-    found: type | None = typing.get_type_hints(function).get("return")
-    if found is None:
+    annotation: type | None = typing.get_type_hints(function).get("return")
+    if annotation is None:
         expected = "a return annotation, the type of the state: def init(self) -> MyState"
         raise ConfigError("method", expected, f"{function.__module__}:{function.__qualname__} without one")
-    return found
+    return annotation
 
 
 def resolve(reference: Any) -> Any:

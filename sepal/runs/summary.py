@@ -65,7 +65,7 @@ def summarise(
         **({"classes": dict(report.classes)} if report.classes else {}),
         "novel": report.novel,
         "by_capacity": {group: dict(views) for group, views in report.by_capacity.items()},
-        "further": {view: dict(found) for view, found in report.accuracy.items() if view not in CLOSING_VIEWS},
+        "further": {view: dict(figures) for view, figures in report.accuracy.items() if view not in CLOSING_VIEWS},
         "reasons": {view: reason(assembly, report, view) for view in CLOSING_VIEWS if view not in report.accuracy},
         "accuracy_round": report.accuracy_round,
         "model_round": report.accuracy_round - 1,

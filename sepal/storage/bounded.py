@@ -36,8 +36,8 @@ class Kept(Generic[T]):
 
     def get(self, key: str) -> T | None:
         """Return the value; None if it was not kept."""
-        found = self._values.get(key)
-        return found[0] if found else None
+        entry = self._values.get(key)
+        return entry[0] if entry else None
 
     def drop(self, key: str) -> None:
         """Discard the value."""

@@ -47,10 +47,10 @@ def read_bytes(path: Path, most: int = TEXT, within: Path | None = None) -> byte
         StateError: It is no regular file, has more bytes, leads out of ``within``, or cannot be read.
     """
     try:
-        found = path.resolve(strict=True)
-        if within is not None and not found.is_relative_to(within.resolve()):
+        target = path.resolve(strict=True)
+        if within is not None and not target.is_relative_to(within.resolve()):
             raise StateError(str(path), f"a file in {within}", "a link that leads out of it")
-        handle = os.open(found, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = os.open(target, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(handle, "rb") as file:
             facts = os.fstat(handle)
             if not stat.S_ISREG(facts.st_mode):

@@ -26,13 +26,13 @@ class Finding(NamedTuple):
     """One line of what is found.
 
     Attributes:
-        what: What was looked at.
+        check: What was looked at.
         words: What is there, or what to do.
         good: Whether nothing is to do.
         stops: Whether a run in process cannot start.
     """
 
-    what: str
+    check: str
     words: str
     good: bool = True
     stops: bool = False

@@ -154,8 +154,10 @@ class APFLClient(ClientBase[ClientState]):
         self.trainer.fit(both, plan.round, hooks, parameters=parts)
         epochs = self.task.config.local_epochs
         self.trainer.account(shared.module, epochs * len(self.trainer.y))  # fit counts the pass of v̄_i only
-        alpha, sent, own = float(both.alpha.detach()), shared.read(), personal.read()
-        after = ClientState(own, mix(own, sent, alpha, trained(self.layout)), alpha, state.rounds + 1)
+        alpha, sent, personal_weights = float(both.alpha.detach()), shared.read(), personal.read()
+        after = ClientState(
+            personal_weights, mix(personal_weights, sent, alpha, trained(self.layout)), alpha, state.rounds + 1
+        )
         return after, Payload(dense(sent, self.layout, self.coding))
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:

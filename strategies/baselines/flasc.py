@@ -88,8 +88,8 @@ class FlascServer(Sparse, fedopt.FedAdamServer):
 
     def aggregate(self, state: Any, uploads: Uploads, plan: Plan) -> tuple[Any, Metrics]:
         """Take FedAdam's step with the mean change."""
-        found = sparse_mean(uploads, {"change": (self.flat.size,)}, self.weigh, self.robust)["change"]
-        change: Any = self.flat.cut(found)  # type: ignore[arg-type]  # float64, so that the step starts from the mean
+        mean_change = sparse_mean(uploads, {"change": (self.flat.size,)}, self.weigh, self.robust)["change"]
+        change: Any = self.flat.cut(mean_change)  # type: ignore[arg-type]  # float64, so that the step starts from the mean
         names = [p.name for p in self.fixed]
         mean: Any = weighted_mean(uploads, state.weights, names, self.weigh, robust=self.robust)
         mean |= {name: state.weights[name] + array for name, array in change.items()}
@@ -109,8 +109,8 @@ class FlascClient(Sparse, FedAvgClient):
         """Return the received model, 0 where nothing was sent."""
         if not download.tensors:
             return super().arrived(state, download, plan)
-        given = {p.name: download.tensors[p.name].dense() for p in self.fixed}
-        return {**self.flat.cut(download.tensors["adapters"].dense()), **given}
+        fixed = {p.name: download.tensors[p.name].dense() for p in self.fixed}
+        return {**self.flat.cut(download.tensors["adapters"].dense()), **fixed}
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train from the received model; send the largest entries of the change."""

@@ -141,8 +141,8 @@ class PFedHNServer(Generated, ServerBase[ServerState]):
         """Return θ_i."""
         state = self.joined(state, [client])
         with torch.no_grad():
-            made = generate(tensors(state.weights), client.name, self.shared())
-        return Payload(dense({name: value.numpy() for name, value in made.items()}, self.shared(), self.coding))
+            model = generate(tensors(state.weights), client.name, self.shared())
+        return Payload(dense({name: value.numpy() for name, value in model.items()}, self.shared(), self.coding))
 
     def newcomer(self, state: ServerState, client: ClientInfo, plan: Plan) -> Payload:
         """Return the same, from the first embedding."""
@@ -166,11 +166,11 @@ class PFedHNServer(Generated, ServerBase[ServerState]):
         for value in start.values():
             value.requires_grad_()
         for upload in uploads:
-            made = generate(start, upload.client.name, self.shared())
-            change = [torch.from_numpy(upload.payload.tensors[name].dense()) for name in made]
-            found = torch.autograd.grad(list(made.values()), list(start.values()), change, allow_unused=True)
+            model = generate(start, upload.client.name, self.shared())
+            change = [torch.from_numpy(upload.payload.tensors[name].dense()) for name in model]
+            slopes = torch.autograd.grad(list(model.values()), list(start.values()), change, allow_unused=True)
             gradient = {
-                n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(start.items(), found, strict=True)
+                n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(start.items(), slopes, strict=True)
             }
             norms.append(math.hypot(*(float(vector_norm(g, dtype=torch.float64)) for g in gradient.values())))
             self._step(after, momentum, gradient, min(1.0, self.hyper.clip / (norms[-1] + 1e-6)))
@@ -201,13 +201,13 @@ def shapes(layout: Layout, hyper: Hyper, clients: int) -> dict[str, tuple[int, .
     if not hyper.embedding and not clients:
         raise ConfigError("pfedhn.embedding", "a size, where the run does not say how many clients there are", 0)
     inputs = hyper.embedding or 1 + clients // 4
-    found: dict[str, tuple[int, ...]] = {}
+    by_name: dict[str, tuple[int, ...]] = {}
     for number in range(hyper.depth + 1):
-        found[f"mlp.{number}.weight"] = (hyper.hidden, hyper.hidden if number else inputs)
-        found[f"mlp.{number}.bias"] = (hyper.hidden,)
+        by_name[f"mlp.{number}.weight"] = (hyper.hidden, hyper.hidden if number else inputs)
+        by_name[f"mlp.{number}.bias"] = (hyper.hidden,)
     for p in layout:
-        found[f"head.{p.name}.weight"], found[f"head.{p.name}.bias"] = (p.size, hyper.hidden), (p.size,)
-    return found
+        by_name[f"head.{p.name}.weight"], by_name[f"head.{p.name}.bias"] = (p.size, hyper.hidden), (p.size,)
+    return by_name
 
 
 def tensors(weights: Weights) -> Tensors:
@@ -251,8 +251,8 @@ class PFedHNClient(Generated, ClientBase[ClientState]):
         network.load(self.arrived(state, download, plan))
         batches = math.ceil(len(self.trainer.y) / self.task.config.batch_size)
         epochs = max(1, round(hyper.steps / batches)) if hyper.steps else None
-        own = (hyper.inner_rate or None, hyper.inner_momentum, hyper.inner_decay)
-        group = ParameterGroup(list(network.module.parameters()), *own)
+        inner_settings = (hyper.inner_rate or None, hyper.inner_momentum, hyper.inner_decay)
+        group = ParameterGroup(list(network.module.parameters()), *inner_settings)
         hooks = Hooks(before_step=ClipGradients(float(hyper.clip)))
         self.trainer.fit(network.module, plan.round, hooks, epochs=epochs, parameters=[group])
         return ClientState(network.read(), state.rounds + 1)

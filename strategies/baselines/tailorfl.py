@@ -131,14 +131,14 @@ class TailorServer(Tailored, ServerBase[ServerState]):
 
     def chosen(self, weights: Weights, width: float, importance: Weights) -> Filters:
         """Return filters of greatest importance in the groups that ``importance`` names, of greatest norm elsewhere."""
-        found = {}
+        filters = {}
         for group in self.coupling:
             score = norms(group, weights)
             if group.name in importance:
                 score = np.square(importance[group.name], dtype=np.float64)
             units = score.reshape(-1, group.unit).sum(1)
-            found[group.name] = top(units, max(1, math.floor(round(width * len(units), 9))))
-        return found
+            filters[group.name] = top(units, max(1, math.floor(round(width * len(units), 9))))
+        return filters
 
     def own_cut(self, state: ServerState, client: ClientInfo) -> Cut:
         """Return the cut of a client's filters."""
@@ -162,7 +162,7 @@ class TailorServer(Tailored, ServerBase[ServerState]):
         if plan.phase == "importance":
             sizes = {f"{group.name}/importance": group.size for group in self.personal}
             return Schema({name: TensorSpec((size,), min_count=size) for name, size in sizes.items()})
-        return dense_schema(self.held(self.width(client), plan.round))
+        return dense_schema(self.client_layout(self.width(client), plan.round))
 
     def aggregate(self, state: ServerState, uploads: Uploads, plan: Plan) -> tuple[ServerState, Metrics]:
         """Choose filters from importances; or average, and move filters."""
@@ -170,10 +170,10 @@ class TailorServer(Tailored, ServerBase[ServerState]):
             filters, last = dict(state.filters), dict(state.importance)
             for upload in uploads:
                 name, tensors = upload.client.name, upload.payload.tensors
-                found = {group.name: tensors[f"{group.name}/importance"].dense() for group in self.personal}
-                filters[name] = self.chosen(state.weights, self.width(upload.client), found)
-                if found:
-                    last[name] = found[self.coupling[-1].name]
+                importance = {group.name: tensors[f"{group.name}/importance"].dense() for group in self.personal}
+                filters[name] = self.chosen(state.weights, self.width(upload.client), importance)
+                if importance:
+                    last[name] = importance[self.coupling[-1].name]
             return replace(state, filters=filters, importance=last), {}
 
         def weigh(upload: Upload) -> float:
@@ -193,8 +193,8 @@ class TailorServer(Tailored, ServerBase[ServerState]):
         """Return where an upload's tensors lie in the full ones, and their values as the server's."""
         cut = self.own_cut(state, upload.client)
         values = {name: tensor.dense() for name, tensor in upload.payload.tensors.items()}
-        own = self.scaled(values, self.width(upload.client))
-        return {p.name: (cut.mesh(p.name), own[p.name]) for p in cut.layout}
+        scaled = self.scaled(values, self.width(upload.client))
+        return {p.name: (cut.mesh(p.name), scaled[p.name]) for p in cut.layout}
 
     def moved(self, state: ServerState, weights: Weights) -> Known:
         """Return all clients' filters for the next round."""
@@ -281,8 +281,8 @@ class TailorClient(Tailored, WidthClient):
         """Return importances in round 1, then the trained part."""
         if plan.phase != "importance":
             return super().train(state, download, plan)
-        found = self.importances(plan)
-        return state, Payload({f"{name}/importance": whole(value, self.coding) for name, value in found.items()})
+        importances = self.importances(plan)
+        return state, Payload({f"{name}/importance": whole(value, self.coding) for name, value in importances.items()})
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train the received part; do nothing in round 1."""
@@ -306,8 +306,8 @@ class TailorClient(Tailored, WidthClient):
         if values:
             hooks = Hooks(PenalisedLoss(self.trainer.loss, self.hyper.lambda_), after_step=Limit())
             self.trainer.fit(network.module, plan.round, hooks, epochs=epochs, purpose="importance", parameters=values)
-        found = {g.name: v.detach().cpu().numpy().copy() for g, v in zip(self.coupling, values, strict=True)}
-        return {group.name: found[group.name] for group in self.personal}
+        importance = {g.name: v.detach().cpu().numpy().copy() for g, v in zip(self.coupling, values, strict=True)}
+        return {group.name: importance[group.name] for group in self.personal}
 
 
 TailorFL = register(

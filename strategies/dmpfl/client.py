@@ -74,11 +74,11 @@ class DmPflClient(ClientBase[ClientState]):
             masks = unpack(state.global_mask, self.layout)
             weights = self._fit(spread(state.shared, masks), masks, masks, plan).read()
             sent = spread(self._private(state.shared, take(weights, masks), plan), masks) if self.private else weights
-            return state, Payload(at_masks(sent, masks, self.coding, known=True))
+            return state, Payload(at_masks(sent, masks, self.coding, derived=True))
         state = self._train_personal(state, plan)
         masks = unpack(state.mask, self.layout)
         personal = spread(state.personal, masks)
-        return state, Payload(at_masks(personal, masks, self.coding, known=not plan.scalars["prune"]))
+        return state, Payload(at_masks(personal, masks, self.coding, derived=not plan.scalars["prune"]))
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train in the same way, without an upload, and keep the masks. In phase 2a the state does not change."""
@@ -105,16 +105,16 @@ class DmPflClient(ClientBase[ClientState]):
         Raises:
             ProtocolError: Some tensors are missing, or the client has another mask than the server assumes.
         """
-        came, versions = download.tensors, download.scalars
-        if not came and versions["weights"] == state.weights_version:
+        tensors, versions = download.tensors, download.scalars
+        if not tensors and versions["weights"] == state.weights_version:
             return replace(state, ahead=False)
-        if len(came) < len(self.layout):
-            raise ProtocolError("payload", "each tensor of the model", f"{len(came)} of {len(self.layout)}")
-        for name, tensor in came.items():
+        if len(tensors) < len(self.layout):
+            raise ProtocolError("payload", "each tensor of the model", f"{len(tensors)} of {len(self.layout)}")
+        for name, tensor in tensors.items():
             if tensor.support is Support.DERIVED and versions["mask"] != state.mask_version:
                 raise ProtocolError(name, f"mask {state.mask_version}, which is held", versions["mask"])
-        bits = pack({p.name: came[p.name].mask() for p in self.parts}, self.parts)
-        shared = {name: np.asarray(tensor.values) for name, tensor in came.items()}
+        bits = pack({p.name: tensors[p.name].mask() for p in self.parts}, self.parts)
+        shared = {name: np.asarray(tensor.values) for name, tensor in tensors.items()}
         mask, weights = int(versions["mask"]), int(versions["weights"])
         fresh = replace(state, global_mask=bits, shared=shared, mask_version=mask, weights_version=weights)
         return replace(fresh, ahead=False)
@@ -126,11 +126,11 @@ class DmPflClient(ClientBase[ClientState]):
     def personal_model(self, state: ClientState) -> Dense:
         """θ_c = w_g ⊙ (m_g ∩ m_c) + w_c ⊙ (m_c − m_g), eq. 4; after phase 1 the overlap is the client's own."""
         mask, global_mask = unpack(state.mask, self.layout), unpack(state.global_mask, self.layout)
-        own = spread(state.personal, mask)
+        personal = spread(state.personal, mask)
         if state.ahead:
-            return own
+            return personal
         shared = self.global_model(state)
-        return {name: np.where(mask[name] & global_mask[name], shared[name], own[name]) for name in own}
+        return {name: np.where(mask[name] & global_mask[name], shared[name], personal[name]) for name in personal}
 
     # Training
 
@@ -214,5 +214,5 @@ def prefers_personal(
 def adaptive(personal: torch.Tensor, shared: torch.Tensor, base_personal: float, base_shared: float) -> torch.Tensor:
     """Return the logits, (n, classes), of the model that Algorithm 4 chooses for each example."""
     similarity = functional.cosine_similarity(personal, shared, dim=1)
-    own = prefers_personal(entropy(personal), entropy(shared), similarity, base_personal, base_shared)
-    return torch.where(own.unsqueeze(1), personal, shared)
+    uses_personal = prefers_personal(entropy(personal), entropy(shared), similarity, base_personal, base_shared)
+    return torch.where(uses_personal.unsqueeze(1), personal, shared)

@@ -55,11 +55,11 @@ class FedPSEClient(ClientBase[ClientState]):
         """
         after = self.adapt(state, download, plan)
         gained = self.flat.join(after.model) - self.flat.join(after.base) + self.flat.join(state.residual)
-        found = self.trainer.release(gained, plan.round)
-        index = self._top_k(found.noised)
-        sent = rounded(found.noised[index], self.coding)
-        owed = found.clipped.copy()
-        owed[index] = 0 if self.private else found.noised[index] - sent
+        released = self.trainer.release(gained, plan.round)
+        index = self._top_k(released.noised)
+        sent = rounded(released.noised[index], self.coding)
+        owed = released.clipped.copy()
+        owed[index] = 0 if self.private else released.noised[index] - sent
         upload: dict[str, SparseTensor] = self.flat.scatter(index, sent, self.coding)
         upload |= dense(after.model, statistics(self.layout), self.coding)
         return replace(after, residual=self.flat.cut(owed)), Payload(upload)

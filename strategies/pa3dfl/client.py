@@ -114,9 +114,9 @@ class Pa3dFLClient(ClientBase[ClientState]):
 
     def density(self, module: nn.Module) -> dict[str, float]:
         """Return the factor on an example's multiply-adds that counts recovered weights once a batch."""
-        found, examples = multiply_adds(module, self.trainer.x[:1]), len(self.trainer.y)
-        whole, batches = sum(found.values()), -(-examples // self.task.config.batch_size)
-        return dict.fromkeys(found, typing.cast("Decomposed", module).cost(whole, examples, batches) / whole)
+        work, examples = multiply_adds(module, self.trainer.x[:1]), len(self.trainer.y)
+        whole, batches = sum(work.values()), -(-examples // self.task.config.batch_size)
+        return dict.fromkeys(work, typing.cast("Decomposed", module).cost(whole, examples, batches) / whole)
 
     def choose(self, received: Weights, trained: Weights) -> tuple[float, Dense]:
         """Return α and M_0 + α·(M_1 - M_0): the α with most correct validation examples, then least loss, then least α.
@@ -129,8 +129,8 @@ class Pa3dFLClient(ClientBase[ClientState]):
         x, y = self.trainer.x_validation, self.trainer.y_validation
 
         def rank(alpha: float) -> tuple[float, float]:
-            found = score(self._predict(mix(received, trained, alpha)), x, y)
-            return found["correct"], -found["loss"]
+            figures = score(self._predict(mix(received, trained, alpha)), x, y)
+            return figures["correct"], -figures["loss"]
 
         alpha = max((step / 10 for step in range(11)), key=rank) if len(y) else 1.0  # the first of equals
         return alpha, mix(received, trained, alpha)

@@ -75,7 +75,7 @@ class SubFedAvgClient(ClientBase[ClientState]):
         after = self.prune(weights, kept, first)
         masks = self.prunable.masks(after)
         self.report(after)
-        sent = self.prunable.changes(kept, after) | at_masks(weights, masks, self.coding, known=True)
+        sent = self.prunable.changes(kept, after) | at_masks(weights, masks, self.coding, derived=True)
         return ClientState(self.prunable.packed(after), take(weights, masks)), Payload(sent)
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:

@@ -55,7 +55,7 @@ def known_key_file(others: Path, certs: Path) -> NodeCredentials:
 
 
 def words(address: str, credentials: NodeCredentials | None) -> list[str]:
-    return [f"{f.what}: {f.words}" for f in examine(address, credentials) if not f.good]
+    return [f"{f.check}: {f.words}" for f in examine(address, credentials) if not f.good]
 
 
 # Flower's own client: what the server refuses whatever a client does not check
@@ -117,10 +117,10 @@ def plain_text():
 def test_a_server_that_is_not_flowers_is_named(plain_text):
     found = list(examine(plain_text, None))
     if speaks_http():
-        assert found[-1].what == "version"
+        assert found[-1].check == "version"
         assert "the server speaks gRPC (Flower 1.39), Flower 1.4" in found[-1].words
         return
-    assert found[-1].what == "API"
+    assert found[-1].check == "API"
     assert "not the Fleet API of Flower 1.39" in found[-1].words
 
 
@@ -144,7 +144,7 @@ def test_an_unregistered_key_is_named(address, others, certs):
 def test_a_registered_key_is_welcome(address, certs):
     found = list(examine(address, NodeCredentials.of(certs, HONEST)))
     assert all(finding.good for finding in found), found
-    assert (found[-1].what, found[-1].words) == ("key", "registered")
+    assert (found[-1].check, found[-1].words) == ("key", "registered")
 
 
 @contextmanager

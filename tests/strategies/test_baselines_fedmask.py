@@ -80,13 +80,13 @@ def test_two_rounds_by_hand():
         soft = {name: 1 / (1 + np.exp(-score.astype(np.float64))) for name, score in scores.items()}
         return {n: m - 2 * held[n] * slope[n] * parts.weights[n] * soft[n] * (1 - soft[n]) for n, m in scores.items()}
 
-    expected = moved(parts.first, parts.held({}))
+    expected = moved(parts.first, parts.entries({}))
     state, _ = made.round(made.server.init(), 1)
     after = made.states[0]
     for name, scores in expected.items():
         np.testing.assert_allclose(after.scores[name], scores, rtol=1e-4, atol=1e-7, err_msg=name)
     means = expected["fc1.weight"].mean(1)
-    held = parts.held(after.structure)
+    held = parts.entries(after.structure)
     assert held["fc1.weight"].all(1).tolist() == (means >= np.sort(means)[4]).tolist()
     bits = unpack(state.masks, parts.masked)
     again = {name: signed(after.scores[name], bits[name] & held[name]) for name in expected}
@@ -130,7 +130,7 @@ def test_weights_biases_and_structures_stay_and_only_bits_travel():
     algorithm = made.hosts[0].algorithm
     own = algorithm.own(made.states[0])
     first = made.server.parts.weights
-    held = algorithm.parts.held(made.states[0].structure)
+    held = algorithm.parts.entries(made.states[0].structure)
     for name, array in own.items():
         same = array == first[name]
         assert same.all() if name.endswith("bias") else (same | (array == 0)).all()

@@ -53,16 +53,16 @@ class Lines:
             self._closing = True
         elif line.startswith(OURS):
             return line
-        elif found := _ROUND.search(line):
-            self._round = found[1]
+        elif match := _ROUND.search(line):
+            self._round = match[1]
         elif "SuperNode ID" in line:
             return f"{OURS}joined, and waits for the server's messages"
-        elif found := _SENT.search(line):
+        elif match := _SENT.search(line):
             self._lost = -SELDOM
-            if found[1] not in _WORK:
+            if match[1] not in _WORK:
                 return ""
             name, self._closing = "closing evaluation" if self._closing else f"round {self._round}", False
-            return f"{OURS}{name}: {_WORK[found[1]]}"
+            return f"{OURS}{name}: {_WORK[match[1]]}"
         elif "Connection attempt failed" in line and time.monotonic() - self._lost >= SELDOM:
             self._lost = time.monotonic()
             return (

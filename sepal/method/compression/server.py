@@ -79,13 +79,13 @@ class CompressedServer:
 
     def init(self) -> Any:
         """Start from W_0 without a residual."""
-        held, inner = self.flat.join(self.task.weights), self.inner.init()
-        return self.kind(held, np.zeros(held.size, np.int32), inner=inner)
+        model, inner = self.flat.join(self.task.weights), self.inner.init()
+        return self.kind(model, np.zeros(model.size, np.int32), inner=inner)
 
     def plan(self, round: int) -> Plan:
         """Return the method's plan."""
-        found: Plan = self.inner.plan(round)
-        return found
+        plan: Plan = self.inner.plan(round)
+        return plan
 
     def download(self, state: Any, client: ClientInfo, plan: Plan) -> Payload:
         """Return what the client missed since its last accepted upload."""

@@ -103,7 +103,9 @@ def ledger_counts_bytes(case: Case) -> None:
                 continue
             host = host_of(shared, entry.client)
             order = Order("run", Kind.TRAIN, begun.plan, base="")
-            work = host._asked(order, seal(download).digest(), before="")  # determines the noise of privacy.noise
+            work = host._request_digest(
+                order, seal(download).digest(), before=""
+            )  # determines the noise of privacy.noise
             host.begin(bytes.fromhex(work), 0)
             _, upload = host.algorithm.train(host.algorithm.init(), download, begun.plan)
             what, length = f"upload of {entry.client}", len(seal(upload).data)

@@ -159,7 +159,7 @@ def test_what_can_no_longer_be_captured_as_it_was_is_captured_anew():
     network = captured.networks["model"]
     network.module[0].weight = nn.Parameter(network.module[0].weight.detach().clone())
     network.tensors["0.weight"] = network.module[0].weight.detach()
-    network._held = {name: (value[0], value[1], value[0][value[1]]) for name, value in network._held.items()}
+    network._slots = {name: (value[0], value[1], value[0][value[1]]) for name, value in network._slots.items()}
     assert_close(usual, captured)
     assert captured.programs._record.recorded == 2
 
