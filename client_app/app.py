@@ -194,7 +194,7 @@ def _answer(message: Message, context: Context, node: Node) -> RecordDict:
         log.info("%s: %s", node.client, CLOSING)
     check_split(node, shared.assembly.task.config)
     check_columns(node, shared.assembly.data)
-    check_noise(node, shared.assembly.task.config, order, shared.assembly.method.private)
+    check_noise(node, shared.assembly.task.config, order, shared.assembly.method.private_phases)
     store = open_store(shared, node, order.run)
     # A query may arrive while the client trains; all other messages are answered one at a time.
     with nullcontext() if order.kind is Kind.QUERY else store.lock():

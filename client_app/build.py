@@ -254,7 +254,7 @@ def build_host(shared: Shared, node: Node, run: str, store: StateStore, secret: 
         facts,
         trainer.spent,
         figures,
-        noised=shared.assembly.method.private if secret and task.config.privacy.noise else (),
+        noised=shared.assembly.method.private_phases if secret and task.config.privacy.noise else (),
         begin=trainer.begin,
         take_up=trainer.take_up,
         local=lambda: trainer.local,

@@ -73,7 +73,7 @@ def check_noise(node: Node, config: RunConfig, order: Order, private: Collection
         node: The node's own configuration.
         config: The run's configuration.
         order: The server's order.
-        private: Phases whose uploads have noise (:attr:`sepal.method.interface.Method.private`).
+        private: Phases whose uploads have noise (:attr:`sepal.method.interface.Method.private_phases`).
 
     Raises:
         ProtocolError: The upload would have less noise, or none.

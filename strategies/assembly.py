@@ -119,8 +119,10 @@ def assemble(
     task = Task(
         first.layout, first.weights, config, hyper, make, info.input_shape, first.user_set, first.frozen, learning
     )
-    if chosen.draws and (first.user_set - {part.name for part in statistics(first.layout)} or config.initial_weights):
-        notes = (*notes, f"model: {chosen.name} starts from {chosen.draws}, not from weights that are given")
+    if chosen.starts_from and (
+        first.user_set - {part.name for part in statistics(first.layout)} or config.initial_weights
+    ):
+        notes = (*notes, f"model: {chosen.name} starts from {chosen.starts_from}, not from weights that are given")
     notes = (*notes, *info.notes, *unused(flat, chosen.name))
     exchanged = with_compression(chosen, config, hyper)
     notes = (*owners.notes, *notes, *first.notes)

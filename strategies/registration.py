@@ -68,12 +68,12 @@ def register(
     hyper: type[Settings] = NoKeys,
     *,
     defaults: Mapping[str, Scalar] | None = None,
-    received: str = "",
+    no_received_model: str = "",
     deployed: Literal["kept", "received", "trained"] = "kept",
-    draws: str = "",
+    starts_from: str = "",
     compression: Callable[[Any], Compression] | None = None,
     learned: Mapping[str, Reader] | None = None,
 ) -> Registered:
     """Return the method's record. Arguments are those of :class:`Method`."""
-    rest = (received, deployed, draws, compression, learned or {})
+    rest = (no_received_model, deployed, starts_from, compression, learned or {})
     return Registered(name, title, source, hyper, server, client, defaults or {}, *rest)

@@ -75,7 +75,7 @@ def _table(find: Callable[..., Any]) -> dict[str, str]:
     return {**METHODS, **{name: value for name, value in sorted(others.items()) if name not in METHODS}}
 
 
-class Outline(NamedTuple):
+class Description(NamedTuple):
     """What is said of a method in a list (:class:`sepal.method.interface.Method`)."""
 
     title: str
@@ -84,18 +84,18 @@ class Outline(NamedTuple):
 
 
 @cache
-def _written() -> dict[str, Outline]:
-    """Return the outlines of the built-in methods, whose modules import torch: ``python -m tools.methods``."""
-    outlines = tomllib.loads((files("sepal.strategies") / "outlines.toml").read_text(encoding="utf-8"))
-    return {name: Outline(**values) for name, values in outlines.items()}
+def _descriptions() -> dict[str, Description]:
+    """Return the descriptions of the built-in methods, whose modules import torch: ``python -m tools.methods``."""
+    tables = tomllib.loads((files("sepal.strategies") / "descriptions.toml").read_text(encoding="utf-8"))
+    return {name: Description(**values) for name, values in tables.items()}
 
 
-def outline(name: str) -> Outline:
+def description(name: str) -> Description:
     """Return what a list says of a method in :func:`table`; a built-in one is not imported for that."""
-    if name in METHODS and name in _written():
-        return _written()[name]
+    if name in METHODS and name in _descriptions():
+        return _descriptions()[name]
     method = get(name)
-    return Outline(method.title, method.source, method.deployed)
+    return Description(method.title, method.source, method.deployed)
 
 
 def names() -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def deployed(name: str) -> str:
     """
     if ":" in name:
         return _loaded[name].deployed if name in _loaded else ""
-    return outline(name).deployed if name in table() else ""
+    return description(name).deployed if name in table() else ""
 
 
 def defaults(user_method: str = "") -> dict[str, Scalar]:

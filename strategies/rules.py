@@ -26,9 +26,9 @@ def check_method(method: Method, config: RunConfig) -> None:
     Raises:
         ConfigError: See above; the error names the methods that take it.
     """
-    if config.privacy.clip and not method.private:
+    if config.privacy.clip and not method.private_phases:
         others, void = (
-            _names(lambda candidate: bool(candidate.private)),
+            _names(lambda candidate: bool(candidate.private_phases)),
             _void(method, capabilities.PRIVATE, method.client),
         )
         expected = f"0: uploads of {method.name} are not clipped and noised (those of {others} are){void}"
@@ -46,7 +46,7 @@ def check_method(method: Method, config: RunConfig) -> None:
         expected = f"none: {method.name} has a mean of its own (methods that take it: {others}){void}"
         raise ConfigError("robust-mean", expected, config.robust_mean)
     now, plain = config.flat(), RunConfig().flat()
-    for key, reason in method.fixed.items():
+    for key, reason in method.fixed_keys.items():
         if now[key] != plain[key]:
             raise ConfigError(key, f"{plain[key] or 'nothing'} with {method.name}, {reason}", now[key])
 
@@ -57,7 +57,7 @@ def check_task(method: Method, config: RunConfig, learning: LearningTask, info: 
     Raises:
         ConfigError: See above.
     """
-    lacking = [need for need in method.needs if need not in learning.offers]
+    lacking = [need for need in method.needs_of_task if need not in learning.offers]
     if lacking:
         raise ConfigError("task", f"one with {lacking[0]}, which {method.name} needs", learning.name)
     simple = learning.targets.shape in ((), (1,)) and not learning.targets.floating

@@ -59,7 +59,7 @@ MUTANTS = (
     Mutant(
         "captured steps leave what pFedMe's clients upload as it was",
         BASELINES + "pfedme.py",
-        '    MOVED: ClassVar[tuple[str, ...]] = ("local",)\n',
+        '    CHANGED: ClassVar[tuple[str, ...]] = ("local",)\n',
         "",
         CAPTURED + "[pfedme]",
     ),
@@ -173,8 +173,8 @@ MUTANTS = (
     Mutant(
         "fedpse adds downloads to W_0",
         "strategies/fedpse/client.py",
-        "moved(state.base, download",
-        "moved(self.task.weights, download",
+        "updated(state.base, download",
+        "updated(self.task.weights, download",
         TWO + "fedpse_adds_its_residual_and_its_base_in_the_second_round",
     ),
     Mutant(
@@ -208,8 +208,8 @@ MUTANTS = (
     Mutant(
         "apfl's received is the global model",
         BASELINES + "apfl.py",
-        "return mix(state.personal, super().arrived(state, download, plan), state.alpha, trained(self.layout))",
-        "return super().arrived(state, download, plan)",
+        "download, plan), state.alpha, trained",
+        "download, plan), 0.0, trained",
         APFL,
     ),
     Mutant(

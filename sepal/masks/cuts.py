@@ -21,7 +21,7 @@ from sepal.errors import ModelError
 from sepal.layout import Layout, Role
 
 Index: TypeAlias = npt.NDArray[np.int64]
-Kept: TypeAlias = Mapping[str, Index]  # by group: channels that are kept, strictly increasing
+KeptChannels: TypeAlias = Mapping[str, Index]  # by group: channels that are kept, strictly increasing
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Rounding: TypeAlias = Literal["down", "nearest", "up"]
 
@@ -124,7 +124,7 @@ class Cut:
         layout: The layout of the small model: the same names, order and roles, smaller shapes.
     """
 
-    def __init__(self, layout: Layout, coupling: Coupling, kept: Kept) -> None:
+    def __init__(self, layout: Layout, coupling: Coupling, kept: KeptChannels) -> None:
         """Check the kept channels and compute indices.
 
         Args:

@@ -21,7 +21,7 @@ from typing import Any
 
 # Steps of a client and of a server that say what is learned, and neither what is sent nor how it is received.
 LEARNING = frozenset({"hooks", "predictor"})
-LOCAL = LEARNING | {"init", "own", "shared", "download_schema"}
+LOCAL = LEARNING | {"init", "personal_weights", "shared", "download_schema"}
 STATE = frozenset({"init", "shared", "plan", "update", "weigh", "model", "reference", "joined", "evicted"})
 
 
@@ -61,7 +61,9 @@ class Capability:
 # Of clients.
 PRIVATE = Capability("private_phases", (), LEARNING)
 BATCHED = Capability("batched", False, LOCAL)
-COMBINATION = Capability("combination", "", LOCAL - {"predictor"} | {"adapt", "arrived", "fit", "train", "upload"})
+COMBINATION = Capability(
+    "combination", "", LOCAL - {"predictor"} | {"adapt", "received_weights", "fit", "train", "upload"}
+)
 # Of clients and of servers: a method has it if both do.
 DENSE_CLIENT = Capability("dense_exchange", False, LOCAL - {"download_schema"} | {"adapt", "fit"})
 DENSE_SERVER = Capability("dense_exchange", False, STATE | {"aggregate"})

@@ -61,7 +61,7 @@ def privacy(config: RunConfig, noised: tuple[str, ...], uploads: Mapping[str, Ma
 
     Args:
         config: The run's configuration.
-        noised: Phases whose uploads have noise (:attr:`sepal.method.interface.Method.private`).
+        noised: Phases whose uploads have noise (:attr:`sepal.method.interface.Method.private_phases`).
         uploads: Client name → phase → number of uploads that the server has seen.
     """
     keys, plain = config.privacy, defaultdict[str, int](int)

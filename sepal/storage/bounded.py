@@ -1,4 +1,4 @@
-"""Values in bounded memory: beyond the limit they are discarded (Kept) or written to disk (Spill)."""
+"""Values in bounded memory: beyond the limit they are discarded (BoundedCache) or written to disk (Spill)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 MEBIBYTE = 1 << 20
 
 
-class Kept(Generic[T]):
+class BoundedCache(Generic[T]):
     """Values by key, up to a limit. A value that does not fit is not kept, and the caller computes it again.
 
     Kept values are never evicted. Values are read repeatedly in the same order, and then evicting the least recently

@@ -111,7 +111,7 @@ class LearningTask:
 
     @property
     def offers(self) -> frozenset[str]:
-        """What methods may need (:attr:`sepal.method.interface.Method.needs`)."""
+        """What methods may need (:attr:`sepal.method.interface.Method.needs_of_task`)."""
         offered = {LABELS: self.classifies, PER_EXAMPLE: self.loss_each is not None, SHARE: bool(self.share)}
         return frozenset(name for name, present in offered.items() if present)
 

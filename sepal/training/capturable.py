@@ -38,14 +38,14 @@ class Capturable:
 
     Attributes:
         TENSORS: Fields that differ between clients: numbers, tensors, or mappings from names to tensors.
-        MOVED: Those of them that the hook itself changes.
+        CHANGED: Those of them that the hook itself changes.
         OF_NETWORK: Fields that belong to the network that is trained, such as its parameters.
         FILLED: Of a loss: whether all that depends on the number of examples goes through ``objective``, so that a
             batch may be filled up.
     """
 
     TENSORS: ClassVar[tuple[str, ...]] = ()
-    MOVED: ClassVar[tuple[str, ...]] = ()
+    CHANGED: ClassVar[tuple[str, ...]] = ()
     OF_NETWORK: ClassVar[tuple[str, ...]] = ()
     FILLED: ClassVar[bool] = True
 
@@ -53,9 +53,9 @@ class Capturable:
         """Return what differs between clients by ``FIELD`` or ``FIELD/NAME``; a number is a scalar on the CPU."""
         return self._named(self.TENSORS)
 
-    def moved(self) -> dict[str, torch.Tensor]:
+    def changed_tensors(self) -> dict[str, torch.Tensor]:
         """Return those of :meth:`tensors` that the hook changes."""
-        return self._named(self.MOVED)
+        return self._named(self.CHANGED)
 
     def constants(self) -> Hashable:
         """Return the other fields' values, in which hooks have to agree to be part of one captured step."""

@@ -267,7 +267,7 @@ class Program:
         self._steps.end(job.optimizer)
         with torch.no_grad():
             for hook, twins in zip(_hooks(job.hooks), self._twins, strict=True):
-                for name, tensor in hook.moved().items():
+                for name, tensor in hook.changed_tensors().items():
                     tensor.copy_(twins[name])
             for name, tensor in self._loose_of(job):
                 tensor.copy_(_module_tensors(self.module)[name])

@@ -177,15 +177,15 @@ class FedDSTClient(FedAvgClient):
         """Admit the global model and its masks; in round 1 an empty payload, because both follow from W_0."""
         return Schema() if plan.round == 1 else Schema(at_masks_specs(self.layout, sizes(self.task)))
 
-    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
+    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the sparse global model."""
-        weights = super().arrived(state, download, plan)
+        weights = super().received_weights(state, download, plan)
         return weights if download.tensors else masked(weights, first_masks(self.task))
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train with the received masks, readjust them if the plan says so, and upload weights and new masks."""
         masks, fraction = self._masks(download), float(plan.scalars["fraction"])
-        start, epochs = self.arrived(state, download, plan), self.task.config.local_epochs
+        start, epochs = self.received_weights(state, download, plan), self.task.config.local_epochs
         if fraction:
             after = min(self.hyper.train_after, epochs - 1)
             model, gradient = self._fit(start, masks, plan, epochs - after)
@@ -202,7 +202,7 @@ class FedDSTClient(FedAvgClient):
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train with the received masks."""
-        start, epochs = self.arrived(state, download, plan), self.task.config.local_epochs
+        start, epochs = self.received_weights(state, download, plan), self.task.config.local_epochs
         return ClientState(self._fit(start, self._masks(download), plan, epochs)[0])
 
     def _masks(self, download: Payload) -> Masks:

@@ -101,17 +101,17 @@ class FedEmClient(Mixture, ClientBase[ClientState]):
         """Start with equal shares, and without models."""
         return ClientState()
 
-    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
+    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the received models."""
-        return super().arrived(state, download, plan) if download.tensors else self.first()
+        return super().received_weights(state, download, plan) if download.tensors else self.first()
 
-    def own(self, state: ClientState) -> Weights:
+    def personal_weights(self, state: ClientState) -> Weights:
         """Return the models after the last training."""
         return state.models
 
     def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
         """Return the log of the mixture of probabilities."""
-        models = state.models if download is None else self.arrived(state, download, plan)
+        models = state.models if download is None else self.received_weights(state, download, plan)
         if not models:
             return None
         predict, shares = [self._predict(models, m) for m in range(self.hyper.models)], self._shares(state)
@@ -130,7 +130,7 @@ class FedEmClient(Mixture, ClientBase[ClientState]):
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Run the E-step and the M-step; a novel client only runs the E-step."""
-        models = self.arrived(state, download, plan)
+        models = self.received_weights(state, download, plan)
         posterior = self.posterior(models, self._shares(state))
         shares = posterior.mean(0)
         if not plan.novel:

@@ -186,13 +186,13 @@ class FedMaskClient(ClientBase[ClientState]):
         entries = self.parts.entries(state.structure)
         return {name: entries[name] & (score >= 0) for name, score in state.scores.items()}
 
-    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
+    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the weights under the received masks; under the first ones in round 1."""
         if not download.tensors:
             return self.parts.model({name: score >= 0 for name, score in self.parts.first.items()})
         return self.parts.model(self.parts.read(download.tensors, state.structure))
 
-    def own(self, state: ClientState) -> Weights:
+    def personal_weights(self, state: ClientState) -> Weights:
         """Return the weights under the client's masks."""
         return self.parts.model(self.masks(state)) if state.scores else {}
 

@@ -165,5 +165,5 @@ Flanc = register(
     FlancClient,
     Hyper,
     deployed="received",
-    draws="factors of its own",
+    starts_from="factors of its own",
 )

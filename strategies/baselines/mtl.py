@@ -142,7 +142,7 @@ class MtlClient(Pulled, ClientBase[ClientState]):
         """Start with w_i = W_0."""
         return ClientState(dict(self.task.weights))
 
-    def own(self, state: ClientState) -> Weights:
+    def personal_weights(self, state: ClientState) -> Weights:
         """Return w_i once it has been trained."""
         return state.model if state.rounds else {}
 
@@ -177,5 +177,5 @@ Mtl = register(
     MtlServer,
     MtlClient,
     Hyper,
-    received="the server sends the sum of the other clients' models, which is no model",
+    no_received_model="the server sends the sum of the other clients' models, which is no model",
 )

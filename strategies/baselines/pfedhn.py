@@ -233,7 +233,7 @@ class PFedHNClient(Generated, ClientBase[ClientState]):
         """Start with W_0's statistics."""
         return ClientState(dict(self.task.weights))
 
-    def own(self, state: ClientState) -> Weights:
+    def personal_weights(self, state: ClientState) -> Weights:
         """Return the model of the last training."""
         return state.model if state.rounds else {}
 
@@ -241,14 +241,14 @@ class PFedHNClient(Generated, ClientBase[ClientState]):
         """Admit the generated tensors, dense, in every round."""
         return dense_schema(self.shared())
 
-    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
+    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return θ_i, with the client's own statistics."""
         return {**state.model, **{name: tensor.dense() for name, tensor in download.tensors.items()}}
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train from θ_i."""
         hyper, network = self.hyper, self.trainer.network()
-        network.load(self.arrived(state, download, plan))
+        network.load(self.received_weights(state, download, plan))
         batches = math.ceil(len(self.trainer.y) / self.task.config.batch_size)
         epochs = max(1, round(hyper.steps / batches)) if hyper.steps else None
         inner_settings = (hyper.inner_rate or None, hyper.inner_momentum, hyper.inner_decay)
@@ -259,7 +259,7 @@ class PFedHNClient(Generated, ClientBase[ClientState]):
 
     def train(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Payload]:
         """Train, and return Δθ_i."""
-        after, start = self.adapt(state, download, plan), self.arrived(state, download, plan)
+        after, start = self.adapt(state, download, plan), self.received_weights(state, download, plan)
         change = {p.name: start[p.name] - after.model[p.name] for p in self.shared()}
         return after, Payload(dense(change, self.shared(), self.coding))
 
@@ -272,6 +272,6 @@ PFedHN = register(
     PFedHNClient,
     Hyper,
     deployed="received",
-    draws="a hypernetwork of its own",
+    starts_from="a hypernetwork of its own",
     defaults={"clip-gradient": 0.0},  # it has a clip of its own
 )

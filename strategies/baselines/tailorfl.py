@@ -60,7 +60,7 @@ from sepal.training.capturable import Capturable, Objective
 from sepal.wire.tensors import TensorSpec, whole
 
 Filters = Mapping[str, Index]  # by group: the units of channels that a client keeps, increasing
-Known = Mapping[str, Filters]  # by client
+FiltersByClient = Mapping[str, Filters]  # by client
 
 
 class Hyper(WidthSettings):
@@ -88,7 +88,7 @@ class ServerState:
     """
 
     weights: Weights
-    filters: Known = field(default_factory=dict)
+    filters: FiltersByClient = field(default_factory=dict)
     importance: Weights = field(default_factory=dict)
 
 
@@ -181,7 +181,7 @@ class TailorServer(Tailored, ServerBase[ServerState]):
 
         mean = mean_of_parts(uploads, state.weights, lambda upload: self.tailored(state, upload), weigh)
         weights = mean.over(state.weights)
-        return replace(state, weights=weights, filters=self.moved(state, weights)), {}
+        return replace(state, weights=weights, filters=self.tuned_filters(state, weights)), {}
 
     def evicted(self, state: ServerState, names: Sequence[str]) -> ServerState:
         """Return the state without evicted clients, so that no client shares filters with them."""
@@ -196,7 +196,7 @@ class TailorServer(Tailored, ServerBase[ServerState]):
         scaled = self.scaled(values, self.width(upload.client))
         return {p.name: (cut.mesh(p.name), scaled[p.name]) for p in cut.layout}
 
-    def moved(self, state: ServerState, weights: Weights) -> Known:
+    def tuned_filters(self, state: ServerState, weights: Weights) -> FiltersByClient:
         """Return all clients' filters for the next round."""
         names = sorted(state.filters)
         after: dict[str, dict[str, Index]] = {name: {} for name in names}

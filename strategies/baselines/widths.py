@@ -196,7 +196,7 @@ class WidthClient(Cuts, ClientBase[ClientState]):
         """Start without a model."""
         return ClientState()
 
-    def own(self, state: ClientState) -> Weights:
+    def personal_weights(self, state: ClientState) -> Weights:
         """Return the model after the last local epochs."""
         return state.model
 
@@ -208,7 +208,7 @@ class WidthClient(Cuts, ClientBase[ClientState]):
         """Admit tensors of the client's width, dense; in round 1 nothing, because W_0 is known."""
         return Schema() if plan.round == 1 else dense_schema(self.sent(plan))
 
-    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
+    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Weights:
         """Return the received model; in round 1 the client's part of the first weights."""
         if not download.tensors:
             return self.client_weights(self.first(), self.own_width, plan.round)
@@ -216,7 +216,7 @@ class WidthClient(Cuts, ClientBase[ClientState]):
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train for E epochs from the received model."""
-        model = self.trained(self.arrived(state, download, plan), plan)
+        model = self.trained(self.received_weights(state, download, plan), plan)
         self.trainer.report("width", self.own_width)
         self.trainer.report("share", parameters(self.sent(plan)) / parameters(self.layout))
         return ClientState(model)
@@ -234,7 +234,7 @@ class WidthClient(Cuts, ClientBase[ClientState]):
 
     def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
         """Return the received model, or without a download the client's own."""
-        weights = self.own(state) if download is None else self.arrived(state, download, plan)
+        weights = self.personal_weights(state) if download is None else self.received_weights(state, download, plan)
         return self.trainer.predictor(weights, *self.shape(self.own_width)) if weights else None
 
     def network(self, width: float) -> Network:

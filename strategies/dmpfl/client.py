@@ -67,13 +67,17 @@ class DmPflClient(ClientBase[ClientState]):
         """
         if plan.phase not in self.phases:
             raise ProtocolError("phase", f"one of dmpfl.schedule: {', '.join(sorted(self.phases))}", plan.phase)
-        state = self.received(state, download)
+        state = self.with_download(state, download)
         if plan.phase == "2b":
             return self._refine_personal(state, plan), Payload()
         if plan.phase == "2a":
             masks = unpack(state.global_mask, self.layout)
             weights = self._fit(spread(state.shared, masks), masks, masks, plan).read()
-            sent = spread(self._private(state.shared, take(weights, masks), plan), masks) if self.private else weights
+            sent = (
+                spread(self._released(state.shared, take(weights, masks), plan), masks)
+                if self.clips_uploads
+                else weights
+            )
             return state, Payload(at_masks(sent, masks, self.coding, derived=True))
         state = self._train_personal(state, plan)
         masks = unpack(state.mask, self.layout)
@@ -82,14 +86,14 @@ class DmPflClient(ClientBase[ClientState]):
 
     def adapt(self, state: ClientState, download: Payload, plan: Plan) -> ClientState:
         """Train in the same way, without an upload, and keep the masks. In phase 2a the state does not change."""
-        state = self.received(state, download)
+        state = self.with_download(state, download)
         if plan.phase == "2a":
             return state
         if plan.phase == "2b":
             return self._refine_personal(state, plan)
         return self._train_personal(state, replace(plan, scalars={"prune": 0.0}))
 
-    def _private(self, received: Weights, trained: Weights, plan: Plan) -> Weights:
+    def _released(self, received: Weights, trained: Weights, plan: Plan) -> Weights:
         """Return values at m_g, as ``privacy.*`` lets them leave the client: those received plus a noised change."""
         names = list(received)
         start, end = (np.concatenate([part[name] for name in names]) for part in (received, trained))
@@ -99,7 +103,7 @@ class DmPflClient(ClientBase[ClientState]):
 
     # What the client holds
 
-    def received(self, state: ClientState, download: Payload) -> ClientState:
+    def with_download(self, state: ClientState, download: Payload) -> ClientState:
         """Return the state with the received m_g and m_g ⊙ w_g; an empty download means that the client has both.
 
         Raises:
@@ -171,7 +175,7 @@ class DmPflClient(ClientBase[ClientState]):
     def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
         """Return θ_c or the choice of Algorithm 4; θ_g before w_c was trained. A download replaces the overlap."""
         if download is not None:
-            state = self.received(state, download)
+            state = self.with_download(state, download)
         elif not state.trained and not state.weights_version:
             return None
         if not state.trained:

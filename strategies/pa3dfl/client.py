@@ -81,7 +81,7 @@ class Pa3dFLClient(ClientBase[ClientState]):
         """Admit the shared tensors, dense, in every round."""
         return dense_schema(self.shared())
 
-    def arrived(self, state: ClientState, download: Payload, plan: Plan) -> Dense:
+    def received_weights(self, state: ClientState, download: Payload, plan: Plan) -> Dense:
         """Return the decomposed model: received tensors, the client's own personal tensors, and the fixed head."""
         return {**self.head, **state.personal, **{name: tensor.dense() for name, tensor in download.tensors.items()}}
 
@@ -96,7 +96,7 @@ class Pa3dFLClient(ClientBase[ClientState]):
 
     def _trained(self, state: ClientState, download: Payload, plan: Plan) -> tuple[ClientState, Dense]:
         """Return the new state, and the decomposed model after E epochs."""
-        start = self.arrived(state, download, plan)
+        start = self.received_weights(state, download, plan)
         network = self._network()
         network.load(start)
         self.trainer.fit(
@@ -138,7 +138,7 @@ class Pa3dFLClient(ClientBase[ClientState]):
     def predictor(self, state: ClientState, download: Payload | None, plan: Plan) -> Predictor | None:
         """Return the received model with the global head, or without a download the mixed one."""
         if download is not None:
-            return self._predict(self.recovered(self.arrived(state, download, plan), "global_head"))
+            return self._predict(self.recovered(self.received_weights(state, download, plan), "global_head"))
         return self._predict(state.model) if state.model else None
 
     # Networks of the client's width

@@ -186,7 +186,7 @@ class Hypernetwork:
         if absorbed > self.hyper.absorb:
             scale, absorbed = scale * self.hyper.absorb / absorbed, self.hyper.absorb
         figures = Figures(loss / number, norm, absorbed, sum(lengths) / number, attended / number, finite)
-        return (tensors.moved(scale / number) if finite else state), figures
+        return (tensors.after_step(scale / number) if finite else state), figures
 
     def _code(self, tensors: _Tensors, client: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (h, float32 (layers, rank); the softmax's weights, float32 (layers, clients)) of ``client``."""
@@ -231,7 +231,7 @@ class _Tensors:
         into.addcmul_(shaped.unsqueeze(-1), h)
         return weight.reshape(-1, h.numel()).T @ change
 
-    def moved(self, factor: float) -> State:
+    def after_step(self, factor: float) -> State:
         """Return the state after subtracting ``factor`` times the sums, which are used up."""
         with torch.no_grad():
             for leaf in self.leaves():

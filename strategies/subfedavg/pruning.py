@@ -1,4 +1,4 @@
-"""Sub-FedAvg's arithmetic: one step of pruning, the distance of two masks, and the paper's bytes; see parts.py."""
+"""Sub-FedAvg's arithmetic: one step of pruning, the distance of two masks, and the paper's bytes; see prunable.py."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from sepal.method import ClientInfo, Metrics, Payload, Plan, Schema, ServerBase,
 from sepal.method.means import mean_of_holders
 from sepal.method.tensors import at_masks
 from sepal.strategies.subfedavg.contract import ServerState
-from sepal.strategies.subfedavg.parts import Prunable
+from sepal.strategies.subfedavg.prunable import Prunable
 from sepal.strategies.subfedavg.pruning import paper_cost
 
 

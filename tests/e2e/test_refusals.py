@@ -28,9 +28,9 @@ from sepal.engines.flower.certificates import make_certificates
 from sepal.engines.flower.commands import supernode_command
 from sepal.engines.flower.credentials import NodeCredentials, ServerCredentials
 from sepal.engines.flower.engine import COMPLETED
+from sepal.engines.flower.node_registry import NodeRegistry
 from sepal.engines.flower.probe import NOT_REGISTERED, examine
 from sepal.engines.flower.processes import free_port, healthy
-from sepal.engines.flower.registration import Registry
 from sepal.engines.flower.rejoining import wait_until_welcome
 from sepal.errors import ConfigError
 from sepal.flower import fleet
@@ -231,7 +231,9 @@ def test_a_removed_key_is_cut_off_also_where_node_ids_were_lost(server, address,
     make_certificates(certs, nodes=["kept", "removed"])
     server.registry.sync()
     told = []
-    fresh = Registry(ServerCredentials.of(certs / "server"), server.environment, tmp_path / "nodes.json", told.append)
+    fresh = NodeRegistry(
+        ServerCredentials.of(certs / "server"), server.environment, tmp_path / "nodes.json", told.append
+    )
     fresh.sync()
     assert words(address, NodeCredentials.of(certs, "removed")) == []
     (certs / "server" / "nodes" / "removed.pub").unlink()

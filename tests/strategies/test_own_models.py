@@ -85,9 +85,9 @@ def test_weights_that_build_sets_are_where_a_run_starts(method, tmp_path):
     assert task.user_set == {"fc1.weight"}
     np.testing.assert_allclose(task.weights["fc1.weight"], given, atol=1e-7)
     assert any("1 of 8 tensors start as" in note for note in made.notes)
-    assert any("of its own, not from weights" in note for note in made.notes) == bool(made.method.draws)
+    assert any("of its own, not from weights" in note for note in made.notes) == bool(made.method.starts_from)
     server = made.method.make_server(task)
-    first = {} if made.method.draws else server.model(server.init())
+    first = {} if made.method.starts_from else server.model(server.init())
     if "fc1.weight" in first and method != "fedmask":  # whose weights are signs and one magnitude
         kept = first["fc1.weight"] != 0  # sparse methods start at a mask
         np.testing.assert_allclose(first["fc1.weight"][kept], given[kept], atol=1e-7)

@@ -15,7 +15,7 @@ from sepal import __version__
 from sepal.config import Flat
 from sepal.engines.flower.bundle import write_app
 from sepal.engines.flower.engine import AppRun, Flower
-from sepal.engines.flower.registration import Registry
+from sepal.engines.flower.node_registry import NodeRegistry
 from sepal.errors import ConfigError
 from sepal.storage.files import private_directory
 
@@ -73,7 +73,7 @@ def run_bundle(
     flower: Flower,
     directory: Path,
     flat: Flat,
-    registry: Registry | None,
+    registry: NodeRegistry | None,
     tell: Callable[[str], None],
     show: Callable[[str], None],
 ) -> AppRun:

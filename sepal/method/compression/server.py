@@ -39,7 +39,7 @@ class ServerState:
 
 
 @dataclass(frozen=True)
-class Moved:
+class AppliedUploads:
     """A round's uploads as the method would have got them: M plus each client's update, decoded one at a time."""
 
     uploads: Uploads
@@ -118,8 +118,8 @@ class CompressedServer:
     def aggregate(self, state: Any, uploads: Uploads, plan: Plan) -> tuple[Any, Metrics]:
         """Let the method aggregate M + Δ̃_i; send compress(M - R), and add it to R."""
         before = self.flat.join(self.inner.model(state.inner))
-        moved = Moved(uploads, before, self.flat, [p.name for p in self.fixed])
-        inner, metrics = self.inner.aggregate(state.inner, moved, plan)
+        applied = AppliedUploads(uploads, before, self.flat, [p.name for p in self.fixed])
+        inner, metrics = self.inner.aggregate(state.inner, applied, plan)
         if not len(uploads):
             return replace(state, inner=inner, round=plan.round), metrics
         update = compress(self.flat.join(self.inner.model(inner)) - state.held, self.how, self.coding)

@@ -74,8 +74,8 @@ def evaluated_at_the_end(case: Case) -> None:
     require(last["population"] == CLIENTS, "closing round", f"{CLIENTS} clients", last["population"])
     for view in ("received", "trained", "pooled"):
         figures = last["accuracy"][view]
-        allowed = view == "received" and method.received
-        require(bool(figures or allowed), view, "a model to evaluate, or register(received=REASON)", "none")
+        allowed = view == "received" and method.no_received_model
+        require(bool(figures or allowed), view, "a model to evaluate, or register(no_received_model=REASON)", "none")
         if figures:
             require(0 <= figures["mean"] <= 1, view, "an accuracy", figures["mean"])
             require(figures["clients"] == CLIENTS, view, f"{CLIENTS} clients", figures["clients"])
@@ -260,7 +260,7 @@ def novel_clients_are_apart(case: Case) -> None:
     theirs = summary["novel"]["accuracy"]
     for view in ("received", "trained", "pooled"):
         ours = summary["accuracy"][view]
-        allowed = view == "received" and assembly.method.received
+        allowed = view == "received" and assembly.method.no_received_model
         require(ours is not None or bool(allowed), view, "a model of participants", "none")
         if ours is None:
             continue

@@ -25,7 +25,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # terminal colours in Flower's messages
 EVERY = 5.0  # seconds between checks of the directory
 
 
-class Registry:
+class NodeRegistry:
     """Keeps a SuperLink's registered nodes in sync with a directory of public keys.
 
     Args:
