@@ -76,6 +76,8 @@ def disagreement(client: str, server: str, reported: str) -> ConfigError | None:
         server: The server's :func:`agreed_text`.
         reported: The client's :func:`agreed_text`; untrusted.
     """
+    if server == reported:
+        return None
     server_rows, client_rows = _rows(server), _rows(reported)
     for key in {**server_rows, **client_rows}:
         (expected, server_source), (got, client_source) = (
