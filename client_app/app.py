@@ -43,7 +43,7 @@ class _OwnLines(logging.Formatter):
         return f"sepal: {super().format(record)}" if record.name == "sepal" else super().format(record)
 
 
-if not log_as_json() and logging.lastResort:  # the handler of processes in which nobody has set another
+if not log_as_json() and logging.lastResort:  # the handler of a process that has set no other
     logging.lastResort.setFormatter(_OwnLines())
     logging.lastResort.setLevel(logging.INFO)  # of other loggers than ours, the root's level still holds
 if starts_ray():

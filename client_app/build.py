@@ -77,7 +77,7 @@ class Shared:
 
     @cached_property
     def data_keys(self) -> str:
-        """What a digest of data rests on beside the data: the same for all clients."""
+        """The keys that a digest of data covers besides the data; they are the same for all clients."""
         return data_keys(self.assembly.task.config)
 
     @classmethod

@@ -260,7 +260,7 @@ class ClientHost:
         return scores
 
     def _request_digest(self, order: Order, download: str, before: str) -> str:
-        """Return a digest of all that the server chose of the work, but not of what it wants to know of it.
+        """Return a digest of the work that the server orders, without the views that it wants evaluated.
 
         The run config is part of it, because a server may change it under one run id: two configurations with equal
         updates would show by equal noise that they are equal. For the same reason ``before`` is, the digest of the work

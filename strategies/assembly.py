@@ -145,7 +145,7 @@ def complete(
     full = config.completed(method.defaults, {"partition.name": info.partition, **info.defaults})
     if not config.lora.rank and (rank := method.defaults.get("lora.rank")):
         full = full.model_copy(update={"lora": config.lora.model_copy(update={"rank": rank})})
-    if config.target_scale == AUTO:  # as the columns beside them
+    if config.target_scale == AUTO:  # the target is scaled as the other columns are
         scaled = config.task == "regression" and info.table
         full = full.model_copy(update={"target_scale": "client" if scaled else "none"})
     limit = method.defaults.get("clip-gradient")
@@ -191,7 +191,7 @@ class FirstWeights:
     Attributes:
         layout: The model's tensors.
         weights: W_0, float32 by name.
-        user_set: Names of the tensors that the user's ``build`` has set to something else than would be drawn.
+        user_set: Names of the tensors that the user's ``build`` sets, to other values than a draw would give.
         frozen: The model's frozen tensors.
         notes: Lines to show when the run starts.
     """

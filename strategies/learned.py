@@ -1,6 +1,6 @@
 """Compares what a method has learned of each client with the clients' labels: masks, and vectors to cluster.
 
-It is for what a record's readers find in a run (:mod:`sepal.method.learned`).
+A method's readers get them from a run (:mod:`sepal.method.learned`).
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _table(find: Callable[..., Any]) -> dict[str, str]:
 
 
 class Description(NamedTuple):
-    """What is said of a method in a list (:class:`sepal.method.interface.Method`)."""
+    """A method's line in a list; the fields are those of :class:`sepal.method.interface.Method`."""
 
     title: str
     source: str
@@ -144,7 +144,7 @@ def _of_user(reference: str) -> Method:
 def deployed(name: str) -> str:
     """Return the view of the model that a user of a deployed client predicts with; empty for an unknown method.
 
-    A method of one's own is unknown until a run has loaded it: who looks at a run from elsewhere runs none of its code.
+    The user's own method is unknown until a run has loaded it: looking at a run from elsewhere runs none of its code.
     """
     if ":" in name:
         return _loaded[name].deployed if name in _loaded else ""
@@ -163,7 +163,7 @@ def defaults(user_method: str = "") -> dict[str, Scalar]:
 
 
 def former(name: str) -> dict[str, Scalar]:
-    """Return the keys of a run of the method ``name`` whose default has changed, each with its former value."""
+    """Return the keys whose default has changed, for a run of the method ``name``, each with its former default."""
     if not is_method(name):
         return former_values(RunConfig)
     method = get(name)
@@ -173,15 +173,15 @@ def former(name: str) -> dict[str, Scalar]:
 def as_begun(stored: Mapping[str, Any], load: bool = True) -> dict[str, Any]:
     """Return a stored run's flat keys, with the former value of each that it lacks (:func:`sepal.config.renewed`).
 
-    Whatever builds a run from a stored config, or compares it with another, goes through this.
+    All code that builds a run from a stored config, or compares two, calls this.
 
     Args:
         stored: The flat keys.
-        load: Whether a method of one's own may be loaded for its keys: who looks at a run from elsewhere runs none of
-            its code.
+        load: Whether the user's own method may be loaded for its keys: looking at a run from elsewhere runs none of its
+            code.
 
     Raises:
-        ConfigError: The method is one's own and cannot be loaded.
+        ConfigError: The user's own method cannot be loaded.
     """
     name = str(stored.get("method", former_values(RunConfig)["method"]))
     return {**former(name if load or ":" not in name or name in _loaded else ""), **stored}

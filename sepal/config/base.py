@@ -102,7 +102,7 @@ def kebab(name: str) -> str:
 def method_name(method: str) -> str:
     """Return the name of a method, the first part of its keys, for the value of the run-config key ``method``.
 
-    For a method of one's own, ``package.module:FedMine``, it is the last part in lower case: ``fedmine``.
+    For the user's own method, ``package.module:FedMine``, it is the last part in lower case: ``fedmine``.
     """
     return method.rpartition(":")[2].lower()
 

@@ -22,7 +22,7 @@ def parse(flat: Flat, methods: Mapping[str, type[Settings]]) -> tuple[RunConfig,
     """Return the shared keys and the chosen method's own, validated.
 
     Args:
-        flat: Flat keys; missing ones have their default value, and so have those that are ``NOT_SET``.
+        flat: Flat keys; missing keys, and those that are ``NOT_SET``, have their default value.
         methods: Method name to the model of its own keys; only looked up for names that occur.
 
     Raises:

@@ -91,10 +91,10 @@ def newest_state(path: Path, assembly: Assembly, client: str, elsewhere: bool = 
     A deployed client's are in the state directory, if it ran here as this user.
 
     Args:
-        path: The run directory, out of which no link leads.
+        path: The run directory; links that lead out of it are not followed.
         assembly: The run's parts.
         client: The client's name.
-        elsewhere: Whether the state directory is looked into, too.
+        elsewhere: Whether to search the state directory, too.
     """
     checkpoints = checkpoints_of(path)
     last = read_checkpoint(checkpoints[-1], assembly.method.server_state) if checkpoints else None

@@ -1,7 +1,7 @@
-"""The file ``about.json`` of a run: what a report says of it beside its figures, so that it asks nobody else.
+"""The file ``about.json`` of a run: all that a report needs besides the figures.
 
-Whoever looks at a run reads its files alone. So the run itself writes what would else have to be asked of the method's
-or the task's code, or counted in the data: the method's title and deployed view, the headline metric, and, where the
+A report reads a run's files alone. So the run itself writes what would otherwise need the method's or the task's code,
+or the data: the method's title and deployed view, the headline metric, and, where the
 process that runs the server holds all clients' data, that data's shape, names of classes and label counts by client.
 """
 
@@ -108,7 +108,7 @@ def schema_digest(info: DatasetInfo) -> str:
 
 
 def check_schema(path: Path, info: DatasetInfo) -> None:
-    """Check that a table is read as it was when the run at ``path`` was started, where the run has stored that.
+    """Check that a table is read in the way that the run at ``path`` has stored; a run without that passes.
 
     Raises:
         ConfigError: It has other columns, kinds, categories or classes.

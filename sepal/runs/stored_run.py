@@ -123,15 +123,15 @@ class StoredRun:
 
     @property
     def method(self) -> str:
-        """The method's name, or the place of one's own."""
+        """The method's name, or ``package.module:NAME`` of the user's own."""
         return str(self.config["method"])
 
     @property
     def deployed(self) -> str:
-        """The view of the model that a user of a deployed client predicts with; empty where nobody knows.
+        """The view of the model that a user of a deployed client predicts with; empty if unknown.
 
-        Of a built-in or installed method, its record says it; of one's own, what the run has stored. A run from before
-        that was stored has none, unless its method may be imported.
+        It is read from the record of a built-in or installed method, and from the run for the user's own. An older run
+        has not stored it: it has none, unless its method may be imported.
         """
         if view := registry.deployed(self.method):
             return view

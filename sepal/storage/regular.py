@@ -92,7 +92,7 @@ def check_parts(path: Path, text: str | bytes) -> None:
 
 
 def is_regular(path: Path, within: Path | None = None) -> bool:
-    """Return whether ``path`` is a regular file, also behind a link, and in ``within``; False where nobody can know."""
+    """Return whether ``path`` is a regular file, also behind a link, and in ``within``; False if it cannot be read."""
     try:
         return stat.S_ISREG(path.stat().st_mode) and (within is None or is_inside(path, within))
     except (OSError, ValueError):

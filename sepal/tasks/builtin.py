@@ -155,7 +155,7 @@ def _loss_each_known(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tens
     return total / (targets != metrics.IGNORED).flatten(1).sum(1).clamp(min=1)
 
 
-# For a number of classes that nobody has said: what methods are given where no run config is.
+# Classification without a known number of classes: the default of a task that is built without a run config.
 BY_CLASS = LearningTask(
     CLASSIFICATION,
     Targets(),

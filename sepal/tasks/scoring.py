@@ -197,7 +197,7 @@ class Scoring:
         return sums[at : at + metric.size]
 
     def by_class(self, sums: Sums) -> dict[str, list[float]]:
-        """Return counts by class: ``tp``, ``fp`` and ``fn``; nothing where no metric of the task has them."""
+        """Return counts by class: ``tp``, ``fp`` and ``fn``; empty if no metric of the task has them."""
         metric = next((metric for metric in self.metrics if metric.classes), None)
         if metric is None:
             return {}
@@ -214,7 +214,7 @@ class Scoring:
         """Check sums that a client claims.
 
         Raises:
-            ProtocolError: They are not as many as the task has, or impossible.
+            ProtocolError: Their number is not the task's, or a value is impossible.
         """
         if len(sums) != self.size:
             raise ProtocolError(key, f"{self.size} sums", len(sums))

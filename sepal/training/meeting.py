@@ -29,7 +29,7 @@ _HERE = threading.local()
 
 
 class _LeftError(BaseException):
-    """Ends a client's thread whose answer nobody waits for any more."""
+    """Ends a client's thread, because its answer is no longer needed."""
 
 
 class Meeting:

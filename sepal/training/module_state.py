@@ -1,6 +1,6 @@
 """What a module holds besides the tensors that a run exchanges, and what becomes of it.
 
-The clients of a process share modules, so whatever a module holds has one of these fates:
+The clients of a process share modules, so each thing that a module holds is treated in one of these ways:
 
 - **Exchanged**: parameters and persistent buffers of floating point (:func:`sepal.modules.floating`).
 - **As built**: frozen parameters and pruning masks, which never change (:func:`sepal.modules.set_aside`).
@@ -11,8 +11,8 @@ The clients of a process share modules, so whatever a module holds has one of th
 - **Refused by name**: an attribute that cannot be copied, a buffer that moves and cannot be stored, and a parameter
   that the module has not registered, or registers while it is trained: it would not be exchanged.
 
-Layers of torch and of Sepal have no attributes that training changes, and the count of batches of a batch
-normalisation with a momentum is read by nobody. So a model of theirs has nothing to keep, and costs nothing.
+Layers of torch and of Sepal have no attributes that training changes, and nothing reads the count of batches of a
+batch normalisation with a momentum. So a model of these layers has nothing to keep, and costs nothing.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ModuleState:
         return not self._watched and not self._built
 
     def restore(self, buffers: Buffers) -> None:
-        """Give the module the buffers of a client, and all else that is not exchanged as it was built.
+        """Give the module a client's buffers, and reset all else that is not exchanged to how it was built.
 
         Args:
             buffers: By name; those that are missing are as built. Those of another module are passed over.

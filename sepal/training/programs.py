@@ -123,7 +123,7 @@ class Programs:
         """Ask the device for all steps of a job, and return what waits for them; None if it has to train as usual.
 
         Args:
-            job: A call of :meth:`sepal.training.trainer.Trainer.fit`. If None is returned, it is as it was.
+            job: A call of :meth:`sepal.training.trainer.Trainer.fit`. Unchanged if None is returned.
             networks: The networks of which its module consists, the one that it is kept with first.
         """
         reason = unfit(job) or ("" if networks else "its module is none of the process's networks")
@@ -307,7 +307,7 @@ class Program:
             _module_tensors(self.module)[name].copy_(tensor)
 
     def _loose_of(self, job: Job) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what the job's module holds beside its networks, if it is another module than the program's."""
+        """Yield the tensors of the job's module that are not its networks'; none if it is the program's module."""
         if job.module is not self.module:
             yield from ((name, tensor) for name, tensor in _module_tensors(job.module).items() if name in self._loose)
 
@@ -559,13 +559,13 @@ def _module_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _loose(module: nn.Module, networks: Sequence[Network]) -> frozenset[str]:
-    """Return the names of what a module holds beside its networks."""
+    """Return the names of the module's tensors that belong to none of its networks."""
     network_ids = {id(tensor) for network in networks for tensor in _module_tensors(network.module).values()}
     return frozenset(name for name, tensor in _module_tensors(module).items() if id(tensor) not in network_ids)
 
 
 def _holds(module: nn.Module) -> bytes:
-    """Return bytes that differ if an attribute of a layer that is neither torch's nor Sepal's does, or a generator."""
+    """Return bytes that change with the attributes of layers that are not torch's or Sepal's, and with generators."""
     if all(is_known(layer) for layer in module.modules()):
         return b""
     try:

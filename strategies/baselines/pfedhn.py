@@ -10,9 +10,9 @@ Deviations:
 
 * There is one step per upload. If several clients upload in a round, their steps follow in the order of names, all
   with gradients at the state from which the models were generated. The authors sample one client per step.
-* The client trains whole passes over its data, as many as are closest to ``pfedhn.steps`` batches; the authors draw
-  a batch for each step. Its learning rate, momentum and decay are the method's own keys; the run's ``optimizer`` and
-  ``lr-decay`` apply to it as well.
+* The client trains whole passes over its data, and their number comes closest to ``pfedhn.steps`` batches; the
+  authors draw a batch for each step. Its learning rate, momentum and decay are the method's own keys; the run's
+  ``optimizer`` and ``lr-decay`` apply to it as well.
 * Statistics of normalisation layers are not generated: they are the client's own and start at W_0's.
 * An embedding is drawn from the seed and the client's name when it joins. Momentum and decay move all embeddings in
   each step, as in the authors' code.

@@ -17,7 +17,7 @@ channels only. A deployed client predicts with its part of the server's model, w
 Deviations:
 
 * In round 1 a client holds the whole model, whatever its capacity, as in that code.
-* Importances are trained for whole passes over the data, as many as are closest to ``tailorfl.steps`` batches.
+* Importances are trained for whole passes over the data, whose number comes closest to ``tailorfl.steps`` batches.
 * A client that joins after round 1 gets the channels of greatest norm in all layers.
 * Norms are not scaled. Layers must follow one another (:mod:`sepal.models.channels`).
 """

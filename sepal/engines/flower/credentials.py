@@ -28,7 +28,7 @@ def _ssh_key(data: bytes) -> Any:
 
 REVOKED = ".revoked"  # of a public key that is not registered again
 
-# File → what it holds, and what reads it
+# File → a description of its content, and the function that reads it
 _FORMS: dict[str, tuple[str, Callable[[bytes], Any]]] = {
     "ca.crt": ("a certificate in PEM", x509.load_pem_x509_certificate),
     "server.pem": ("a certificate in PEM", x509.load_pem_x509_certificate),

@@ -18,7 +18,7 @@ from sepal.operation.figures import CLOSING, LOG
 BYTES = 10_000_000  # of a log file; one older file is kept
 OURS = "sepal: "
 _CLOSING = re.compile(rf"{OURS}[\w.-]+: {CLOSING}")
-SELDOM = 600.0  # seconds until it is said again that the server does not answer
+SELDOM = 600.0  # seconds between two lines that say that the server does not answer
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ROUND = re.compile(r"\[RUN \S+, ROUND (\d+)\]")
 _SENT = re.compile(r"Sending: (\S+) message")

@@ -52,7 +52,7 @@ class NodeRegistry:
         self._next = 0.0
 
     def sync(self) -> None:
-        """Register new keys and unregister removed ones. A problem with one key is told and stops no other."""
+        """Register new keys and unregister removed ones. A problem with one key is reported; the other keys go on."""
         problems = [str(problem) for problem in self._sync()]
         for problem in problems:
             if problem not in self._problems:

@@ -51,8 +51,8 @@ def alone(directory: Path, who: str = "server", depth: int = 1, patience: float 
 def state_of(home: Path, name: str) -> Path:
     """Return the directory of what a server keeps for a run: the SuperLink's database, its nodes, and the logs.
 
-    It is the run's, so that another deployment knows nothing of its nodes. A run without a name cannot be continued:
-    what the one before it left is removed, but for the logs, which say why it failed.
+    Each run has its own, so that another deployment knows nothing of its nodes. A run without a name cannot be
+    continued: the files of the last such run are removed, except the logs, which say why it failed.
 
     Args:
         home: The directory of servers, which nobody else uses (:func:`alone`).

@@ -159,8 +159,8 @@ class InProcessGrid(Grid):
 def answer(handle: Handle, message: Message) -> Message:
     """Return ``handle``'s reply; an exception becomes an error reply, as in a SuperNode.
 
-    One of the user's own code is told in one line, when the round fails; any other with its traceback, each once in a
-    process.
+    An exception of the user's own code is reported in one line when the round fails; any other is logged with its
+    traceback, once in a process.
     """
     try:
         return handle(message)

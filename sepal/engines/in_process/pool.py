@@ -64,7 +64,7 @@ def serve(connection: Connection, setup: WorkerSetup) -> None:
     Thread(target=_receive_all, args=(connection, inbox, stopped), daemon=True).start()
     sender = Thread(target=_send_all, args=(connection, outbox, lines), daemon=True)
     sender.start()
-    with generators_kept():  # by nobody further out: the process is the run's own
+    with generators_kept():  # needed here: this process has no caller that keeps them
         while True:
             verb, argument = inbox.get()
             if stopped.is_set():

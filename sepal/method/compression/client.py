@@ -19,7 +19,7 @@ from sepal.wire.tensors import TensorSpec, ValueCoding, Values
 
 @dataclass(frozen=True)
 class ClientState:
-    """What a client keeps beside the method's state, which is the field ``inner`` of a class derived from this one.
+    """A client's state besides the method's, which is the field ``inner`` of a class derived from this one.
 
     Attributes:
         held: R as of ``round``, float32 (d,).

@@ -21,7 +21,7 @@ from sepal.wire.tensors import SparseTensor, TensorSpec, ValueCoding, Values, at
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the server keeps beside the method's state, which is the field ``inner`` of a class derived from this one.
+    """The server's state besides the method's, which is the field ``inner`` of a class derived from this one.
 
     Attributes:
         held: R, float32 (d,): the trained tensors that are exchanged, flattened.
@@ -40,7 +40,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class AppliedUploads:
-    """A round's uploads as the method would have got them: M plus each client's update, decoded one at a time."""
+    """A round's uploads as models, which the method expects: M plus each client's update, decoded one at a time."""
 
     uploads: Uploads
     model: Values
