@@ -272,9 +272,9 @@ def test_a_network_keeps_the_programs_that_it_used_last(monkeypatch):
 
 def test_where_nothing_can_be_captured_a_line_says_so(caplog):
     caplog.set_level("INFO", "sepal")
-    assert programs_for("cpu", wanted=False) is None
+    assert programs_for("cpu", capture=False) is None
     assert not caplog.messages
-    assert programs_for("cpu", wanted=True) is None
+    assert programs_for("cpu", capture=True) is None
     assert caplog.messages == ["engine.capture: steps are captured on CUDA only; on cpu they are made one by one"]
 
 
