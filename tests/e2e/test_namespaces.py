@@ -18,7 +18,7 @@ from sepal.runs.places import IN_PROCESS
 from sepal.runs.run_directory import RunDirectory
 from sepal.strategies.assembly import assemble
 from tools.hosts.federation import Hosts, counted, cut_after
-from tools.hosts.network import Network, unavailable
+from tools.hosts.network import NamespaceNetwork, unavailable
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -45,7 +45,7 @@ def hosts(tmp_path_factory):
         "SEPAL_USER_PATH": str(ROOT / "tools" / "load" / "models"),
         "OMP_NUM_THREADS": "1",
     }
-    with Network(3) as network:
+    with NamespaceNetwork(3) as network:
         with Hosts(network, home / "flower", environment) as federation:
             federation.start()
             yield federation

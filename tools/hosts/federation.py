@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from sepal.engines.flower.engine import CONNECTION, AppRun, Flower
-from tools.hosts.network import Network
+from tools.hosts.network import NamespaceNetwork
 
 IDLE = 5.0  # seconds for which clients only wait before a run, to see what they send meanwhile
 
@@ -29,7 +29,7 @@ class Hosts(Flower):
         environment: For all processes.
     """
 
-    def __init__(self, network: Network, home: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, network: NamespaceNetwork, home: Path, environment: Mapping[str, str]) -> None:
         super().__init__(home, environment)
         self.network = network
         self._inside: list[str] = []
@@ -68,8 +68,8 @@ class Hosts(Flower):
         """Return Flower's own count of a run's bytes."""
         command = ["flwr", "list", CONNECTION, "--run-id", run.run_id, "--format", "json"]
         answer, _ = self.ask(*command)
-        found: Mapping[str, int] = json.loads(answer)["runs"][0]["network-traffic"]
-        return found
+        traffic: Mapping[str, int] = json.loads(answer)["runs"][0]["network-traffic"]
+        return traffic
 
 
 @dataclass(frozen=True)
