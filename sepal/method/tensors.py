@@ -1,6 +1,6 @@
 """Payloads and schemas of a model's tensors: dense, or as values at a mask.
 
-A mask is sent along with its values unless the receiver already knows it. With ``known``, the sender leaves the
+A mask is sent along with its values unless the receiver already knows it. With ``derived``, the sender leaves the
 positions out and the receiver's schema supplies them.
 """
 
